@@ -1,0 +1,8 @@
+"""Mutual reinforcement learning: several language models trained together, sharing what they find.
+
+The parts carry the paper's names: the Shared Experience Exchange (`mutualrl.see`), the Tokenizer
+Heterogeneity Layer (`mutualrl.thl`), the regimes (`mutualrl.regimes`) and the Multi-Worker Resource
+Allocation (`mutualrl.mwra`).
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,53 @@
+"""How commands speak: results on stdout, prose on stderr, errors in one form with their exit code."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from rich.console import Console
+
+from mutualrl.display import clean
+from mutualrl.errors import MutualRLError, RunInterruptedError
+
+P = ParamSpec("P")
+
+
+def prose() -> Console:
+    """The console for people: stderr."""
+    return Console(stderr=True)
+
+
+def emit(value: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    json.dump(value, sys.stdout, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn our errors into a message on stderr (and, with `as_json`, an object on stdout) and an exit code.
+
+    Anything else is a bug and keeps its traceback.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            _fail(RunInterruptedError("stopped by SIGINT"), as_json=bool(kwargs.get("as_json")))
+        except MutualRLError as error:
+            _fail(error, as_json=bool(kwargs.get("as_json")))
+
+    return wrapped
+
+
+def _fail(error: MutualRLError, *, as_json: bool) -> None:
+    if as_json:
+        emit({"error": {"kind": error.kind, "message": str(error), "exit_code": error.exit_code}})
+    prose().print(f"mutualrl: {clean(str(error), 20000)}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(error.exit_code)

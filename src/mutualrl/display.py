@@ -1,0 +1,16 @@
+"""The one function that cleans text written by a model, or read from a run, before it reaches a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+
+def clean(text: str, limit: int = 2000) -> str:
+    """`text` without what a terminal would obey: control and format characters (escape sequences, bidi
+    overrides, zero-width marks) become U+FFFD, newlines and tabs stay; cut at `limit` characters.
+
+    The result is still not Rich markup: print it with `markup=False` or as a `rich.text.Text`.
+    """
+    cut = text[:limit]
+    kept = "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in cut)
+    return kept + (f" ... ({len(text)} characters)" if len(text) > limit else "")

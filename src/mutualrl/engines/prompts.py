@@ -1,0 +1,25 @@
+"""How a task's prompt reaches a model: as plain text, or as a user's turn of its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def as_prompt(text: str, tokenizer: Any) -> str | list[dict[str, str]]:
+    """The prompt in TRL's form: one user message when the tokenizer has a chat template, else the text."""
+    return [{"role": "user", "content": text}] if tokenizer.chat_template else text
+
+
+def prompt_ids(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text."""
+    if not texts:
+        return []
+    prompts = [as_prompt(text, tokenizer) for text in texts]
+    if tokenizer.chat_template:
+        ids = tokenizer.apply_chat_template(
+            conversation=prompts, add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
+    else:
+        ids = tokenizer(text=prompts)["input_ids"]
+    return [list(row) for row in ids]

@@ -1,0 +1,101 @@
+"""Generation with transformers: any causal language model, on CPU or GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from mutualrl.engines.base import Completion, Sampling
+from mutualrl.engines.prompts import prompt_ids
+from mutualrl.errors import ModelError
+from mutualrl.thl import ended
+
+
+class TransformersEngine:
+    """Answers prompts with a model that is already loaded. Prompts are batched by length."""
+
+    name = "transformers"
+
+    def __init__(self, model: Any, tokenizer: Any, batch_size: int = 64) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        declared = model.generation_config.eos_token_id
+        extra = [declared] if isinstance(declared, int) else list(declared or [])
+        self.eos_token_ids = sorted({tokenizer.eos_token_id, *extra})
+
+    @classmethod
+    def load(cls, path: str, *, trust_remote_code: bool = False, batch_size: int = 64) -> TransformersEngine:
+        """Load a model and its tokenizer by path or hub id. Raises ModelError when that fails."""
+        tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"model {path!r} cannot be loaded: {error}") from error
+        return cls(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, batch_size)
+
+    def generate(
+        self, prompts: Sequence[str], sampling: Sampling, on_batch: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        """Completions of every prompt; `on_batch` is told the number of prompts done."""
+        ids = prompt_ids(prompts, self.tokenizer)
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        results: list[list[Completion]] = [[] for _ in ids]
+        if sampling.temperature > 0:
+            torch.manual_seed(sampling.seed)
+        for start in range(0, len(order), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            completions = self._generate_batch([ids[i] for i in rows], sampling)
+            for place, row in enumerate(rows):
+                results[row] = completions[place * sampling.samples : (place + 1) * sampling.samples]
+            if on_batch is not None:
+                on_batch(len(rows))
+        return results
+
+    def _config(self, sampling: Sampling) -> GenerationConfig:
+        decode: dict[str, Any] = {"do_sample": False}
+        if sampling.temperature > 0:
+            decode = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        return GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens,
+            num_return_sequences=sampling.samples,
+            pad_token_id=self.tokenizer.pad_token_id,
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_id=self.eos_token_ids,
+            disable_compile=True,
+            **decode,
+        )
+
+    @torch.no_grad()
+    def _generate_batch(self, ids: list[list[int]], sampling: Sampling) -> list[Completion]:
+        width = max(len(row) for row in ids)
+        pad = self.tokenizer.pad_token_id
+        device = self.model.device
+        tokens = torch.tensor([[pad] * (width - len(row)) + row for row in ids], device=device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
+        output = self.model.generate(input_ids=tokens, attention_mask=mask, generation_config=self._config(sampling))
+        return [self._completion(row) for row in output[:, width:].tolist()]
+
+    def _completion(self, row: list[int]) -> Completion:
+        ends = [i for i, token in enumerate(row) if token in self.eos_token_ids]
+        kept = row[: ends[0] + 1] if ends else row
+        text = self.tokenizer.decode(kept, skip_special_tokens=True)
+        return Completion(tuple(kept), text, ended(kept, self.eos_token_ids))
+
+
+def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """A tokenizer by path or hub id, set up as TRL does (padding and truncation on the left).
+
+    Raises ModelError when it cannot be loaded.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(
+            path, revision=revision, trust_remote_code=trust_remote_code, padding_side="left", truncation_side="left"
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the tokenizer of {path!r} cannot be loaded: {error}") from error

@@ -1,0 +1,108 @@
+"""The one exception tree. Every class has a `kind` (a closed vocabulary for `--json`) and an exit code.
+
+Exit codes: 0 ok, 1 the run failed, 2 usage or recipe, 3 a gate was not met, 4 environment,
+5 a peer was lost, 6 the exchange is damaged, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+
+class MutualRLError(Exception):
+    """Base of all errors that mutualrl raises on purpose: the message is for the user, no traceback needed."""
+
+    kind = "failed"
+    exit_code = 1
+
+
+class UsageError(MutualRLError, ValueError):
+    """A command, flag or argument that cannot be carried out as given."""
+
+    kind = "usage"
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """One or more keys of a recipe are wrong; `problems` holds one line for each, all found at once."""
+
+    kind = "recipe"
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        head = "the recipe has a problem" if len(problems) == 1 else f"the recipe has {len(problems)} problems"
+        super().__init__(f"{head}:\n" + "\n".join(f"  - {p}" for p in problems))
+
+
+class DataError(UsageError):
+    """A data file is missing, empty, or has a row that does not fit its task."""
+
+    kind = "data"
+
+
+class RunDirectoryError(UsageError):
+    """The run directory cannot be used: already taken, or not writable."""
+
+    kind = "run-directory"
+
+
+class MachineError(MutualRLError, RuntimeError):
+    """This machine lacks something that the command needs: a device, a package, a model."""
+
+    kind = "environment"
+    exit_code = 4
+
+
+class ModelError(MachineError):
+    """A model or tokenizer could not be loaded."""
+
+    kind = "model"
+
+
+class PeerLostError(MutualRLError, RuntimeError):
+    """A policy of the pool died or fell silent for longer than the peer timeout."""
+
+    kind = "peer-lost"
+    exit_code = 5
+
+
+class WaitTimeoutError(PeerLostError, TimeoutError):
+    """A peer is alive but did not publish a round before the deadline."""
+
+    kind = "wait-timeout"
+
+
+class ExchangeDamagedError(MutualRLError, OSError):
+    """A shard of the exchange does not match its commit marker, or cannot be parsed."""
+
+    kind = "exchange-damaged"
+    exit_code = 6
+
+
+class FencedError(MutualRLError, RuntimeError):
+    """A newer attempt of the same policy has already published this round; this one must stop."""
+
+    kind = "fenced"
+
+
+class PlanMismatchError(MutualRLError, RuntimeError):
+    """A policy's batch plan differs from the run's: it would compare rollouts of other prompts."""
+
+    kind = "plan-mismatch"
+
+
+class RunInterruptedError(MutualRLError):
+    """The user or the system asked the run to stop (SIGINT, SIGTERM)."""
+
+    kind = "interrupted"
+    exit_code = 130
+
+
+#: exit code of every kind, for processes that report a kind to their supervisor.
+def exit_code_of(kind: str) -> int | None:
+    """Exit code of an error kind, or None when the kind is not one of ours."""
+    pending = [MutualRLError]
+    while pending:
+        cls = pending.pop()
+        if cls.kind == kind:
+            return cls.exit_code
+        pending.extend(cls.__subclasses__())
+    return None

@@ -1,0 +1,1 @@
+"""Multi-Worker Resource Allocation (MWRA): devices, placement, launch and supervision of the process groups."""

@@ -1,0 +1,41 @@
+"""The agent of one policy's process group: torch.distributed.run, watching the supervisor above it.
+
+    python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --processes N --parent PID
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from mutualrl.watch import watch_parent
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Start the workers of a policy and wait for them; ends with an error when one of them fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--processes", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    given = parser.parse_args(arguments)
+    watch_parent(given.parent)
+
+    from torch.distributed import run
+
+    run.main(
+        [
+            "--standalone",  # a rendezvous on a port that the system chooses: two runs never collide
+            "--local-addr=127.0.0.1",
+            f"--nproc-per-node={given.processes}",
+            "--max-restarts=0",
+            "--module",
+            "mutualrl.training.worker",
+            f"--run-dir={given.run_dir}",
+            f"--policy={given.policy}",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

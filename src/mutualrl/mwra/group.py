@@ -1,0 +1,136 @@
+"""One policy's process group: start, watch, end. Whatever it started is gone after `end`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from mutualrl.files import read_json
+from mutualrl.mwra.placement import Seat
+from mutualrl.rundir import RunDirectory
+
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+
+
+class Group:
+    """A running child of the supervisor (an agent, or a preparing process) and the file it writes to."""
+
+    def __init__(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._output: IO[bytes] = log.open("ab")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # the terminal's Ctrl-C reaches the supervisor alone, which ends the group
+        )
+
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def processes(self) -> list[psutil.Process]:
+        """The child and everything below it that is alive."""
+        try:
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def close(self) -> None:
+        """Release the log file."""
+        self._process.poll()
+        self._output.close()
+
+
+def agent(run: RunDirectory, seat: Seat) -> Group:
+    """Start the torch.distributed.run group of a policy on its seat."""
+    command = [
+        sys.executable, "-m", "mutualrl.mwra.agent",
+        f"--run-dir={run.root}", f"--policy={seat.policy}",
+        f"--processes={seat.processes}", f"--parent={os.getpid()}",
+    ]  # fmt: skip
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(seat.threads),
+        "MKL_NUM_THREADS": str(seat.threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_VISIBLE_DEVICES": ",".join(seat.gpus),
+    }
+    return Group(seat.policy, command, run.policy(seat.policy).logs / "attempt-0.log", environment)
+
+
+def end(groups: Iterable[Group], marks: Iterable[str] = ()) -> None:
+    """End groups with everything below them: SIGTERM, then SIGKILL after a grace.
+
+    `marks` are texts (such as a run directory) by which processes whose parent is already gone are found
+    in the process table; this process and its parents are spared.
+    """
+    groups = list(groups)
+    pending = {p for group in groups for p in group.processes()} | _marked(marks)
+    for process in pending:
+        _signal(process, kill=False)
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(_alive(p) for p in pending) and time.monotonic() < deadline:
+        for group in groups:
+            group.exit_code()  # reaps
+        time.sleep(0.05)
+    for process in pending | {p for group in groups for p in group.processes()} | _marked(marks):
+        _signal(process, kill=True)
+    for group in groups:
+        group.close()
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _signal(process: psutil.Process, *, kill: bool) -> None:
+    try:
+        if _alive(process):
+            process.kill() if kill else process.terminate()
+    except psutil.NoSuchProcess:
+        return
+
+
+def _marked(marks: Iterable[str]) -> set[psutil.Process]:
+    spared = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+    wanted = {f"--run-dir={mark}" for mark in marks}
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid not in spared and wanted & set(process.info["cmdline"] or ()):
+            found.add(process)
+    return found
+
+
+def failure_of(run: RunDirectory, policy: str) -> tuple[str, str] | None:
+    """Kind and message that a failed policy left behind, or None when it could not."""
+    try:
+        value = read_json(run.policy(policy).failure)
+    except ValueError:
+        return None
+    return None if value is None else (str(value.get("kind")), str(value.get("message")))
+
+
+def tail(log: Path, lines: int = 5) -> str:
+    """The last lines of a log."""
+    try:
+        text = log.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

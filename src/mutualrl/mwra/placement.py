@@ -1,0 +1,153 @@
+"""Which policy runs on which devices. Pure: a machine and a recipe in, a placement out.
+
+Source: paper, Section "Multi-Worker Resource Allocation": workers of different policies are distributed evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mutualrl.errors import MachineError, RecipeError
+from mutualrl.mwra.devices import Machine
+from mutualrl.recipes.batch import BatchPlan, plan_batch
+from mutualrl.recipes.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One policy's share: its GPUs (empty on CPU), processes, threads a process, strategy and batch plan."""
+
+    policy: str
+    gpus: tuple[str, ...]
+    processes: int
+    threads: int
+    strategy: str
+    batch: BatchPlan
+
+    @property
+    def devices(self) -> str:
+        """The devices in words."""
+        if self.gpus:
+            return "GPU " + ",".join(self.gpus)
+        return f"CPU, {self.processes} process{'es' if self.processes > 1 else ''} x {self.threads} thread" + (
+            "s" if self.threads > 1 else ""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A seat for every policy, and what the user should know about it."""
+
+    seats: tuple[Seat, ...]
+    notes: tuple[str, ...]
+
+    def seat(self, policy: str) -> Seat:
+        """The seat of a policy."""
+        return next(s for s in self.seats if s.policy == policy)
+
+
+def place(recipe: Recipe, machine: Machine) -> Placement:
+    """Split the machine over the policies: GPUs when the recipe is for GPUs and there are any, else cores.
+
+    Raises MachineError when there are fewer GPUs than policies, RecipeError when no split divides the batch.
+    """
+    if recipe.hardware.gpus > 0 and machine.gpus:
+        return _on_gpus(recipe, machine)
+    return _on_cpu(recipe, machine)
+
+
+def _on_cpu(recipe: Recipe, machine: Machine) -> Placement:
+    policies = [p.name for p in recipe.policies]
+    processes = recipe.launch.processes or 1
+    share = machine.cores // (len(policies) * processes)
+    notes = []
+    if share == 0:
+        notes.append(
+            f"{len(policies) * processes} processes share {machine.cores} CPU cores: steps take longer, results "
+            "do not change"
+        )
+    strategy = "ddp" if recipe.launch.strategy == "auto" else recipe.launch.strategy
+    seats = tuple(
+        Seat(name, (), processes, max(share, 1), strategy, plan_batch(recipe, name, processes)) for name in policies
+    )
+    _same_rounds(seats)
+    return Placement(seats, tuple(notes))
+
+
+def _on_gpus(recipe: Recipe, machine: Machine) -> Placement:
+    policies = recipe.policies
+    if len(machine.gpus) < len(policies):
+        raise MachineError(
+            f"{len(policies)} policies need {len(policies)} GPUs at least, found {len(machine.gpus)}; use a smaller "
+            "pool, or run on CPU with --set hardware.gpus=0"
+        )
+    sizes = [p.parameters or 0.0 for p in policies]
+    counts = best_split(
+        len(machine.gpus), sizes, lambda i, n: _divides(recipe, policies[i].name, n)
+    )
+    if counts is None:
+        raise RecipeError([f"no split of {len(machine.gpus)} GPUs over {len(policies)} policies divides the batch"])
+    seats, start = [], 0
+    strategy = "zero3" if recipe.launch.strategy == "auto" else recipe.launch.strategy
+    for policy, count in zip(policies, counts, strict=True):
+        gpus = machine.gpus[start : start + count]
+        start += count
+        threads = max(machine.cores // len(machine.gpus), 1)
+        seats.append(Seat(policy.name, gpus, count, threads, strategy, plan_batch(recipe, policy.name, count)))
+    notes = [f"{len(machine.gpus) - start} GPU(s) stay idle: no even split uses them"] if start < len(machine.gpus) else []
+    _same_rounds(seats)
+    return Placement(tuple(seats), tuple(notes))
+
+
+def _divides(recipe: Recipe, policy: str, processes: int) -> bool:
+    try:
+        plan_batch(recipe, policy, processes)
+    except RecipeError:
+        return False
+    return True
+
+
+def best_split(
+    devices: int, sizes: Sequence[float], allowed: Callable[[int, int], bool]
+) -> tuple[int, ...] | None:
+    """Devices for each policy: all of them if possible, then as even as possible, then most for the largest.
+
+    `allowed(i, n)` says whether policy i can run on n devices. None when no split is allowed.
+    Example: three policies of which the last is the largest, 8 devices, powers of two allowed: (2, 2, 4).
+    """
+
+    def rank(counts: tuple[int, ...]) -> tuple[float, ...]:
+        weighted = sum(size * count for size, count in zip(sizes, counts, strict=True))
+        return (-sum(counts), max(counts) - min(counts), -weighted, *(-c for c in counts))
+
+    splits = [
+        counts
+        for counts in _splits(devices, len(sizes))
+        if all(allowed(i, n) for i, n in enumerate(counts))
+    ]
+    return min(splits, key=rank, default=None)
+
+
+def _splits(devices: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All tuples of `parts` positive counts whose sum is at most `devices`."""
+    if parts == 0:
+        yield ()
+        return
+    for first in range(1, devices - parts + 2):
+        for rest in _splits(devices - first, parts - 1):
+            yield (first, *rest)
+
+
+def _same_rounds(seats: Sequence[Seat]) -> None:
+    """All policies must see the same prompts. Raises RecipeError naming two that would not."""
+    first = seats[0]
+    for seat in seats[1:]:
+        if seat.batch.prompts != first.batch.prompts or seat.batch.optimizer_steps != first.batch.optimizer_steps:
+            raise RecipeError(
+                [
+                    f"policies {first.policy!r} and {seat.policy!r} would not see the same rounds: "
+                    f"{first.batch.prompts} prompts in {first.batch.optimizer_steps} steps against "
+                    f"{seat.batch.prompts} in {seat.batch.optimizer_steps}; set round.prompts"
+                ]
+            )

@@ -1,0 +1,107 @@
+"""What a run shows while it goes on: a line a policy, from the files the policies write."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from mutualrl.files import read_json
+from mutualrl.rundir import RunDirectory
+from mutualrl.see.liveness import HEARTBEAT
+
+PLAIN_SECONDS = 15.0  # between two lines where there is no terminal to redraw
+
+
+@dataclass(slots=True)
+class PolicyProgress:
+    """The last word of one policy."""
+
+    phase: str = "starting"
+    step: int = 0
+    reward: float | None = None
+    gate_rate: float | None = None
+    waited: float = 0.0
+    validation: dict[str, float] = field(default_factory=dict)
+    offset: int = 0
+
+    def update(self, run: RunDirectory, policy: str) -> None:
+        """Read what is new in the policy's metrics and heartbeat."""
+        state = read_json(run.exchange / policy / HEARTBEAT)
+        if state is not None:
+            self.phase = str(state["phase"])
+        try:
+            with run.policy(policy).metrics.open("rb") as file:
+                file.seek(self.offset)
+                text = file.read()
+        except FileNotFoundError:
+            return
+        end = text.rfind(b"\n") + 1  # a line that is being written is left for the next look
+        self.offset += end
+        for line in text[:end].splitlines():
+            self._take(json.loads(line))
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self.step = int(line["step"])
+        self.reward = line.get("reward")
+        self.gate_rate = line.get("sgt/gate_rate", self.gate_rate)
+        self.waited += line.get("see/wait_seconds") or 0.0
+        if "validation" in line:
+            self.validation = line["validation"]["by_group"]
+
+
+class Progress:
+    """Live progress on a terminal; elsewhere a plain line every few seconds."""
+
+    def __init__(self, run: RunDirectory, policies: list[str], steps: int, console: Console) -> None:
+        self._run = run
+        self._steps = steps
+        self._console = console
+        self._states = {name: PolicyProgress() for name in policies}
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._next_line = time.monotonic() + PLAIN_SECONDS
+
+    def __enter__(self) -> Progress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self) -> None:
+        """Read the files and show what they say."""
+        for name, state in self._states.items():
+            state.update(self._run, name)
+        if self._live is not None:
+            self._live.update(self._table())
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + PLAIN_SECONDS
+            self._console.print("; ".join(self._line(name) for name in self._states), highlight=False)
+
+    def _line(self, name: str) -> str:
+        state = self._states[name]
+        reward = "" if state.reward is None else f", reward {state.reward:.2f}"
+        gate = "" if state.gate_rate is None else f", gate {state.gate_rate:.2f}"
+        return f"{name}: step {state.step}/{self._steps}{reward}{gate}, waited {state.waited:.1f} s ({state.phase})"
+
+    def _table(self) -> Table:
+        table = Table("policy", "step", "reward", "gate rate", "waited", "validation", "doing")
+        for name, state in self._states.items():
+            table.add_row(
+                name,
+                f"{state.step}/{self._steps}",
+                "" if state.reward is None else f"{state.reward:.2f}",
+                "" if state.gate_rate is None else f"{state.gate_rate:.2f}",
+                f"{state.waited:.1f} s",
+                "  ".join(f"{group} {accuracy:.2f}" for group, accuracy in state.validation.items()),
+                state.phase,
+            )
+        return table

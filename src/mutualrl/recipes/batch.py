@@ -1,0 +1,77 @@
+"""The batch plan: how many prompts a round has, and how TRL's batching keys follow from it and the devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mutualrl.errors import RecipeError
+from mutualrl.recipes.schema import Recipe
+
+TRL_DEFAULT_BATCH = 8  # per_device_train_batch_size of TRL and transformers
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Numbers of one policy: rows are completions. `micro_batches` is TRL's gradient_accumulation_steps,
+    `micro_batches * optimizer_steps` its steps_per_generation."""
+
+    prompts: int
+    rollouts: int
+    per_device: int
+    micro_batches: int
+    optimizer_steps: int
+
+    def trainer_keys(self) -> dict[str, int]:
+        """The plan as GRPOConfig keys."""
+        return {
+            "per_device_train_batch_size": self.per_device,
+            "gradient_accumulation_steps": self.micro_batches,
+            "steps_per_generation": self.micro_batches * self.optimizer_steps,
+            "num_generations": self.rollouts,
+        }
+
+
+def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
+    """The batch plan of a policy on `processes` ranks.
+
+    rows of a round = prompts * rollouts = per_device * processes * micro_batches * optimizer_steps.
+    Raises RecipeError when that cannot be met in whole numbers.
+    """
+    trainer = recipe.trainer_settings(policy)
+    rollouts = int(trainer.get("num_generations", 8))
+    if recipe.round.prompts is None:
+        return _from_trl_keys(trainer, policy, rollouts, processes)
+    rows = recipe.round.prompts * rollouts
+    share = rows // (recipe.round.optimizer_steps * processes)
+    per_device = int(trainer.get("per_device_train_batch_size", min(TRL_DEFAULT_BATCH, max(share, 1))))
+    unit = per_device * processes * recipe.round.optimizer_steps
+    if rows % unit:
+        raise RecipeError(
+            [
+                f"policy {policy!r}: {recipe.round.prompts} prompts x {rollouts} rollouts = {rows} completions a "
+                f"round do not divide into {recipe.round.optimizer_steps} optimizer steps x {processes} processes x "
+                f"{per_device} completions; change round.prompts or trainer.per_device_train_batch_size"
+            ]
+        )
+    return BatchPlan(recipe.round.prompts, rollouts, per_device, rows // unit, recipe.round.optimizer_steps)
+
+
+def _from_trl_keys(trainer: dict[str, Any], policy: str, rollouts: int, processes: int) -> BatchPlan:
+    """The plan that TRL makes of its own keys (GRPOConfig.__post_init__)."""
+    per_device = int(trainer.get("per_device_train_batch_size", TRL_DEFAULT_BATCH))
+    micro_batches = int(trainer.get("gradient_accumulation_steps", 1))
+    per_generation = trainer.get("steps_per_generation")
+    if per_generation is None and "generation_batch_size" in trainer:
+        per_generation = trainer["generation_batch_size"] // (per_device * processes)
+    slices = micro_batches if per_generation is None else int(per_generation)
+    rows = per_device * processes * slices
+    if slices % micro_batches or rows % rollouts or rows == 0:
+        raise RecipeError(
+            [
+                f"policy {policy!r}: a round of {slices} micro-batches of {per_device} x {processes} completions must "
+                f"hold whole optimizer steps ({micro_batches} micro-batches each) and whole groups of {rollouts}; "
+                "change trainer.steps_per_generation, or set round.prompts and leave TRL's batching keys out"
+            ]
+        )
+    return BatchPlan(rows // rollouts, rollouts, per_device, micro_batches, slices // micro_batches)

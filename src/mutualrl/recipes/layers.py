@@ -1,0 +1,125 @@
+"""Layers of a recipe, merged from general to particular, each key remembering where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutualrl.errors import RecipeError
+from mutualrl.recipes import yaml_file
+
+KINDS = ("pools", "regimes", "tasks")
+
+
+def recipe_root() -> Path:
+    """Where the shipped recipes lie: inside an installed package, else at the top of the source tree."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_recipes"
+    return installed if installed.is_dir() else package.parents[1] / "recipes"
+
+
+def shipped() -> Iterator[tuple[str, str, Path]]:
+    """All shipped recipes as (kind, name, path), sorted."""
+    for kind in KINDS:
+        for path in sorted((recipe_root() / kind).glob("*.yaml")):
+            yield kind, path.stem, path
+
+
+def find(kind: str, name: str) -> Path:
+    """The recipe called `name`: a file when it looks like one, else a shipped one.
+
+    Raises RecipeError naming those there are.
+    """
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise RecipeError([f"{kind[:-1]} file not found: {name}"])
+        return path.resolve()
+    names = {n: p for k, n, p in shipped() if k == kind}
+    if name not in names:
+        raise RecipeError(
+            [f"unknown {kind[:-1]} {name!r}; expected one of: {', '.join(names)}, or the path of a .yaml file"]
+        )
+    return names[name]
+
+
+@dataclass
+class Layers:
+    """The merged keys so far, and for every key path the source that set it last."""
+
+    value: dict[str, Any] = field(default_factory=dict)
+    source: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def add(self, layer: dict[str, Any], source: str) -> None:
+        """Lay `layer` over what is there: mappings merge key by key, anything else replaces."""
+        self._merge(self.value, layer, (), source)
+
+    def add_file(self, path: Path) -> None:
+        """Lay a YAML file over what is there. Relative model and data paths are the file's own."""
+        self.add(_anchored(named(yaml_file.read(path), str(path)), path.parent), str(path))
+
+    def set(self, assignment: str) -> None:
+        """Carry out `--set a.b=c`. Raises RecipeError when it is not of that form."""
+        key, sign, text = assignment.partition("=")
+        parts = key.strip().split(".")
+        if not sign or not all(parts):
+            raise RecipeError([f"--set {assignment}: expected key=value, such as --set run.steps=50"])
+        layer: Any = yaml_file.parse(text, f"--set {assignment}")
+        for part in reversed(parts):
+            layer = {part: layer}
+        self.add(named(layer, f"--set {assignment}"), f"--set {assignment}")
+
+    def source_of(self, path: tuple[str, ...]) -> str | None:
+        """Who set the key at `path`, or the nearest key above it."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.source:
+                return self.source[path[:length]]
+        return None
+
+    def _merge(self, into: dict[str, Any], layer: dict[str, Any], at: tuple[str, ...], source: str) -> None:
+        for key, value in layer.items():
+            path = (*at, key)
+            self.source[path] = source
+            if isinstance(value, dict) and isinstance(into.get(key), dict):
+                self._merge(into[key], value, path, source)
+            elif isinstance(value, dict):
+                into[key] = {}
+                self._merge(into[key], value, path, source)
+            else:
+                into[key] = value
+
+
+def named(layer: dict[str, Any], source: str) -> dict[str, Any]:
+    """`layer` with `task: math` written out as `task: {name: math}`, and `regime` likewise.
+
+    Raises RecipeError when either is neither a name nor a mapping, or its name is not text.
+    """
+    layer = dict(layer)
+    for key in ("task", "regime"):
+        if key not in layer:
+            continue
+        value = layer[key] = {"name": layer[key]} if isinstance(layer[key], str) else layer[key]
+        if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
+            raise RecipeError([f"{source}: {key}: found {value!r}, expected a name, or keys with `name:` among them"])
+    return layer
+
+
+def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """`layer` with relative model and data paths that exist beside its file made absolute."""
+
+    def anchor(value: Any) -> Any:
+        if isinstance(value, str) and value and not value.startswith(("tiny:", "/", "~")) and (directory / value).exists():
+            return str((directory / value).resolve())
+        return value
+
+    policies = layer.get("policies")
+    if isinstance(policies, list):
+        layer["policies"] = [
+            {**p, "model": anchor(p["model"])} if isinstance(p, dict) and "model" in p else p for p in policies
+        ]
+    task = layer.get("task")
+    if isinstance(task, dict):
+        layer["task"] = {k: anchor(v) if k in ("data", "validation_data") else v for k, v in task.items()}
+    return layer

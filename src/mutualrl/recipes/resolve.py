@@ -1,0 +1,224 @@
+"""From flags and files to one resolved recipe, or one error that names everything wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from mutualrl.errors import RecipeError
+from mutualrl.recipes import yaml_file
+from mutualrl.recipes.layers import Layers, find, named, shipped
+from mutualrl.recipes.schema import (
+    HardwareSection,
+    LaunchSection,
+    Policy,
+    Recipe,
+    RoundSection,
+    RunSection,
+    TaskSection,
+)
+from mutualrl.recipes.trainer_keys import problem_with
+from mutualrl.regimes import regimes
+from mutualrl.tasks import TASKS
+
+#: where the paper's base algorithm differs from TRL's defaults (paper, Section "Hyperparameters").
+BASE_TRAINER: dict[str, Any] = {
+    "loss_type": "grpo",
+    "scale_rewards": "group",
+    "epsilon": 0.2,
+    "beta": 1e-3,
+    "temperature": 1.0,
+    "num_generations": 8,
+}
+DEFAULT_PROMPTS = 8
+_OWN_BATCHING = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "task": TaskSection,
+    "round": RoundSection,
+    "run": RunSection,
+    "hardware": HardwareSection,
+    "launch": LaunchSection,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for; None and empty mean not given."""
+
+    recipe: Path | None = None
+    regime: str | None = None
+    pool: str | None = None
+    task: str | None = None
+    data: Path | None = None
+    steps: int | None = None
+    seed: int | None = None
+    run_dir: Path | None = None
+    assignments: tuple[str, ...] = field(default_factory=tuple)
+
+
+def resolve(request: Request) -> Recipe:
+    """The resolved recipe: defaults < pool < task < regime < recipe file < flags < --set.
+
+    Raises RecipeError with every problem found, each with its source, key, and what was expected.
+    """
+    own = {} if request.recipe is None else named(yaml_file.read(request.recipe), str(request.recipe))
+    wishes = Layers()
+    for assignment in request.assignments:
+        wishes.set(assignment)
+    layers = Layers()
+    layers.add({"trainer": dict(BASE_TRAINER)}, "defaults")
+    pool = _pool(wishes.value) or request.pool or _pool(own)
+    if pool is None and "policies" not in own:
+        pool = "tiny"
+    if pool is not None:
+        layers.add_file(find("pools", pool))
+        layers.value["pool"] = Path(pool).stem
+    names = {}
+    for key, asked, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, "grpo")):
+        names[key] = (
+            _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
+        )
+        if names[key] in {n for kind, n, _ in shipped() if kind == f"{key}s"}:
+            layers.add_file(find(f"{key}s", names[key]))
+    if request.recipe is not None:
+        layers.add_file(request.recipe.resolve())
+    for key, name in names.items():
+        layers.add({key: {"name": name}}, f"--{key} {name}")
+    _add_flags(layers, request)
+    for assignment in request.assignments:
+        layers.set(assignment)
+    return validate(layers)
+
+
+def _pool(layer: dict[str, Any]) -> str | None:
+    value = layer.get("pool")
+    if value is not None and not isinstance(value, str):
+        raise RecipeError([f"pool: found {value!r}, expected a name or the path of a .yaml file"])
+    return value
+
+
+def _name(layer: dict[str, Any], key: str) -> str | None:
+    section = layer.get(key)
+    return section.get("name") if isinstance(section, dict) else None
+
+
+def _add_flags(layers: Layers, request: Request) -> None:
+    for flag, path, value in (
+        ("--steps", ("run", "steps"), request.steps),
+        ("--seed", ("run", "seed"), request.seed),
+        ("--run-dir", ("run", "dir"), request.run_dir and str(request.run_dir)),
+        ("--data", ("task", "data"), request.data and str(request.data.expanduser().resolve())),
+    ):
+        if value is not None:
+            layers.add({path[0]: {path[1]: value}}, f"{flag} {value}")
+
+
+def validate(layers: Layers) -> Recipe:
+    """Check all layers together. Raises RecipeError with every problem found."""
+    problems: list[str] = []
+    value = layers.value
+    _check_names(value, layers, problems)
+    for path, settings in _trainer_sections(value):
+        for key, setting in settings.items():
+            if (problem := problem_with(key, setting)) is not None:
+                problems.append(_line(layers, (*path, key), problem))
+    try:
+        recipe = Recipe.model_validate(_with_round(value))
+    except ValidationError as error:
+        problems.extend(_explain(error, layers, ()))
+        raise RecipeError(problems) from None
+    if not problems:
+        for policy in recipe.policies:
+            try:
+                recipe.regime_settings(policy.name)
+            except ValidationError as error:
+                problems.extend(p for p in _explain(error, layers, ("regime",)) if p not in problems)
+    if problems:
+        raise RecipeError(problems)
+    return recipe
+
+
+def _check_names(value: dict[str, Any], layers: Layers, problems: list[str]) -> None:
+    for key, known in (("task", list(TASKS)), ("regime", list(regimes()))):
+        name = value[key].get("name")
+        if name not in known:
+            problems.append(_line(layers, (key, "name"), f"found {name!r}, expected {_one_of(known, str(name))}"))
+    if problems:
+        raise RecipeError(problems)
+
+
+def _trainer_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    sections = [(("trainer",), value.get("trainer"))]
+    policies = value.get("policies")
+    for index, policy in enumerate(policies if isinstance(policies, list) else []):
+        if isinstance(policy, dict):
+            sections.append((("policies", str(index), "trainer"), policy.get("trainer")))
+    return [(path, section) for path, section in sections if isinstance(section, dict)]
+
+
+def _with_round(value: dict[str, Any]) -> dict[str, Any]:
+    """`value` with a default number of prompts a round, unless TRL's own batching keys are used."""
+    trainer, round_ = value.get("trainer"), value.get("round", {})
+    if not isinstance(trainer, dict) or not isinstance(round_, dict) or round_.get("prompts") is not None:
+        return value
+    if any(key in trainer for key in _OWN_BATCHING):
+        return value
+    return {**value, "round": {**round_, "prompts": DEFAULT_PROMPTS}}
+
+
+def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...]) -> list[str]:
+    lines = []
+    for detail in error.errors(include_url=False):
+        path = (*prefix, *(str(part) for part in detail["loc"]))
+        lines.append(_line(layers, path, _expectation(detail, path)))
+    return lines
+
+
+def _expectation(detail: Any, path: tuple[str, ...]) -> str:
+    if detail["type"] == "extra_forbidden":
+        keys = _keys_at(path[:-1])
+        return f"unknown key; expected {_one_of(keys, path[-1])}"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] in ("value_error", "missing"):
+        return message
+    return f"found {detail['input']!r:.80}; {message[:1].lower()}{message[1:]}"
+
+
+def _keys_at(path: tuple[str, ...]) -> list[str]:
+    if not path:
+        return list(Recipe.model_fields)
+    if path[0] == "policies":
+        return list(Policy.model_fields)
+    if path[0] == "regime":
+        return sorted({key for spec in regimes().values() for key in spec.settings.model_fields} | {"name"})
+    return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
+
+
+def _one_of(known: list[str], found: str) -> str:
+    near = difflib.get_close_matches(found, known, n=1)
+    return f"one of: {', '.join(known)}" + (f" (did you mean '{near[0]}'?)" if near else "")
+
+
+def _line(layers: Layers, path: tuple[str, ...], problem: str) -> str:
+    source = layers.source_of(path)
+    key = ".".join(path)
+    return f"{f'{source}: ' if source else ''}{f'{key}: ' if key else ''}{problem}"
+
+
+def dump(recipe: Recipe) -> str:
+    """YAML of a resolved recipe; read back with `load`, it gives the same recipe."""
+    return yaml_file.dump(recipe.model_dump(mode="json", exclude_none=True))
+
+
+def load(path: Path) -> Recipe:
+    """A resolved recipe written by `dump`."""
+    layers = Layers()
+    layers.add_file(path)
+    return validate(layers)
+
+

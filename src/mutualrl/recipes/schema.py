@@ -1,0 +1,138 @@
+"""The recipe: pool + regime + task + trainer + run. One pydantic tree; unknown keys are refused; no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from mutualrl.regimes import RegimeSettings, get_regime
+
+POLICY_NAME = r"^[a-z0-9][a-z0-9._-]*$"
+
+
+class Section(BaseModel):
+    """Base of every section of a recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+def known_model(value: str) -> str:
+    """A model is an embedded one (`tiny:ada`), an existing directory, or a hub id; a missing path is refused."""
+    if value.startswith("tiny:"):
+        from mutualrl.tiny.spec import POLICIES
+
+        if value[5:] not in POLICIES:
+            raise ValueError(f"no embedded model {value!r}; expected one of {', '.join(f'tiny:{p}' for p in POLICIES)}")
+        return value
+    path = Path(value).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"model directory {value} has no config.json; expected what save_pretrained writes")
+        return str(path.resolve())
+    looks_like_path = value[:1] in "./~" or value.count("/") > 1 or path.exists() or not value
+    if looks_like_path:
+        raise ValueError(f"model not found: {value!r} is neither a directory nor a hub id (owner/name)")
+    return value
+
+
+class Policy(Section):
+    """One language model of the pool. `trainer` and `regime` override the run's keys for this policy alone."""
+
+    name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64)]
+    model: Annotated[str, AfterValidator(known_model)]
+    revision: str | None = None
+    trust_remote_code: bool = False
+    parameters: float | None = Field(None, gt=0, description="number of weights, a hint for the placement")
+    trainer: dict[str, Any] = {}
+    regime: dict[str, Any] = {}
+
+
+class TaskSection(Section):
+    """Which prompts: `data` and `validation_data` are JSON Lines files where the task reads files."""
+
+    name: str = "arithmetic"
+    data: str | None = None
+    validation_data: str | None = None
+    max_prompt_tokens: int = Field(1024, ge=1, description="longer under any policy: dropped for all")
+
+
+class RoundSection(Section):
+    """One round is one generation batch. With `prompts` set, accumulation follows from it and the devices."""
+
+    prompts: int | None = Field(None, ge=1, description="prompts a round, the same for every policy")
+    optimizer_steps: int = Field(1, ge=1, description="optimizer steps made of one round")
+
+
+class RunSection(Section):
+    """The run as a whole. Times are in seconds."""
+
+    steps: int = Field(100, ge=1, description="optimizer steps")
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    dir: str | None = None
+    validate_every: int = Field(5, ge=0, description="optimizer steps between validations; 0: at both ends only")
+    validation_limit: int = Field(128, ge=1, description="validation prompts at most")
+    publish: Literal["regime", "full"] = Field("regime", description="fields that go into the exchange")
+    peer_timeout: float = Field(60.0, gt=0, description="a peer silent for so long is dead")
+    round_timeout: float = Field(3600.0, gt=0, description="longest wait for a peer that is alive")
+
+
+class HardwareSection(Section):
+    """What the recipe is meant for; `--dry-run` plans for it and says what this machine lacks."""
+
+    gpus: int = Field(0, ge=0)
+    note: str = ""
+
+
+class LaunchSection(Section):
+    """How a policy's process group is started. `auto`: ZeRO-3 on GPUs; one process, or DDP, on CPU."""
+
+    strategy: Literal["auto", "ddp", "zero2", "zero3"] = "auto"
+    processes: int | None = Field(None, ge=1, description="processes a policy, on CPU only")
+
+
+class Recipe(Section):
+    """Everything that decides a run's result, fully resolved."""
+
+    pool: str | None = None
+    policies: tuple[Policy, ...] = Field(min_length=1, strict=False)
+    regime: dict[str, Any] = {"name": "grpo"}
+    task: TaskSection = TaskSection()
+    trainer: dict[str, Any] = {}
+    round: RoundSection = RoundSection()
+    run: RunSection = RunSection()
+    hardware: HardwareSection = HardwareSection()
+    launch: LaunchSection = LaunchSection()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Recipe:
+        names = [p.name for p in self.policies]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"two policies are named {', '.join(map(repr, twice))}; every name must be its own")
+        if get_regime(self.regime_name).reads_peers and len(self.policies) < 2:
+            raise ValueError(
+                f"regime {self.regime_name!r} shares between policies, and this pool has one ({names[0]!r}); "
+                "add a policy, or use --regime grpo"
+            )
+        return self
+
+    @property
+    def regime_name(self) -> str:
+        """Name of the regime."""
+        return str(self.regime.get("name", "grpo"))
+
+    def policy(self, name: str) -> Policy:
+        """The policy of that name. Raises KeyError when there is none."""
+        return {p.name: p for p in self.policies}[name]
+
+    def regime_settings(self, policy: str) -> RegimeSettings:
+        """The regime's settings as they hold for one policy."""
+        merged = {**self.regime, **self.policy(policy).regime}
+        merged.pop("name", None)
+        return get_regime(self.regime_name).settings(**merged)
+
+    def trainer_settings(self, policy: str) -> dict[str, Any]:
+        """The GRPOConfig keys as they hold for one policy, without those that the run decides."""
+        return {**self.trainer, **self.policy(policy).trainer}

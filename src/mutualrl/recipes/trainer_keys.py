@@ -1,0 +1,81 @@
+"""Checks of the keys under `trainer:` (everything in TRL's GRPOConfig), before any heavy import."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import Any
+
+from mutualrl.recipes.trainer_table import fields
+
+#: keys of GRPOConfig that the run itself decides, and where to say it instead.
+RESERVED = {
+    "output_dir": "run.dir (--run-dir)",
+    "run_name": "run.dir (--run-dir)",
+    "seed": "run.seed (--seed)",
+    "data_seed": "run.seed (--seed)",
+    "max_steps": "run.steps (--steps)",
+    "num_train_epochs": "run.steps (--steps)",
+    "logging_steps": "nothing: every step is logged to metrics.jsonl",
+    "logging_strategy": "nothing: every step is logged to metrics.jsonl",
+    "logging_first_step": "nothing: every step is logged to metrics.jsonl",
+    "eval_strategy": "run.validate_every",
+    "eval_steps": "run.validate_every",
+    "do_eval": "run.validate_every",
+    "save_strategy": "nothing: the trained model is saved at the end of the run",
+    "save_steps": "nothing: the trained model is saved at the end of the run",
+    "deepspeed": "launch.strategy",
+    "local_rank": "launch.processes",
+    "disable_tqdm": "nothing: the supervisor shows the progress",
+    "report_to": "nothing: metrics go to metrics.jsonl",
+    "trust_remote_code": "policies[].trust_remote_code",
+    "push_to_hub": "nothing: the trained model is saved in the run directory",
+    "remove_unused_columns": "nothing: the run sets it",
+}
+
+#: numbers of GRPOConfig for which a value below this has no meaning.
+MINIMUM: dict[str, float] = {
+    **dict.fromkeys(
+        (
+            "learning_rate beta epsilon epsilon_high delta weight_decay max_grad_norm warmup_steps "
+            "adam_beta1 adam_beta2 adam_epsilon top_p min_p repetition_penalty"
+        ).split(),
+        0,
+    ),
+    **dict.fromkeys(
+        (
+            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_iterations "
+            "max_completion_length steps_per_generation generation_batch_size vllm_tensor_parallel_size"
+        ).split(),
+        1,
+    ),
+    "num_generations": 2,
+}
+POSITIVE = ("temperature", "vllm_gpu_memory_utilization")
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def problem_with(key: str, value: Any) -> str | None:
+    """What is wrong with `trainer.<key>: <value>`, in words with what was expected; None when nothing is."""
+    table = fields()
+    if key in RESERVED:
+        return f"is decided by the run; use {RESERVED[key]}"
+    if key not in table:
+        near = difflib.get_close_matches(key, table, n=1)
+        return "is not a setting of TRL's GRPOConfig" + (f"; did you mean '{near[0]}'?" if near else "")
+    allowed = table[key]
+    kind = _kind(value)
+    fits = "any" in allowed or kind in allowed or (kind == "int" and "float" in allowed)
+    if not fits:
+        return f"found {value!r} ({kind}), expected {' or '.join(allowed)}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"found {value!r}, expected a finite number"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if key in MINIMUM and value < MINIMUM[key]:
+            return f"found {value!r}, expected at least {MINIMUM[key]}"
+        if key in POSITIVE and value <= 0:
+            return f"found {value!r}, expected more than 0"
+    return None

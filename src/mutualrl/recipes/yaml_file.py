@@ -1,0 +1,82 @@
+"""YAML as recipes use it: YAML 1.2 numbers and booleans, no repeated keys, no objects."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mutualrl.errors import RecipeError
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML reads YAML 1.1, where `5e-4` is a string, `no` is false and a date is an object. This one does not."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: strings that 1.2 would read as numbers are quoted."""
+
+
+_RESOLVERS = {
+    "tag:yaml.org,2002:bool": (re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"),
+    "tag:yaml.org,2002:null": (re.compile(r"^(?:~|null|Null|NULL|)$"), "~nN\0"),
+    "tag:yaml.org,2002:int": (re.compile(r"^[-+]?[0-9]+$"), "-+0123456789"),
+    "tag:yaml.org,2002:float": (
+        re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+        "-+.0123456789",
+    ),
+}
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {}
+    for _tag in ("bool", "null", "int", "float"):
+        _regexp, _first = _RESOLVERS[f"tag:yaml.org,2002:{_tag}"]
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regexp, [*_first, ""] if "\0" in _first else list(_first))
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a key must be text, found {key!r}", key_node.start_mark
+            )
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def parse(text: str, source: str) -> Any:
+    """The value of a YAML text. Raises RecipeError naming `source`, line and column."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise RecipeError([f"{source}{where}: {getattr(error, 'problem', None) or error}"]) from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise RecipeError([f"{source}: {error}"]) from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises RecipeError when it is missing, unreadable or not a mapping."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError([f"{path}: cannot be read ({error})"]) from None
+    value = parse(text, str(path))
+    if not isinstance(value, dict):
+        raise RecipeError([f"{path}: found {type(value).__name__}, expected keys and values"])
+    return value
+
+
+def dump(value: dict[str, Any]) -> str:
+    """YAML text of a mapping, keys in their order."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text

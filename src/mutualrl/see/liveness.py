@@ -1,0 +1,95 @@
+"""Heartbeats: a counter that a policy raises, and a watch that a reader keeps on its own clock."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutualrl.files import read_json, write_json
+
+HEARTBEAT = "heartbeat.json"
+INTERVAL_SECONDS = 1.0
+
+
+class Heartbeat:
+    """Raises a counter in `<directory>/heartbeat.json` once a second from a daemon thread.
+
+    The file also says what the policy is doing (`phase`, `step`), for people and for the supervisor.
+    A reader judges by the counter alone, never by the writer's clock.
+    """
+
+    def __init__(self, directory: Path, policy: str, interval: float = INTERVAL_SECONDS) -> None:
+        self._path = directory / HEARTBEAT
+        self._policy = policy
+        self._interval = interval
+        self._counter = 0
+        self._phase = "starting"
+        self._step = 0
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Write the first beat now, then one every interval until `stop`. Starting again changes nothing."""
+        if self._thread.ident is not None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self.beat()
+        self._thread.start()
+
+    def set(self, phase: str, step: int | None = None) -> None:
+        """Say what the policy is doing; seen with the next beat."""
+        self._phase = phase
+        if step is not None:
+            self._step = step
+
+    def beat(self) -> None:
+        """Raise the counter once."""
+        with self._lock:
+            self._counter += 1
+            state = {"policy": self._policy, "pid": os.getpid(), "counter": self._counter}
+            write_json(self._path, state | {"phase": self._phase, "step": self._step}, durable=False)
+
+    def stop(self, phase: str) -> None:
+        """End the thread and leave `phase` (such as 'finished') as the last word."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self.set(phase)
+        self.beat()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            self.beat()
+
+
+@dataclass(slots=True)
+class _Seen:
+    counter: int
+    at: float
+    phase: str
+
+
+class PeerWatch:
+    """How long each peer has been silent, on this reader's monotonic clock."""
+
+    def __init__(self, exchange: Path) -> None:
+        self._exchange = exchange
+        self._seen: dict[str, _Seen] = {}
+
+    def silence(self, peer: str) -> tuple[float, str]:
+        """Seconds since the peer's counter last moved (as seen here), and the last phase it told.
+
+        A peer that has never been seen counts from the first call.
+        """
+        now = time.monotonic()
+        state = read_json(self._exchange / peer / HEARTBEAT) or {}
+        counter, phase = int(state.get("counter", 0)), str(state.get("phase", "not started"))
+        seen = self._seen.get(peer)
+        if seen is None or seen.counter != counter:
+            self._seen[peer] = _Seen(counter, now, phase)
+            return 0.0, phase
+        return now - seen.at, seen.phase

@@ -1,0 +1,109 @@
+"""Columns of a shard and fields of its commit marker; records to Parquet bytes and back.
+
+The bytes of a shard depend on its records alone: time, process and attempt stand in the marker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mutualrl.records import Record
+
+SCHEMA_VERSION = "1.0"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("policy", pa.string(), nullable=False),
+        pa.field("round", pa.int64(), nullable=False),
+        pa.field("prompt_id", pa.string(), nullable=False),
+        pa.field("rollout", pa.int32(), nullable=False),
+        pa.field("reward", pa.float64(), nullable=False),
+        pa.field("ended", pa.bool_(), nullable=False),
+        pa.field("x_text", pa.string()),
+        pa.field("y_text", pa.string()),
+        pa.field("advantage", pa.float64()),
+        pa.field("token_ids", pa.list_(pa.int32())),
+        pa.field("logprobs", pa.list_(pa.float32())),
+    ]
+)
+
+#: columns that a regime may choose to publish; the others are always there.
+OPTIONAL_FIELDS = frozenset({"x_text", "y_text", "advantage", "token_ids", "logprobs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One data file of a round: its name, content hash, size in bytes and number of records."""
+
+    file: str
+    sha256: str
+    bytes: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The commit marker of a round: written last, it alone makes the round exist.
+
+    `sha256`, `bytes` and `rows` describe the round: with one part they are the part's own, with several
+    `sha256` is the hash of the parts' hashes in order and the two numbers are sums.
+    """
+
+    schema_version: str
+    run_id: str
+    policy: str
+    round: int
+    policy_step: int
+    attempt: int
+    sha256: str
+    bytes: int
+    rows: int
+    parts: tuple[Part, ...]
+    written_at: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The marker as it lies on disk."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Marker:
+        """Parse a marker. Raises KeyError, TypeError or ValueError when a field is missing or of another type."""
+        parts = tuple(Part(str(p["file"]), str(p["sha256"]), int(p["bytes"]), int(p["rows"])) for p in value["parts"])
+        if not parts:
+            raise ValueError("a marker without parts")
+        numbers = {key: int(value[key]) for key in ("round", "policy_step", "attempt", "bytes", "rows")}
+        texts = {key: str(value[key]) for key in ("schema_version", "run_id", "policy", "sha256")}
+        return cls(parts=parts, written_at=float(value["written_at"]), **numbers, **texts)
+
+
+def combined_hash(parts: Sequence[Part]) -> str:
+    """Hash of a round: of its one part, or of the parts' hex digests in order."""
+    if len(parts) == 1:
+        return parts[0].sha256
+    return hashlib.sha256("".join(p.sha256 for p in parts).encode()).hexdigest()
+
+
+def encode(policy: str, round_: int, records: Sequence[Record]) -> bytes:
+    """Parquet bytes of a part: zstd, a checksum on every page, dictionaries on the id columns only."""
+    columns: dict[str, list[Any]] = {
+        "policy": [policy] * len(records),
+        "round": [round_] * len(records),
+    }
+    for name in SCHEMA.names[2:]:
+        columns[name] = [getattr(record, name) for record in records]
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.table(columns, schema=SCHEMA),
+        sink,
+        compression="zstd",
+        use_dictionary=["policy", "prompt_id"],
+        write_page_checksum=True,
+        store_schema=False,
+    )
+    return bytes(sink.getvalue())

@@ -1,0 +1,111 @@
+r"""The task of the embedded pool: running sums and running products, a line of working, a boxed answer.
+
+`4*3*5:` is answered ` 12 60 \boxed{60}` and `4+3+5:` by ` 7 12 \boxed{12}`. The operation is the group.
+Held-out problems are never among the training ones: the split is drawn once, from a seed of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from mutualrl.errors import UsageError
+from mutualrl.records import Prompt, prompt_id
+from mutualrl.tasks.base import Split, TaskSource
+
+Operation = Literal["+", "*"]
+OPERATIONS: tuple[Operation, ...] = ("+", "*")
+OPERANDS = range(2, 6)
+LENGTHS = (3, 4)  # operands a problem
+LARGEST = 99  # no intermediate result above this: two digits suffice
+HELD_OUT = 48  # problems of each operation
+SPLIT_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An operation applied from left to right to some operands."""
+
+    operation: Operation
+    operands: tuple[int, ...]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The running results, the last of which is the answer."""
+        apply = (lambda a, b: a + b) if self.operation == "+" else (lambda a, b: a * b)
+        return tuple(itertools.accumulate(self.operands, apply))
+
+    @property
+    def prompt(self) -> str:
+        """The question as a model sees it."""
+        return self.operation.join(map(str, self.operands)) + ":"
+
+    @property
+    def answer(self) -> str:
+        """The canonical answer."""
+        return str(self.steps[-1])
+
+    @property
+    def working(self) -> str:
+        r"""A right solution: every running result, then the boxed answer."""
+        return "".join(f" {step}" for step in self.steps[1:]) + f" \\boxed{{{self.answer}}}"
+
+
+def all_problems(operation: Operation) -> list[Problem]:
+    """Every problem of an operation within the ranges, in a fixed order.
+
+    Operands whose sum equals their product are left out: they would not tell the skills apart.
+    """
+    found = []
+    for length in LENGTHS:
+        for operands in itertools.product(OPERANDS, repeat=length):
+            problem, other = Problem(operation, operands), Problem("+" if operation == "*" else "*", operands)
+            if max(problem.steps) <= LARGEST and problem.answer != other.answer:
+                found.append(problem)
+    return found
+
+
+def split_problems(operation: Operation) -> tuple[list[Problem], list[Problem]]:
+    """Training and held-out problems of an operation; the held-out ones are spread evenly over the lengths."""
+    problems = all_problems(operation)
+    rng = random.Random(f"{SPLIT_SEED}{operation}")
+    held_out: list[Problem] = []
+    for length in LENGTHS:
+        held_out += rng.sample([p for p in problems if len(p.operands) == length], HELD_OUT // len(LENGTHS))
+    chosen = set(held_out)
+    return [p for p in problems if p not in chosen], held_out
+
+
+class ArithmeticTask:
+    """Problems made from a seed. Needs no file."""
+
+    name = "arithmetic"
+
+    def load(self, split: Split, source: TaskSource) -> list[Prompt]:
+        """Prompts of a split. Training order is drawn from `source.seed`, the operations alternating.
+
+        Raises UsageError when a data file is named: the problems are generated.
+        """
+        if source.data is not None or source.validation_data is not None:
+            raise UsageError("task 'arithmetic' makes its own problems; leave --data out, or choose another --task")
+        train = split == "train"
+        by_operation = [split_problems(op)[0 if train else 1] for op in OPERATIONS]
+        if train:
+            rng = random.Random(source.seed)
+            size = max(len(problems) for problems in by_operation)
+            by_operation = [_balanced(problems, size, rng) for problems in by_operation]
+        mixed = [p for pair in itertools.zip_longest(*by_operation) for p in pair if p is not None]
+        return [
+            Prompt(prompt_id(self.name, split, i, p.prompt), p.prompt, p.answer, p.operation)
+            for i, p in enumerate(mixed)
+        ]
+
+
+def _balanced(problems: list[Problem], size: int, rng: random.Random) -> list[Problem]:
+    """`size` problems in random order; each appears as often as any other, give or take one."""
+    repeated: list[Problem] = []
+    while len(repeated) < size:
+        repeated += rng.sample(problems, len(problems))
+    return repeated[:size]

@@ -1,0 +1,53 @@
+r"""The verifier: exact match of the last balanced `\boxed{...}` with the canonical label.
+
+Source: paper, Section "Experimental Setup", Benchmarks: "extract the final answer between the outermost
+\boxed{} tokens, and compare this string exactly against the canonical label". Text outside the box is
+ignored, and nothing that a model wrote is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import re
+
+# `\{` and `\}` are printed braces in LaTeX, not grouping: `\boxed{\{1, 2\}}` holds a set.
+_TOKEN = re.compile(r"\\boxed\{|\\[{}]|[{}]")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last balanced `\boxed{...}` of `text`, or None when there is none. Linear in the length.
+
+    Of nested boxes the outermost balanced one counts; a box that never closes is passed over.
+    """
+    open_braces: list[int] = []  # start of the content for a box, -1 for a plain brace
+    found: tuple[int, int] | None = None
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token == "{":
+            open_braces.append(-1)
+        elif token == "}":
+            start = open_braces.pop() if open_braces else -1
+            if start >= 0:
+                found = (start, match.start())
+        elif token[1] == "b":
+            open_braces.append(match.end())
+    return None if found is None else text[found[0] : found[1]]
+
+
+def boxed_score(completion: str, answer: str) -> float:
+    """1.0 when the boxed content equals `answer` as a string (outer blanks stripped), else 0.0."""
+    content = last_boxed(completion)
+    return float(content is not None and content.strip() == answer.strip())
+
+
+def completion_text(completion: str | list[dict[str, str]]) -> str:
+    """Text of a completion as TRL hands it out: a string, or the messages of a conversation."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(message["content"] for message in completion)
+
+
+def boxed_reward(
+    completions: list[str] | list[list[dict[str, str]]], answer: list[str], **_: object
+) -> list[float]:
+    """TRL reward function: `boxed_score` of every completion against the data column `answer`."""
+    return [boxed_score(completion_text(c), a) for c, a in zip(completions, answer, strict=True)]

@@ -1,0 +1,64 @@
+"""Tokenizers and models of the embedded pool, before any training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
+from mutualrl.tiny.spec import TinySpec
+
+PAD, EOS = "<pad>", "<eos>"
+
+
+def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on the spot; digits are isolated or merged, as the spec says."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=spec.isolate_digits),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocabulary,
+        special_tokens=[PAD, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        min_frequency=2,
+        show_progress=False,
+    )
+    texts = [text for op in OPERATIONS for p in split_problems(op)[0] for text in (p.prompt, p.working)]
+    texts += [str(number) for number in range(100)] * 4
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, padding_side="left", clean_up_tokenization_spaces=False
+    )
+
+
+def build_model(spec: TinySpec, tokenizer: Any) -> Any:
+    """An untrained model of the spec's architecture; its weights come from the spec's seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1000 + spec.seed)
+        sizes: dict[str, Any] = {
+            "vocab_size": len(tokenizer),
+            "hidden_size": spec.hidden,
+            "intermediate_size": spec.intermediate,
+            "num_hidden_layers": spec.layers,
+            "num_attention_heads": spec.heads,
+            "num_key_value_heads": spec.heads,
+            "head_dim": spec.head_dim,
+            "max_position_embeddings": 256,
+            "pad_token_id": tokenizer.pad_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "bos_token_id": None,
+            "tie_word_embeddings": False,
+            "attention_dropout": 0.0,
+            "dtype": "float32",
+        }
+        if spec.architecture == "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(**sizes))
+        return LlamaForCausalLM(LlamaConfig(**sizes))

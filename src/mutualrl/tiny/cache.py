@@ -1,0 +1,77 @@
+"""Where embedded models are kept: made once, found again by a fingerprint of everything that went into them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import platformdirs
+
+from mutualrl.errors import MachineError
+from mutualrl.tiny.spec import POLICIES
+
+_LIBRARIES = ("torch", "transformers", "tokenizers")
+_SOURCES = ("tiny/spec.py", "tiny/build.py", "tiny/warmup.py", "tasks/arithmetic.py")
+
+
+def cache_root() -> Path:
+    """`$MUTUALRL_CACHE`, or the user's cache directory."""
+    chosen = os.environ.get("MUTUALRL_CACHE")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("mutualrl"))
+
+
+def fingerprint(name: str) -> str:
+    """Hash of all that decides an embedded model: its numbers, the code that makes it, the libraries."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256(repr(POLICIES[name]).encode())
+    for source in _SOURCES:
+        digest.update((package / source).read_bytes())
+    for library in _LIBRARIES:
+        digest.update(f"{library}={metadata.version(library)}".encode())
+    return digest.hexdigest()[:16]
+
+
+def path_of(name: str) -> Path:
+    """Where the embedded model lies, or will."""
+    return cache_root() / "tiny" / f"{name}-{fingerprint(name)}"
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    """Those of `names` that the cache does not have, each once."""
+    return [name for name in dict.fromkeys(names) if not path_of(name).is_dir()]
+
+
+def ensure(name: str, on_progress: Callable[[float], None] | None = None) -> Path:
+    """The directory of an embedded model; made first when the cache does not have it.
+
+    It is made in a temporary directory and renamed, so that it is whole or not there; of two processes
+    that make it at the same time, one wins and the other uses the winner's. Raises MachineError when the
+    cache cannot be written.
+    """
+    path = path_of(name)
+    if path.is_dir():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=path.parent))
+    except OSError as error:
+        raise MachineError(
+            f"the cache {cache_root()} cannot be written ({error.strerror}); name another with MUTUALRL_CACHE=DIR"
+        ) from None
+    try:
+        from mutualrl.tiny.warmup import make
+
+        make(name, temporary, on_progress or (lambda share: None))
+        try:
+            temporary.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return path

@@ -1,0 +1,38 @@
+"""What the embedded pool is made of. Numbers only; every one is part of the cache's fingerprint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class TinySpec:
+    """One embedded policy: architecture, tokenizer, and what its warm-up teaches it.
+
+    `strong` is the operation of its warm-up; `scarce` is the share of warm-up examples of the other one,
+    drawn from `scarce_problems` different problems.
+    """
+
+    architecture: Literal["qwen3", "llama"]
+    isolate_digits: bool
+    strong: Literal["+", "*"]
+    scarce: float
+    scarce_problems: int
+    steps: int
+    learning_rate: float = 3e-3
+    batch_size: int = 64
+    weight_decay: float = 0.01
+    seed: int = 0
+    hidden: int = 64
+    intermediate: int = 256
+    layers: int = 2
+    heads: int = 2
+    head_dim: int = 32
+    vocabulary: int = 512
+
+
+POLICIES: dict[str, TinySpec] = {
+    "ada": TinySpec("qwen3", isolate_digits=True, strong="+", scarce=0.03, scarce_problems=8, steps=500),
+    "bob": TinySpec("llama", isolate_digits=False, strong="*", scarce=0.03, scarce_problems=8, steps=250),
+}

@@ -1,0 +1,85 @@
+"""The short supervised warm-up that gives each embedded policy its strong skill, and hardly the other."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mutualrl.tasks.arithmetic import LENGTHS, Operation, Problem, split_problems
+from mutualrl.tiny.build import build_model, build_tokenizer
+from mutualrl.tiny.spec import POLICIES, TinySpec
+
+WARM_STEPS = 50  # of rising learning rate, before the cosine
+
+
+def make(name: str, directory: Path, on_progress: Callable[[float], None]) -> None:
+    """Build, warm up and save an embedded policy. `on_progress` is told the share done, from 0 to 1."""
+    spec = POLICIES[name]
+    tokenizer = build_tokenizer(spec)
+    model = build_model(spec, tokenizer)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the order of summation, and so the weights, must not depend on the machine
+    try:
+        warm_up(model, tokenizer, spec, on_progress)
+    finally:
+        torch.set_num_threads(threads)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def warm_up(model: Any, tokenizer: Any, spec: TinySpec, on_progress: Callable[[float], None]) -> None:
+    """Next-token training on right solutions, the completion alone; AdamW, cosine to 5 % of the rate."""
+    rng = random.Random(spec.seed)
+    draw = _sampler(spec, rng)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    model.train()
+    for step in range(spec.steps):
+        cosine = 0.5 * (1 + math.cos(math.pi * step / spec.steps))
+        rate = spec.learning_rate * min(1.0, (step + 1) / WARM_STEPS) * (0.05 + 0.95 * cosine)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        ids, labels = batch([draw() for _ in range(spec.batch_size)], tokenizer)
+        logits = model(input_ids=ids).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        on_progress((step + 1) / spec.steps)
+
+
+def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Problem]:
+    """Draws warm-up problems: the strong operation, every length alike, and a few of the scarce one."""
+    weak: Operation = "*" if spec.strong == "+" else "+"
+    strong = split_problems(spec.strong)[0]
+    scarce = random.Random(2).sample(split_problems(weak)[0], spec.scarce_problems) if spec.scarce else []
+    by_length = {length: [p for p in strong if len(p.operands) == length] for length in LENGTHS}
+
+    def draw() -> Problem:
+        if scarce and rng.random() < spec.scarce:
+            return rng.choice(scarce)
+        return rng.choice(by_length[rng.choice(LENGTHS)])
+
+    return draw
+
+
+def batch(problems: list[Problem], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and labels, padded on the right; the prompt and the padding carry no label (-100)."""
+    rows, labels = [], []
+    for problem in problems:
+        prompt = tokenizer.encode(problem.prompt, add_special_tokens=False)
+        answer = [*tokenizer.encode(problem.working, add_special_tokens=False), tokenizer.eos_token_id]
+        rows.append(prompt + answer)
+        labels.append([-100] * len(prompt) + answer)
+    width = max(map(len, rows))
+    pad = tokenizer.pad_token_id
+    return (
+        torch.tensor([row + [pad] * (width - len(row)) for row in rows]),
+        torch.tensor([label + [-100] * (width - len(label)) for label in labels]),
+    )

@@ -1,0 +1,72 @@
+"""Callbacks: being seen by the peers, and writing down what happens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from mutualrl.training.sharing import Sharing
+
+
+class SharingCallback(TrainerCallback):
+    """Registration (the first heartbeat), heartbeat with the step, end of run."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the heartbeat, unless the process already has one."""
+        heartbeat = self._sharing.heartbeat
+        if heartbeat is not None and state.is_world_process_zero:
+            heartbeat.set("training", state.global_step)
+            heartbeat.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell the step."""
+        if self._sharing.heartbeat is not None:
+            self._sharing.heartbeat.set("training", state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell the peers that no further round will come."""
+        if self._sharing.heartbeat is not None and state.is_world_process_zero:
+            self._sharing.heartbeat.set("trained", state.global_step)
+
+
+class MetricsCallback(TrainerCallback):
+    """One JSON line a step in `metrics.jsonl`, flushed when the step ends; greedy validation every N steps.
+
+    A value that is not finite is written as null: JSON has no NaN.
+    """
+
+    def __init__(self, path: Path, validate: Callable[[], dict[str, Any]], every: int, steps: int) -> None:
+        self._path = path
+        self._validate = validate
+        self._every = every
+        self._steps = steps
+        self._validation: dict[str, Any] | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Validate where it is due; the last step's validation is the run's final one and is made elsewhere."""
+        step = state.global_step
+        if self._every and step % self._every == 0 and step < self._steps:
+            self._validation = self._validate()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Append the step's line."""
+        if not state.is_world_process_zero or not logs or "loss" not in logs:
+            return
+        line: dict[str, Any] = {"step": state.global_step}
+        line |= {key: _finite(value) for key, value in logs.items()}
+        if self._validation is not None:
+            line["validation"], self._validation = self._validation, None
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,72 @@
+"""From the recipe to TRL's GRPOConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trl import GRPOConfig
+
+from mutualrl.errors import MachineError, RecipeError
+from mutualrl.recipes.batch import BatchPlan
+from mutualrl.recipes.schema import Recipe
+
+# TRL's defaults are for GPUs; on CPU bf16 is 4.5 times slower and checkpointing saves nothing that is scarce.
+CPU_DEFAULTS: dict[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+}
+
+
+def grpo_config(recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, output: Path, *, cpu: bool) -> GRPOConfig:
+    """The trainer's configuration: TRL's defaults < ours for the device < recipe < what the run decides.
+
+    Raises RecipeError when TRL refuses the combination, MachineError when a package is missing.
+    """
+    keys = {
+        **(CPU_DEFAULTS if cpu else {}),
+        **recipe.trainer_settings(policy),
+        **batch.trainer_keys(),
+        "output_dir": str(output),
+        "seed": recipe.run.seed,
+        "max_steps": recipe.run.steps,
+        "logging_steps": 1,
+        "logging_strategy": "steps",
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "trust_remote_code": recipe.policy(policy).trust_remote_code,
+        **_deepspeed(strategy),
+    }
+    keys.pop("generation_batch_size", None)  # said by steps_per_generation, which TRL refuses beside it
+    if (revision := recipe.policy(policy).revision) is not None:
+        keys["model_init_kwargs"] = {**(keys.get("model_init_kwargs") or {}), "revision": revision}
+    try:
+        return GRPOConfig(**keys)
+    except ImportError as error:
+        raise MachineError(f"policy {policy!r}: {error}; install it with: pip install 'mutualrl[node]'") from error
+    except (ValueError, TypeError) as error:
+        raise RecipeError([f"trainer, policy {policy!r}: TRL refuses these settings: {error}"]) from error
+
+
+def _deepspeed(strategy: str) -> dict[str, Any]:
+    """The DeepSpeed configuration of a strategy; nothing for DDP. The batch sizes are the trainer's."""
+    if strategy == "ddp":
+        return {}
+    stage: dict[str, Any] = {"stage": 3 if strategy == "zero3" else 2}
+    if strategy == "zero3":
+        stage["stage3_gather_16bit_weights_on_model_save"] = True
+    return {
+        "deepspeed": {
+            "zero_optimization": stage,
+            "bf16": {"enabled": "auto"},
+            "gradient_clipping": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "train_batch_size": "auto",
+        }
+    }

@@ -1,0 +1,36 @@
+"""From the task's prompts to the data set that one policy's trainer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from datasets import Dataset
+
+from mutualrl.engines.prompts import as_prompt, prompt_ids
+from mutualrl.records import Prompt
+
+
+def within_limit(prompts: Sequence[Prompt], tokenizers: Sequence[Any], limit: int) -> list[Prompt]:
+    """The prompts of at most `limit` tokens under every policy's tokenizer and template.
+
+    One that is too long for any policy is dropped for all, so that every policy sees the identical batch
+    (paper, Section "Implementation details").
+    """
+    kept = set(range(len(prompts)))
+    for tokenizer in tokenizers:
+        lengths = [len(ids) for ids in prompt_ids([p.text for p in prompts], tokenizer)]
+        kept &= {i for i, length in enumerate(lengths) if length <= limit}
+    return [prompts[i] for i in sorted(kept)]
+
+
+def as_dataset(prompts: Sequence[Prompt], tokenizer: Any) -> Dataset:
+    """Columns `prompt` (text, or a conversation), `answer`, `prompt_id` and `group`, in the prompts' order."""
+    return Dataset.from_dict(
+        {
+            "prompt": [as_prompt(p.text, tokenizer) for p in prompts],
+            "answer": [p.answer for p in prompts],
+            "prompt_id": [p.id for p in prompts],
+            "group": [p.group for p in prompts],
+        }
+    )

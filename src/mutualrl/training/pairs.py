@@ -1,0 +1,111 @@
+"""The gated NLL inside TRL's loss: which pairs fall on which micro-batch, their forward pass, their share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from trl.trainer.utils import pad
+
+from mutualrl.regimes.base import Pair
+from mutualrl.regimes.sgt import Slot, deal, pair_nll, sgt_loss
+from mutualrl.training.sharing import SharedRound
+
+
+class PairTerm:
+    """The auxiliary loss of one round, micro-batch by micro-batch.
+
+    Ranks stay in step: a micro-batch in which no rank has a pair costs no pass anywhere; in any other,
+    ranks without one run a pass over a masked row (a missing forward hangs DDP and ZeRO-3).
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._shared: SharedRound | None = None
+        self._table: dict[Slot, list[int]] = {}
+        self._nll_sum = 0.0
+
+    def load(self, shared: SharedRound) -> None:
+        """Deal the pairs of a new round over its optimizer steps, ranks and micro-batches."""
+        args = self._trainer.args
+        self._shared = shared
+        self._table = deal(
+            len(shared.plan.pairs),
+            steps=args.steps_per_generation // args.gradient_accumulation_steps,
+            micro_batches=args.gradient_accumulation_steps,
+            ranks=self._trainer.accelerator.num_processes,
+        )
+
+    def loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """This micro-batch's share of the auxiliary loss; None when no rank has a pair in it."""
+        if self._shared is None or not self._shared.plan.pairs:
+            return None
+        args, accelerator = self._trainer.args, self._trainer.accelerator
+        index = self._trainer._step % args.steps_per_generation
+        step, micro = divmod(index, args.gradient_accumulation_steps)
+        slots = [self._table[Slot(step, micro, rank)] for rank in range(accelerator.num_processes)]
+        loss = None
+        if any(slots):
+            pairs = [self._shared.plan.pairs[i] for i in slots[accelerator.process_index]]
+            nll = self._nll(model, pairs, inputs)
+            self._nll_sum += float(nll.detach().sum())
+            plan = self._shared.plan
+            loss = sgt_loss(nll, weight=plan.weight, count=self._count(step), ranks=accelerator.num_processes)
+        if micro == args.gradient_accumulation_steps - 1:
+            self._log(step)
+        return loss
+
+    def _pairs_of(self, step: int) -> int:
+        return sum(len(indices) for slot, indices in self._table.items() if slot.step == step)
+
+    def _count(self, step: int) -> int:
+        """What the sum of NLLs is divided by: the step's pairs, or all its prompts."""
+        assert self._shared is not None
+        if self._shared.plan.normalize == "pairs":
+            return self._pairs_of(step)
+        args = self._trainer.args
+        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return int(rows // self._trainer.num_generations)
+
+    def _log(self, step: int) -> None:
+        pairs = self._pairs_of(step)
+        if pairs:
+            total = torch.tensor(self._nll_sum, device=self._trainer.accelerator.device)
+            mean = self._trainer.accelerator.reduce(total, reduction="sum").item() / pairs
+            self._trainer._metrics["train"]["sgt/nll"].append(mean)
+        self._nll_sum = 0.0
+
+    def _nll(self, model: Any, pairs: list[Pair], inputs: dict[str, Any]) -> torch.Tensor:
+        """Per-token mean NLL of each pair; with no pair, of one masked row (value and gradient 0)."""
+        if pairs:
+            assert self._shared is not None
+            prompts = [torch.tensor(self._shared.prompt_tokens[pair.prompt_id]) for pair in pairs]
+            answers = [torch.tensor(pair.ids) for pair in pairs]
+            real = True
+        else:
+            prompts, answers, real = [inputs["prompt_ids"][0].cpu()], [inputs["completion_ids"][0].cpu()], False
+        tokenizer, device = self._trainer._tokenizer, self._trainer.accelerator.device
+
+        def padded(rows: list[torch.Tensor], value: int, side: str) -> torch.Tensor:
+            return pad(rows, padding_value=value, padding_side=side).to(device)
+
+        ids = torch.cat(
+            [padded(prompts, tokenizer.pad_token_id, "left"), padded(answers, tokenizer.pad_token_id, "right")], dim=1
+        )
+        answer_mask = padded([torch.ones_like(a) for a in answers], 0, "right")
+        mask = torch.cat([padded([torch.ones_like(p) for p in prompts], 0, "left"), answer_mask], dim=1)
+        logps = self._token_logps(model, ids, mask, answer_mask.size(1))
+        return pair_nll(logps, answer_mask.bool() & real)
+
+    def _token_logps(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
+        """Log-probs of the last `keep` tokens at temperature 1.
+
+        TRL's fused head divides by the sampling temperature; where that is 1 it is the cheaper way.
+        """
+        if self._trainer.temperature == 1.0:
+            logps, _, _ = self._trainer._get_per_token_logps_and_entropies(model, ids, mask, keep)
+            return logps
+        with self._trainer.accelerator.autocast():
+            logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=keep + 1).logits[:, :-1].float()
+        return -F.cross_entropy(logits.transpose(1, 2), ids[:, -keep:], reduction="none")

@@ -1,0 +1,85 @@
+"""What every policy of a run must agree on before the first step: prompts, order, seed, batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mutualrl.errors import DataError, PlanMismatchError
+from mutualrl.recipes.batch import BatchPlan
+from mutualrl.recipes.schema import Recipe
+from mutualrl.records import Prompt
+from mutualrl.tasks import Split, TaskSource, get_task
+
+
+def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
+    """Prompts of a split, as the recipe's task gives them; validation is cut at `run.validation_limit`.
+
+    Raises DataError for rows that do not fit, or when there are fewer prompts than a round needs.
+    """
+    section = recipe.task
+    source = TaskSource(
+        data=_path(section.data), validation_data=_path(section.validation_data), seed=recipe.run.seed
+    )
+    prompts = get_task(section.name).load(split, source)
+    if split == "validation":
+        return spread(prompts, recipe.run.validation_limit)
+    return prompts
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text).expanduser()
+
+
+def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """At most `limit` prompts, evenly spaced over the list, so that every group keeps its share."""
+    if len(prompts) <= limit:
+        return list(prompts)
+    return [prompts[i * len(prompts) // limit] for i in range(limit)]
+
+
+def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:
+    """Raise DataError when the prompts do not fill one round."""
+    if len(prompts) < batch.prompts:
+        raise DataError(
+            f"{len(prompts)} training prompts are left, a round needs {batch.prompts}; give more data, or set "
+            "round.prompts lower"
+        )
+
+
+def fingerprint(recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """The batch plan in comparable form: data set and order, seed, prompts a round, rollouts a prompt."""
+    digest = hashlib.sha256("\n".join(p.id for p in prompts).encode()).hexdigest()
+    return {
+        "task": recipe.task.name,
+        "data_sha256": digest,
+        "prompts": len(prompts),
+        "seed": recipe.run.seed,
+        "max_prompt_tokens": recipe.task.max_prompt_tokens,
+        "prompts_per_round": batch.prompts,
+        "rollouts_per_prompt": batch.rollouts,
+        "optimizer_steps_per_round": batch.optimizer_steps,
+        "steps": recipe.run.steps,
+    }
+
+
+def compare(policy: str, mine: dict[str, Any], runs: dict[str, Any]) -> None:
+    """Raise PlanMismatchError naming every key in which a policy's plan differs from the run's."""
+    different = [
+        f"{key}: {mine.get(key)!r}, the run has {runs.get(key)!r}"
+        for key in sorted({*mine, *runs} - {"rollouts_per_prompt"})
+        if mine.get(key) != runs.get(key)
+    ]
+    if different:
+        raise PlanMismatchError(
+            f"policy {policy!r} would train on another batch plan than the run: " + "; ".join(different)
+        )
+
+
+def policy_seed(run_seed: int, policy: str, rank: int) -> int:
+    """Seed of a rank's sampling noise: a function of (run seed, policy name, rank), so that no two
+    policies, and no two ranks, draw the same noise."""
+    key = f"{run_seed}\x1f{policy}\x1f{rank}".encode()
+    return int.from_bytes(hashlib.sha256(key).digest()[:4], "big") % (2**31)

@@ -1,0 +1,158 @@
+"""One rank of one policy: builds the trainer from the run directory, trains, and reports.
+
+    python -m mutualrl.training.worker --run-dir DIR --policy NAME      (started by torch.distributed.run)
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from mutualrl.errors import MutualRLError, RunInterruptedError
+from mutualrl.files import write_json
+from mutualrl.watch import watch_parent
+from mutualrl.recipes import load
+from mutualrl.recipes.schema import Recipe
+from mutualrl.rundir import RunDirectory
+from mutualrl.see import Exchange, Heartbeat, Patience
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one rank. Ends with the exit code of the error's kind; rank 0 leaves `failure.json` behind."""
+    watch_parent()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _on_signal)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run-dir", required=True, type=Path)
+    parser.add_argument("--policy", required=True)
+    given = parser.parse_args(arguments)
+    run = RunDirectory(given.run_dir)
+    files = run.policy(given.policy)
+    try:
+        work(run, given.policy)
+    except MutualRLError as error:
+        print(f"mutualrl: {error}", file=sys.stderr)
+        write_json(files.failure, {"kind": error.kind, "message": str(error)})
+        sys.exit(error.exit_code)
+    except Exception as error:
+        traceback.print_exc()
+        write_json(files.failure, {"kind": "died", "message": f"{type(error).__name__}: {error}"})
+        sys.exit(1)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    raise RunInterruptedError(f"stopped by {signal.Signals(number).name}")
+
+
+def work(run: RunDirectory, policy: str) -> None:
+    """The life of a rank: prompts, trainer, validation, training, validation, model, result."""
+    info = run.info()
+    recipe = load(run.recipe)
+    rank = int(os.environ.get("RANK", "0"))
+    heartbeat = Heartbeat(run.exchange / policy, policy)
+    if rank == 0:
+        heartbeat.set("loading")
+        heartbeat.start()
+
+    from mutualrl.training.validation import Validator
+
+    trainer, validation = build_trainer(run, recipe, policy, info, heartbeat)
+    validator = Validator(trainer, validation)
+    seed_policy(recipe, policy, rank)
+    from mutualrl.training.callback import MetricsCallback
+
+    files = run.policy(policy)
+    trainer.add_callback(MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps))
+    heartbeat.set("validating")
+    initial = validator()
+    began = time.monotonic()
+    trainer.train()
+    train_seconds = time.monotonic() - began
+    heartbeat.set("validating")
+    final = validator()
+    heartbeat.set("saving")
+    trainer.save_model(str(files.model))
+    if rank == 0:
+        sharing = trainer.sharing
+        write_json(
+            files.result,
+            {
+                "initial_validation": initial,
+                "validation": final,
+                "steps": trainer.state.global_step,
+                "rescued_pairs": sum(sharing.uses.values()),
+                "rescued_prompts": len(sharing.uses),
+                "train_seconds": train_seconds,
+                "wait_seconds": sharing.wait_seconds,
+            },
+        )
+        heartbeat.stop("finished")
+
+
+def seed_policy(recipe: Recipe, policy: str, rank: int) -> None:
+    """Give this policy its own sampling noise. Must follow the trainer's construction, which seeds all alike."""
+    from transformers import set_seed
+
+    from mutualrl.training.plan import policy_seed
+
+    set_seed(policy_seed(recipe.run.seed, policy, rank))
+
+
+def build_trainer(
+    run: RunDirectory, recipe: Recipe, policy: str, info: dict[str, Any], heartbeat: Heartbeat
+) -> tuple[Any, list[Any]]:
+    """The trainer of one policy and its validation prompts, after the batch plan was found to be the run's."""
+    import torch
+
+    from mutualrl.recipes.batch import plan_batch
+    from mutualrl.tasks.boxed import boxed_reward
+    from mutualrl.training.config import grpo_config
+    from mutualrl.training.data import as_dataset, within_limit
+    from mutualrl.training.models import load_tokenizers, model_path
+    from mutualrl.training.plan import compare, fingerprint, load_prompts, require_enough
+    from mutualrl.training.sharing import Sharing
+    from mutualrl.training.trainer import MutualGRPOTrainer
+
+    seat = info["placement"][policy]
+    batch = plan_batch(recipe, policy, seat["processes"])
+    prompts = load_prompts(recipe, "train")
+    compare(policy, fingerprint(recipe, batch, prompts), info["fingerprint"])
+    tokenizers = load_tokenizers(recipe)
+    limit = recipe.task.max_prompt_tokens
+    prompts = within_limit(prompts, list(tokenizers.values()), limit)
+    validation = within_limit(load_prompts(recipe, "validation"), list(tokenizers.values()), limit)
+    require_enough(prompts, batch)
+    cpu = not torch.cuda.is_available() or not seat["gpus"]
+    args = grpo_config(recipe, policy, batch, seat["strategy"], run.policy(policy).root / "trainer", cpu=cpu)
+    patience = Patience(recipe.run.peer_timeout, recipe.run.round_timeout)
+    sharing = Sharing(
+        exchange=Exchange(run.exchange, policy, info["run_id"], patience=patience),
+        peers=[p.name for p in recipe.policies if p.name != policy],
+        regime=recipe.regime_name,
+        settings=recipe.regime_settings(policy),
+        run_seed=recipe.run.seed,
+        max_length=args.max_completion_length,
+        publish=recipe.run.publish,
+        heartbeat=heartbeat,
+    )
+    trainer = MutualGRPOTrainer(
+        model=model_path(recipe.policy(policy)),
+        reward_funcs=boxed_reward,
+        args=args,
+        train_dataset=as_dataset(prompts, tokenizers[policy]),
+        processing_class=tokenizers[policy],
+        sharing=sharing,
+    )
+    return trainer, validation
+
+
+if __name__ == "__main__":
+    main()
