@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from mutualrl.watch import watch_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Start the workers of a policy and wait for them; ends with an error when one of them fails."""
+    """Start the workers of a policy and wait for them. Ends with the exit code of the first that failed,
+    128 + signal for one that was killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--policy", required=True)
@@ -22,19 +24,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     watch_parent(given.parent)
 
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    run.main(
-        [
-            "--standalone",  # a rendezvous on a port that the system chooses: two runs never collide
-            "--local-addr=127.0.0.1",
-            f"--nproc-per-node={given.processes}",
-            "--max-restarts=0",
-            "--module",
-            "mutualrl.training.worker",
-            f"--run-dir={given.run_dir}",
-            f"--policy={given.policy}",
-        ]
-    )
+    try:
+        run.main(
+            [
+                "--standalone",  # a rendezvous on a port that the system chooses: two runs never collide
+                "--local-addr=127.0.0.1",
+                f"--nproc-per-node={given.processes}",
+                "--max-restarts=0",
+                "--module",
+                "mutualrl.training.worker",
+                f"--run-dir={given.run_dir}",
+                f"--policy={given.policy}",
+            ]
+        )
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        code = error.get_first_failure()[1].exitcode
+        sys.exit(code if code > 0 else 128 - code)
 
 
 if __name__ == "__main__":

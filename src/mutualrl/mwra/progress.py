@@ -84,7 +84,7 @@ class Progress:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
-            self._console.print("; ".join(self._line(name) for name in self._states), highlight=False)
+            self._console.print("; ".join(map(self._line, self._states)), highlight=False, soft_wrap=True)
 
     def _line(self, name: str) -> str:
         state = self._states[name]

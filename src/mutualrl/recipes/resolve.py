@@ -22,7 +22,7 @@ from mutualrl.recipes.schema import (
     TaskSection,
 )
 from mutualrl.recipes.trainer_keys import problem_with
-from mutualrl.regimes import regimes
+from mutualrl.regimes import get_regime, regimes
 from mutualrl.tasks import TASKS
 
 #: where the paper's base algorithm differs from TRL's defaults (paper, Section "Hyperparameters").
@@ -33,6 +33,7 @@ BASE_TRAINER: dict[str, Any] = {
     "beta": 1e-3,
     "temperature": 1.0,
     "num_generations": 8,
+    "max_completion_length": 256,
 }
 DEFAULT_PROMPTS = 8
 _OWN_BATCHING = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
@@ -127,20 +128,30 @@ def validate(layers: Layers) -> Recipe:
         for key, setting in settings.items():
             if (problem := problem_with(key, setting)) is not None:
                 problems.append(_line(layers, (*path, key), problem))
+    recipe = None
     try:
         recipe = Recipe.model_validate(_with_round(value))
     except ValidationError as error:
         problems.extend(_explain(error, layers, ()))
-        raise RecipeError(problems) from None
-    if not problems:
-        for policy in recipe.policies:
-            try:
-                recipe.regime_settings(policy.name)
-            except ValidationError as error:
-                problems.extend(p for p in _explain(error, layers, ("regime",)) if p not in problems)
-    if problems:
+    for path, settings in _regime_sections(value):
+        try:
+            get_regime(value["regime"]["name"]).settings(**settings)
+        except ValidationError as error:
+            problems.extend(line for line in _explain(error, layers, path) if line not in problems)
+    if problems or recipe is None:
         raise RecipeError(problems)
     return recipe
+
+
+def _regime_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    """The regime's settings for all policies, then for each policy that overrides some."""
+    common = {str(key): setting for key, setting in value["regime"].items() if key != "name"}
+    sections: list[tuple[tuple[str, ...], dict[str, Any]]] = [(("regime",), common)]
+    policies = value.get("policies")
+    for index, policy in enumerate(policies if isinstance(policies, list) else []):
+        if isinstance(policy, dict) and isinstance(policy.get("regime"), dict) and policy["regime"]:
+            sections.append((("policies", str(index), "regime"), {**common, **policy["regime"]}))
+    return sections
 
 
 def _check_names(value: dict[str, Any], layers: Layers, problems: list[str]) -> None:
@@ -173,7 +184,10 @@ def _with_round(value: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...]) -> list[str]:
     lines = []
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
+        if detail["type"] == "too_short" and len(details) > 1:
+            continue  # items that do not fit were left out of the count
         path = (*prefix, *(str(part) for part in detail["loc"]))
         lines.append(_line(layers, path, _expectation(detail, path)))
     return lines

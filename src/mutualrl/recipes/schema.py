@@ -72,7 +72,7 @@ class RunSection(Section):
     seed: int = Field(0, ge=0, le=2**31 - 1)
     dir: str | None = None
     validate_every: int = Field(5, ge=0, description="optimizer steps between validations; 0: at both ends only")
-    validation_limit: int = Field(128, ge=1, description="validation prompts at most")
+    validation_limit: int = Field(64, ge=1, description="validation prompts at most")
     publish: Literal["regime", "full"] = Field("regime", description="fields that go into the exchange")
     peer_timeout: float = Field(60.0, gt=0, description="a peer silent for so long is dead")
     round_timeout: float = Field(3600.0, gt=0, description="longest wait for a peer that is alive")

@@ -7,11 +7,15 @@ The group of a problem is its subject. Without a validation file, a fixed share 
 from __future__ import annotations
 
 import hashlib
+import logging
+from functools import cache
 from pathlib import Path
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.base import Split, TaskSource, read_jsonl, text_field
+
+logger = logging.getLogger(__name__)
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 HELD_OUT_SHARE = 16  # one row in 16 is validation when no validation file is named
@@ -31,7 +35,7 @@ class MathTask:
         if source.validation_data is not None:
             path = source.data if split == "train" else source.validation_data
             assert path is not None
-            return read_prompts(path, split)
+            return list(read_prompts(path, split))
         assert source.data is not None
         prompts = read_prompts(source.data, "train")
         return [p for p in prompts if _held_out(p.text) == (split == "validation")]
@@ -42,13 +46,26 @@ def _held_out(text: str) -> bool:
     return digest[0] % HELD_OUT_SHARE == 0
 
 
-def read_prompts(path: Path, split: str) -> list[Prompt]:
-    """All rows of a MATH file as prompts, in file order. Raises DataError for a row that does not fit."""
-    prompts = []
+@cache
+def read_prompts(path: Path, split: str) -> tuple[Prompt, ...]:
+    """The rows of a MATH file as prompts, in file order. Raises DataError for a row that does not fit.
+
+    A row whose answer is an empty string is left out, with a warning that names it: an empty box would
+    count as a success there. (Two rows of the original training set are such.)
+    """
+    prompts, empty = [], []
     for number, row in read_jsonl(path):
         text = f"{text_field(row, 'problem', path, number)}\n\n{INSTRUCTION}"
+        if row.get("answer") == "":
+            empty.append(number)
+            continue
         answer = text_field(row, "answer", path, number)
         group = str(row.get("subject") or row.get("type") or "math")
         row_id = str(row.get("unique_id") or number)
         prompts.append(Prompt(prompt_id("math", split, row_id, text), text, answer, group))
-    return prompts
+    if empty:
+        named = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+        logger.warning("%s: left out %d of %d rows, whose answer is empty: %s", path, len(empty), number, named)
+    if not prompts:
+        raise DataError(f"{path}: no row has an answer")
+    return tuple(prompts)

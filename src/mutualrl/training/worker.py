@@ -57,6 +57,9 @@ def work(run: RunDirectory, policy: str) -> None:
     info = run.info()
     recipe = load(run.recipe)
     rank = int(os.environ.get("RANK", "0"))
+    if _is_alone(info, policy):
+        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
     heartbeat = Heartbeat(run.exchange / policy, policy)
     if rank == 0:
         heartbeat.set("loading")
@@ -80,6 +83,7 @@ def work(run: RunDirectory, policy: str) -> None:
     final = validator()
     heartbeat.set("saving")
     trainer.save_model(str(files.model))
+    (files.model / "training_args.bin").unlink(missing_ok=True)  # a pickle; run.json and recipe.yaml say it all
     if rank == 0:
         sharing = trainer.sharing
         write_json(
@@ -97,6 +101,12 @@ def work(run: RunDirectory, policy: str) -> None:
         heartbeat.stop("finished")
 
 
+def _is_alone(info: dict[str, Any], policy: str) -> bool:
+    """Whether the policy is one process that needs no process group."""
+    seat = info["placement"][policy]
+    return bool(seat["processes"] == 1 and seat["strategy"] == "ddp")
+
+
 def seed_policy(recipe: Recipe, policy: str, rank: int) -> None:
     """Give this policy its own sampling noise. Must follow the trainer's construction, which seeds all alike."""
     from transformers import set_seed
@@ -111,6 +121,8 @@ def build_trainer(
 ) -> tuple[Any, list[Any]]:
     """The trainer of one policy and its validation prompts, after the batch plan was found to be the run's."""
     import torch
+    from transformers import PrinterCallback
+    from transformers.utils import logging
 
     from mutualrl.recipes.batch import plan_batch
     from mutualrl.tasks.boxed import boxed_reward
@@ -121,6 +133,7 @@ def build_trainer(
     from mutualrl.training.sharing import Sharing
     from mutualrl.training.trainer import MutualGRPOTrainer
 
+    logging.disable_progress_bar()
     seat = info["placement"][policy]
     batch = plan_batch(recipe, policy, seat["processes"])
     prompts = load_prompts(recipe, "train")
@@ -151,6 +164,7 @@ def build_trainer(
         processing_class=tokenizers[policy],
         sharing=sharing,
     )
+    trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
     return trainer, validation
 
 
