@@ -17,10 +17,10 @@ from mutualrl.tasks.base import Split, TaskSource
 
 Operation = Literal["+", "*"]
 OPERATIONS: tuple[Operation, ...] = ("+", "*")
-OPERANDS = range(2, 6)
-LENGTHS = (3, 4)  # operands a problem
+OPERANDS = range(2, 7)
+LENGTHS = (2, 3)  # operands a problem
 LARGEST = 99  # no intermediate result above this: two digits suffice
-HELD_OUT = 48  # problems of each operation
+HELD_OUT = 32  # problems of each operation
 SPLIT_SEED = 0
 
 
@@ -68,12 +68,9 @@ def all_problems(operation: Operation) -> list[Problem]:
 
 
 def split_problems(operation: Operation) -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out problems of an operation; the held-out ones are spread evenly over the lengths."""
+    """Training and held-out problems of an operation: no held-out one is ever trained on."""
     problems = all_problems(operation)
-    rng = random.Random(f"{SPLIT_SEED}{operation}")
-    held_out: list[Problem] = []
-    for length in LENGTHS:
-        held_out += rng.sample([p for p in problems if len(p.operands) == length], HELD_OUT // len(LENGTHS))
+    held_out = random.Random(f"{SPLIT_SEED}{operation}").sample(problems, HELD_OUT)
     chosen = set(held_out)
     return [p for p in problems if p not in chosen], held_out
 

@@ -33,6 +33,6 @@ class TinySpec:
 
 
 POLICIES: dict[str, TinySpec] = {
-    "ada": TinySpec("qwen3", isolate_digits=True, strong="+", scarce=0.03, scarce_problems=8, steps=500),
+    "ada": TinySpec("qwen3", isolate_digits=True, strong="+", scarce=0.03, scarce_problems=8, steps=450),
     "bob": TinySpec("llama", isolate_digits=False, strong="*", scarce=0.03, scarce_problems=8, steps=250),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mutualrl.tasks.arithmetic import LENGTHS, Operation, Problem, split_problems
+from mutualrl.tasks.arithmetic import Operation, Problem, split_problems
 from mutualrl.tiny.build import build_model, build_tokenizer
 from mutualrl.tiny.spec import POLICIES, TinySpec
 
@@ -55,16 +55,15 @@ def warm_up(model: Any, tokenizer: Any, spec: TinySpec, on_progress: Callable[[f
 
 
 def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Problem]:
-    """Draws warm-up problems: the strong operation, every length alike, and a few of the scarce one."""
+    """Draws warm-up problems: the strong operation, and a few of the scarce one."""
     weak: Operation = "*" if spec.strong == "+" else "+"
     strong = split_problems(spec.strong)[0]
     scarce = random.Random(2).sample(split_problems(weak)[0], spec.scarce_problems) if spec.scarce else []
-    by_length = {length: [p for p in strong if len(p.operands) == length] for length in LENGTHS}
 
     def draw() -> Problem:
         if scarce and rng.random() < spec.scarce:
             return rng.choice(scarce)
-        return rng.choice(by_length[rng.choice(LENGTHS)])
+        return rng.choice(strong)
 
     return draw
 

@@ -1,0 +1,5 @@
+"""`python -m mutualrl` is `mutualrl`."""
+
+from mutualrl.cli.app import main
+
+main()

@@ -1,0 +1,61 @@
+"""What all tests share: a cache for the embedded models, the real command line, data that may be absent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+REAL_DATA = REPOSITORY.parent / "shared" / "data"
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the session, so that the embedded models are made once and the user's cache is left alone."""
+    directory = Path(os.environ.get("MUTUALRL_TEST_CACHE") or tmp_path_factory.mktemp("cache"))
+    os.environ["MUTUALRL_CACHE"] = str(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny(cache: Path) -> dict[str, Path]:
+    """The embedded models, made when the cache does not have them."""
+    from mutualrl.tiny.cache import ensure
+
+    return {name: ensure(name) for name in ("ada", "bob")}
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Real data beside the repository; tests that need it are skipped where it is not."""
+    if not REAL_DATA.is_dir():
+        pytest.skip(f"no real data at {REAL_DATA}")
+    return REAL_DATA
+
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run the real command line in an empty directory; returns exit code, stdout and stderr."""
+
+    def run(*arguments: str | Path, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mutualrl", *map(str, arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "COLUMNS": "200", **environment},
+        )
+
+    return run

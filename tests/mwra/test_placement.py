@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from mutualrl.errors import MachineError, RecipeError
+from mutualrl.mwra.devices import Machine
+from mutualrl.mwra.placement import best_split, place
+from mutualrl.recipes import Request, resolve
+
+
+def gpus(n: int) -> Machine:
+    return Machine(tuple(map(str, range(n))), 16)
+
+
+def test_two_policies_split_eight_gpus_evenly() -> None:
+    placement = place(resolve(Request(pool="2qwen", regime="sgt")), gpus(8))
+    assert [s.gpus for s in placement.seats] == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
+    # 1024 prompts x 5 rollouts = 5120 completions = 4 steps x 4 GPUs x 10 completions x 32 micro-batches
+    assert [(s.strategy, s.batch.micro_batches, s.batch.optimizer_steps) for s in placement.seats] == [("zero3", 32, 4)] * 2
+
+
+def test_three_policies_on_eight_gpus_are_2_2_4_with_the_largest_on_four() -> None:
+    placement = place(resolve(Request(pool="3qwen", regime="sgt")), gpus(8))
+    assert [len(s.gpus) for s in placement.seats] == [2, 2, 4]
+    assert placement.seats[2].policy == "qwen3-4b-base"
+    assert len({g for s in placement.seats for g in s.gpus}) == 8
+
+
+def test_four_policies_take_two_each() -> None:
+    assert [len(s.gpus) for s in place(resolve(Request(pool="4qwen", regime="sgt")), gpus(8)).seats] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("devices", "sizes", "expected"),
+    [(8, [1, 1, 2], (2, 2, 4)), (8, [2, 1, 1], (4, 2, 2)), (7, [1, 1], (2, 4)), (3, [1, 1, 1], (1, 1, 1)), (2, [1, 1, 1], None)],
+)
+def test_best_split(devices: int, sizes: list[float], expected: tuple[int, ...] | None) -> None:
+    split = best_split(devices, sizes, lambda i, n: n in (1, 2, 4, 8))
+    assert (sorted(split) if split else None) == (sorted(expected) if expected else None)
+    if split and expected and len(set(sizes)) > 1:
+        assert split == expected
+
+
+def test_cores_are_split_and_sharing_them_is_said() -> None:
+    recipe = resolve(Request(pool="tiny", regime="sgt"))
+    wide = place(recipe, Machine((), 8))
+    assert [(s.processes, s.threads, s.strategy) for s in wide.seats] == [(1, 4, "ddp")] * 2
+    assert not wide.notes
+    narrow = place(recipe, Machine((), 1))
+    assert [s.threads for s in narrow.seats] == [1, 1]
+    assert "2 processes share 1 CPU cores" in narrow.notes[0]
+
+
+def test_too_few_gpus_are_refused_with_a_way_out() -> None:
+    with pytest.raises(MachineError, match="2 policies need 2 GPUs at least, found 1.*hardware.gpus=0"):
+        place(resolve(Request(pool="2qwen", regime="sgt")), gpus(1))
+
+
+def test_policies_that_would_not_see_the_same_rounds_are_refused() -> None:
+    recipe = resolve(Request(pool="tiny", assignments=("round.prompts=null", "trainer.steps_per_generation=1",
+        "policies=[{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob', trainer: {steps_per_generation: 2}}]")))  # fmt: skip
+    with pytest.raises(RecipeError, match="would not see the same rounds"):
+        place(recipe, Machine((), 2))

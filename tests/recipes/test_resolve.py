@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mutualrl.errors import RecipeError
+from mutualrl.recipes import Recipe, Request, dump, load, resolve, shipped
+from mutualrl.recipes.batch import BatchPlan, plan_batch
+from mutualrl.recipes.trainer_table import TABLE
+from mutualrl.regimes.sgt import SGTSettings
+
+PAIR = 'policies: [{name: a, model: "tiny:ada"}, {name: b, model: "tiny:bob"}]\n'
+
+
+def sets(*assignments: str, **request: object) -> Recipe:
+    return resolve(Request(assignments=assignments, **request))  # type: ignore[arg-type]
+
+
+def problems(*assignments: str, **request: object) -> list[str]:
+    with pytest.raises(RecipeError) as caught:
+        sets(*assignments, **request)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name, _ in shipped()])
+def test_every_shipped_recipe_resolves_and_survives_a_round_trip(kind: str, name: str, tmp_path: Path) -> None:
+    key = {"pools": "pool", "regimes": "regime", "tasks": "task"}[kind]
+    recipe = resolve(Request(**{key: name}))  # type: ignore[arg-type]
+    (tmp_path / "recipe.yaml").write_text(dump(recipe))
+    assert load(tmp_path / "recipe.yaml") == recipe
+
+
+def test_the_paper_s_pools_ship() -> None:
+    models = {
+        name: [p.model for p in resolve(Request(pool=name, regime="sgt")).policies]
+        for kind, name, _ in shipped()
+        if kind == "pools"
+    }
+    assert models["2qwen"] == ["Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-1.7B-Base"]
+    assert [len(models[n]) for n in ("tiny", "3qwen", "4qwen", "llama-mist", "qwen-phi4")] == [2, 3, 4, 2, 2]
+
+
+def test_layers_go_from_general_to_particular(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(PAIR + "regime: sgt\nrun: {steps: 7, seed: 5}\ntrainer: {learning_rate: 3e-4}\n")
+    recipe = resolve(Request(tmp_path / "mine.yaml", seed=9, assignments=("regime.weight=0.3",)))
+    assert (recipe.run.steps, recipe.run.seed) == (7, 9)
+    assert recipe.trainer["learning_rate"] == 3e-4  # YAML 1.2: a number, not the text '3e-4'
+    assert recipe.trainer["loss_type"] == "grpo"
+    settings = recipe.regime_settings("a")
+    assert isinstance(settings, SGTSettings)
+    assert settings.weight == 0.3
+
+
+def test_set_can_name_regime_and_pool() -> None:
+    assert sets("regime=sgt").regime["weight"] == 0.1
+    assert sets("pool=2qwen").hardware.gpus == 8
+
+
+def test_a_policy_overrides_trainer_and_regime(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        'policies:\n  - {name: a, model: "tiny:ada", trainer: {learning_rate: 1e-4}, regime: {weight: 0.5}}\n'
+        '  - {name: b, model: "tiny:bob"}\n'
+    )
+    recipe = resolve(Request(pool=str(tmp_path / "p.yaml"), regime="sgt"))
+    assert recipe.trainer_settings("a")["learning_rate"] == 1e-4
+    assert "learning_rate" not in recipe.trainer_settings("b")
+    assert recipe.regime_settings("a").weight == 0.5  # type: ignore[attr-defined]
+    assert recipe.regime_settings("b").weight == 0.1  # type: ignore[attr-defined]
+
+
+def test_models_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pool" / "m").mkdir(parents=True)
+    (tmp_path / "pool" / "m" / "config.json").write_text("{}")
+    (tmp_path / "pool" / "p.yaml").write_text("policies: [{name: a, model: m}]")
+    monkeypatch.chdir(tmp_path)
+    assert resolve(Request(pool="pool/p.yaml")).policies[0].model == str(tmp_path / "pool" / "m")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("trainer.learning_rat=1", "did you mean 'learning_rate'?"),
+        ("trainer.learning_rate=-1e-3", "expected at least 0"),
+        ("trainer.learning_rate=.nan", "expected a finite number"),
+        ("trainer.learning_rate=.inf", "expected a finite number"),
+        ("trainer.learning_rate=fast", "found 'fast' (str), expected float"),
+        ("trainer.temperature=0.0", "expected more than 0"),
+        ("trainer.num_generations=1", "expected at least 2"),
+        ("trainer.use_vllm=3", "expected bool"),
+        ("trainer.seed=3", "use run.seed (--seed)"),
+        ("run.stepz=3", "did you mean 'steps'?"),
+        ("run.steps=0", "greater than or equal to 1"),
+        ("run.steps=2.5", "valid integer"),
+        ("run.steps=true", "valid integer"),
+        ("run.seed=-1", "greater than or equal to 0"),
+        ("run.peer_timeout=.nan", "finite number"),
+        ("run.peer_timeout=0", "greater than 0"),
+        ("run=3", "found 3"),
+        ("trainer=3", "dictionary"),
+        ("policies=3", "tuple"),
+        ("policies=[]", "at least 1 item"),
+        ("nonsense=1", "unknown key"),
+        ("regime=sgtt", "did you mean 'sgt'?"),
+        ("regime=[1]", "expected a name"),
+        ("regime.name=7", "expected a name"),
+        ("task=mth", "did you mean 'math'?"),
+        ("regime.weight=1", "unknown key"),  # the regime is grpo: it has no weight
+        ("nothing", "expected key=value"),
+        ("=1", "expected key=value"),
+        ("a: b", "expected key=value"),
+        ("run.steps=[1", "--set run.steps=[1"),
+    ],
+)
+def test_a_wrong_key_is_refused_with_what_was_expected(assignment: str, words: str) -> None:
+    assert any(words in line for line in problems(assignment)), problems(assignment)
+
+
+@pytest.mark.parametrize("value", [".nan", "-0.1", "big", "null"])
+def test_a_wrong_regime_setting_is_refused(value: str) -> None:
+    (line,) = problems(f"regime.weight={value}", regime="sgt")
+    assert line.startswith(f"--set regime.weight={value}: regime.weight: ")
+
+
+def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(PAIR + "run: {stepz: 1}\ntrainer: {betta: 1}\n")
+    lines = problems("regime.weight=-1", recipe=path, regime="sgt")
+    assert len(lines) == 3
+    assert sum(str(path) in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('policies: [{name: "A b", model: "tiny:ada"}]', "string should match pattern"),
+        ('policies: [{name: "../up", model: "tiny:ada"}]', "string should match pattern"),
+        ('policies: [{name: a, model: "tiny:eve"}]', "no embedded model"),
+        ("policies: [{name: a, model: ./gone}]", "model not found"),
+        ("policies: [{name: a, model: /gone/away}]", "model not found"),
+        ("policies: [{name: a}]", "policies.0.model: field required"),
+        ("policies: [a]", "policies.0"),
+        ('policies: [{name: a, model: "tiny:ada"}, {name: a, model: "tiny:bob"}]', "two policies are named 'a'"),
+        ("policies: {a: b", "line 1"),
+        ("a: 1\na: 2", "key 'a' stands twice"),
+        ("- 1", "expected keys and values"),
+        ("", "expected keys and values"),
+        ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("1: 2", "a key must be text"),
+    ],
+)
+def test_a_wrong_pool_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "p.yaml").write_text(text)
+    lines = problems(pool=str(tmp_path / "p.yaml"))
+    assert any(words.lower() in line.lower() for line in lines), lines
+
+
+def test_a_pool_of_one_cannot_share(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
+    assert resolve(Request(pool=str(tmp_path / "p.yaml"), regime="grpo")).policies[0].name == "a"
+    (line,) = problems(pool=str(tmp_path / "p.yaml"), regime="sgt")
+    assert "this pool has one ('a'); add a policy, or use --regime grpo" in line
+
+
+@pytest.mark.parametrize(
+    ("assignments", "processes", "expected"),
+    [
+        (("round.prompts=16", "trainer.num_generations=8"), 1, BatchPlan(16, 8, 128, 1, 1)),
+        (("round.prompts=16", "round.optimizer_steps=2", "trainer.num_generations=8", "trainer.per_device_train_batch_size=8"), 2, BatchPlan(16, 8, 8, 4, 2)),
+        (("round.prompts=null", "trainer.num_generations=8", "trainer.per_device_train_batch_size=8", "trainer.gradient_accumulation_steps=2", "trainer.steps_per_generation=4"), 2, BatchPlan(8, 8, 8, 2, 2)),
+        (("round.prompts=null", "trainer.num_generations=8", "trainer.per_device_train_batch_size=8", "trainer.generation_batch_size=64"), 2, BatchPlan(8, 8, 8, 1, 4)),
+    ],
+)  # fmt: skip
+def test_batch_plan(assignments: tuple[str, ...], processes: int, expected: BatchPlan) -> None:
+    assert plan_batch(sets("trainer.per_device_train_batch_size=128", *assignments), "ada", processes) == expected
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    recipe = sets("round.prompts=7", "trainer.per_device_train_batch_size=128")
+    with pytest.raises(RecipeError, match="do not divide"):
+        plan_batch(recipe, "ada", 1)
+
+
+def test_the_shipped_table_of_trainer_keys_is_the_installed_trl_s() -> None:
+    import json
+
+    from mutualrl.recipes.trainer_table import build
+
+    assert json.loads(TABLE.read_text()) == build(), "run: python -m mutualrl.recipes.trainer_table"
+
+
+def test_guarded_keys_exist_in_trl() -> None:
+    from mutualrl.recipes.trainer_keys import MINIMUM, POSITIVE, RESERVED
+    from mutualrl.recipes.trainer_table import fields
+
+    assert not {*MINIMUM, *POSITIVE, *RESERVED} - set(fields())

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mutualrl.regimes.base import RoundView
+from mutualrl.regimes.sgt import (
+    Candidate,
+    Fitted,
+    SGTSettings,
+    Slot,
+    deal,
+    draw,
+    gate,
+    pair_nll,
+    plan,
+    select,
+    sgt_loss,
+)
+
+DEFAULT = SGTSettings()
+
+
+@pytest.mark.parametrize(
+    ("own", "peers", "open_"),
+    [
+        ([0, 0, 0], [0, 1], True),
+        ([0, 0, 1], [1, 1], False),  # one own success shuts the gate
+        ([0, 0, 0], [0, 0], False),  # no peer success
+        ([0, 0, 0], [0.8], False),  # the thresholds themselves are outside
+        ([0.2, 0, 0], [1], False),
+        ([0.19, 0], [0.81], True),
+        ([math.nan, 0], [1], False),  # an unscorable rollout is no failure
+        ([0, 0], [math.nan], False),  # and no success
+        ([], [1], False),
+    ],
+)
+def test_gate_opens_on_total_failure_and_a_peer_success(own: list[float], peers: list[float], open_: bool) -> None:
+    assert gate(own, peers, DEFAULT) is open_
+
+
+def test_gate_any_needs_one_failure() -> None:
+    settings = SGTSettings(gate="any")
+    assert gate([1, 0, 1], [1], settings)
+    assert not gate([1, 1], [1], settings)
+
+
+def fitted(policy: str, rollout: int, length: int = 3) -> Fitted:
+    return Fitted(Candidate(policy, rollout, f"{policy}{rollout}", True), tuple(range(length)))
+
+
+@given(st.permutations([fitted("a", 0), fitted("a", 1), fitted("b", 0), fitted("c", 2)]), st.integers(0, 10**6))
+def test_draw_does_not_depend_on_the_order_of_peers(order: list[Fitted], seed: int) -> None:
+    key = {"run_seed": seed, "round_": 3, "prompt_id": "p", "learner": "z"}
+    assert draw(order, DEFAULT, **key) == draw(sorted(order, key=str), DEFAULT, **key)  # type: ignore[arg-type]
+
+
+def test_draw_is_uniform_over_the_multiset() -> None:
+    pool = [fitted("a", 0), fitted("a", 1), fitted("b", 0)]
+    counts = Counter(
+        draw(pool, DEFAULT, run_seed=0, round_=r, prompt_id="p", learner="z").candidate.text for r in range(6000)
+    )
+    assert all(abs(count - 2000) < 200 for count in counts.values())  # 200 is 5.5 deviations
+    assert len(counts) == 3
+
+
+def test_draw_shortest_takes_the_fewest_tokens_then_the_first() -> None:
+    pool = [fitted("b", 0, 2), fitted("a", 1, 2), fitted("a", 0, 5)]
+    chosen = draw(pool, SGTSettings(pick="shortest"), run_seed=0, round_=0, prompt_id="p", learner="z")
+    assert chosen.candidate.text == "a1"
+
+
+def test_select_gates_draws_and_counts() -> None:
+    own = {"p1": [0.0, 0.0], "p2": [1.0, 0.0], "p3": [0.0, 0.0], "p4": [0.0, 0.0]}
+    peers = {"p1": [1.0], "p2": [1.0], "p3": [0.0], "p4": [1.0, 1.0]}
+    asked: list[str] = []
+
+    def successes(prompt: str) -> list[Candidate]:
+        asked.append(prompt)
+        return [Candidate("bob", 0, "long" if prompt == "p4" else "ok", True)]
+
+    got = select(
+        own, peers, successes, lambda c: None if c.text == "long" else (1, 2), DEFAULT,
+        run_seed=0, round_=0, learner="ada", uses={},
+    )  # fmt: skip
+    assert asked == ["p1", "p4"]  # texts are fetched for gated prompts alone
+    assert [(p.prompt_id, p.policy, p.ids) for p in got.pairs] == [("p1", "bob", (1, 2))]
+    assert (got.prompts, got.gated, got.unfit, got.spent) == (4, 2, 1, 0)
+
+
+def test_a_prompt_at_its_cap_is_passed_over() -> None:
+    settings = SGTSettings(max_uses_per_prompt=2)
+    for used, pairs in ((1, 1), (2, 0)):
+        got = select(
+            {"p": [0.0]}, {"p": [1.0]}, lambda _: [Candidate("b", 0, "t", True)], lambda c: (1,), settings,
+            run_seed=0, round_=0, learner="a", uses={"p": used},
+        )  # fmt: skip
+        assert len(got.pairs) == pairs
+        assert got.spent == 1 - pairs
+
+
+@given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_deal_gives_every_pair_one_slot_and_spreads_them_evenly(pairs: int, steps: int, micro: int, ranks: int) -> None:
+    table = deal(pairs, steps=steps, micro_batches=micro, ranks=ranks)
+    assert sorted(i for indices in table.values() for i in indices) == list(range(pairs))
+    assert len(table) == steps * micro * ranks
+    per_step = [sum(len(v) for k, v in table.items() if k.step == s) for s in range(steps)]
+    assert max(per_step) - min(per_step) <= 1
+    for step in range(steps):
+        sizes = [len(v) for k, v in table.items() if k.step == step]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_deal_fills_ranks_before_micro_batches() -> None:
+    table = deal(5, steps=2, micro_batches=2, ranks=2)
+    assert table[Slot(0, 0, 0)] == [0]
+    assert table[Slot(1, 0, 0)] == [1]
+    assert table[Slot(0, 0, 1)] == [2]
+    assert table[Slot(1, 0, 1)] == [3]
+    assert table[Slot(0, 1, 0)] == [4]
+
+
+def test_loss_and_gradient_on_three_tokens_by_hand() -> None:
+    # Vocabulary {0, 1, 2}, logits z = (ln 1, ln 2, ln 5): probabilities 1/8, 2/8, 5/8.
+    # Pair A is (1, 2): NLL = (ln 4 + ln 8/5) / 2. Pair B is (0): NLL = ln 8.
+    logits = torch.log(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)).requires_grad_()
+    logp = torch.log_softmax(logits, dim=0)
+    logps = torch.stack([logp[[1, 2]], logp[[0, 0]]])
+    mask = torch.tensor([[True, True], [True, False]])
+    nll = pair_nll(logps, mask)
+    assert nll.tolist() == pytest.approx([(math.log(4) + math.log(1.6)) / 2, math.log(8)])
+    loss = sgt_loss(nll, weight=0.1, count=2, ranks=1)
+    assert loss.item() == pytest.approx(0.05 * (nll[0].item() + nll[1].item()))
+    loss.backward()
+    # d NLL_A / dz = p - (0, 1/2, 1/2); d NLL_B / dz = p - (1, 0, 0)
+    p = [1 / 8, 2 / 8, 5 / 8]
+    by_hand = [0.05 * (2 * p[0] - 1), 0.05 * (2 * p[1] - 0.5), 0.05 * (2 * p[2] - 0.5)]
+    assert logits.grad is not None
+    assert logits.grad.tolist() == pytest.approx(by_hand)
+
+
+def test_a_masked_row_gives_zero_and_no_gradient_even_at_minus_infinity() -> None:
+    logps = torch.tensor([[-math.inf, -1.0]], requires_grad=True)
+    loss = sgt_loss(pair_nll(logps, torch.tensor([[False, False]])), weight=0.1, count=3, ranks=2)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert logps.grad is not None
+    assert logps.grad.tolist() == [[0.0, 0.0]]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.floats(0.1, 5), min_size=1, max_size=12))
+def test_the_shares_of_ranks_and_micro_batches_add_up_to_the_mean(ranks: int, micro: int, values: list[float]) -> None:
+    table = deal(len(values), steps=1, micro_batches=micro, ranks=ranks)
+    total = 0.0
+    for slot in table:
+        nll = torch.tensor([values[i] for i in table[slot]], dtype=torch.float64)
+        total += sgt_loss(nll, weight=0.1, count=len(values), ranks=ranks).item() / ranks  # averaged over ranks
+    assert total == pytest.approx(0.1 * sum(values) / len(values))
+
+
+class Peer:
+    """A peer's round in memory."""
+
+    def __init__(self, rows: list[tuple[str, float, str | None]]) -> None:
+        self.rows = rows
+        self.decoded: list[int] = []
+
+    def column(self, name: str) -> list[object]:
+        return {
+            "prompt_id": [r[0] for r in self.rows],
+            "reward": [r[1] for r in self.rows],
+            "rollout": list(range(len(self.rows))),
+            "ended": [True] * len(self.rows),
+        }[name]  # type: ignore[return-value]
+
+    def texts(self, rows: list[int]) -> list[str | None]:
+        self.decoded += rows
+        return [self.rows[i][2] for i in rows]
+
+
+def test_plan_decodes_texts_of_gated_prompts_only_and_reports() -> None:
+    peer = Peer([("p1", 1.0, "yes"), ("p1", 0.0, None), ("p2", 1.0, "also")])
+    view = RoundView(
+        round=0, learner="ada", run_seed=0, prompt_ids=["p1", "p1", "p2", "p2"], rewards=[0, 0, 1, 0],
+        peers={"bob": peer}, fit=lambda text, ended: tuple(text.encode()), uses={},  # type: ignore[dict-item]
+    )  # fmt: skip
+    got = plan(view, DEFAULT)
+    assert [(p.prompt_id, p.text, p.ids) for p in got.pairs] == [("p1", "yes", tuple(b"yes"))]
+    assert peer.decoded == [0]
+    assert got.metrics["sgt/gate_rate"] == 0.5
+    assert got.metrics["sgt/extra_tokens"] == 3
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="must not exceed"):
+        SGTSettings(failure_below=0.9, success_above=0.5)
+    with pytest.raises(ValueError, match="weight"):
+        SGTSettings(weight=-1)

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
+from mutualrl.records import Record
+from mutualrl.see import Exchange, Heartbeat, Patience
+
+RUN = "run-1"
+
+
+def record(n: int, **fields: object) -> Record:
+    return Record(f"prompt-{n // 2}", n % 2, float(n % 2), True, **{"y_text": f"text {n}", **fields})  # type: ignore[arg-type]
+
+
+RECORDS = [record(n) for n in range(6)]
+
+texts = st.text(max_size=20)
+records = st.builds(
+    Record,
+    prompt_id=texts,
+    rollout=st.integers(0, 100),
+    reward=st.floats(allow_nan=False),
+    ended=st.booleans(),
+    x_text=st.none() | texts,
+    y_text=st.none() | texts,
+    advantage=st.none() | st.floats(allow_nan=False),
+    token_ids=st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple),
+    logprobs=st.none() | st.lists(st.floats(-50, 0, width=32), max_size=5).map(tuple),
+)
+
+
+def door(root: Path, policy: str = "bob", **options: object) -> Exchange:
+    return Exchange(root, policy, RUN, **options)  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(records, max_size=8))
+def test_what_is_published_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[Record]) -> None:
+    root = tmp_path_factory.mktemp("exchange")
+    door(root).publish(0, rows, policy_step=0)
+    shard = door(root, "ada").read("bob", 0)
+    assert shard is not None
+    assert len(shard) == len(rows)
+    for name in ("prompt_id", "rollout", "reward", "ended", "x_text", "y_text", "advantage"):
+        assert shard.column(name) == [getattr(r, name) for r in rows]
+    assert shard.column("token_ids") == [r.token_ids if r.token_ids is None else list(r.token_ids) for r in rows]
+    assert shard.texts(list(range(len(rows)))) == [r.y_text for r in rows]
+
+
+def test_layout_on_disk(tmp_path: Path) -> None:
+    import hashlib
+
+    door(tmp_path).publish(3, RECORDS, policy_step=7)
+    marker = json.loads((tmp_path / "bob" / "000003.json").read_text())
+    data = (tmp_path / "bob" / "000003.parquet").read_bytes()
+    assert marker["sha256"] == hashlib.sha256(data).hexdigest()
+    assert (marker["bytes"], marker["rows"]) == (len(data), 6)
+    assert (marker["schema_version"], marker["policy_step"], marker["run_id"], marker["attempt"]) == ("1.0", 7, RUN, 0)
+    assert pq.read_table(tmp_path / "bob" / "000003.parquet").column("y_text").to_pylist() == [r.y_text for r in RECORDS]
+    assert sorted(p.name for p in (tmp_path / "bob").iterdir()) == ["000003.json", "000003.parquet"]
+
+
+def test_bytes_depend_on_the_records_alone(tmp_path: Path) -> None:
+    first = door(tmp_path / "a").publish(0, RECORDS, 0)
+    time.sleep(0.01)
+    second = door(tmp_path / "b", attempt=4).publish(0, RECORDS, 9)
+    assert first.sha256 == second.sha256
+
+
+def test_publishing_again_is_a_no_op_and_other_content_is_a_new_attempt(tmp_path: Path) -> None:
+    door(tmp_path).publish(0, RECORDS, 0)
+    before = (tmp_path / "bob" / "000000.json").stat().st_mtime_ns
+    door(tmp_path).publish(0, RECORDS, 0)
+    door(tmp_path, attempt=1).publish(0, RECORDS, 0)
+    assert (tmp_path / "bob" / "000000.json").stat().st_mtime_ns == before
+
+    other = [record(0, y_text="another")]
+    door(tmp_path, attempt=1).publish(0, other, 0)
+    shard = door(tmp_path, "ada").read("bob", 0)
+    assert shard is not None
+    assert shard.marker.attempt == 1
+    assert shard.column("y_text") == ["another"]
+    with pytest.raises(FencedError, match="committed by attempt 1; this is attempt 0"):
+        door(tmp_path).publish(0, RECORDS, 0)
+    assert door(tmp_path, "ada").read("bob", 0).column("y_text") == ["another"]  # type: ignore[union-attr]
+
+
+def test_parts_of_several_ranks_stand_under_one_marker(tmp_path: Path) -> None:
+    writer = door(tmp_path)
+    parts = [writer.write_part(0, RECORDS[:2], 0), writer.write_part(0, RECORDS[2:], 1)]
+    assert door(tmp_path, "ada").read("bob", 0) is None  # written, not committed
+    marker = writer.commit(0, parts, 0)
+    assert (marker.rows, marker.bytes) == (6, sum(p.bytes for p in parts))
+    shard = door(tmp_path, "ada").read("bob", 0)
+    assert shard is not None
+    assert shard.column("y_text") == [r.y_text for r in RECORDS]
+    assert shard.texts([0, 5]) == ["text 0", "text 5"]
+
+
+def stages() -> list[str]:
+    """Every point at which a publish can be killed: before and after each step of each of its two files."""
+    return [f"{step} {number}" for number in (1, 2) for step in ("write", "fsync", "rename", "sync_directory")]
+
+
+@pytest.mark.parametrize("stage", stages())
+def test_a_publish_killed_at_any_stage_is_never_read(tmp_path: Path, stage: str) -> None:
+    """A real process is killed with SIGKILL at the stage; the reader sees nothing, or all when all was written."""
+    step, number = stage.split()
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+import mutualrl.files as files
+from tests_records import RECORDS
+from mutualrl.see import Exchange
+count = {{"fsync": 0, "rename": 0, "sync_directory": 0, "write": 0}}
+def killing(name, real):
+    def step(*a, **k):
+        count[name] += 1
+        if name == {step!r} and count[name] == {number}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*a, **k)
+    return step
+class Half:
+    "The first half of the data reaches the disk, then the process dies."
+    def __init__(self, file): self.file = file
+    def __enter__(self): self.file.__enter__(); return self
+    def __exit__(self, *a): return self.file.__exit__(*a)
+    def fileno(self): return self.file.fileno()
+    def flush(self): self.file.flush()
+    def write(self, data):
+        count["write"] += 1
+        if {step!r} == "write" and count["write"] == {number}:
+            self.file.write(data[: len(data) // 2]); self.file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.file.write(data)
+real_open = Path.open
+Path.open = lambda self, mode="r", *a, **k: Half(real_open(self, mode, *a, **k)) if mode == "wb" else real_open(self, mode, *a, **k)
+real_fsync, real_sync = os.fsync, files.sync_directory
+in_sync = [False]
+def sync_directory(path):
+    count["sync_directory"] += 1
+    if {step!r} == "sync_directory" and count["sync_directory"] == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    in_sync[0] = True
+    real_sync(path)
+    in_sync[0] = False
+files.sync_directory = sync_directory
+os.fsync = lambda fd: real_fsync(fd) if in_sync[0] else killing("fsync", real_fsync)(fd)
+Path.replace = killing("rename", Path.replace)
+Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r}).publish(0, RECORDS, 0)
+"""
+    (tmp_path / "tests_records.py").write_text(
+        "from mutualrl.records import Record\n"
+        "RECORDS = [Record(f'prompt-{n // 2}', n % 2, float(n % 2), True, y_text=f'text {n}') for n in range(6)]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60)
+    assert done.returncode == -9, "the stage was never reached"
+    shard = door(tmp_path, "ada").read("bob", 0)
+    committed = stage == "sync_directory 2"  # the marker was renamed: the round exists
+    assert (shard is not None) == committed
+    if shard is not None:
+        assert shard.column("y_text") == [r.y_text for r in RECORDS]
+    door(tmp_path).publish(0, RECORDS, 0)  # the restarted writer publishes it after all
+    assert door(tmp_path, "ada").read("bob", 0).column("y_text") == [r.y_text for r in RECORDS]  # type: ignore[union-attr]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_one_flipped_bit_is_always_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    root = tmp_path_factory.mktemp("exchange")
+    door(root).publish(0, RECORDS, 0)
+    path = root / "bob" / "000000.parquet"
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    with pytest.raises(ExchangeDamagedError, match="its marker says"):
+        door(root, "ada").read("bob", 0)
+
+
+def damage_truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def damage_gone(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_truncated, damage_gone])
+def test_a_truncated_or_missing_shard_is_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    door(tmp_path).publish(0, RECORDS, 0)
+    damage(tmp_path / "bob" / "000000.parquet")
+    with pytest.raises(ExchangeDamagedError, match=r"000000\.parquet"):
+        door(tmp_path, "ada").read("bob", 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"parts": []}', '{"parts": [{"file": "../x", "sha256": "", "bytes": 1, "rows": 1}]}']
+)
+def test_a_marker_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    door(tmp_path).publish(0, RECORDS, 0)
+    (tmp_path / "bob" / "000000.json").write_text(text)
+    with pytest.raises(ExchangeDamagedError, match=r"000000\.json"):
+        door(tmp_path, "ada").read("bob", 0)
+
+
+def edit_marker(root: Path, **values: object) -> None:
+    path = root / "bob" / "000000.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_markers_of_another_run_schema_or_place_are_refused(tmp_path: Path) -> None:
+    door(tmp_path).publish(0, RECORDS, 0)
+    marker = json.loads((tmp_path / "bob" / "000000.json").read_text())
+    edit_marker(tmp_path, run_id="other")
+    with pytest.raises(ExchangeDamagedError, match="written for run 'other'"):
+        door(tmp_path, "ada").read("bob", 0)
+    edit_marker(tmp_path, run_id=RUN, schema_version="2.0")
+    with pytest.raises(ExchangeDamagedError, match=r"schema 2\.0"):
+        door(tmp_path, "ada").read("bob", 0)
+    part = {**marker["parts"][0], "file": "../bob/000000.parquet"}
+    edit_marker(tmp_path, schema_version="1.0", parts=[part])
+    with pytest.raises(ExchangeDamagedError, match="outside its directory"):
+        door(tmp_path, "ada").read("bob", 0)
+
+
+def test_a_newer_minor_schema_is_read(tmp_path: Path) -> None:
+    door(tmp_path).publish(0, RECORDS, 0)
+    edit_marker(tmp_path, schema_version="1.7", a_new_field=1)
+    assert door(tmp_path, "ada").read("bob", 0) is not None
+
+
+def test_two_processes_over_one_directory(tmp_path: Path) -> None:
+    """Another process publishes ten rounds with pauses; this one waits for each and reads it whole."""
+    code = f"""
+import time
+from pathlib import Path
+from mutualrl.records import Record
+from mutualrl.see import Exchange, Heartbeat
+exchange = Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r})
+Heartbeat(exchange.directory, "bob").start()
+for r in range(10):
+    time.sleep(0.02)
+    exchange.publish(r, [Record(f"p{{i}}", 0, 1.0, True, y_text=f"{{r}}-{{i}}") for i in range(200)], r)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    reader = door(tmp_path, "ada", patience=Patience(10, 30))
+    for round_ in range(10):
+        shard = reader.wait(["bob"], round_)["bob"]
+        assert shard.column("y_text") == [f"{round_}-{i}" for i in range(200)]
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_peer_without_a_heartbeat_is_lost_within_the_timeout(tmp_path: Path) -> None:
+    reader = door(tmp_path, "ada", patience=Patience(peer_timeout=1.0, round_timeout=60))
+    began = time.monotonic()
+    with pytest.raises(PeerLostError, match=r"lost its peer 'bob'.*round 4.*policies/bob/logs"):
+        reader.wait(["bob"], 4)
+    assert time.monotonic() - began < 4
+
+
+def test_a_peer_that_is_alive_but_late_runs_into_the_round_timeout(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "bob", "bob", interval=0.1)
+    heartbeat.start()
+    reader = door(tmp_path, "ada", patience=Patience(peer_timeout=1.0, round_timeout=2.0))
+    with pytest.raises(WaitTimeoutError, match=r"round 0 of bob.*round_timeout \(2 s\)"):
+        reader.wait(["bob"], 0)
+    heartbeat.stop("finished")
+
+
+def test_a_slow_peer_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "bob", "bob", interval=0.1)
+    heartbeat.start()
+    threading.Timer(2.0, lambda: door(tmp_path).publish(0, RECORDS, 0)).start()
+    said: list[str] = []
+    reader = door(tmp_path, "ada", patience=Patience(peer_timeout=1.0, round_timeout=30))
+    assert list(reader.wait(["bob"], 0, said.append)) == ["bob"]
+    assert said == ["waiting for round 0 of bob"]
+    heartbeat.stop("finished")
+    state = json.loads((tmp_path / "bob" / "heartbeat.json").read_text())
+    assert (state["policy"], state["phase"]) == ("bob", "finished")

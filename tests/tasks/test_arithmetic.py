@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from mutualrl.errors import UsageError
+from mutualrl.tasks.arithmetic import HELD_OUT, OPERATIONS, ArithmeticTask, Problem, all_problems, split_problems
+from mutualrl.tasks.base import TaskSource
+from mutualrl.tasks.boxed import boxed_score
+
+
+def test_working_leads_to_the_answer() -> None:
+    product, total = Problem("*", (4, 3, 5)), Problem("+", (4, 3, 5))
+    assert (product.prompt, product.working, product.answer) == ("4*3*5:", r" 12 60 \boxed{60}", "60")
+    assert (total.prompt, total.working, total.answer) == ("4+3+5:", r" 7 12 \boxed{12}", "12")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_held_out_problems_are_never_trained_on(operation: str) -> None:
+    train, held_out = split_problems(operation)  # type: ignore[arg-type]
+    assert len(held_out) == HELD_OUT
+    assert not set(train) & set(held_out)
+    assert set(train) | set(held_out) == set(all_problems(operation))  # type: ignore[arg-type]
+    assert all(boxed_score(p.working, p.answer) == 1.0 for p in train + held_out)
+
+
+def test_prompts_depend_on_the_seed_alone_and_operations_are_balanced() -> None:
+    task = ArithmeticTask()
+    first, again = task.load("train", TaskSource(seed=3)), task.load("train", TaskSource(seed=3))
+    assert first == again
+    assert first != task.load("train", TaskSource(seed=4))
+    groups = [p.group for p in first]
+    assert groups.count("+") == groups.count("*")
+    assert len({p.id for p in first}) == len(first)
+    validation = task.load("validation", TaskSource(seed=3))
+    assert validation == task.load("validation", TaskSource(seed=4))
+    assert not {p.text for p in validation} & {p.text for p in first}
+
+
+def test_a_data_file_is_refused(tmp_path: object) -> None:
+    from pathlib import Path
+
+    with pytest.raises(UsageError, match="makes its own problems"):
+        ArithmeticTask().load("train", TaskSource(data=Path("x.jsonl")))

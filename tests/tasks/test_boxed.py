@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mutualrl.tasks.boxed import boxed_reward, boxed_score, last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{42}", "42"),
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{a \boxed{b}}", r"a \boxed{b}"),
+        (r"\boxed{3} and an open \boxed{4", "3"),
+        (r"\boxed{3 \boxed{4}", "4"),
+        (r"} \boxed{5} {", "5"),
+        (r"\boxed{}", ""),
+        (r"\boxed{ \text{Yes} }", r" \text{Yes} "),
+        ("no box at all", None),
+        (r"\boxed 7", None),
+        (r"\boxed{7", None),
+    ],
+)
+def test_the_last_balanced_box_counts(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+def test_score_is_exact_but_for_outer_blanks() -> None:
+    assert boxed_score(r"\boxed{ 12 }", "12") == 1.0
+    assert boxed_score(r"\boxed{12.0}", "12") == 0.0
+    assert boxed_score("12", "12") == 0.0
+
+
+def test_reward_takes_plain_and_conversational_completions() -> None:
+    assert boxed_reward([r"\boxed{1}", r"\boxed{2}"], answer=["1", "1"]) == [1.0, 0.0]
+    assert boxed_reward([[{"role": "assistant", "content": r"\boxed{1}"}]], answer=["1"]) == [1.0]
+
+
+@given(st.text(alphabet="ab{}\\ ", max_size=40))
+def test_a_boxed_balanced_content_is_found_whatever_stands_before(before: str) -> None:
+    assert last_boxed(before + "\n" + r"\boxed{x{y}z}") == "x{y}z"
+
+
+@pytest.mark.parametrize("piece", [r"\boxed{", "{", "}", "\\", r"\boxed{1}"])
+def test_ten_megabytes_take_linear_time(piece: str) -> None:
+    text = piece * (10_000_000 // len(piece))
+    began = time.monotonic()
+    last_boxed(text)
+    assert time.monotonic() - began < 15
+
+
+def test_every_gold_solution_of_math_scores(real_data: Path) -> None:
+    scored = 0
+    for name in ("math_train", "math500"):
+        for line in (real_data / "math" / f"{name}.jsonl").open():
+            row = json.loads(line)
+            if row.get("solution"):
+                scored += 1
+                assert boxed_score(row["solution"], row["answer"]) == 1.0
+    assert scored == 4181

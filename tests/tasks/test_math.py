@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from mutualrl.errors import DataError
+from mutualrl.tasks.base import TaskSource
+from mutualrl.tasks.math import MathTask
+
+
+def rows(path: Path, *values: object) -> Path:
+    path.write_text("\n".join(v if isinstance(v, str) else json.dumps(v) for v in values) + "\n")
+    return path
+
+
+def test_template_is_the_paper_s(tmp_path: Path) -> None:
+    path = rows(tmp_path / "a.jsonl", {"problem": "1+1?", "answer": "2", "type": "Algebra", "level": "Level 1"})
+    (prompt,) = MathTask().load("validation", TaskSource(validation_data=path))
+    assert prompt.text == "1+1?\n\nLet's think step by step and output the final answer within \\boxed{}."
+    assert (prompt.answer, prompt.group) == ("2", "Algebra")
+
+
+def test_validation_is_held_out_of_the_training_rows(tmp_path: Path) -> None:
+    path = rows(tmp_path / "a.jsonl", *({"problem": f"p{i}", "answer": "1"} for i in range(300)))
+    task, source = MathTask(), TaskSource(data=path)
+    train, validation = task.load("train", source), task.load("validation", source)
+    assert len(train) + len(validation) == 300
+    assert 5 < len(validation) < 40
+    assert not {p.text for p in train} & {p.text for p in validation}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"problem": "x"}, "row 2: no field 'answer'"),
+        ({"problem": "x", "answer": None}, "row 2, field 'answer': found None"),
+        ({"problem": "x", "answer": 3}, "row 2, field 'answer': found 3"),
+        ({"answer": "3"}, "row 2: no field 'problem'"),
+        ("not json", "row 2: not a line of JSON"),
+        ("[1]", "row 2: found list"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(tmp_path: Path, bad: object, words: str) -> None:
+    path = rows(tmp_path / "a.jsonl", {"problem": "x", "answer": "1"}, bad)
+    with pytest.raises(DataError, match=words.replace("(", r"\(")) as caught:
+        MathTask().load("train", TaskSource(data=path))
+    assert str(path) in str(caught.value)
+
+
+def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not found.*nope\.jsonl"):
+        MathTask().load("train", TaskSource(data=tmp_path / "nope.jsonl"))
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match="has no rows"):
+        MathTask().load("train", TaskSource(data=tmp_path / "empty.jsonl"))
+
+
+def test_an_empty_answer_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = rows(tmp_path / "a.jsonl", {"problem": "x", "answer": ""}, {"problem": "y", "answer": "1"})
+    with caplog.at_level(logging.WARNING):
+        prompts = MathTask().load("validation", TaskSource(validation_data=path))
+    assert [p.text[0] for p in prompts] == ["y"]
+    assert "left out 1 of 2 rows" in caplog.text

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.thl import decode_completion, ended, retokenize
+from mutualrl.tiny.build import build_tokenizer
+from mutualrl.tiny.spec import POLICIES
+
+CORPUS = ["Once upon a time there was a number, 12 + 30 = 42.", "So \\boxed{42} it is; and 7 * 6 = 42 as well."] * 4
+
+
+@cache
+def sentencepiece_like(normalizer: str = "") -> Any:
+    """A metaspace BPE with byte fallback, as SentencePiece models look after conversion."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    if normalizer:
+        tokenizer.normalizer = getattr(normalizers, normalizer)()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=special[:3], show_progress=False))
+    vocabulary = tokenizer.get_vocab()
+    state = {**vocabulary, **{t: len(vocabulary) + i for i, t in enumerate(special[3:])}}
+    raw = json.loads(tokenizer.to_str())
+    raw["model"]["vocab"] = state
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(raw)), unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+
+
+@cache
+def own(name: str) -> Any:
+    return build_tokenizer(POLICIES[name]) if name in POLICIES else sentencepiece_like()
+
+
+OWN = ("ada", "bob", "sentencepiece")
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@pytest.mark.parametrize("name", OWN)
+@settings(max_examples=150, deadline=None)
+@given(text=any_text)
+@example(text=" a leading blank")
+@example(text="  two")
+@example(text="\n\nlines\r\n")
+@example(text="日本語 نص ไทย हिन्दी 👩‍👩‍👧 é")
+@example(text="")
+@example(text="   ")
+def test_text_survives_the_learner_s_vocabulary(name: str, text: str) -> None:
+    tokenizer = own(name)
+    carried = retokenize(text, tokenizer, ended=False)
+    assert carried.exact == (decode_completion(carried.ids, tokenizer) == text)
+    assert carried.exact
+
+
+@pytest.mark.parametrize("name", OWN)
+@given(text=any_text)
+@settings(max_examples=50, deadline=None)
+def test_eos_closes_an_ended_response_and_never_a_truncated_one(name: str, text: str) -> None:
+    tokenizer = own(name)
+    whole, cut = retokenize(text, tokenizer, ended=True), retokenize(text, tokenizer, ended=False)
+    assert whole.ids == (*cut.ids, tokenizer.eos_token_id)
+    assert tokenizer.eos_token_id not in cut.ids
+
+
+@pytest.mark.parametrize("source", OWN)
+@pytest.mark.parametrize("target", OWN)
+def test_sampled_ids_reach_the_learner_as_the_same_text(source: str, target: str) -> None:
+    """Sampled ids are often not what the tokenizer itself would make of their text: here, three characters at a time."""
+    giver, learner = own(source), own(target)
+    for sentence in ("So \\boxed{42} it is", *CORPUS[:2]):
+        ids: list[int] = []
+        for piece in [sentence[i : i + 3] for i in range(0, len(sentence), 3)]:
+            ids += retokenize(piece, giver, ended=False).ids
+        if "boxed{42} it" in sentence:
+            assert ids != list(retokenize(sentence, giver, ended=False).ids)
+        text = decode_completion(ids, giver)
+        assert text == sentence
+        assert decode_completion(retokenize(text, learner, ended=True).ids, learner) == sentence
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_control_token_spelled_out_stays_text(name: str) -> None:
+    tokenizer = own(name)
+    text = f"before {tokenizer.eos_token} after {tokenizer.pad_token}"
+    carried = retokenize(text, tokenizer, ended=False)
+    assert not set(carried.ids) & set(tokenizer.all_special_ids)
+    assert carried.exact
+
+
+def test_the_limit_counts_the_end_and_nothing_is_cut() -> None:
+    tokenizer = own("ada")
+    length = len(retokenize("12 34", tokenizer, ended=True).ids)
+    assert retokenize("12 34", tokenizer, ended=True, max_length=length).fits
+    short = retokenize("12 34", tokenizer, ended=True, max_length=length - 1)
+    assert not short.fits
+    assert len(short.ids) == length
+
+
+def test_a_tokenizer_that_changes_text_is_found_out() -> None:
+    assert not retokenize("Word", sentencepiece_like("Lowercase"), ended=False).exact
+    assert retokenize("word", sentencepiece_like("Lowercase"), ended=False).exact
+
+
+def test_a_sentencepiece_completion_keeps_its_first_blank() -> None:
+    tokenizer = sentencepiece_like()
+    ids = tokenizer.encode("a time", add_special_tokens=False)
+    assert tokenizer.decode(ids) == "a time"  # decoded alone, the first blank is lost
+    assert decode_completion(ids, tokenizer) == " a time"
+
+
+def test_ended_looks_at_the_last_sampled_id() -> None:
+    assert ended([5, 2], [2, 9])
+    assert ended([9], [2, 9])
+    assert not ended([2, 5], [2])
+    assert not ended([], [2])
+
+
+def test_specials_are_left_out_of_the_text() -> None:
+    tokenizer = own("bob")
+    ids = [*tokenizer.encode("12", add_special_tokens=False), tokenizer.eos_token_id]
+    assert decode_completion(ids, tokenizer) == "12"
+
+
+REAL = ("qwen2.5", "qwen3", "llama3", "mistral-tekken-240911", "phi4-mini-style", "gpt2")
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_tokenizers_carry_math_solutions(real_data: Path, name: str) -> None:
+    tokenizer = load_tokenizer(str(real_data / "tokenizers" / name))
+    lines = (real_data / "math" / "math500.jsonl").read_text().splitlines()[:100]
+    for text in [json.loads(line)["solution"] for line in lines] + ["<|im_end|> </s> <|eot_id|>", " x", "日本語 👩‍👩‍👧"]:
+        carried = retokenize(text, tokenizer, ended=True)
+        assert carried.exact
+        assert carried.ids[-1] == tokenizer.eos_token_id
+        assert not set(carried.ids[:-1]) & set(tokenizer.all_special_ids)
