@@ -1,0 +1,109 @@
+"""Small real trainings in this process, on an embedded model, with everything seeded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, set_seed
+from trl import GRPOConfig, GRPOTrainer
+
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.records import Prompt, Record
+from mutualrl.see import Exchange, Patience
+from mutualrl.tasks import TaskSource, get_task
+from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.training.data import as_dataset
+from mutualrl.training.sharing import Sharing
+from mutualrl.training.trainer import MutualGRPOTrainer
+
+STEPS = 3
+PROMPTS = get_task("arithmetic").load("train", TaskSource())[:32]
+BY_ID = {p.id: p for p in PROMPTS}
+
+
+class Logs(TrainerCallback):
+    """Keeps what the trainer logs."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if logs and "loss" in logs:
+            self.rows.append(dict(logs))
+
+
+def config(output: Path, **keys: Any) -> GRPOConfig:
+    """GRPOConfig for a few steps on CPU: 8 prompts x 4 rollouts a round unless said otherwise."""
+    defaults: dict[str, Any] = {
+        "output_dir": str(output), "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
+        "per_device_train_batch_size": 32, "num_generations": 4, "max_completion_length": 20, "max_steps": STEPS,
+        "learning_rate": 5e-4, "beta": 1e-3, "loss_type": "grpo", "logging_steps": 1, "save_strategy": "no",
+        "disable_tqdm": True, "remove_unused_columns": False, "seed": 7, "dataloader_pin_memory": False,
+    }  # fmt: skip
+    return GRPOConfig(**{**defaults, **keys})
+
+
+def train(kind: type[GRPOTrainer], model: Path, output: Path, sharing: Sharing | None = None, **keys: Any) -> Any:
+    """Train; returns the trainer with its logs in `.kept`."""
+    torch.set_num_threads(1)
+    tokenizer = load_tokenizer(str(model))
+    extra = {"sharing": sharing} if sharing is not None else {}
+    logs = Logs()
+    trainer = kind(
+        model=str(model), reward_funcs=boxed_reward, args=config(output, **keys),
+        train_dataset=as_dataset(PROMPTS, tokenizer), processing_class=tokenizer, callbacks=[logs], **extra,
+    )  # fmt: skip
+    set_seed(11)
+    trainer.train()
+    trainer.kept = logs.rows
+    return trainer
+
+
+def sharing(root: Path, regime: str, *, publish: str = "regime", **settings: Any) -> Sharing:
+    """The learner `ada` with the peer `bob`, patient for seconds only."""
+    from mutualrl.regimes import get_regime
+
+    exchange = Exchange(root, "ada", "script", patience=Patience(2.0, 20.0))
+    return Sharing(exchange, ["bob"], regime, get_regime(regime).settings(**settings), 0, 40, publish)
+
+
+def publish_peer(root: Path, rounds: Sequence[Sequence[str]], solved: Sequence[str] | None = None) -> None:
+    """Rounds of `bob`: gold solutions of the prompts in `solved` (all by default), failures of the others."""
+    exchange = Exchange(root, "bob", "script")
+    for number, prompt_ids in enumerate(rounds):
+        records = []
+        for prompt_id in dict.fromkeys(prompt_ids):
+            good = solved is None or prompt_id in solved
+            text = gold(BY_ID[prompt_id]) if good else None
+            records.append(Record(prompt_id, 0, float(good), True, y_text=text))
+        exchange.publish(number, records, number)
+
+
+def gold(prompt: Prompt) -> str:
+    """A right solution that needs no working."""
+    return f" \\boxed{{{prompt.answer}}}"
+
+
+def rounds_of(root: Path, model: Path, output: Path, **keys: Any) -> list[list[str]]:
+    """The prompt ids that the learner sees, round by round: found by a run that publishes them."""
+    train(MutualGRPOTrainer, model, output, sharing(root, "grpo", publish="full"), **keys)
+    reader = Exchange(root, "eve", "script")
+    rounds, number = [], 0
+    while (shard := reader.read("ada", number)) is not None:
+        rounds.append(shard.column("prompt_id"))
+        number += 1
+    return rounds
+
+
+def same_training(a: Any, b: Any) -> None:
+    """Assert that two trainings were equal bit for bit: logs and weights."""
+    assert len(a.kept) == len(b.kept) > 0
+    for one, other in zip(a.kept, b.kept, strict=True):
+        for key in ("loss", "grad_norm", "reward", "kl", "entropy", "completions/mean_length"):
+            assert one.get(key) == other.get(key), key
+    mine, theirs = a.model.state_dict(), b.model.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[k], theirs[k]) for k in mine)
