@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import Cli
+
+TRAIN = "train"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Pools and data with one fault each, in the command's working directory."""
+    pools = {
+        "one": '[{name: a, model: "tiny:ada"}]',
+        "twins": '[{name: a, model: "tiny:ada"}, {name: a, model: "tiny:bob"}]',
+        "upper": '[{name: Ada, model: "tiny:ada"}, {name: b, model: "tiny:bob"}]',
+        "climber": '[{name: ../a, model: "tiny:ada"}, {name: b, model: "tiny:bob"}]',
+        "gone": '[{name: a, model: ./gone}, {name: b, model: "tiny:bob"}]',
+    }
+    for name, policies in pools.items():
+        (tmp_path / f"{name}.yaml").write_text(f"policies: {policies}\n")
+    (tmp_path / "noanswer.jsonl").write_text('{"problem": "x", "answer": "1"}\n{"problem": "y"}\n')
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "run.json").write_text("{}")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    return tmp_path
+
+
+CASES = [
+    (["--set", "run.stepz=3"], 2, "did you mean 'steps'?"),
+    (["--set", "trainer.learning_rat=1"], 2, "did you mean 'learning_rate'?"),
+    (["--set", "run.steps=many"], 2, "found 'many'"),
+    (["--set", "trainer.learning_rate=-1.0"], 2, "expected at least 0"),
+    (["--set", "trainer.learning_rate=.nan"], 2, "expected a finite number"),
+    (["--regime", "sgt", "--set", "regime.weight=.nan"], 2, "finite number"),
+    (["--steps", "-3"], 2, "found -3"),
+    (["--regime", "sgt", "--pool", "one.yaml"], 2, "add a policy, or use --regime grpo"),
+    (["--regime", "sgt", "--pool", "twins.yaml"], 2, "two policies are named 'a'"),
+    (["--regime", "sgt", "--pool", "upper.yaml"], 2, "found 'Ada'"),
+    (["--regime", "sgt", "--pool", "climber.yaml"], 2, "found '../a'"),
+    (["--regime", "sgt", "--pool", "gone.yaml"], 2, "model not found: './gone'"),
+    (["--pool", "nothere.yaml"], 2, "file not found: nothere.yaml"),
+    (["--pool", "tinny"], 2, "unknown pool 'tinny'"),
+    (["nothere.yaml"], 2, "cannot be read"),
+    (["--task", "math"], 2, "add --data FILE"),
+    (["--task", "math", "--data", "nothere.jsonl"], 2, "data file not found"),
+    (["--task", "math", "--data", "noanswer.jsonl"], 2, "row 2: no field 'answer'"),
+    (["--run-dir", "used"], 2, "already holds a run"),
+    (["--run-dir", "full"], 2, "not empty"),
+    (["--run-dir", "noanswer.jsonl"], 2, "already exists"),
+    (["--run-dir", "/proc/nowhere/run"], 2, "cannot be written"),
+    (["--pool", "2qwen", "--regime", "sgt", "--task", "arithmetic"], 4, "8 of the 8 GPUs"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+def test_bad_input_gets_one_clear_error_and_writes_nothing(
+    cli: Cli, files: Path, arguments: list[str], code: int, words: str
+) -> None:
+    before = sorted(p.relative_to(files) for p in files.rglob("*"))
+    began = time.monotonic()
+    done = cli(TRAIN, *arguments, CUDA_VISIBLE_DEVICES="")
+    seconds = time.monotonic() - began
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert done.stderr.count("mutualrl:") == 1
+    assert "Traceback" not in done.stderr
+    assert seconds < 2.0  # under one second on a free machine; imports of torch alone would take three
+    assert sorted(p.relative_to(files) for p in files.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "either --run DIR, or --model PATH"),
+        (["--model", "./gone"], "model not found"),
+        (["--run", "gone"], "not a run directory"),
+        (["--model", "tiny:ada", "--suite", "physics"], "unknown task 'physics'"),
+        (["--model", "tiny:ada", "--suite", "math"], "add --data FILE"),
+        (["--model", "tiny:ada", "--suite", "math", "--data", "noanswer.jsonl"], "row 2: no field 'answer'"),
+    ],
+)
+def test_eval_refuses_what_it_cannot_do(cli: Cli, files: Path, arguments: list[str], words: str) -> None:
+    done = cli("eval", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_with_json_an_error_is_one_object_on_stdout(cli: Cli) -> None:
+    done = cli(TRAIN, "--pool", "tinny", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["exit_code"], error["kind"]) == (2, 2, "recipe")
+    assert "unknown pool 'tinny'" in error["message"]
+
+
+def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+    done = cli(TRAIN, "--regime", "sgt", "--pool", "2qwen", "--dry-run", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    for words in ("Qwen/Qwen2.5-Math-1.5B", "weight: 0.1", "GPU 0,1,2,3", "GPU 4,5,6,7", "zero3", "this machine: 0 GPUs", "This machine lacks: 8 of the 8 GPUs"):
+        assert words in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    as_json = json.loads(cli(TRAIN, "--pool", "3qwen", "--dry-run", "--json", CUDA_VISIBLE_DEVICES="").stdout)
+    seats = as_json["placement"]["the recipe's hardware: 8 GPUs"]["seats"]
+    assert [len(seat["gpus"]) for seat in seats] == [2, 2, 4]
+
+
+def test_recipes_are_listed_and_shown(cli: Cli) -> None:
+    listed = json.loads(cli("recipes", "ls", "--json").stdout)["recipes"]
+    assert {r["name"] for r in listed if r["kind"] == "pools"} == {"tiny", "2qwen", "3qwen", "4qwen", "llama-mist", "qwen-phi4"}
+    assert all(r["about"] for r in listed)
+    assert "tiny:ada" in cli("recipes", "show", "tiny").stdout
+    assert cli("recipes", "show", "nothing").returncode == 2
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["recipes"], ["recipes", "ls"], ["recipes", "show"]])
+def test_help_is_quick_and_does_not_import_torch(command: list[str]) -> None:
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"], capture_output=True, text=True)
+        seconds.append(time.monotonic() - began)
+        assert done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not imported & {"torch", "transformers", "trl", "numpy", "pyarrow"}
+    assert statistics.median(seconds) < 1.2  # 0.3 s on a free machine; the promise is 0.6 s
+
+
+def test_version(cli: Cli) -> None:
+    from mutualrl import __version__
+
+    assert cli("--version").stdout.strip() == __version__

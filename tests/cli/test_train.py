@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from conftest import Cli
+
+pytestmark = pytest.mark.slow
+STEPS = 4
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if not k.endswith("seconds")}
+    return value
+
+
+@pytest.fixture(scope="module")
+def run(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished run of the README's command, at a few steps."""
+    import subprocess
+    import sys
+
+    directory = tmp_path_factory.mktemp("first")
+    done = subprocess.run(
+        [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", str(STEPS)],
+        cwd=directory, capture_output=True, text=True, timeout=240, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Greedy accuracy on held-out arithmetic, before -> after 4 steps of sgt" in done.stdout
+    (found,) = (directory / "runs").iterdir()
+    return found
+
+
+def test_a_run_leaves_what_it_promises(run: Path) -> None:
+    info = read(run / "run.json")
+    assert info["seed"] == 0
+    assert {"python", "torch", "trl", "transformers", "mutualrl"} <= set(info["versions"])
+    assert {"data_sha256", "prompts_per_round", "rollouts_per_prompt", "seed"} <= set(info["fingerprint"])
+    summary = read(run / "summary.json")
+    assert (summary["regime"], summary["seed"]) == ("sgt", 0)
+    assert summary["seconds"] > 0
+    assert set(summary["policies"]) == {"ada", "bob"}
+    for name, policy in summary["policies"].items():
+        assert policy["steps"] == STEPS
+        for key in ("initial_validation", "validation"):
+            assert set(policy[key]["by_group"]) == {"+", "*"}
+            assert 0 <= policy[key]["accuracy"] <= 1
+        files = run / "policies" / name
+        lines = [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        assert all({"loss", "reward", "grad_norm", "sgt/gate_rate", "see/wait_seconds", "see/bytes"} <= set(line) for line in lines)
+        assert policy["rescued_pairs"] == sum(line["sgt/pairs"] for line in lines) > 0
+        assert (files / "model" / "model.safetensors").is_file()
+        assert (files / "logs").is_dir()
+
+
+def test_the_policies_start_complementary(run: Path) -> None:
+    before = {n: p["initial_validation"]["by_group"] for n, p in read(run / "summary.json")["policies"].items()}
+    assert before["ada"]["+"] >= 0.5 > 0.2 >= before["ada"]["*"]
+    assert before["bob"]["*"] >= 0.5 > 0.2 >= before["bob"]["+"]
+
+
+def test_nothing_in_a_run_is_a_pickle(run: Path) -> None:
+    for path in run.rglob("*"):
+        if path.is_file():
+            assert path.suffix in {".json", ".jsonl", ".yaml", ".parquet", ".safetensors", ".log", ".jinja"}, path
+            assert path.read_bytes()[:2] != b"\x80\x04"
+
+
+def test_the_exchange_is_readable_as_it_lies(run: Path) -> None:
+    table = ds.dataset(sorted((run / "exchange").glob("*/*.parquet"))).to_table().to_pandas()
+    assert len(table) == 2 * STEPS * 128
+    assert set(table["policy"]) == {"ada", "bob"}
+    published = table["y_text"].notna()
+    assert (published == (table["reward"] > 0.8)).all()  # SGT publishes the text of successes alone
+    assert table["token_ids"].isna().all()
+    by_round = table.groupby(["round", "policy"])["prompt_id"].agg(lambda ids: tuple(sorted(set(ids)))).unstack()
+    assert (by_round["ada"] == by_round["bob"]).all()  # the identical batch, round by round
+
+
+def test_two_policies_never_draw_the_same_noise(tiny: dict[str, Path], cli: Cli, tmp_path: Path) -> None:
+    """Two policies of one and the same model, seed and prompts answer differently."""
+    (tmp_path / "twins.yaml").write_text('policies: [{name: a, model: "tiny:ada"}, {name: b, model: "tiny:ada"}]\n')
+    done = cli("train", "--regime", "sgt", "--pool", "twins.yaml", "--steps", "1", "--run-dir", "r",
+               "--set", "trainer.max_completion_length=20", "--set", "run.publish=full")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    table = ds.dataset(sorted((tmp_path / "r" / "exchange").glob("*/*.parquet"))).to_table().to_pandas()
+    texts = {name: list(rows["y_text"]) for name, rows in table.groupby("policy")}
+    assert texts["a"] != texts["b"]
+    prompts = {name: list(rows["prompt_id"]) for name, rows in table.groupby("policy")}
+    assert prompts["a"] == prompts["b"]
+
+
+def test_the_same_command_gives_the_same_weights_and_summary(run: Path, cli: Cli, tmp_path: Path) -> None:
+    done = cli("train", "--regime", "sgt", "--pool", "tiny", "--steps", STEPS, "--run-dir", tmp_path / "again", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary.pop("run_dir") == str(tmp_path / "again")
+    assert without_times(summary) == without_times(read(run / "summary.json")) == without_times(read(tmp_path / "again" / "summary.json"))
+    for name in ("ada", "bob"):
+        files = [root / "policies" / name / "model" / "model.safetensors" for root in (run, tmp_path / "again")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_resolved_recipe_runs_again_as_it_lies(run: Path, cli: Cli, tmp_path: Path) -> None:
+    shutil.copy(run / "recipe.yaml", tmp_path / "recipe.yaml")
+    done = cli("train", "recipe.yaml", "--run-dir", "again", "--json")
+    assert done.returncode == 0, done.stderr
+    assert without_times(json.loads(done.stdout))["policies"] == without_times(read(run / "summary.json"))["policies"]
+
+
+def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli: Cli) -> None:
+    done = cli("eval", "--run", run, "--suite", "arithmetic", "--json")
+    assert done.returncode == 0, done.stderr
+    models = json.loads(done.stdout)["models"]
+    for name, policy in read(run / "summary.json")["policies"].items():
+        assert models[name]["by_group"] == policy["validation"]["by_group"]
+        assert models[name]["n"] == 64
+
+
+def test_regime_grpo_rescues_nothing_and_exchanges_nothing(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    done = cli("train", "--regime", "grpo", "--pool", "tiny", "--steps", "2", "--run-dir", "r", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [p["rescued_pairs"] for p in json.loads(done.stdout)["policies"].values()] == [0, 0]
+    assert not list((tmp_path / "r" / "exchange").glob("*/*.parquet"))
+
+
+def test_a_policy_of_two_processes(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    done = cli("train", "--regime", "sgt", "--pool", "tiny", "--steps", "2", "--run-dir", "r", "--json",
+               "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=32")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "4 processes share" in done.stderr
+    assert all(p["rescued_pairs"] > 0 for p in json.loads(done.stdout)["policies"].values())
+    marker = read(tmp_path / "r" / "exchange" / "ada" / "000000.json")
+    assert [part["rows"] for part in marker["parts"]] == [64, 64]
+
+
+def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Path) -> None:
+    """Two pretrained models with different SentencePiece vocabularies; they solve nothing, and that is fine."""
+    models = real_data / "models"
+    (tmp_path / "real.yaml").write_text(
+        f"policies:\n  - {{name: stories, model: {models / 'stories260K'}}}\n  - {{name: baby, model: {models / 'babyllama-tok361'}}}\n"
+    )
+    done = cli("train", "--regime", "sgt", "--pool", "real.yaml", "--task", "math", "--data", real_data / "math" / "math_train.jsonl",
+               "--steps", "3", "--run-dir", "r", "--json", "--set", "trainer.max_completion_length=16",
+               "--set", "run.validation_limit=8")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert all(p["validation"]["accuracy"] == 0 and p["steps"] == 3 for p in json.loads(done.stdout)["policies"].values())
+    scored = cli("eval", "--model", tmp_path / "r" / "policies" / "stories" / "model", "--suite", "math",
+                 "--data", real_data / "math" / "math500.jsonl", "--limit", "8", "--max-new-tokens", "16", "--json")  # fmt: skip
+    assert scored.returncode == 0, scored.stderr
+    (result,) = json.loads(scored.stdout)["models"].values()
+    assert (result["n"], result["accuracy"]) == (8, 0.0)

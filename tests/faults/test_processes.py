@@ -1,0 +1,151 @@
+"""Real runs, real signals: whoever dies, no process of the run is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def members(run: Path) -> list[psutil.Process]:
+    """All processes that carry the run directory in their arguments."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if f"--run-dir={run}" in (process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def steps_of(run: Path, policy: str) -> int:
+    path = run / "policies" / policy / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+class Run:
+    """A training run in the background."""
+
+    def __init__(self, directory: Path, *extra: str) -> None:
+        self.path = directory / "r"
+        self.errors = directory / "stderr.txt"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3000",
+             "--run-dir", str(self.path), *extra],
+            stdout=subprocess.DEVNULL, stderr=self.errors.open("wb"), env={**os.environ, "COLUMNS": "200"},
+        )  # fmt: skip
+
+    def until_training(self) -> None:
+        wait_until(lambda: min(steps_of(self.path, "ada"), steps_of(self.path, "bob")) >= 2, 120)
+
+    def worker(self, policy: str) -> psutil.Process:
+        (found,) = [p for p in members(self.path) if f"--policy={policy}" in p.cmdline() and "mutualrl.training.worker" in p.cmdline()]
+        return found
+
+
+@pytest.fixture
+def run(tiny: dict[str, Path], tmp_path: Path) -> object:
+    started: list[Run] = []
+
+    def start(*extra: str) -> Run:
+        started.append(Run(tmp_path, *extra))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        for process in members(each.path):
+            process.kill()
+
+
+def test_every_process_carries_the_run_directory(run: Callable[..., Run]) -> None:
+    started = run()
+    started.until_training()
+    below = psutil.Process(started.process.pid).children(recursive=True)
+    assert len(below) >= 4
+    assert {p.pid for p in below} == {p.pid for p in members(started.path)}
+
+
+def test_a_supervisor_killed_while_training_leaves_nothing(run: Callable[..., Run]) -> None:
+    started = run()
+    started.until_training()
+    assert len(members(started.path)) == 4
+    started.process.kill()
+    wait_until(lambda: not members(started.path), 5)
+
+
+def test_a_supervisor_killed_while_starting_leaves_nothing(run: Callable[..., Run]) -> None:
+    started = run()
+    wait_until(lambda: bool(members(started.path)), 60)
+    started.process.kill()
+    wait_until(lambda: not members(started.path), 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_ends_the_run_with_130(run: Callable[..., Run], number: signal.Signals) -> None:
+    started = run()
+    started.until_training()
+    started.process.send_signal(number)
+    assert started.process.wait(20) == 130
+    assert not members(started.path)
+    assert f"stopped by {number.name}" in started.errors.read_text()
+
+
+def test_a_dead_policy_ends_the_run_with_5_and_is_named(run: Callable[..., Run]) -> None:
+    started = run()
+    started.until_training()
+    started.worker("bob").kill()
+    assert started.process.wait(30) == 5
+    assert not members(started.path)
+    text = started.errors.read_text()
+    assert "policy 'bob' died (exit code 137" in text
+    assert str(started.path / "policies" / "bob" / "logs") in text
+    assert not (started.path / "summary.json").exists()
+
+
+def test_a_dead_agent_ends_the_run_with_5_and_takes_its_worker_along(run: Callable[..., Run]) -> None:
+    started = run()
+    started.until_training()
+    (agent,) = [p for p in members(started.path) if "mutualrl.mwra.agent" in p.cmdline() and "--policy=ada" in p.cmdline()]
+    agent.kill()
+    assert started.process.wait(30) == 5
+    assert not members(started.path)
+    assert "policy 'ada' died" in started.errors.read_text()
+
+
+def test_a_frozen_policy_is_given_up_after_the_peer_timeout(run: Callable[..., Run]) -> None:
+    started = run("--set", "run.peer_timeout=3.0")
+    started.until_training()
+    began = time.monotonic()
+    started.worker("bob").suspend()
+    assert started.process.wait(40) == 5
+    assert time.monotonic() - began < 20
+    assert not members(started.path)
+    assert "lost its peer 'bob'" in started.errors.read_text()
+
+
+def test_a_policy_whose_plan_differs_is_refused_by_name(run: Callable[..., Run], tmp_path: Path) -> None:
+    from mutualrl.errors import PlanMismatchError
+    from mutualrl.training.plan import compare
+
+    started = run()
+    wait_until(lambda: (started.path / "run.json").exists(), 30)
+    plan = json.loads((started.path / "run.json").read_text())["fingerprint"]
+    compare("bob", dict(plan), plan)
+    with pytest.raises(PlanMismatchError, match="policy 'bob'.*seed: 1, the run has 0"):
+        compare("bob", {**plan, "seed": 1}, plan)
