@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from mutualrl.display import clean
+from mutualrl.records import Prompt, prompt_id
+from mutualrl.tasks.scoring import score
+
+
+def test_accuracy_by_group() -> None:
+    prompts = [Prompt(str(i), "t", "1", group) for i, group in enumerate("++*")]
+    got = score(prompts, [r"\boxed{1}", r"\boxed{2}", "1"])
+    assert (got.n, got.accuracy, got.by_group) == (3, pytest.approx(1 / 3), {"*": 0.0, "+": 0.5})
+    assert got.no_box == pytest.approx(1 / 3)
+
+
+def test_fewer_completions_than_prompts_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 completions for 2 prompts"):
+        score([Prompt("a", "t", "1", "g"), Prompt("b", "t", "1", "g")], ["x"])
+    with pytest.raises(ValueError, match="0 completions"):
+        score([], [])
+
+
+def test_prompt_ids_are_stable() -> None:
+    assert prompt_id("math", "train", 7, "text") == "math/train/7/982d9e3eb996"
+    assert prompt_id("math", "train", 7, "text") != prompt_id("math", "train", 7, "texts")
+
+
+def test_text_is_cleaned_of_what_a_terminal_would_obey() -> None:
+    assert clean("a\x1b[31mb\x07\u202ec\u200bd\n\te") == "a\ufffd[31mb\ufffd\ufffdc\ufffdd\n\te"
+    assert clean("x" * 30, 10) == "x" * 10 + " ... (30 characters)"
