@@ -61,7 +61,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"), CASES, ids=lambda value: " ".join(value) if isinstance(value, list) else None
+)
 def test_bad_input_gets_one_clear_error_and_writes_nothing(
     cli: Cli, files: Path, arguments: list[str], code: int, words: str
 ) -> None:
@@ -105,7 +107,15 @@ def test_with_json_an_error_is_one_object_on_stdout(cli: Cli) -> None:
 def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     done = cli(TRAIN, "--regime", "sgt", "--pool", "2qwen", "--dry-run", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
-    for words in ("Qwen/Qwen2.5-Math-1.5B", "weight: 0.1", "GPU 0,1,2,3", "GPU 4,5,6,7", "zero3", "this machine: 0 GPUs", "This machine lacks: 8 of the 8 GPUs"):
+    for words in (
+        "Qwen/Qwen2.5-Math-1.5B",
+        "weight: 0.1",
+        "GPU 0,1,2,3",
+        "GPU 4,5,6,7",
+        "zero3",
+        "this machine: 0 GPUs",
+        "This machine lacks: 8 of the 8 GPUs",
+    ):
         assert words in done.stdout
     assert list(tmp_path.iterdir()) == []
     as_json = json.loads(cli(TRAIN, "--pool", "3qwen", "--dry-run", "--json", CUDA_VISIBLE_DEVICES="").stdout)
@@ -115,7 +125,14 @@ def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_pat
 
 def test_recipes_are_listed_and_shown(cli: Cli) -> None:
     listed = json.loads(cli("recipes", "ls", "--json").stdout)["recipes"]
-    assert {r["name"] for r in listed if r["kind"] == "pools"} == {"tiny", "2qwen", "3qwen", "4qwen", "llama-mist", "qwen-phi4"}
+    assert {r["name"] for r in listed if r["kind"] == "pools"} == {
+        "tiny",
+        "2qwen",
+        "3qwen",
+        "4qwen",
+        "llama-mist",
+        "qwen-phi4",
+    }
     assert all(r["about"] for r in listed)
     assert "tiny:ada" in cli("recipes", "show", "tiny").stdout
     assert cli("recipes", "show", "nothing").returncode == 2
@@ -126,7 +143,9 @@ def test_help_is_quick_and_does_not_import_torch(command: list[str]) -> None:
     seconds = []
     for _ in range(3):
         began = time.monotonic()
-        done = subprocess.run([sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"], capture_output=True, text=True
+        )
         seconds.append(time.monotonic() - began)
         assert done.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

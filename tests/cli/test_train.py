@@ -59,7 +59,10 @@ def test_a_run_leaves_what_it_promises(run: Path) -> None:
         files = run / "policies" / name
         lines = [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-        assert all({"loss", "reward", "grad_norm", "sgt/gate_rate", "see/wait_seconds", "see/bytes"} <= set(line) for line in lines)
+        assert all(
+            {"loss", "reward", "grad_norm", "sgt/gate_rate", "see/wait_seconds", "see/bytes"} <= set(line)
+            for line in lines
+        )
         assert policy["rescued_pairs"] == sum(line["sgt/pairs"] for line in lines) > 0
         assert (files / "model" / "model.safetensors").is_file()
         assert (files / "logs").is_dir()
@@ -67,8 +70,8 @@ def test_a_run_leaves_what_it_promises(run: Path) -> None:
 
 def test_the_policies_start_complementary(run: Path) -> None:
     before = {n: p["initial_validation"]["by_group"] for n, p in read(run / "summary.json")["policies"].items()}
-    assert before["ada"]["+"] >= 0.5 > 0.2 >= before["ada"]["*"]
-    assert before["bob"]["*"] >= 0.5 > 0.2 >= before["bob"]["+"]
+    assert before["ada"]["+"] >= 0.5 and before["ada"]["*"] <= 0.2
+    assert before["bob"]["*"] >= 0.5 and before["bob"]["+"] <= 0.2
 
 
 def test_nothing_in_a_run_is_a_pickle(run: Path) -> None:
@@ -103,11 +106,17 @@ def test_two_policies_never_draw_the_same_noise(tiny: dict[str, Path], cli: Cli,
 
 
 def test_the_same_command_gives_the_same_weights_and_summary(run: Path, cli: Cli, tmp_path: Path) -> None:
-    done = cli("train", "--regime", "sgt", "--pool", "tiny", "--steps", STEPS, "--run-dir", tmp_path / "again", "--json")
+    done = cli(
+        "train", "--regime", "sgt", "--pool", "tiny", "--steps", STEPS, "--run-dir", tmp_path / "again", "--json"
+    )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary.pop("run_dir") == str(tmp_path / "again")
-    assert without_times(summary) == without_times(read(run / "summary.json")) == without_times(read(tmp_path / "again" / "summary.json"))
+    assert (
+        without_times(summary)
+        == without_times(read(run / "summary.json"))
+        == without_times(read(tmp_path / "again" / "summary.json"))
+    )
     for name in ("ada", "bob"):
         files = [root / "policies" / name / "model" / "model.safetensors" for root in (run, tmp_path / "again")]
         assert files[0].read_bytes() == files[1].read_bytes()
@@ -156,7 +165,9 @@ def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Pa
                "--steps", "3", "--run-dir", "r", "--json", "--set", "trainer.max_completion_length=16",
                "--set", "run.validation_limit=8")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert all(p["validation"]["accuracy"] == 0 and p["steps"] == 3 for p in json.loads(done.stdout)["policies"].values())
+    assert all(
+        p["validation"]["accuracy"] == 0 and p["steps"] == 3 for p in json.loads(done.stdout)["policies"].values()
+    )
     scored = cli("eval", "--model", tmp_path / "r" / "policies" / "stories" / "model", "--suite", "math",
                  "--data", real_data / "math" / "math500.jsonl", "--limit", "8", "--max-new-tokens", "16", "--json")  # fmt: skip
     assert scored.returncode == 0, scored.stderr

@@ -54,7 +54,11 @@ class Run:
         wait_until(lambda: min(steps_of(self.path, "ada"), steps_of(self.path, "bob")) >= 2, 120)
 
     def worker(self, policy: str) -> psutil.Process:
-        (found,) = [p for p in members(self.path) if f"--policy={policy}" in p.cmdline() and "mutualrl.training.worker" in p.cmdline()]
+        (found,) = [
+            p
+            for p in members(self.path)
+            if f"--policy={policy}" in p.cmdline() and "mutualrl.training.worker" in p.cmdline()
+        ]
         return found
 
 
@@ -121,7 +125,9 @@ def test_a_dead_policy_ends_the_run_with_5_and_is_named(run: Callable[..., Run])
 def test_a_dead_agent_ends_the_run_with_5_and_takes_its_worker_along(run: Callable[..., Run]) -> None:
     started = run()
     started.until_training()
-    (agent,) = [p for p in members(started.path) if "mutualrl.mwra.agent" in p.cmdline() and "--policy=ada" in p.cmdline()]
+    (agent,) = [
+        p for p in members(started.path) if "mutualrl.mwra.agent" in p.cmdline() and "--policy=ada" in p.cmdline()
+    ]
     agent.kill()
     assert started.process.wait(30) == 5
     assert not members(started.path)
@@ -144,8 +150,8 @@ def test_a_policy_whose_plan_differs_is_refused_by_name(run: Callable[..., Run],
     from mutualrl.training.plan import compare
 
     started = run()
-    wait_until(lambda: (started.path / "run.json").exists(), 30)
+    wait_until((started.path / "run.json").exists, 30)
     plan = json.loads((started.path / "run.json").read_text())["fingerprint"]
     compare("bob", dict(plan), plan)
-    with pytest.raises(PlanMismatchError, match="policy 'bob'.*seed: 1, the run has 0"):
+    with pytest.raises(PlanMismatchError, match=r"policy 'bob'.*seed: 1, the run has 0"):
         compare("bob", {**plan, "seed": 1}, plan)

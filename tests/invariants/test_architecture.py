@@ -54,7 +54,9 @@ def test_evaluation_never_imports_training() -> None:
 
 
 def test_no_upward_edge_would_go_unnoticed() -> None:
-    packages = {p.name.removesuffix(".py") for p in SOURCE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    packages = {
+        p.name.removesuffix(".py") for p in SOURCE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
+    }
     assert packages == set().union(*LAYERS)
 
 

@@ -18,7 +18,7 @@ def test_exit_codes_follow_the_kind() -> None:
 def test_a_run_directory_is_claimed_once(tmp_path: Path) -> None:
     run = create(tmp_path / "r", {"run_id": "1"})
     assert run.info() == {"run_id": "1"}
-    with pytest.raises(RunDirectoryError, match="already holds a run.*--run-dir"):
+    with pytest.raises(RunDirectoryError, match=r"already holds a run.*--run-dir"):
         create(tmp_path / "r", {"run_id": "2"})
     assert run.info() == {"run_id": "1"}
 

@@ -16,7 +16,9 @@ def test_two_policies_split_eight_gpus_evenly() -> None:
     placement = place(resolve(Request(pool="2qwen", regime="sgt")), gpus(8))
     assert [s.gpus for s in placement.seats] == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
     # 1024 prompts x 5 rollouts = 5120 completions = 4 steps x 4 GPUs x 10 completions x 32 micro-batches
-    assert [(s.strategy, s.batch.micro_batches, s.batch.optimizer_steps) for s in placement.seats] == [("zero3", 32, 4)] * 2
+    assert [(s.strategy, s.batch.micro_batches, s.batch.optimizer_steps) for s in placement.seats] == [
+        ("zero3", 32, 4)
+    ] * 2
 
 
 def test_three_policies_on_eight_gpus_are_2_2_4_with_the_largest_on_four() -> None:
@@ -32,7 +34,13 @@ def test_four_policies_take_two_each() -> None:
 
 @pytest.mark.parametrize(
     ("devices", "sizes", "expected"),
-    [(8, [1, 1, 2], (2, 2, 4)), (8, [2, 1, 1], (4, 2, 2)), (7, [1, 1], (2, 4)), (3, [1, 1, 1], (1, 1, 1)), (2, [1, 1, 1], None)],
+    [
+        (8, [1, 1, 2], (2, 2, 4)),
+        (8, [2, 1, 1], (4, 2, 2)),
+        (7, [1, 1], (2, 4)),
+        (3, [1, 1, 1], (1, 1, 1)),
+        (2, [1, 1, 1], None),
+    ],
 )
 def test_best_split(devices: int, sizes: list[float], expected: tuple[int, ...] | None) -> None:
     split = best_split(devices, sizes, lambda i, n: n in (1, 2, 4, 8))
@@ -52,7 +60,7 @@ def test_cores_are_split_and_sharing_them_is_said() -> None:
 
 
 def test_too_few_gpus_are_refused_with_a_way_out() -> None:
-    with pytest.raises(MachineError, match="2 policies need 2 GPUs at least, found 1.*hardware.gpus=0"):
+    with pytest.raises(MachineError, match=r"2 policies need 2 GPUs at least, found 1.*hardware.gpus=0"):
         place(resolve(Request(pool="2qwen", regime="sgt")), gpus(1))
 
 

@@ -42,7 +42,9 @@ def test_the_paper_s_pools_ship() -> None:
 
 
 def test_layers_go_from_general_to_particular(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(PAIR + "regime: sgt\nrun: {steps: 7, seed: 5}\ntrainer: {learning_rate: 3e-4}\n")
+    (tmp_path / "mine.yaml").write_text(
+        PAIR + "regime: sgt\nrun: {steps: 7, seed: 5}\ntrainer: {learning_rate: 3e-4}\n"
+    )
     recipe = resolve(Request(tmp_path / "mine.yaml", seed=9, assignments=("regime.weight=0.3",)))
     assert (recipe.run.steps, recipe.run.seed) == (7, 9)
     assert recipe.trainer["learning_rate"] == 3e-4  # YAML 1.2: a number, not the text '3e-4'

@@ -69,7 +69,9 @@ def test_layout_on_disk(tmp_path: Path) -> None:
     assert marker["sha256"] == hashlib.sha256(data).hexdigest()
     assert (marker["bytes"], marker["rows"]) == (len(data), 6)
     assert (marker["schema_version"], marker["policy_step"], marker["run_id"], marker["attempt"]) == ("1.0", 7, RUN, 0)
-    assert pq.read_table(tmp_path / "bob" / "000003.parquet").column("y_text").to_pylist() == [r.y_text for r in RECORDS]
+    assert pq.read_table(tmp_path / "bob" / "000003.parquet").column("y_text").to_pylist() == [
+        r.y_text for r in RECORDS
+    ]
     assert sorted(p.name for p in (tmp_path / "bob").iterdir()) == ["000003.json", "000003.parquet"]
 
 
@@ -166,7 +168,9 @@ Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r}).publish(0, RECORDS, 0)
         "from mutualrl.records import Record\n"
         "RECORDS = [Record(f'prompt-{n // 2}', n % 2, float(n % 2), True, y_text=f'text {n}') for n in range(6)]\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60
+    )
     assert done.returncode == -9, "the stage was never reached"
     shard = door(tmp_path, "ada").read("bob", 0)
     committed = stage == "sync_directory 2"  # the marker was renamed: the round exists

@@ -30,13 +30,19 @@ def sentencepiece_like(normalizer: str = "") -> Any:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=special[:3], show_progress=False))
+    tokenizer.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=special[:3], show_progress=False)
+    )
     vocabulary = tokenizer.get_vocab()
     state = {**vocabulary, **{t: len(vocabulary) + i for i, t in enumerate(special[3:])}}
     raw = json.loads(tokenizer.to_str())
     raw["model"]["vocab"] = state
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(raw)), unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+        tokenizer_object=Tokenizer.from_str(json.dumps(raw)),
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="</s>",
     )
 
 
@@ -141,7 +147,11 @@ REAL = ("qwen2.5", "qwen3", "llama3", "mistral-tekken-240911", "phi4-mini-style"
 def test_real_tokenizers_carry_math_solutions(real_data: Path, name: str) -> None:
     tokenizer = load_tokenizer(str(real_data / "tokenizers" / name))
     lines = (real_data / "math" / "math500.jsonl").read_text().splitlines()[:100]
-    for text in [json.loads(line)["solution"] for line in lines] + ["<|im_end|> </s> <|eot_id|>", " x", "日本語 👩‍👩‍👧"]:
+    for text in [json.loads(line)["solution"] for line in lines] + [
+        "<|im_end|> </s> <|eot_id|>",
+        " x",
+        "日本語 👩‍👩‍👧",
+    ]:
         carried = retokenize(text, tokenizer, ended=True)
         assert carried.exact
         assert carried.ids[-1] == tokenizer.eos_token_id

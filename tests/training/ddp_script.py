@@ -31,7 +31,12 @@ if probe.accelerator.is_main_process:
     publish_peer(root / "x", rounds, solved=list(dict.fromkeys(rounds[0]))[:solved] if solved else [])
 probe.accelerator.wait_for_everyone()
 learner = train(MutualGRPOTrainer, model, root / "a", sharing(root / "x", "sgt"), **keys)
-digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in learner.accelerator.unwrap_model(learner.model).state_dict().values()))
+digest = hashlib.sha256(
+    b"".join(t.numpy().tobytes() for t in learner.accelerator.unwrap_model(learner.model).state_dict().values())
+)
 uses = learner.sharing.uses
 assert set(uses) <= set(BY_ID)
-print(f"rank {learner.accelerator.process_index} pairs={int(learner.kept[0]['sgt/pairs'])} {digest.hexdigest()}", flush=True)
+print(
+    f"rank {learner.accelerator.process_index} pairs={int(learner.kept[0]['sgt/pairs'])} {digest.hexdigest()}",
+    flush=True,
+)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from training_harness import BY_ID, STEPS, gold, publish_peer, rounds_of, same_training, sharing, train
 from trl import GRPOTrainer
 
 from mutualrl.engines.transformers_engine import load_tokenizer
@@ -15,7 +16,6 @@ from mutualrl.errors import PlanMismatchError, UsageError
 from mutualrl.see import Exchange
 from mutualrl.thl import retokenize
 from mutualrl.training import MutualGRPOTrainer
-from training_harness import BY_ID, STEPS, gold, publish_peer, rounds_of, same_training, sharing, train
 
 pytestmark = pytest.mark.slow
 
@@ -31,14 +31,18 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keys", CONFIGURATIONS, ids=str)
-def test_without_an_exchange_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_without_an_exchange_it_is_grpo_trainer_bit_for_bit(
+    tiny: dict[str, Path], tmp_path: Path, keys: dict[str, Any]
+) -> None:
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a", **keys)
     same_training(plain, train(MutualGRPOTrainer, tiny["ada"], tmp_path / "b", **keys))
     assert any(row["grad_norm"] > 0 for row in plain.kept)
 
 
 @pytest.mark.parametrize("publish", ["regime", "full"])
-def test_regime_grpo_with_an_exchange_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path, publish: str) -> None:
+def test_regime_grpo_with_an_exchange_is_grpo_trainer_bit_for_bit(
+    tiny: dict[str, Path], tmp_path: Path, publish: str
+) -> None:
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a")
     shared = sharing(tmp_path / "exchange", "grpo", publish=publish)
     same_training(plain, train(MutualGRPOTrainer, tiny["ada"], tmp_path / "b", shared))
@@ -52,7 +56,10 @@ def test_everything_is_published_when_asked_for(tiny: dict[str, Path], tmp_path:
     assert shard is not None
     tokenizer = load_tokenizer(str(tiny["ada"]))
     assert len(shard) == 32
-    rows = zip(*(shard.column(c) for c in ("prompt_id", "x_text", "y_text", "token_ids", "ended", "reward", "rollout")), strict=True)
+    rows = zip(
+        *(shard.column(c) for c in ("prompt_id", "x_text", "y_text", "token_ids", "ended", "reward", "rollout")),
+        strict=True,
+    )
     for prompt_id, x_text, y_text, ids, ended, reward, rollout in rows:
         assert x_text == BY_ID[prompt_id].text
         assert tokenizer.decode(ids, skip_special_tokens=True) == y_text
@@ -98,7 +105,9 @@ def nll_by_hand(model_path: Path, pairs: list[tuple[str, str]]) -> float:
     ],
     ids=str,
 )
-def test_the_first_sgt_step_adds_weight_times_the_mean_nll(tiny: dict[str, Path], tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_the_first_sgt_step_adds_weight_times_the_mean_nll(
+    tiny: dict[str, Path], tmp_path: Path, keys: dict[str, Any]
+) -> None:
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p", **keys)
     publish_peer(tmp_path / "x", rounds)
     plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a", **keys)
@@ -138,7 +147,9 @@ def test_micro_batches_change_the_first_step_only_by_rounding(tiny: dict[str, Pa
 def test_pairs_lower_the_nll_of_what_they_teach(tiny: dict[str, Path], tmp_path: Path) -> None:
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p", max_steps=8)
     publish_peer(tmp_path / "x", rounds)
-    learner = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", "sgt", weight=1.0), max_steps=8)
+    learner = train(
+        MutualGRPOTrainer, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", "sgt", weight=1.0), max_steps=8
+    )
     assert learner.kept[-1]["sgt/nll"] < 0.7 * learner.kept[0]["sgt/nll"]
 
 
@@ -164,7 +175,9 @@ def test_rounds_that_straddle_optimizer_steps_are_refused(tiny: dict[str, Path],
 
 
 @pytest.mark.parametrize("solved", [0, 1, 3])
-def test_two_ranks_with_unequal_pairs_neither_hang_nor_drift(tiny: dict[str, Path], tmp_path: Path, solved: int) -> None:
+def test_two_ranks_with_unequal_pairs_neither_hang_nor_drift(
+    tiny: dict[str, Path], tmp_path: Path, solved: int
+) -> None:
     """DDP: a pair on one rank alone is where ranks that run unequal forward passes would wait for ever."""
     script = Path(__file__).with_name("ddp_script.py")
     done = subprocess.run(

@@ -12,14 +12,29 @@ from mutualrl.cli.output import emit, prose, reports_errors
 
 @reports_errors
 def evaluate(
-    run: Annotated[Path | None, typer.Option(help="A run directory: every policy's trained model.", show_default=False)] = None,
-    model: Annotated[list[str] | None, typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False)] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="A run directory: every policy's trained model.", show_default=False)
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False),
+    ] = None,
     suite: Annotated[str, typer.Option(help="Task: arithmetic, math.")] = "arithmetic",
-    data: Annotated[Path | None, typer.Option(help="Rows to evaluate on (JSON Lines), for tasks that read a file.", show_default=False)] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many prompts, evenly spaced.", show_default=False)] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion: 64 for arithmetic, 1024 for math.", show_default=False)] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Rows to evaluate on (JSON Lines), for tasks that read a file.", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="At most so many prompts, evenly spaced.", show_default=False)
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest completion: 64 for arithmetic, 1024 for math.", show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of generated problems.")] = 0,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Evaluate models: one greedy completion a prompt, exact match of the boxed answer."""

@@ -12,16 +12,35 @@ from mutualrl.cli.output import emit, prose, reports_errors
 
 @reports_errors
 def train(
-    recipe: Annotated[Path | None, typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False)] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False)
+    ] = None,
     regime: Annotated[str | None, typer.Option(help="How the policies share: grpo, sgt.", show_default=False)] = None,
-    pool: Annotated[str | None, typer.Option(help="A shipped pool, or a YAML file with `policies:`.", show_default=False)] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="A shipped pool, or a YAML file with `policies:`.", show_default=False)
+    ] = None,
     task: Annotated[str | None, typer.Option(help="What they train on: arithmetic, math.", show_default=False)] = None,
-    data: Annotated[Path | None, typer.Option(help="Training rows (JSON Lines), for tasks that read a file.", show_default=False)] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Training rows (JSON Lines), for tasks that read a file.", show_default=False)
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run.", show_default=False)] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where the run is kept; a new directory under runs/ by default.", show_default=False)] = None,
-    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the recipe, such as trainer.learning_rate=1e-6.", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved recipe and the placement; start nothing.")] = False,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where the run is kept; a new directory under runs/ by default.", show_default=False),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any key of the recipe, such as trainer.learning_rate=1e-6.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the resolved recipe and the placement; start nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Train a pool of policies together.
@@ -30,9 +49,7 @@ def train(
     """
     from mutualrl.recipes import Request, resolve
 
-    resolved = resolve(
-        Request(recipe, regime, pool, task, data, steps, seed, run_dir, tuple(assignments or ()))
-    )
+    resolved = resolve(Request(recipe, regime, pool, task, data, steps, seed, run_dir, tuple(assignments or ())))
     if dry_run:
         from mutualrl.cli.dry_run import show
 

@@ -30,7 +30,9 @@ class ReplayEngine:
             ids, text, ended = row.get("token_ids"), row.get("text"), row.get("ended")
             fits = isinstance(ids, list) and all(type(i) is int for i in ids)
             if not fits or not isinstance(text, str) or not isinstance(ended, bool):
-                raise DataError(f"{path}, row {number}: expected 'token_ids' (integers), 'text' and 'ended' (true/false)")
+                raise DataError(
+                    f"{path}, row {number}: expected 'token_ids' (integers), 'text' and 'ended' (true/false)"
+                )
             recorded.setdefault(prompt, []).append(Completion(tuple(ids or ()), text, ended))
         return cls(recorded)
 

@@ -1,6 +1,6 @@
 """The agent of one policy's process group: torch.distributed.run, watching the supervisor above it.
 
-    python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --processes N --parent PID
+python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --processes N --parent PID
 """
 
 from __future__ import annotations

@@ -83,9 +83,7 @@ def _on_gpus(recipe: Recipe, machine: Machine) -> Placement:
             "pool, or run on CPU with --set hardware.gpus=0"
         )
     sizes = [p.parameters or 0.0 for p in policies]
-    counts = best_split(
-        len(machine.gpus), sizes, lambda i, n: _divides(recipe, policies[i].name, n)
-    )
+    counts = best_split(len(machine.gpus), sizes, lambda i, n: _divides(recipe, policies[i].name, n))
     if counts is None:
         raise RecipeError([f"no split of {len(machine.gpus)} GPUs over {len(policies)} policies divides the batch"])
     seats, start = [], 0
@@ -95,7 +93,9 @@ def _on_gpus(recipe: Recipe, machine: Machine) -> Placement:
         start += count
         threads = max(machine.cores // len(machine.gpus), 1)
         seats.append(Seat(policy.name, gpus, count, threads, strategy, plan_batch(recipe, policy.name, count)))
-    notes = [f"{len(machine.gpus) - start} GPU(s) stay idle: no even split uses them"] if start < len(machine.gpus) else []
+    notes = (
+        [f"{len(machine.gpus) - start} GPU(s) stay idle: no even split uses them"] if start < len(machine.gpus) else []
+    )
     _same_rounds(seats)
     return Placement(tuple(seats), tuple(notes))
 
@@ -108,9 +108,7 @@ def _divides(recipe: Recipe, policy: str, processes: int) -> bool:
     return True
 
 
-def best_split(
-    devices: int, sizes: Sequence[float], allowed: Callable[[int, int], bool]
-) -> tuple[int, ...] | None:
+def best_split(devices: int, sizes: Sequence[float], allowed: Callable[[int, int], bool]) -> tuple[int, ...] | None:
     """Devices for each policy: all of them if possible, then as even as possible, then most for the largest.
 
     `allowed(i, n)` says whether policy i can run on n devices. None when no split is allowed.
@@ -121,11 +119,7 @@ def best_split(
         weighted = sum(size * count for size, count in zip(sizes, counts, strict=True))
         return (-sum(counts), max(counts) - min(counts), -weighted, *(-c for c in counts))
 
-    splits = [
-        counts
-        for counts in _splits(devices, len(sizes))
-        if all(allowed(i, n) for i, n in enumerate(counts))
-    ]
+    splits = [counts for counts in _splits(devices, len(sizes)) if all(allowed(i, n) for i, n in enumerate(counts))]
     return min(splits, key=rank, default=None)
 
 

@@ -29,7 +29,12 @@ def prepare(run: RunDirectory, recipe: Recipe, console: Console, stopping: Calla
         return
     console.print(f"Making the embedded models {', '.join(names)} (once; they are cached)")
     groups = [_process(run, name) for name in names]
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
     try:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
             tasks = {group: bars.add_task(f"warming up {group.name}", total=1.0) for group in groups}
@@ -66,5 +71,6 @@ def _raise_if_failed(group: Group) -> None:
     code = group.exit_code()
     if code:
         raise MutualRLError(
-            f"making the embedded model {group.name!r} failed with exit code {code}; log: {group.log}\n{tail(group.log)}"
+            f"making the embedded model {group.name!r} failed with exit code {code}; log: {group.log}\n"
+            f"{tail(group.log)}"
         )

@@ -19,9 +19,7 @@ def lacking(recipe: Recipe, machine: Machine) -> list[str]:
         )
     uses_vllm = any(recipe.trainer_settings(p.name).get("use_vllm") for p in recipe.policies)
     if uses_vllm and find_spec("vllm") is None:
-        lines.append(
-            "vllm, for trainer.use_vllm (pip install 'mutualrl[node]', or --set trainer.use_vllm=false)"
-        )
+        lines.append("vllm, for trainer.use_vllm (pip install 'mutualrl[node]', or --set trainer.use_vllm=false)")
     zero = recipe.launch.strategy in ("zero2", "zero3") or (
         recipe.launch.strategy == "auto" and recipe.hardware.gpus > 0 and bool(machine.gpus)
     )

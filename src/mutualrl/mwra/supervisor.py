@@ -128,7 +128,8 @@ def _cause(run: RunDirectory, groups: list[Group]) -> MutualRLError:
     where = f"log: {group.log}"
     if failure is None:
         return PeerLostError(
-            f"policy {group.name!r} died (exit code {group.exit_code()}, no error of its own); {where}\n{tail(group.log)}"
+            f"policy {group.name!r} died (exit code {group.exit_code()}, no error of its own); {where}\n"
+            f"{tail(group.log)}"
         )
     kind, message = failure
     error = MutualRLError(f"policy {group.name!r} failed (exit code {group.exit_code()}): {message}\n{where}")

@@ -110,7 +110,12 @@ def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
     """`layer` with relative model and data paths that exist beside its file made absolute."""
 
     def anchor(value: Any) -> Any:
-        if isinstance(value, str) and value and not value.startswith(("tiny:", "/", "~")) and (directory / value).exists():
+        if (
+            isinstance(value, str)
+            and value
+            and not value.startswith(("tiny:", "/", "~"))
+            and (directory / value).exists()
+        ):
             return str((directory / value).resolve())
         return value
 

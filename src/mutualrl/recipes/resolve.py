@@ -81,9 +81,7 @@ def resolve(request: Request) -> Recipe:
         layers.value["pool"] = Path(pool).stem
     names = {}
     for key, asked, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, "grpo")):
-        names[key] = (
-            _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
-        )
+        names[key] = _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
         if names[key] in {n for kind, n, _ in shipped() if kind == f"{key}s"}:
             layers.add_file(find(f"{key}s", names[key]))
     if request.recipe is not None:
@@ -164,7 +162,7 @@ def _check_names(value: dict[str, Any], layers: Layers, problems: list[str]) -> 
 
 
 def _trainer_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-    sections = [(("trainer",), value.get("trainer"))]
+    sections: list[tuple[tuple[str, ...], Any]] = [(("trainer",), value.get("trainer"))]
     policies = value.get("policies")
     for index, policy in enumerate(policies if isinstance(policies, list) else []):
         if isinstance(policy, dict):
@@ -234,5 +232,3 @@ def load(path: Path) -> Recipe:
     layers = Layers()
     layers.add_file(path)
     return validate(layers)
-
-

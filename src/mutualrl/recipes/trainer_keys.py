@@ -35,20 +35,28 @@ RESERVED = {
 
 #: numbers of GRPOConfig for which a value below this has no meaning.
 MINIMUM: dict[str, float] = {
-    **dict.fromkeys(
-        (
-            "learning_rate beta epsilon epsilon_high delta weight_decay max_grad_norm warmup_steps "
-            "adam_beta1 adam_beta2 adam_epsilon top_p min_p repetition_penalty"
-        ).split(),
-        0,
-    ),
-    **dict.fromkeys(
-        (
-            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_iterations "
-            "max_completion_length steps_per_generation generation_batch_size vllm_tensor_parallel_size"
-        ).split(),
-        1,
-    ),
+    "learning_rate": 0,
+    "beta": 0,
+    "epsilon": 0,
+    "epsilon_high": 0,
+    "delta": 0,
+    "weight_decay": 0,
+    "max_grad_norm": 0,
+    "warmup_steps": 0,
+    "adam_beta1": 0,
+    "adam_beta2": 0,
+    "adam_epsilon": 0,
+    "top_p": 0,
+    "min_p": 0,
+    "repetition_penalty": 0,
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "num_iterations": 1,
+    "max_completion_length": 1,
+    "steps_per_generation": 1,
+    "generation_batch_size": 1,
+    "vllm_tensor_parallel_size": 1,
     "num_generations": 2,
 }
 POSITIVE = ("temperature", "vllm_gpu_memory_utilization")

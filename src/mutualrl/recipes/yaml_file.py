@@ -24,7 +24,9 @@ _RESOLVERS = {
     "tag:yaml.org,2002:null": (re.compile(r"^(?:~|null|Null|NULL|)$"), "~nN\0"),
     "tag:yaml.org,2002:int": (re.compile(r"^[-+]?[0-9]+$"), "-+0123456789"),
     "tag:yaml.org,2002:float": (
-        re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+        re.compile(
+            r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
         "-+.0123456789",
     ),
 }
@@ -32,13 +34,15 @@ for _class in (_Loader, _Dumper):
     _class.yaml_implicit_resolvers = {}
     for _tag in ("bool", "null", "int", "float"):
         _regexp, _first = _RESOLVERS[f"tag:yaml.org,2002:{_tag}"]
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _regexp, [*_first, ""] if "\0" in _first else list(_first))
+        _class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_tag}", _regexp, [*_first, ""] if "\0" in _first else list(_first)
+        )
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node)
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(
                 None, None, f"a key must be text, found {key!r}", key_node.start_mark
@@ -55,7 +59,7 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 def parse(text: str, source: str) -> Any:
     """The value of a YAML text. Raises RecipeError naming `source`, line and column."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader)
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -125,9 +125,7 @@ def select(
         fitted = [Fitted(c, ids) for c in candidates if (ids := fit(c))]
         unfit += len(candidates) - len(fitted)
         if fitted:
-            drawn = draw(
-                fitted, settings, run_seed=run_seed, round_=round_, prompt_id=prompt_id, learner=learner
-            )
+            drawn = draw(fitted, settings, run_seed=run_seed, round_=round_, prompt_id=prompt_id, learner=learner)
             candidate = drawn.candidate
             pairs.append(Pair(prompt_id, candidate.policy, candidate.rollout, candidate.text, drawn.ids))
     return Selection(tuple(pairs), len(own), gated, unfit, spent)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
-from mutualrl.records import Record
 from mutualrl.files import read_json, write_atomic, write_json
+from mutualrl.records import Record
 from mutualrl.see.liveness import PeerWatch
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
@@ -143,9 +143,7 @@ class Exchange:
                 marker = newer
         return None
 
-    def wait(
-        self, peers: Sequence[str], round_: int, on_wait: Callable[[str], None] | None = None
-    ) -> dict[str, Shard]:
+    def wait(self, peers: Sequence[str], round_: int, on_wait: Callable[[str], None] | None = None) -> dict[str, Shard]:
         """The round of every peer, in the order of `peers`; returns as soon as all are there.
 
         `on_wait` is told once, in words, whom the wait is for. Raises PeerLostError for a peer whose

@@ -77,9 +77,19 @@ class Marker:
         parts = tuple(Part(str(p["file"]), str(p["sha256"]), int(p["bytes"]), int(p["rows"])) for p in value["parts"])
         if not parts:
             raise ValueError("a marker without parts")
-        numbers = {key: int(value[key]) for key in ("round", "policy_step", "attempt", "bytes", "rows")}
-        texts = {key: str(value[key]) for key in ("schema_version", "run_id", "policy", "sha256")}
-        return cls(parts=parts, written_at=float(value["written_at"]), **numbers, **texts)
+        return cls(
+            schema_version=str(value["schema_version"]),
+            run_id=str(value["run_id"]),
+            policy=str(value["policy"]),
+            round=int(value["round"]),
+            policy_step=int(value["policy_step"]),
+            attempt=int(value["attempt"]),
+            sha256=str(value["sha256"]),
+            bytes=int(value["bytes"]),
+            rows=int(value["rows"]),
+            parts=parts,
+            written_at=float(value["written_at"]),
+        )
 
 
 def combined_hash(parts: Sequence[Part]) -> str:

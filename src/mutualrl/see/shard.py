@@ -17,9 +17,10 @@ from mutualrl.see.schema import SCHEMA, SCHEMA_VERSION, Marker, Part, combined_h
 class Shard:
     """The records of one policy in one round. Every byte was compared with the marker before this exists."""
 
-    def __init__(self, marker: Marker, buffers: Sequence[bytes]) -> None:
+    def __init__(self, marker: Marker, files: Sequence[pq.ParquetFile]) -> None:
         self.marker = marker
-        self._buffers = buffers
+        self._files = files
+        self._arrays: dict[str, pa.ChunkedArray] = {}
         self._columns: dict[str, list[Any]] = {}
 
     @property
@@ -38,17 +39,19 @@ class Shard:
     def column(self, name: str) -> list[Any]:
         """All values of one column, in the writer's order; decoded once, and only the columns asked for."""
         if name not in self._columns:
-            tables = [pq.read_table(pa.BufferReader(b), columns=[name]) for b in self._buffers]
-            self._columns[name] = pa.concat_tables(tables).column(name).to_pylist()
+            self._columns[name] = self._array(name).to_pylist()
         return self._columns[name]
 
     def texts(self, rows: Sequence[int]) -> list[str | None]:
-        """Completion texts of the given rows alone: the column is unpacked, only these become strings."""
-        if not rows:
-            return []
-        tables = [pq.read_table(pa.BufferReader(b), columns=["y_text"]) for b in self._buffers]
-        texts: list[str | None] = pa.concat_tables(tables).column("y_text").take(pa.array(rows)).to_pylist()
-        return texts
+        """Completion texts of the given rows alone: the column is unpacked once, only these become strings."""
+        array = self._array("y_text")
+        return [array[row].as_py() for row in rows]
+
+    def _array(self, name: str) -> pa.ChunkedArray:
+        if name not in self._arrays:
+            tables = [file.read(columns=[name], use_threads=False) for file in self._files]
+            self._arrays[name] = pa.concat_tables(tables).column(name)
+        return self._arrays[name]
 
 
 def load_shard(directory: Path, marker: Marker) -> Shard:
@@ -61,11 +64,10 @@ def load_shard(directory: Path, marker: Marker) -> Shard:
         )
     if combined_hash(marker.parts) != marker.sha256:
         raise ExchangeDamagedError(f"{directory}: the marker of round {marker.round} contradicts itself")
-    buffers = [_load_part(directory, part) for part in marker.parts]
-    return Shard(marker, buffers)
+    return Shard(marker, [_load_part(directory, part) for part in marker.parts])
 
 
-def _load_part(directory: Path, part: Part) -> bytes:
+def _load_part(directory: Path, part: Part) -> pq.ParquetFile:
     path = directory / part.file
     if path.name != part.file:
         raise ExchangeDamagedError(f"{directory}: the marker names a file outside its directory: {part.file!r}")
@@ -86,4 +88,4 @@ def _load_part(directory: Path, part: Part) -> bytes:
     missing = set(SCHEMA.names) - names
     if missing or rows != part.rows:
         raise ExchangeDamagedError(f"{path}: {rows} rows (marker: {part.rows}), missing columns: {sorted(missing)}")
-    return data
+    return file

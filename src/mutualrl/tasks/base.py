@@ -65,7 +65,5 @@ def text_field(row: dict[str, Any], field: str, path: Path, number: int) -> str:
         raise DataError(f"{path}, row {number}: no field '{field}' (found: {', '.join(sorted(row)) or 'none'})")
     value = row[field]
     if not isinstance(value, str) or not value.strip():
-        raise DataError(
-            f"{path}, row {number}, field '{field}': found {value!r:.80}, expected a non-empty string"
-        )
+        raise DataError(f"{path}, row {number}, field '{field}': found {value!r:.80}, expected a non-empty string")
     return value

@@ -46,8 +46,6 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
     return "".join(message["content"] for message in completion)
 
 
-def boxed_reward(
-    completions: list[str] | list[list[dict[str, str]]], answer: list[str], **_: object
-) -> list[float]:
+def boxed_reward(completions: list[str | list[dict[str, str]]], answer: list[str], **_: object) -> list[float]:
     """TRL reward function: `boxed_score` of every completion against the data column `answer`."""
     return [boxed_score(completion_text(c), a) for c, a in zip(completions, answer, strict=True)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 # Something that no tokenizer merges with what follows, so that text can be seen in a context.
@@ -36,10 +37,10 @@ def decode_completion(token_ids: Sequence[int], tokenizer: Any) -> str:
     Decoding happens behind an anchor: alone, a SentencePiece completion would lose its first blank.
     Invalid byte sequences become U+FFFD, as everywhere in transformers.
     """
-    special = set(tokenizer.all_special_ids)
+    special = frozenset(tokenizer.all_special_ids)
     ids = [i for i in token_ids if i not in special]
-    anchor = _encode(_ANCHOR, tokenizer)
-    whole, alone = _decode(anchor + ids, tokenizer), _decode(anchor, tokenizer)
+    anchor, alone = _anchor(tokenizer)
+    whole = _decode([*anchor, *ids], tokenizer)
     return whole[len(alone) :] if whole.startswith(alone) else _decode(ids, tokenizer)
 
 
@@ -68,13 +69,20 @@ def _encode_in_context(text: str, tokenizer: Any) -> tuple[list[int], bool]:
     ids = _encode(text, tokenizer)
     if decode_completion(ids, tokenizer) == text:
         return ids, True
-    anchor = _encode(_ANCHOR, tokenizer)
+    anchor, _ = _anchor(tokenizer)
     behind = _encode(_ANCHOR + text, tokenizer)
-    if behind[: len(anchor)] == anchor:
+    if behind[: len(anchor)] == list(anchor):
         rest = behind[len(anchor) :]
         if decode_completion(rest, tokenizer) == text:
             return rest, True
     return ids, False
+
+
+@lru_cache(maxsize=64)
+def _anchor(tokenizer: Any) -> tuple[tuple[int, ...], str]:
+    """The anchor's ids, and the text they decode to; the same for a tokenizer's whole life."""
+    ids = _encode(_ANCHOR, tokenizer)
+    return tuple(ids), _decode(ids, tokenizer)
 
 
 def _encode(text: str, tokenizer: Any) -> list[int]:

@@ -35,7 +35,11 @@ def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
     texts += [str(number) for number in range(100)] * 4
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, padding_side="left", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
     )
 
 

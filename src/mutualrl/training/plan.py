@@ -20,9 +20,7 @@ def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
     Raises DataError for rows that do not fit, or when there are fewer prompts than a round needs.
     """
     section = recipe.task
-    source = TaskSource(
-        data=_path(section.data), validation_data=_path(section.validation_data), seed=recipe.run.seed
-    )
+    source = TaskSource(data=_path(section.data), validation_data=_path(section.validation_data), seed=recipe.run.seed)
     prompts = get_task(section.name).load(split, source)
     if split == "validation":
         return spread(prompts, recipe.run.validation_limit)

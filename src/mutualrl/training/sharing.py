@@ -55,13 +55,22 @@ class Sharing:
 
     @classmethod
     def over(
-        cls, root: Path, policy: str, peers: Sequence[str], regime: str, *, run_seed: int = 0, max_length: int = 256,
+        cls,
+        root: Path,
+        policy: str,
+        peers: Sequence[str],
+        regime: str,
+        *,
+        run_seed: int = 0,
+        max_length: int = 256,
         **settings: Any,
     ) -> Sharing:
         """Sharing over a directory, for use with `MutualGRPOTrainer` in one's own script."""
         exchange = Exchange(root, policy, run_id="script")
         chosen = get_regime(regime).settings(**settings)
-        return cls(exchange, peers, regime, chosen, run_seed, max_length, heartbeat=Heartbeat(exchange.directory, policy))
+        return cls(
+            exchange, peers, regime, chosen, run_seed, max_length, heartbeat=Heartbeat(exchange.directory, policy)
+        )
 
     @property
     def reads_peers(self) -> bool:

@@ -44,15 +44,16 @@ class MutualGRPOTrainer(GRPOTrainer):
         if sharing is None:
             return
         self.add_callback(SharingCallback(sharing))
-        if get_regime(sharing.regime).reads_peers and self.args.steps_per_generation % self.args.gradient_accumulation_steps:
+        if (
+            get_regime(sharing.regime).reads_peers
+            and self.args.steps_per_generation % self.args.gradient_accumulation_steps
+        ):
             raise UsageError(
                 f"steps_per_generation ({self.args.steps_per_generation}) must be a multiple of "
                 f"gradient_accumulation_steps ({self.args.gradient_accumulation_steps}) for regime {sharing.regime!r}"
             )
 
-    def _calculate_rewards(
-        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
-    ) -> torch.Tensor:
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.sharing is not None:
             total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
@@ -94,6 +95,7 @@ class MutualGRPOTrainer(GRPOTrainer):
         count = len(scored.inputs)
         first = self.accelerator.process_index * count
         threshold = get_regime(sharing.regime).text_above(sharing.settings)
+        advantages = batch["advantages"].tolist()
         records, tokens = [], {}
         for row, example in enumerate(scored.inputs):
             ids, reward = scored.completion_ids[row], scored.rewards[row]
@@ -109,7 +111,7 @@ class MutualGRPOTrainer(GRPOTrainer):
                     ended=ended(ids, self.eos_token_ids),
                     x_text=_prompt_text(example) if "x_text" in sharing.fields else None,
                     y_text=decode_completion(ids, self._tokenizer) if text_wanted else None,
-                    advantage=float(batch["advantages"][row]),
+                    advantage=advantages[row],
                     token_ids=tuple(ids) if "token_ids" in sharing.fields else None,
                     logprobs=_trace(batch, row, len(ids)) if "logprobs" in sharing.fields else None,
                 )

@@ -1,6 +1,6 @@
 """One rank of one policy: builds the trainer from the run directory, trains, and reports.
 
-    python -m mutualrl.training.worker --run-dir DIR --policy NAME      (started by torch.distributed.run)
+python -m mutualrl.training.worker --run-dir DIR --policy NAME      (started by torch.distributed.run)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from mutualrl.errors import MutualRLError, RunInterruptedError
 from mutualrl.files import write_json
-from mutualrl.watch import watch_parent
 from mutualrl.recipes import load
 from mutualrl.recipes.schema import Recipe
 from mutualrl.rundir import RunDirectory
 from mutualrl.see import Exchange, Heartbeat, Patience
+from mutualrl.watch import watch_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"mutualrl: {error}", file=sys.stderr)
         write_json(files.failure, {"kind": error.kind, "message": str(error)})
         sys.exit(error.exit_code)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (the last line of the process: reported, then exit 1)
         traceback.print_exc()
         write_json(files.failure, {"kind": "died", "message": f"{type(error).__name__}: {error}"})
         sys.exit(1)

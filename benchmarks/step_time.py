@@ -1,0 +1,162 @@
+"""What a step costs: `--regime grpo` against a plain TRL script, and `--regime sgt` against `--regime grpo`.
+
+    python benchmarks/step_time.py            # about eight minutes on 2 free cores
+
+Same model, prompts, seeds and settings; the runs alternate, and medians and ratios are reported, because
+single timings are noisy. Writes benchmarks/results/step_time.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+POOL_OF_ONE = 'policies: [{name: ada, model: "tiny:ada"}]\n'
+
+
+def settings() -> dict[str, Any]:
+    """The tiny pool's recipe, resolved."""
+    from mutualrl.recipes import Request, resolve
+
+    recipe = resolve(Request(pool="tiny"))
+    return {"trainer": recipe.trainer, "prompts": recipe.round.prompts}
+
+
+def plain_trl(steps: int) -> float:
+    """Seconds a step of a plain TRL script; runs in a process of its own (`--plain STEPS`)."""
+    import torch
+    from transformers import PrinterCallback, set_seed
+    from trl import GRPOConfig, GRPOTrainer
+
+    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.tasks import TaskSource, get_task
+    from mutualrl.tasks.boxed import boxed_reward
+    from mutualrl.tiny.cache import ensure
+    from mutualrl.training.data import as_dataset
+    from mutualrl.training.plan import policy_seed
+
+    torch.set_num_threads(1)
+    model = str(ensure("ada"))
+    tokenizer = load_tokenizer(model)
+    with tempfile.TemporaryDirectory() as output:
+        args = GRPOConfig(
+            output_dir=output, use_cpu=True, bf16=False, gradient_checkpointing=False, dataloader_pin_memory=False,
+            report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=steps, seed=0,
+            **settings()["trainer"],
+        )  # fmt: skip
+        dataset = as_dataset(get_task("arithmetic").load("train", TaskSource()), tokenizer)
+        trainer = GRPOTrainer(
+            model=model, reward_funcs=boxed_reward, args=args, train_dataset=dataset, processing_class=tokenizer
+        )
+        trainer.remove_callback(PrinterCallback)
+        set_seed(policy_seed(0, "ada", 0))
+        began = time.monotonic()
+        trainer.train()
+        return (time.monotonic() - began) / steps
+
+
+def run_plain(steps: int) -> float:
+    """Seconds a step of the plain script, started fresh."""
+    command = [sys.executable, __file__, "--plain", str(steps)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread())
+    return float(done.stdout.split()[-1])
+
+
+def one_thread() -> dict[str, str]:
+    """The environment that a run gives each policy of two on two cores."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def run_ours(regime: str, steps: int, pool: str, directory: Path) -> dict[str, Any]:
+    """One run of the command line without validation in between; the policies' results."""
+    target = directory / f"{regime}-{time.monotonic_ns()}"
+    command = [
+        sys.executable, "-m", "mutualrl", "train", "--regime", regime, "--pool", pool, "--task", "arithmetic",
+        "--steps", str(steps), "--run-dir", str(target), "--json",
+        "--set", "run.validate_every=0", "--set", "run.validation_limit=2",
+    ]  # fmt: skip
+    if pool != "tiny":
+        for key, value in settings()["trainer"].items():
+            command += ["--set", f"trainer.{key}={value}"]
+        command += ["--set", f"round.prompts={settings()['prompts']}", "--set", "launch.processes=1"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread())
+    policies: dict[str, Any] = json.loads(done.stdout)["policies"]
+    for name, policy in policies.items():
+        lines = (target / "policies" / name / "metrics.jsonl").read_text().splitlines()
+        policy["tokens"] = json.loads(lines[-1])["num_tokens"]
+        policy["extra_tokens"] = sum(json.loads(line).get("sgt/extra_tokens", 0.0) for line in lines)
+    return policies
+
+
+def measure(repeats: int, steps: int) -> dict[str, Any]:
+    """All timings, in seconds a step."""
+    plain, alone, grpo, sgt, waits = [], [], [], [], []
+    extra: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        pool = directory / "one.yaml"
+        pool.write_text(POOL_OF_ONE)
+        for repeat in range(repeats):
+            print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr)
+            plain.append(run_plain(steps))
+            alone.append(run_ours("grpo", steps, str(pool), directory)["ada"]["train_seconds"] / steps)
+            for regime, kept in (("grpo", grpo), ("sgt", sgt)):
+                policies = run_ours(regime, steps, "tiny", directory).values()
+                kept.append(sum(p["train_seconds"] - p["wait_seconds"] for p in policies) / len(policies) / steps)
+                if regime == "sgt":
+                    waits.append(sum(p["wait_seconds"] for p in policies) / len(policies) / steps)
+                    extra.append(sum(p["extra_tokens"] for p in policies) / sum(p["tokens"] for p in policies))
+    return {
+        "plain_trl": plain,
+        "grpo_alone": alone,
+        "grpo": grpo,
+        "sgt": sgt,
+        "sgt_wait": waits,
+        "sgt_extra_tokens": extra,
+    }
+
+
+def table(timings: dict[str, Any]) -> str:
+    """The table of the README."""
+    median = {key: statistics.median(values) for key, values in timings.items()}
+    rows = [
+        ("plain TRL script, one policy", median["plain_trl"], 1.0),
+        ("`--regime grpo`, the same policy", median["grpo_alone"], median["grpo_alone"] / median["plain_trl"]),
+        ("`--regime grpo`, tiny pool", median["grpo"], 1.0),
+        ("`--regime sgt`, tiny pool, waiting apart", median["sgt"], median["sgt"] / median["grpo"]),
+        ("waiting for the peer under sgt", median["sgt_wait"], median["sgt_wait"] / median["grpo"]),
+    ]
+    lines = ["| what | seconds a step (median) | ratio |", "|---|---|---|"]
+    lines += [f"| {name} | {seconds:.3f} | {ratio:.2f} |" for name, seconds, ratio in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--plain", type=int, default=None, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.plain is not None:
+        print(plain_trl(given.plain))
+        return
+    timings = measure(given.repeats, given.steps)
+    RESULTS.mkdir(exist_ok=True)
+    result = {"command": "python benchmarks/step_time.py", "repeats": given.repeats, "steps": given.steps, **timings}
+    (RESULTS / "step_time.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / "step_time.md").write_text(table(timings) + "\n")
+    print(table(timings))
+
+
+if __name__ == "__main__":
+    main()
