@@ -37,7 +37,8 @@ def plain_trl(steps: int) -> float:
     from transformers import PrinterCallback, set_seed
     from trl import GRPOConfig, GRPOTrainer
 
-    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.engines import Sampling
+    from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
     from mutualrl.tiny.cache import ensure
@@ -58,6 +59,9 @@ def plain_trl(steps: int) -> float:
             model=model, reward_funcs=boxed_reward, args=args, train_dataset=dataset, processing_class=tokenizer
         )
         trainer.remove_callback(PrinterCallback)
+        # A run validates before it trains; the first generation of a process costs a second of its own.
+        TransformersEngine(trainer.model, tokenizer).generate(dataset["prompt"][:2], Sampling(max_new_tokens=20))
+        trainer.model.train()
         set_seed(policy_seed(0, "ada", 0))
         began = time.monotonic()
         trainer.train()

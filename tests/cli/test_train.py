@@ -117,6 +117,7 @@ def test_the_same_command_gives_the_same_weights_and_summary(run: Path, cli: Cli
         == without_times(read(run / "summary.json"))
         == without_times(read(tmp_path / "again" / "summary.json"))
     )
+    assert "dir:" not in (tmp_path / "again" / "recipe.yaml").read_text()  # it can be run again as it lies
     for name in ("ada", "bob"):
         files = [root / "policies" / name / "model" / "model.safetensors" for root in (run, tmp_path / "again")]
         assert files[0].read_bytes() == files[1].read_bytes()
@@ -155,6 +156,16 @@ def test_a_policy_of_two_processes(cli: Cli, tiny: dict[str, Path], tmp_path: Pa
     assert [part["rows"] for part in marker["parts"]] == [64, 64]
 
 
+def test_a_hub_model_that_cannot_be_had_ends_with_4_and_its_name(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "hub.yaml").write_text(
+        "policies: [{name: a, model: nobody/nothing}, {name: b, model: nobody/nothing-else}]\n"
+    )
+    done = cli("train", "--regime", "sgt", "--pool", "hub.yaml", "--run-dir", "r", HF_HUB_OFFLINE="1")
+    assert done.returncode == 4
+    assert "nobody/nothing" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Path) -> None:
     """Two pretrained models with different SentencePiece vocabularies; they solve nothing, and that is fine."""
     models = real_data / "models"
@@ -162,7 +173,7 @@ def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Pa
         f"policies:\n  - {{name: stories, model: {models / 'stories260K'}}}\n  - {{name: baby, model: {models / 'babyllama-tok361'}}}\n"
     )
     done = cli("train", "--regime", "sgt", "--pool", "real.yaml", "--task", "math", "--data", real_data / "math" / "math_train.jsonl",
-               "--steps", "3", "--run-dir", "r", "--json", "--set", "trainer.max_completion_length=16",
+               "--steps", "3", "--run-dir", "r", "--json", "--set", "trainer.max_completion_length=16", "--set", "round.prompts=2",
                "--set", "run.validation_limit=8")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert all(

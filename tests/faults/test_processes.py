@@ -46,7 +46,7 @@ class Run:
         self.errors = directory / "stderr.txt"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3000",
-             "--run-dir", str(self.path), *extra],
+             "--set", "run.validate_every=0", "--run-dir", str(self.path), *extra],
             stdout=subprocess.DEVNULL, stderr=self.errors.open("wb"), env={**os.environ, "COLUMNS": "200"},
         )  # fmt: skip
 
@@ -143,6 +143,15 @@ def test_a_frozen_policy_is_given_up_after_the_peer_timeout(run: Callable[..., R
     assert time.monotonic() - began < 20
     assert not members(started.path)
     assert "lost its peer 'bob'" in started.errors.read_text()
+
+
+def test_a_frozen_policy_is_found_out_where_nobody_waits_for_it(run: Callable[..., Run]) -> None:
+    started = run("--set", "regime=grpo", "--set", "run.peer_timeout=1.5")
+    started.until_training()
+    started.worker("ada").suspend()
+    assert started.process.wait(40) == 5
+    assert not members(started.path)
+    assert "policy 'ada' is frozen" in started.errors.read_text()
 
 
 def test_a_policy_whose_plan_differs_is_refused_by_name(run: Callable[..., Run], tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from training_harness import BY_ID, STEPS, gold, publish_peer, rounds_of, same_training, sharing, train
 from trl import GRPOTrainer
 
 from mutualrl.engines.transformers_engine import load_tokenizer
@@ -16,6 +15,7 @@ from mutualrl.errors import PlanMismatchError, UsageError
 from mutualrl.see import Exchange
 from mutualrl.thl import retokenize
 from mutualrl.training import MutualGRPOTrainer
+from training_harness import BY_ID, STEPS, gold, publish_peer, rounds_of, same_training, sharing, train
 
 pytestmark = pytest.mark.slow
 
@@ -192,3 +192,20 @@ def test_two_ranks_with_unequal_pairs_neither_hang_nor_drift(
     assert f"pairs={solved}" in lines[0]
     parts = list((tmp_path / "x" / "ada").glob("000000*.parquet"))
     assert len(parts) == 2  # each rank wrote its own
+
+
+def test_two_scripts_share_over_a_directory(tiny: dict[str, Path], tmp_path: Path) -> None:
+    script = Path(__file__).with_name("script_policy.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), policy, peer, str(tiny[policy]), str(tmp_path)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for policy, peer in (("ada", "bob"), ("bob", "ada"))
+    ]  # fmt: skip
+    for process in processes:
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors[-2000:]
+        assert float(output.split()[-1]) > 0
+    assert {p.name for p in (tmp_path / "exchange").glob("*/heartbeat.json")} == {"heartbeat.json"}
+    assert len(list((tmp_path / "exchange").glob("*/*.parquet"))) == 2 * STEPS

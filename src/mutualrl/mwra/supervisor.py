@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mutualrl.errors import MutualRLError, PeerLostError, RunInterruptedError, exit_code_of
+from mutualrl.errors import MutualRLError, PeerLostError, RunDirectoryError, RunInterruptedError, exit_code_of
 from mutualrl.files import read_json, write_atomic, write_json
 from mutualrl.mwra.devices import this_machine
 from mutualrl.mwra.group import Group, agent, end, failure_of, tail
@@ -24,6 +24,7 @@ from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.requirements import require
 from mutualrl.recipes import Recipe, dump
 from mutualrl.rundir import RunDirectory, check_free, command_line, create, default_path, versions
+from mutualrl.see.liveness import PeerWatch
 from mutualrl.training.plan import fingerprint, load_prompts, require_enough
 
 POLL_SECONDS = 0.2
@@ -38,8 +39,8 @@ def train(recipe: Recipe, console: Console) -> tuple[RunDirectory, dict[str, Any
     RunInterruptedError, PeerLostError, or the error of the policy that failed; no process is left then.
     """
     began = time.monotonic()
-    path = Path(recipe.run.dir) if recipe.run.dir else default_path(recipe.regime_name, recipe.pool or "pool")
-    check_free(path)
+    if recipe.run.dir is not None:
+        check_free(Path(recipe.run.dir))
     machine = this_machine()
     require(recipe, machine)
     placement = place(recipe, machine)
@@ -48,8 +49,8 @@ def train(recipe: Recipe, console: Console) -> tuple[RunDirectory, dict[str, Any
     batch = placement.seats[0].batch
     require_enough(prompts, batch)
     with stop_signals() as stopping:
-        run = create(path, run_info(recipe, placement, fingerprint(recipe, batch, prompts)))
-        write_atomic(run.recipe, f"# {' '.join(command_line())}\n{dump(recipe)}".encode())
+        run = claim(recipe, run_info(recipe, placement, fingerprint(recipe, batch, prompts)))
+        write_atomic(run.recipe, f"# {' '.join(command_line())}\n{dump(without_directory(recipe))}".encode())
         console.print(f"Run directory: {run.root}", highlight=False, soft_wrap=True)
         for note in placement.notes:
             console.print(f"Note: {note}")
@@ -58,6 +59,24 @@ def train(recipe: Recipe, console: Console) -> tuple[RunDirectory, dict[str, Any
     summary = collect(run, recipe, time.monotonic() - began)
     write_json(run.summary, summary)
     return run, summary
+
+
+def claim(recipe: Recipe, info: dict[str, Any]) -> RunDirectory:
+    """The run's directory: the one asked for, or a new one under runs/ that no other run has taken."""
+    if recipe.run.dir is not None:
+        return create(Path(recipe.run.dir), info)
+    while True:
+        path = default_path(recipe.regime_name, recipe.pool or "pool")
+        try:
+            return create(path, info)
+        except RunDirectoryError:
+            if not path.exists():  # not taken by another run: it cannot be written
+                raise
+
+
+def without_directory(recipe: Recipe) -> Recipe:
+    """The recipe as it is kept in the run: whoever runs it again gets a directory of their own."""
+    return recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": None})})
 
 
 def run_info(recipe: Recipe, placement: Placement, plan: dict[str, Any]) -> dict[str, Any]:
@@ -106,17 +125,30 @@ def run_groups(
     try:
         with Progress(run, [p.name for p in recipe.policies], recipe.run.steps, console) as progress:
             groups.extend(agent(run, seat) for seat in placement.seats)
+            watch = PeerWatch(run.exchange)
             while any(group.exit_code() is None for group in groups):
                 stopping()
                 if any(group.exit_code() for group in groups):
                     break
                 progress.update()
+                _check_alive(groups, watch, recipe.run.peer_timeout)
                 time.sleep(POLL_SECONDS)
             progress.update()
         if any(group.exit_code() for group in groups):
             raise _cause(run, groups)
     finally:
         end(groups, marks=[str(run.root)])
+
+
+def _check_alive(groups: list[Group], watch: PeerWatch, peer_timeout: float) -> None:
+    """Raise PeerLostError for a policy that runs but is frozen. Its peers are given the time to find out first."""
+    for group in groups:
+        silent, phase = watch.silence(group.name)
+        if group.exit_code() is None and phase != "not started" and silent > 2 * peer_timeout:
+            raise PeerLostError(
+                f"policy {group.name!r} is frozen: no heartbeat for {silent:.0f} s (last seen: {phase}); "
+                f"log: {group.log}"
+            )
 
 
 def _cause(run: RunDirectory, groups: list[Group]) -> MutualRLError:

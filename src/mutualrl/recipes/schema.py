@@ -49,12 +49,20 @@ class Policy(Section):
     regime: dict[str, Any] = {}
 
 
+def _absolute(value: str) -> str:
+    """A resolved recipe means the same from every directory."""
+    return str(Path(value).expanduser().absolute())
+
+
+DataFile = Annotated[str, AfterValidator(_absolute)]
+
+
 class TaskSection(Section):
     """Which prompts: `data` and `validation_data` are JSON Lines files where the task reads files."""
 
     name: str = "arithmetic"
-    data: str | None = None
-    validation_data: str | None = None
+    data: DataFile | None = None
+    validation_data: DataFile | None = None
     max_prompt_tokens: int = Field(1024, ge=1, description="longer under any policy: dropped for all")
 
 
