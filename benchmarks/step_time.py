@@ -71,8 +71,15 @@ def plain_trl(steps: int) -> float:
 def run_plain(steps: int) -> float:
     """Seconds a step of the plain script, started fresh."""
     command = [sys.executable, __file__, "--plain", str(steps)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread())
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread(), preexec_fn=on_one_core
+    )
     return float(done.stdout.split()[-1])
+
+
+def on_one_core() -> None:
+    """Keep a process, and what it starts, on one core: a pool of one would otherwise get two threads."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def one_thread() -> dict[str, str]:
@@ -91,8 +98,9 @@ def run_ours(regime: str, steps: int, pool: str, directory: Path) -> dict[str, A
     if pool != "tiny":
         for key, value in settings()["trainer"].items():
             command += ["--set", f"trainer.{key}={value}"]
-        command += ["--set", f"round.prompts={settings()['prompts']}", "--set", "launch.processes=1"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread())
+        command += ["--set", f"round.prompts={settings()['prompts']}"]
+    alone = None if pool == "tiny" else on_one_core
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread(), preexec_fn=alone)
     policies: dict[str, Any] = json.loads(done.stdout)["policies"]
     for name, policy in policies.items():
         lines = (target / "policies" / name / "metrics.jsonl").read_text().splitlines()
