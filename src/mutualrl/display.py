@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import unicodedata
 
+from rich.markup import escape
+
 
 def clean(text: str, limit: int = 2000) -> str:
     """`text` without what a terminal would obey: control and format characters (escape sequences, bidi
     overrides, zero-width marks) become U+FFFD, newlines and tabs stay; cut at `limit` characters.
 
-    The result is still not Rich markup: print it with `markup=False` or as a `rich.text.Text`.
+    The result may still read as Rich markup: print it with `markup=False`, or use `cell`.
     """
     cut = text[:limit]
     kept = "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in cut)
     return kept + (f" ... ({len(text)} characters)" if len(text) > limit else "")
+
+
+def cell(text: str) -> str:
+    """`text` cleaned, and escaped for a Rich table or console."""
+    return escape(clean(text, 200))

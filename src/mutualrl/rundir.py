@@ -119,11 +119,16 @@ def create(path: Path, info: dict[str, Any]) -> RunDirectory:
     """
     run = RunDirectory(path.expanduser().absolute())
     check_free(run.root)
+    text = json.dumps(info, indent=1, allow_nan=False) + "\n"
     try:
         run.root.mkdir(parents=True, exist_ok=True)
         with run.run_json.open("x", encoding="utf-8") as file:
-            json.dump(info, file, indent=1, allow_nan=False)
-            file.write("\n")
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                run.run_json.unlink()  # the disk is full: a half-written run.json would read as a run
+                raise
     except FileExistsError:
         raise RunDirectoryError(f"run directory {path} was taken by another run just now") from None
     except OSError as error:

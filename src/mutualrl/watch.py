@@ -9,17 +9,16 @@ POLL_SECONDS = 0.5
 ORPHANED = 4  # exit code of a process whose parent is gone; nobody is there to read it
 
 
-def watch_parent(expected: int | None = None) -> None:
-    """End this process at once when its parent ends. `expected`: the parent's pid, where it is known.
+def watch_parent(expected: int) -> None:
+    """End this process at once when its parent, `expected`, ends (or has ended before this was called).
 
     The chain is supervisor, agent, workers: each watches the one above it, so all are gone two polls after
     the supervisor.
     """
-    parent = os.getppid() if expected is None else expected
 
     def run() -> None:
         pause = threading.Event()
-        while os.getppid() == parent:
+        while os.getppid() == expected:
             pause.wait(POLL_SECONDS)
         os._exit(ORPHANED)
 

@@ -139,6 +139,25 @@ def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli: Cli) -
         assert models[name]["n"] == 64
 
 
+def test_files_in_the_user_s_directory_are_not_imported(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("torch", "argparse", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')\n")
+    done = cli("train", "--regime", "sgt", "--pool", "tiny", "--steps", "1", "--run-dir", "r", PYTHONSAFEPATH="1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_weights_that_cannot_be_read_end_with_4_and_the_policy_s_name(
+    cli: Cli, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny["ada"], tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"not weights")
+    (tmp_path / "p.yaml").write_text('policies: [{name: a, model: ./broken}, {name: b, model: "tiny:bob"}]\n')
+    done = cli("train", "--regime", "sgt", "--pool", "p.yaml", "--run-dir", "r")
+    assert done.returncode == 4
+    assert "policy 'a'" in done.stderr
+    assert "cannot be loaded" in done.stderr
+
+
 def test_regime_grpo_rescues_nothing_and_exchanges_nothing(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     done = cli("train", "--regime", "grpo", "--pool", "tiny", "--steps", "2", "--run-dir", "r", "--json")
     assert done.returncode == 0, done.stderr

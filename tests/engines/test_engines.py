@@ -22,6 +22,14 @@ def test_greedy_answers_do_not_depend_on_the_batch(tiny: dict[str, Path]) -> Non
     assert [engine.generate([p], sampling)[0] for p in PROMPTS] == together
 
 
+def test_a_model_s_generation_defaults_do_not_change_greedy_decoding(tiny: dict[str, Path]) -> None:
+    engine = TransformersEngine.load(str(tiny["ada"]))
+    plain = engine.generate(PROMPTS, Sampling(20))
+    engine.model.generation_config.repetition_penalty = 5.0
+    assert engine.generate(PROMPTS, Sampling(20)) == plain
+    assert engine.model.generation_config.repetition_penalty == 5.0
+
+
 def test_sampling_follows_its_seed(tiny: dict[str, Path]) -> None:
     engine = TransformersEngine.load(str(tiny["ada"]))
     once = engine.generate(PROMPTS, Sampling(20, temperature=1.5, samples=4, seed=1))

@@ -122,6 +122,15 @@ def test_a_dead_policy_ends_the_run_with_5_and_is_named(run: Callable[..., Run])
     assert not (started.path / "summary.json").exists()
 
 
+def test_a_policy_that_is_told_to_stop_by_somebody_else_is_a_lost_one(run: Callable[..., Run]) -> None:
+    started = run()
+    started.until_training()
+    started.worker("bob").terminate()
+    assert started.process.wait(30) == 5
+    assert not members(started.path)
+    assert "policy 'bob' died" in started.errors.read_text()
+
+
 def test_a_dead_agent_ends_the_run_with_5_and_takes_its_worker_along(run: Callable[..., Run]) -> None:
     started = run()
     started.until_training()

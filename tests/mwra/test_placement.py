@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mutualrl.errors import MachineError, RecipeError
-from mutualrl.mwra.devices import Machine
+from mutualrl.mwra.devices import Machine, this_machine
 from mutualrl.mwra.placement import best_split, place
 from mutualrl.recipes import Request, resolve
 
@@ -62,6 +64,43 @@ def test_cores_are_split_and_sharing_them_is_said() -> None:
 def test_too_few_gpus_are_refused_with_a_way_out() -> None:
     with pytest.raises(MachineError, match=r"2 policies need 2 GPUs at least, found 1.*hardware.gpus=0"):
         place(resolve(Request(pool="2qwen", regime="sgt")), gpus(1))
+
+
+@pytest.mark.parametrize("setting", ["num_iterations: 2", "shuffle_dataset: false"])
+def test_settings_that_decide_the_rounds_must_be_equal(setting: str) -> None:
+    policies = f"[{{name: a, model: 'tiny:ada'}}, {{name: b, model: 'tiny:bob', trainer: {{{setting}}}}}]"
+    with pytest.raises(RecipeError, match="must be the same for all policies"):
+        place(resolve(Request(pool="tiny", assignments=(f"policies={policies}",))), Machine((), 2))
+
+
+def test_a_pool_without_hardware_uses_what_the_machine_has(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("policies: [{name: a, model: x/y}, {name: b, model: x/z}]")
+
+    def seats(machine: Machine, *assignments: str) -> list[tuple[str, ...]]:
+        recipe = resolve(Request(pool=str(tmp_path / "p.yaml"), assignments=assignments))
+        return [seat.gpus for seat in place(recipe, machine).seats]
+
+    assert seats(gpus(8)) == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
+    assert seats(gpus(8), "hardware.gpus=2") == [("0",), ("1",)]
+    assert seats(gpus(8), "hardware.gpus=0") == [(), ()]
+    assert seats(Machine((), 4)) == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"), [(None, ("0", "1")), ("1", ("1",)), ("", ()), ("-1", ()), ("0,-1,1", ("0",))]
+)
+def test_visible_gpus(
+    visible: str | None, found: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 0\necho 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert this_machine().gpus == found
 
 
 def test_policies_that_would_not_see_the_same_rounds_are_refused() -> None:

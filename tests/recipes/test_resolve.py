@@ -54,6 +54,23 @@ def test_layers_go_from_general_to_particular(tmp_path: Path) -> None:
     assert settings.weight == 0.3
 
 
+def test_a_kept_recipe_of_one_s_own_pool_runs_again(tmp_path: Path) -> None:
+    """The pool's name is a label then: a file called like a shipped pool must not drag that one in."""
+    (tmp_path / "2qwen.yaml").write_text(PAIR)
+    first = resolve(Request(pool=str(tmp_path / "2qwen.yaml"), regime="sgt"))
+    assert first.pool == "2qwen"
+    (tmp_path / "recipe.yaml").write_text(dump(first))
+    assert resolve(Request(tmp_path / "recipe.yaml")) == first
+    (tmp_path / "other.yaml").write_text(dump(first).replace("pool: 2qwen", "pool: my-own"))
+    assert resolve(Request(tmp_path / "other.yaml")).policies == first.policies
+
+
+def test_regime_on_the_command_line_leaves_the_file_s_settings_behind(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
+    assert resolve(Request(tmp_path / "recipe.yaml", regime="grpo")).regime == {"name": "grpo"}
+    assert resolve(Request(tmp_path / "recipe.yaml")).regime["weight"] == 0.1
+
+
 def test_set_can_name_regime_and_pool() -> None:
     assert sets("regime=sgt").regime["weight"] == 0.1
     assert sets("pool=2qwen").hardware.gpus == 8
@@ -90,6 +107,9 @@ def test_models_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         ("trainer.temperature=0.0", "expected more than 0"),
         ("trainer.num_generations=1", "expected at least 2"),
         ("trainer.use_vllm=3", "expected bool"),
+        ("trainer.loss_type=grpoo", "did you mean 'grpo'?"),
+        ("trainer.model_init_kwargs={trust_remote_code: true}", "use policies[].trust_remote_code"),
+        ("trainer.resume_from_checkpoint=x", "a run starts from its models"),
         ("trainer.seed=3", "use run.seed (--seed)"),
         ("run.stepz=3", "did you mean 'steps'?"),
         ("run.steps=0", "greater than or equal to 1"),
@@ -175,6 +195,13 @@ def test_a_pool_of_one_cannot_share(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_batch_plan(assignments: tuple[str, ...], processes: int, expected: BatchPlan) -> None:
     assert plan_batch(sets("trainer.per_device_train_batch_size=128", *assignments), "ada", processes) == expected
+
+
+@pytest.mark.parametrize("key", ["gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"])
+def test_two_sizes_of_a_round_are_refused(key: str) -> None:
+    recipe = sets(f"trainer.{key}=2")
+    with pytest.raises(RecipeError, match=f"trainer.{key} and round.prompts both say"):
+        plan_batch(recipe, "ada", 1)
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:

@@ -112,6 +112,16 @@ def test_parts_of_several_ranks_stand_under_one_marker(tmp_path: Path) -> None:
     assert shard.texts([0, 5]) == ["text 0", "text 5"]
 
 
+def test_a_restart_that_changes_one_part_keeps_the_other(tmp_path: Path) -> None:
+    first = door(tmp_path)
+    first.commit(0, [first.write_part(0, RECORDS[:2], 0), first.write_part(0, RECORDS[2:4], 1)], 0)
+    second = door(tmp_path, attempt=1)
+    second.commit(0, [second.write_part(0, RECORDS[:2], 0), second.write_part(0, RECORDS[4:], 1)], 0)
+    shard = door(tmp_path, "ada").read("bob", 0)
+    assert shard is not None
+    assert shard.column("y_text") == ["text 0", "text 1", "text 4", "text 5"]
+
+
 def stages() -> list[str]:
     """Every point at which a publish can be killed: before and after each step of each of its two files."""
     return [f"{step} {number}" for number in (1, 2) for step in ("write", "fsync", "rename", "sync_directory")]
@@ -234,10 +244,10 @@ def test_markers_of_another_run_schema_or_place_are_refused(tmp_path: Path) -> N
     edit_marker(tmp_path, run_id=RUN, schema_version="2.0")
     with pytest.raises(ExchangeDamagedError, match=r"schema 2\.0"):
         door(tmp_path, "ada").read("bob", 0)
-    part = {**marker["parts"][0], "file": "../bob/000000.parquet"}
-    edit_marker(tmp_path, schema_version="1.0", parts=[part])
-    with pytest.raises(ExchangeDamagedError, match="outside its directory"):
-        door(tmp_path, "ada").read("bob", 0)
+    for name in ("../bob/000000.parquet", "..", "", "/etc/passwd", "000000.json"):
+        edit_marker(tmp_path, schema_version="1.0", parts=[{**marker["parts"][0], "file": name}])
+        with pytest.raises(ExchangeDamagedError, match="outside its directory"):
+            door(tmp_path, "ada").read("bob", 0)
 
 
 def test_a_newer_minor_schema_is_read(tmp_path: Path) -> None:

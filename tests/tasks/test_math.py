@@ -58,6 +58,17 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
         MathTask().load("train", TaskSource(data=tmp_path / "empty.jsonl"))
 
 
+def test_a_file_too_small_for_a_held_out_row_is_refused(tmp_path: Path) -> None:
+    from mutualrl.recipes import Request, resolve
+    from mutualrl.training.plan import load_prompts
+
+    (tmp_path / "p.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
+    path = rows(tmp_path / "a.jsonl", {"problem": "p1", "answer": "1"})
+    recipe = resolve(Request(pool=str(tmp_path / "p.yaml"), task="math", data=path))
+    with pytest.raises(DataError, match=r"has no validation prompts; give more data, or name task.validation_data"):
+        load_prompts(recipe, "validation")
+
+
 def test_an_empty_answer_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = rows(tmp_path / "a.jsonl", {"problem": "x", "answer": ""}, {"problem": "y", "answer": "1"})
     with caplog.at_level(logging.WARNING):

@@ -26,6 +26,22 @@ def test_prompt_ids_are_stable() -> None:
     assert prompt_id("math", "train", 7, "text") != prompt_id("math", "train", 7, "texts")
 
 
+def test_hostile_names_are_inert_in_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    from pathlib import Path
+
+    from mutualrl.cli.results import show_summary
+
+    groups = {"[/x]": 1.0, "\x1b[31m\u202e": 0.5}
+    result = {"validation": {"accuracy": 1.0, "by_group": groups}, "rescued_pairs": 0, "wait_seconds": 0.0}
+    result["initial_validation"] = result["validation"]
+    show_summary(
+        {"task": "t", "steps": 1, "regime": "r", "seed": 0, "seconds": 1.0, "policies": {"a": result}}, Path("d")
+    )
+    output = capsys.readouterr().out
+    assert "[/x]" in output
+    assert not {"\x1b", "\u202e"} & set(output)
+
+
 def test_text_is_cleaned_of_what_a_terminal_would_obey() -> None:
     assert clean("a\x1b[31mb\x07\u202ec\u200bd\n\te") == "a\ufffd[31mb\ufffd\ufffdc\ufffdd\n\te"
     assert clean("x" * 30, 10) == "x" * 10 + " ... (30 characters)"

@@ -19,7 +19,9 @@ def evaluate(
         list[str] | None,
         typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False),
     ] = None,
-    suite: Annotated[str, typer.Option(help="Task: arithmetic, math.")] = "arithmetic",
+    suite: Annotated[
+        str | None, typer.Option(help="Task: arithmetic, math. A run's own by default.", show_default=False)
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Rows to evaluate on (JSON Lines), for tasks that read a file.", show_default=False),
@@ -29,7 +31,9 @@ def evaluate(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Longest completion: 64 for arithmetic, 1024 for math.", show_default=False),
+        typer.Option(
+            min=1, help="Longest completion: a run's own, else 64 for arithmetic, 1024 for math.", show_default=False
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of generated problems.")] = 0,
     trust_remote_code: Annotated[

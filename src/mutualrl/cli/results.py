@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from mutualrl.display import cell
+
 
 def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
     """Accuracy before and after, by group, for every policy."""
@@ -15,7 +17,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
     shown = groups if len(groups) <= 4 else []
     table = Table(
-        "policy", "all", *shown, "rescued pairs", "waited",
+        "policy", "all", *map(cell, shown), "rescued pairs", "waited",
         title=f"Greedy accuracy on held-out {summary['task']}, before -> after {summary['steps']} steps of "
         f"{summary['regime']} (seed {summary['seed']})",
     )  # fmt: skip
@@ -23,6 +25,6 @@ def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
         before, after = result["initial_validation"], result["validation"]
         cells = [f"{before['accuracy']:.2f} -> {after['accuracy']:.2f}"]
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
-        table.add_row(name, *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
+        table.add_row(cell(name), *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
     console.print(table)
     console.print(f"{summary['seconds']:.0f} s in all; everything is in {run_dir}", highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -11,14 +11,17 @@ def as_prompt(text: str, tokenizer: Any) -> str | list[dict[str, str]]:
     return [{"role": "user", "content": text}] if tokenizer.chat_template else text
 
 
-def prompt_ids(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text."""
+def prompt_ids(texts: Sequence[str], tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[list[int]]:
+    """Token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text.
+
+    `template`: arguments of the chat template (TRL's `chat_template_kwargs`).
+    """
     if not texts:
         return []
     prompts = [as_prompt(text, tokenizer) for text in texts]
     if tokenizer.chat_template:
         ids = tokenizer.apply_chat_template(
-            conversation=prompts, add_generation_prompt=True, tokenize=True, return_dict=True
+            conversation=prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **(template or {})
         )["input_ids"]
     else:
         ids = tokenizer(text=prompts)["input_ids"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,10 +20,13 @@ class TransformersEngine:
 
     name = "transformers"
 
-    def __init__(self, model: Any, tokenizer: Any, batch_size: int = 64) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, batch_size: int = 64, template: Mapping[str, Any] | None = None
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.batch_size = batch_size
+        self.template = template
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         declared = model.generation_config.eos_token_id
@@ -43,7 +47,7 @@ class TransformersEngine:
         self, prompts: Sequence[str], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
         """Completions of every prompt; `on_batch` is told the number of prompts done."""
-        ids = prompt_ids(prompts, self.tokenizer)
+        ids = prompt_ids(prompts, self.tokenizer, self.template)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         results: list[list[Completion]] = [[] for _ in ids]
         if sampling.temperature > 0:
@@ -78,7 +82,10 @@ class TransformersEngine:
         device = self.model.device
         tokens = torch.tensor([[pad] * (width - len(row)) + row for row in ids], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
-        output = self.model.generate(input_ids=tokens, attention_mask=mask, generation_config=self._config(sampling))
+        with _no_defaults(self.model):
+            output = self.model.generate(
+                input_ids=tokens, attention_mask=mask, generation_config=self._config(sampling)
+            )
         return [self._completion(row) for row in output[:, width:].tolist()]
 
     def _completion(self, row: list[int]) -> Completion:
@@ -86,6 +93,19 @@ class TransformersEngine:
         kept = row[: ends[0] + 1] if ends else row
         text = self.tokenizer.decode(kept, skip_special_tokens=True)
         return Completion(tuple(kept), text, ended(kept, self.eos_token_ids))
+
+
+@contextmanager
+def _no_defaults(model: Any) -> Iterator[None]:
+    """Keep the model's own generation defaults (a repetition penalty, say) out of what is meant to be plain decoding.
+
+    transformers fills whatever a generation config leaves open from the model's.
+    """
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = kept
 
 
 def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:

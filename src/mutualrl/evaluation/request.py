@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mutualrl.errors import UsageError
-from mutualrl.recipes import load
+from mutualrl.recipes.schema import known_model
+from mutualrl.recipes.yaml_file import read
 from mutualrl.records import Prompt
 from mutualrl.rundir import RunDirectory
 from mutualrl.tasks import TaskSource, get_task
+from mutualrl.tasks.base import spread
 
 MAX_NEW_TOKENS = {"arithmetic": 64, "math": 1024}
 
@@ -26,36 +29,48 @@ class EvalRequest:
 
     @classmethod
     def of(
-        cls, *, run: Path | None, models: tuple[str, ...], suite: str, data: Path | None, limit: int | None,
+        cls, *, run: Path | None, models: tuple[str, ...], suite: str | None, data: Path | None, limit: int | None,
         max_new_tokens: int | None, seed: int, trust_remote_code: bool,
     ) -> EvalRequest:  # fmt: skip
-        """Check the flags. Raises UsageError or DataError with what was expected."""
+        """Check the flags; a run's own task and completion limit are the defaults for its models.
+
+        Raises UsageError or DataError with what was expected.
+        """
         if (run is None) == (not models):
             raise UsageError("name what to evaluate: either --run DIR, or --model PATH (once or more)")
-        task = get_task(suite)
-        prompts = task.load("validation", TaskSource(validation_data=data, seed=seed))
-        if limit is not None and limit < len(prompts):
-            prompts = [prompts[i * len(prompts) // limit] for i in range(limit)]
-        named = _models_of(run) if run is not None else _named(models)
-        return cls(suite, named, prompts, max_new_tokens or MAX_NEW_TOKENS[suite], trust_remote_code)
+        recipe = {} if run is None else _recipe_of(RunDirectory(run))
+        chosen = suite or _get(recipe, "task", "name") or "arithmetic"
+        prompts = get_task(chosen).load("validation", TaskSource(validation_data=data, seed=seed))
+        if limit is not None:
+            prompts = spread(prompts, limit)
+        tokens = max_new_tokens or _get(recipe, "trainer", "max_completion_length") or MAX_NEW_TOKENS[chosen]
+        named = _named(models) if run is None else _models_of(RunDirectory(run), recipe)
+        return cls(chosen, named, prompts, int(tokens), trust_remote_code)
 
 
-def _models_of(root: Path) -> dict[str, str]:
-    """The trained models of a run, by policy. Raises UsageError when one is missing."""
-    run = RunDirectory(root)
+def _recipe_of(run: RunDirectory) -> dict[str, Any]:
+    """The recipe of a run as it was written. Its models need not be there any more, only the trained ones."""
     run.info()
+    return read(run.recipe)
+
+
+def _get(recipe: dict[str, Any], section: str, key: str) -> Any:
+    value = recipe.get(section)
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _models_of(run: RunDirectory, recipe: dict[str, Any]) -> dict[str, str]:
+    """The trained models of a run, by policy. Raises UsageError when one is missing."""
     found = {}
-    for policy in load(run.recipe).policies:
-        path = run.policy(policy.name).model
+    for policy in recipe["policies"]:
+        path = run.policy(policy["name"]).model
         if not (path / "config.json").is_file():
-            raise UsageError(f"{path}: the run has no trained model of {policy.name!r} (did it finish?)")
-        found[policy.name] = str(path)
+            raise UsageError(f"{path}: the run has no trained model of {policy['name']!r} (did it finish?)")
+        found[policy["name"]] = str(path)
     return found
 
 
 def _named(models: tuple[str, ...]) -> dict[str, str]:
-    from mutualrl.recipes.schema import known_model
-
     named = {}
     for model in models:
         try:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from mutualrl.display import cell
 from mutualrl.engines.base import Sampling
 from mutualrl.evaluation.request import EvalRequest
 from mutualrl.tasks.scoring import score
@@ -25,7 +26,7 @@ def evaluate_models(request: EvalRequest, console: Console) -> dict[str, Any]:
         for name, model in request.models.items():
             path = str(ensure(model[5:])) if model.startswith("tiny:") else model
             engine = TransformersEngine.load(path, trust_remote_code=request.trust_remote_code)
-            bar = bars.add_task(name, total=len(texts))
+            bar = bars.add_task(cell(name), total=len(texts))
             groups = engine.generate(texts, sampling, lambda done, bar=bar: bars.advance(bar, done))  # type: ignore[misc]
             result = score(request.prompts, [group[0].text for group in groups]).to_json()
             truncated = sum(not group[0].ended for group in groups) / len(groups)
@@ -36,8 +37,12 @@ def evaluate_models(request: EvalRequest, console: Console) -> dict[str, Any]:
 def show(results: dict[str, Any]) -> None:
     """The table of an evaluation."""
     groups = sorted({g for m in results["models"].values() for g in m["by_group"]})
-    table = Table("model", "n", "accuracy", *groups, "no box", "truncated", title=f"{results['suite']}, greedy pass@1")
+    table = Table(
+        "model", "n", "accuracy", *map(cell, groups), "no box", "truncated", title=f"{results['suite']}, greedy pass@1"
+    )
     for name, m in results["models"].items():
         cells = [f"{m['by_group'][g]:.3f}" if g in m["by_group"] else "" for g in groups]
-        table.add_row(name, str(m["n"]), f"{m['accuracy']:.3f}", *cells, f"{m['no_box']:.2f}", f"{m['truncated']:.2f}")
+        table.add_row(
+            cell(name), str(m["n"]), f"{m['accuracy']:.3f}", *cells, f"{m['no_box']:.2f}", f"{m['truncated']:.2f}"
+        )
     Console().print(table)

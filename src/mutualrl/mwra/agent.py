@@ -6,6 +6,7 @@ python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --processes N --parent
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "mutualrl.training.worker",
                 f"--run-dir={given.run_dir}",
                 f"--policy={given.policy}",
+                f"--parent={os.getpid()}",
             ]
         )
     except ChildFailedError as error:

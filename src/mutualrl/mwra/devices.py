@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+from mutualrl.errors import MachineError
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -18,7 +20,8 @@ class Machine:
 
 def this_machine() -> Machine:
     """The GPUs (CUDA_VISIBLE_DEVICES respected) and the cores that this process may run on."""
-    return Machine(_gpus(), len(os.sched_getaffinity(0)))
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return Machine(_gpus(), len(affinity(0)) if affinity is not None else os.cpu_count() or 1)
 
 
 def _gpus() -> tuple[str, ...]:
@@ -26,10 +29,15 @@ def _gpus() -> tuple[str, ...]:
     tool = shutil.which("nvidia-smi")
     if tool is None or visible == "":
         return ()
-    answer = subprocess.run(
-        [tool, "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, timeout=20, check=False
-    )
+    command = [tool, "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        raise MachineError("nvidia-smi did not answer in 20 s; set CUDA_VISIBLE_DEVICES='' to run on the CPU") from None
     if answer.returncode != 0:
         return ()
     found = tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
-    return found if visible is None else tuple(g.strip() for g in visible.split(",") if g.strip())
+    if visible is None:
+        return found
+    chosen = [g.strip() for g in visible.split(",") if g.strip()]
+    return tuple(chosen[: next((i for i, g in enumerate(chosen) if g.startswith("-")), len(chosen))])

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +22,7 @@ GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 class Group:
     """A running child of the supervisor (an agent, or a preparing process) and the file it writes to."""
 
-    def __init__(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
+    def __init__(self, name: str, command: list[str], log: Path, variables: dict[str, str]) -> None:
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -32,9 +32,10 @@ class Group:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=variables,
             start_new_session=True,  # the terminal's Ctrl-C reaches the supervisor alone, which ends the group
         )
+        self._root = psutil.Process(self._process.pid)
 
     def exit_code(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
@@ -43,8 +44,7 @@ class Group:
     def processes(self) -> list[psutil.Process]:
         """The child and everything below it that is alive."""
         try:
-            root = psutil.Process(self._process.pid)
-            return [root, *root.children(recursive=True)]
+            return [self._root, *self._root.children(recursive=True)] if self.exit_code() is None else []
         except psutil.NoSuchProcess:
             return []
 
@@ -61,15 +61,21 @@ def agent(run: RunDirectory, seat: Seat) -> Group:
         f"--run-dir={run.root}", f"--policy={seat.policy}",
         f"--processes={seat.processes}", f"--parent={os.getpid()}",
     ]  # fmt: skip
-    environment = {
+    log = run.policy(seat.policy).logs / "attempt-0.log"
+    return Group(seat.policy, command, log, environment(seat.threads, seat.gpus))
+
+
+def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
+    """The environment of a process of the run: its threads, its GPUs and no others."""
+    return {
         **os.environ,
-        "OMP_NUM_THREADS": str(seat.threads),
-        "MKL_NUM_THREADS": str(seat.threads),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        "CUDA_VISIBLE_DEVICES": ",".join(seat.gpus),
+        "PYTHONSAFEPATH": "1",  # else `python -m` would import a torch.py from the user's directory
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
     }
-    return Group(seat.policy, command, run.policy(seat.policy).logs / "attempt-0.log", environment)
 
 
 def end(groups: Iterable[Group], marks: Iterable[str] = ()) -> None:
@@ -104,8 +110,8 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
     try:
         if _alive(process):
             process.kill() if kill else process.terminate()
-    except psutil.NoSuchProcess:
-        return
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return  # gone, or another user's
 
 
 def _marked(marks: Iterable[str]) -> set[psutil.Process]:

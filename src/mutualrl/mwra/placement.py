@@ -48,12 +48,13 @@ class Placement:
 
 
 def place(recipe: Recipe, machine: Machine) -> Placement:
-    """Split the machine over the policies: GPUs when the recipe is for GPUs and there are any, else cores.
+    """Split the machine over the policies: `hardware.gpus` of its GPUs (all of them by default), else its cores.
 
     Raises MachineError when there are fewer GPUs than policies, RecipeError when no split divides the batch.
     """
-    if recipe.hardware.gpus > 0 and machine.gpus:
-        return _on_gpus(recipe, machine)
+    gpus = machine.gpus[: recipe.hardware.gpus]
+    if gpus:
+        return _on_gpus(recipe, Machine(gpus, machine.cores))
     return _on_cpu(recipe, machine)
 
 
@@ -71,7 +72,7 @@ def _on_cpu(recipe: Recipe, machine: Machine) -> Placement:
     seats = tuple(
         Seat(name, (), processes, max(share, 1), strategy, plan_batch(recipe, name, processes)) for name in policies
     )
-    _same_rounds(seats)
+    _same_rounds(recipe, seats)
     return Placement(seats, tuple(notes))
 
 
@@ -96,7 +97,7 @@ def _on_gpus(recipe: Recipe, machine: Machine) -> Placement:
     notes = (
         [f"{len(machine.gpus) - start} GPU(s) stay idle: no even split uses them"] if start < len(machine.gpus) else []
     )
-    _same_rounds(seats)
+    _same_rounds(recipe, seats)
     return Placement(tuple(seats), tuple(notes))
 
 
@@ -133,9 +134,15 @@ def _splits(devices: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def _same_rounds(seats: Sequence[Seat]) -> None:
+def _same_rounds(recipe: Recipe, seats: Sequence[Seat]) -> None:
     """All policies must see the same prompts. Raises RecipeError naming two that would not."""
     first = seats[0]
+    for key, default in (("num_iterations", 1), ("shuffle_dataset", True)):
+        values = {seat.policy: recipe.trainer_settings(seat.policy).get(key, default) for seat in seats}
+        if len(set(values.values())) > 1:
+            raise RecipeError(
+                [f"trainer.{key} must be the same for all policies, found {values}: it decides the rounds"]
+            )
     for seat in seats[1:]:
         if seat.batch.prompts != first.batch.prompts or seat.batch.optimizer_steps != first.batch.optimizer_steps:
             raise RecipeError(

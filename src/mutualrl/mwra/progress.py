@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from mutualrl.display import cell
 from mutualrl.files import read_json
 from mutualrl.rundir import RunDirectory
 from mutualrl.see.liveness import HEARTBEAT
@@ -103,7 +104,7 @@ class Progress:
                 "" if state.reward is None else f"{state.reward:.2f}",
                 "" if state.gate_rate is None else f"{state.gate_rate:.2f}",
                 f"{state.waited:.1f} s",
-                "  ".join(f"{group} {accuracy:.2f}" for group, accuracy in state.validation.items()),
+                "  ".join(f"{cell(group)} {accuracy:.2f}" for group, accuracy in state.validation.items()),
                 state.phase,
             )
         return table

@@ -12,16 +12,17 @@ from mutualrl.recipes.schema import Recipe
 def lacking(recipe: Recipe, machine: Machine) -> list[str]:
     """One line for each thing that is missing, with what to type."""
     lines = []
-    if len(machine.gpus) < recipe.hardware.gpus:
+    wanted = recipe.hardware.gpus or 0
+    if len(machine.gpus) < wanted:
         lines.append(
-            f"{recipe.hardware.gpus - len(machine.gpus)} of the {recipe.hardware.gpus} GPUs that the recipe is for "
+            f"{wanted - len(machine.gpus)} of the {wanted} GPUs that the recipe is for "
             f"(found {len(machine.gpus)}; --set hardware.gpus={len(machine.gpus)} runs it on what is there)"
         )
     uses_vllm = any(recipe.trainer_settings(p.name).get("use_vllm") for p in recipe.policies)
     if uses_vllm and find_spec("vllm") is None:
         lines.append("vllm, for trainer.use_vllm (pip install 'mutualrl[node]', or --set trainer.use_vllm=false)")
     zero = recipe.launch.strategy in ("zero2", "zero3") or (
-        recipe.launch.strategy == "auto" and recipe.hardware.gpus > 0 and bool(machine.gpus)
+        recipe.launch.strategy == "auto" and recipe.hardware.gpus != 0 and bool(machine.gpus)
     )
     if zero and find_spec("deepspeed") is None:
         lines.append("deepspeed, for ZeRO (pip install 'mutualrl[node]', or --set launch.strategy=ddp)")

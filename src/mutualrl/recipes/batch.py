@@ -8,6 +8,8 @@ from typing import Any
 from mutualrl.errors import RecipeError
 from mutualrl.recipes.schema import Recipe
 
+#: TRL's own keys for the size of a round
+OWN_BATCHING = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 TRL_DEFAULT_BATCH = 8  # per_device_train_batch_size of TRL and transformers
 
 
@@ -42,6 +44,15 @@ def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
     rollouts = int(trainer.get("num_generations", 8))
     if recipe.round.prompts is None:
         return _from_trl_keys(trainer, policy, rollouts, processes)
+    both = [key for key in OWN_BATCHING if key in trainer]
+    if both:
+        raise RecipeError(
+            [
+                f"policy {policy!r}: trainer.{both[0]} and round.prompts both say how large a round is; leave "
+                f"trainer.{both[0]} out (it follows from round.prompts, round.optimizer_steps and the devices), or use "
+                "TRL's keys alone with round.prompts=null"
+            ]
+        )
     rows = recipe.round.prompts * rollouts
     share = rows // (recipe.round.optimizer_steps * processes)
     per_device = int(trainer.get("per_device_train_batch_size", min(TRL_DEFAULT_BATCH, max(share, 1))))

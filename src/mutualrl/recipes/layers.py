@@ -58,7 +58,11 @@ class Layers:
 
     def add_file(self, path: Path) -> None:
         """Lay a YAML file over what is there. Relative model and data paths are the file's own."""
-        self.add(_anchored(named(yaml_file.read(path), str(path)), path.parent), str(path))
+        self.add_layer(named(yaml_file.read(path), str(path)), path)
+
+    def add_layer(self, layer: dict[str, Any], path: Path) -> None:
+        """Lay the content of the file at `path` over what is there."""
+        self.add(_anchored(layer, path.parent), str(path))
 
     def set(self, assignment: str) -> None:
         """Carry out `--set a.b=c`. Raises RecipeError when it is not of that form."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import yaml_file
+from mutualrl.recipes.batch import OWN_BATCHING
 from mutualrl.recipes.layers import Layers, find, named, shipped
 from mutualrl.recipes.schema import (
     HardwareSection,
@@ -36,7 +37,6 @@ BASE_TRAINER: dict[str, Any] = {
     "max_completion_length": 256,
 }
 DEFAULT_PROMPTS = 8
-_OWN_BATCHING = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "task": TaskSection,
@@ -73,21 +73,21 @@ def resolve(request: Request) -> Recipe:
         wishes.set(assignment)
     layers = Layers()
     layers.add({"trainer": dict(BASE_TRAINER)}, "defaults")
-    pool = _pool(wishes.value) or request.pool or _pool(own)
-    if pool is None and "policies" not in own:
-        pool = "tiny"
-    if pool is not None:
+    pool = _pool(wishes.value) or request.pool or (None if "policies" in own else _pool(own) or "tiny")
+    if pool is not None:  # a recipe with policies of its own names its pool for people only
         layers.add_file(find("pools", pool))
-        layers.value["pool"] = Path(pool).stem
-    names = {}
+        layers.add({"pool": Path(pool).stem}, "--pool")
     for key, asked, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, "grpo")):
-        names[key] = _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
-        if names[key] in {n for kind, n, _ in shipped() if kind == f"{key}s"}:
-            layers.add_file(find(f"{key}s", names[key]))
+        chosen = _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
+        for layer in (layers.value, own):
+            if _name(layer, key) not in (None, chosen):
+                layer[key] = {}  # settings of another task or regime than the one asked for
+        if chosen in {n for kind, n, _ in shipped() if kind == f"{key}s"}:
+            layers.add_file(find(f"{key}s", chosen))
+        layers.add({key: {"name": chosen}}, f"--{key} {chosen}" if chosen == asked else "defaults")
     if request.recipe is not None:
-        layers.add_file(request.recipe.resolve())
-    for key, name in names.items():
-        layers.add({key: {"name": name}}, f"--{key} {name}")
+        kept = {key: value for key, value in own.items() if key != "pool" or pool is None}
+        layers.add_layer(kept, request.recipe.resolve())
     _add_flags(layers, request)
     for assignment in request.assignments:
         layers.set(assignment)
@@ -175,7 +175,7 @@ def _with_round(value: dict[str, Any]) -> dict[str, Any]:
     trainer, round_ = value.get("trainer"), value.get("round", {})
     if not isinstance(trainer, dict) or not isinstance(round_, dict) or round_.get("prompts") is not None:
         return value
-    if any(key in trainer for key in _OWN_BATCHING):
+    if any(key in settings for _, settings in _trainer_sections(value) for key in OWN_BATCHING):
         return value
     return {**value, "round": {**round_, "prompts": DEFAULT_PROMPTS}}
 
@@ -187,13 +187,13 @@ def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...]) ->
         if detail["type"] == "too_short" and len(details) > 1:
             continue  # items that do not fit were left out of the count
         path = (*prefix, *(str(part) for part in detail["loc"]))
-        lines.append(_line(layers, path, _expectation(detail, path)))
+        lines.append(_line(layers, path, _expectation(detail, path, str(layers.value["regime"]["name"]))))
     return lines
 
 
-def _expectation(detail: Any, path: tuple[str, ...]) -> str:
+def _expectation(detail: Any, path: tuple[str, ...], regime: str) -> str:
     if detail["type"] == "extra_forbidden":
-        keys = _keys_at(path[:-1])
+        keys = _keys_at(path[:-1], regime)
         return f"unknown key; expected {_one_of(keys, path[-1])}"
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] in ("value_error", "missing"):
@@ -201,13 +201,13 @@ def _expectation(detail: Any, path: tuple[str, ...]) -> str:
     return f"found {detail['input']!r:.80}; {message[:1].lower()}{message[1:]}"
 
 
-def _keys_at(path: tuple[str, ...]) -> list[str]:
+def _keys_at(path: tuple[str, ...], regime: str) -> list[str]:
     if not path:
         return list(Recipe.model_fields)
     if path[0] == "policies":
         return list(Policy.model_fields)
     if path[0] == "regime":
-        return sorted({key for spec in regimes().values() for key in spec.settings.model_fields} | {"name"})
+        return ["name", *get_regime(regime).settings.model_fields]
     return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
 
 

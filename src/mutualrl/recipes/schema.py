@@ -87,9 +87,12 @@ class RunSection(Section):
 
 
 class HardwareSection(Section):
-    """What the recipe is meant for; `--dry-run` plans for it and says what this machine lacks."""
+    """What the recipe is meant for; `--dry-run` plans for it and says what this machine lacks.
 
-    gpus: int = Field(0, ge=0)
+    `gpus`: how many to use, 0 for the CPU; left out, what the machine has.
+    """
+
+    gpus: int | None = Field(None, ge=0)
     note: str = ""
 
 

@@ -24,6 +24,11 @@ RESERVED = {
     "do_eval": "run.validate_every",
     "save_strategy": "nothing: the trained model is saved at the end of the run",
     "save_steps": "nothing: the trained model is saved at the end of the run",
+    "do_train": "nothing: the run trains",
+    "do_predict": "nothing: the run trains",
+    "eval_on_start": "nothing: every run validates before its first step",
+    "load_best_model_at_end": "nothing: the last model is kept",
+    "resume_from_checkpoint": "nothing: a run starts from its models",
     "deepspeed": "launch.strategy",
     "local_rank": "launch.processes",
     "disable_tqdm": "nothing: the supervisor shows the progress",
@@ -59,6 +64,14 @@ MINIMUM: dict[str, float] = {
     "vllm_tensor_parallel_size": 1,
     "num_generations": 2,
 }
+#: texts of GRPOConfig of which only these mean something to TRL 1.16.
+CHOICES = {
+    "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+    "scale_rewards": ("group", "batch", "none"),
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "vllm_mode": ("colocate", "server"),
+}
 POSITIVE = ("temperature", "vllm_gpu_memory_utilization")
 
 
@@ -81,6 +94,13 @@ def problem_with(key: str, value: Any) -> str | None:
         return f"found {value!r} ({kind}), expected {' or '.join(allowed)}"
     if isinstance(value, float) and not math.isfinite(value):
         return f"found {value!r}, expected a finite number"
+    if key in CHOICES and value not in CHOICES[key]:
+        near = difflib.get_close_matches(str(value), CHOICES[key], n=1)
+        return f"found {value!r}, expected one of: {', '.join(CHOICES[key])}" + (
+            f" (did you mean '{near[0]}'?)" if near else ""
+        )
+    if key == "model_init_kwargs" and isinstance(value, dict) and "trust_remote_code" in value:
+        return "must not hold trust_remote_code; use policies[].trust_remote_code"
     if isinstance(value, int | float) and not isinstance(value, bool):
         if key in MINIMUM and value < MINIMUM[key]:
             return f"found {value!r}, expected at least {MINIMUM[key]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -63,7 +64,10 @@ class Heartbeat:
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
-            self.beat()
+            try:
+                self.beat()
+            except OSError as error:  # a full disk, say: the next beat may get through
+                print(f"mutualrl: the heartbeat of {self._policy!r} cannot be written: {error}", file=sys.stderr)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pyarrow.parquet as pq
 
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see.schema import SCHEMA, SCHEMA_VERSION, Marker, Part, combined_hash
+
+_PART_NAME = re.compile(r"[0-9]+(\.[0-9]+)?(\.a[0-9]+)?\.parquet")
 
 
 class Shard:
@@ -69,12 +72,12 @@ def load_shard(directory: Path, marker: Marker) -> Shard:
 
 def _load_part(directory: Path, part: Part) -> pq.ParquetFile:
     path = directory / part.file
-    if path.name != part.file:
+    if _PART_NAME.fullmatch(part.file) is None:
         raise ExchangeDamagedError(f"{directory}: the marker names a file outside its directory: {part.file!r}")
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
-        raise ExchangeDamagedError(f"{path}: named by its marker, but not there") from None
+    except OSError as error:
+        raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read ({error.strerror})") from None
     if len(data) != part.bytes:
         raise ExchangeDamagedError(f"{path}: {len(data)} bytes, its marker says {part.bytes}")
     digest = hashlib.sha256(data).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -31,6 +31,13 @@ class Task(Protocol):
     def load(self, split: Split, source: TaskSource) -> list[Prompt]:
         """All prompts of a split, in a fixed order. Raises DataError naming file, row and field."""
         ...
+
+
+def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """At most `limit` prompts, evenly spaced over the list, so that every group keeps its share."""
+    if len(prompts) <= limit:
+        return list(prompts)
+    return [prompts[i * len(prompts) // limit] for i in range(limit)]
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

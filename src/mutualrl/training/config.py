@@ -27,6 +27,8 @@ def grpo_config(recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, ou
     """
     keys = {
         **(CPU_DEFAULTS if cpu else {}),
+        # The other ranks sit in a collective while the main rank waits for the peers: that wait must end first.
+        "ddp_timeout": int(recipe.run.round_timeout) + 600,
         **recipe.trainer_settings(policy),
         **batch.trainer_keys(),
         "output_dir": str(output),

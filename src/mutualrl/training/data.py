@@ -11,15 +11,15 @@ from mutualrl.engines.prompts import as_prompt, prompt_ids
 from mutualrl.records import Prompt
 
 
-def within_limit(prompts: Sequence[Prompt], tokenizers: Sequence[Any], limit: int) -> list[Prompt]:
-    """The prompts of at most `limit` tokens under every policy's tokenizer and template.
+def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[str, Any]]], limit: int) -> list[Prompt]:
+    """The prompts of at most `limit` tokens under every policy's tokenizer and chat template arguments.
 
     One that is too long for any policy is dropped for all, so that every policy sees the identical batch
     (paper, Section "Implementation details").
     """
     kept = set(range(len(prompts)))
-    for tokenizer in tokenizers:
-        lengths = [len(ids) for ids in prompt_ids([p.text for p in prompts], tokenizer)]
+    for tokenizer, template in readers:
+        lengths = [len(ids) for ids in prompt_ids([p.text for p in prompts], tokenizer, template)]
         kept &= {i for i, length in enumerate(lengths) if length <= limit}
     return [prompts[i] for i in sorted(kept)]
 

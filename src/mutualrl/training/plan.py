@@ -12,6 +12,7 @@ from mutualrl.recipes.batch import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt
 from mutualrl.tasks import Split, TaskSource, get_task
+from mutualrl.tasks.base import spread
 
 
 def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
@@ -22,6 +23,8 @@ def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
     section = recipe.task
     source = TaskSource(data=_path(section.data), validation_data=_path(section.validation_data), seed=recipe.run.seed)
     prompts = get_task(section.name).load(split, source)
+    if not prompts:
+        raise DataError(f"task {section.name!r} has no {split} prompts; give more data, or name task.validation_data")
     if split == "validation":
         return spread(prompts, recipe.run.validation_limit)
     return prompts
@@ -29,13 +32,6 @@ def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text).expanduser()
-
-
-def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """At most `limit` prompts, evenly spaced over the list, so that every group keeps its share."""
-    if len(prompts) <= limit:
-        return list(prompts)
-    return [prompts[i * len(prompts) // limit] for i in range(limit)]
 
 
 def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object
 
-from mutualrl.errors import PlanMismatchError
+from mutualrl.errors import PlanMismatchError, UsageError
 from mutualrl.records import Record
 from mutualrl.regimes import RegimeSettings, get_regime
 from mutualrl.regimes.base import RoundPlan, RoundView
@@ -39,7 +39,8 @@ class SharedRound:
 class Sharing:
     """Everything a trainer needs to share: exchange, peers, regime, and the learner's tokenizer and limit.
 
-    `run_seed` seeds the regime's draws. `publish` is `"regime"` (what the regime asks for) or `"full"`.
+    `run_seed` seeds the regime's draws. `max_length` bounds a peer's text in the learner's tokens; None takes the
+    trainer's `max_completion_length`. `publish` is `"regime"` (what the regime asks for) or `"full"`.
     """
 
     exchange: Exchange
@@ -47,7 +48,7 @@ class Sharing:
     regime: str
     settings: RegimeSettings
     run_seed: int
-    max_length: int
+    max_length: int | None
     publish: str = "regime"
     heartbeat: Heartbeat | None = None
     uses: Counter[str] = field(default_factory=Counter)
@@ -61,16 +62,24 @@ class Sharing:
         peers: Sequence[str],
         regime: str,
         *,
+        run_id: str = "script",
         run_seed: int = 0,
-        max_length: int = 256,
+        max_length: int | None = None,
         **settings: Any,
     ) -> Sharing:
-        """Sharing over a directory, for use with `MutualGRPOTrainer` in one's own script."""
-        exchange = Exchange(root, policy, run_id="script")
+        """Sharing over a directory, for use with `MutualGRPOTrainer` in one's own script.
+
+        All policies of a run give the same `root` and `run_id`. Raises UsageError when this policy has
+        already published there: rounds of an earlier run must not be taken for this one's.
+        """
+        exchange = Exchange(root, policy, run_id)
+        if any(exchange.directory.glob("*.parquet")):
+            raise UsageError(
+                f"{exchange.directory} holds rounds of an earlier run; give every run a directory of its own"
+            )
         chosen = get_regime(regime).settings(**settings)
-        return cls(
-            exchange, peers, regime, chosen, run_seed, max_length, heartbeat=Heartbeat(exchange.directory, policy)
-        )
+        heartbeat = Heartbeat(exchange.directory, policy)
+        return cls(exchange, peers, regime, chosen, run_seed, max_length, heartbeat=heartbeat)
 
     @property
     def reads_peers(self) -> bool:
@@ -150,7 +159,7 @@ class Sharing:
             self.heartbeat.set(phase)
 
 
-def fitter(tokenizer: Any, max_length: int) -> Callable[[str, bool], tuple[int, ...] | None]:
+def fitter(tokenizer: Any, max_length: int | None) -> Callable[[str, bool], tuple[int, ...] | None]:
     """A function from a peer's text to the learner's ids; None when too long, empty or not carried exactly."""
 
     def fit(text: str, ended: bool) -> tuple[int, ...] | None:

@@ -43,6 +43,8 @@ class MutualGRPOTrainer(GRPOTrainer):
         self._pair_term = PairTerm(self)
         if sharing is None:
             return
+        if sharing.max_length is None:
+            sharing.max_length = self.args.max_completion_length
         self.add_callback(SharingCallback(sharing))
         if (
             get_regime(sharing.regime).reads_peers

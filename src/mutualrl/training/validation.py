@@ -28,13 +28,16 @@ class Validator:
     def __call__(self) -> dict[str, Any]:
         """The score as `{"n", "accuracy", "by_group", "no_box"}`."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
-        mine = self._prompts[accelerator.process_index :: accelerator.num_processes]
+        # Ranks with unequal shares would run unequal numbers of batches, and hang where a forward is a collective.
+        share = -(-len(self._prompts) // accelerator.num_processes)
+        mine = list(self._prompts[accelerator.process_index :: accelerator.num_processes])
+        mine += [self._prompts[0]] * (share - len(mine))
         training = trainer.model.training
         trainer.model.eval()
         with unwrap_model_for_generation(
             trainer.model_wrapped, accelerator, gather_deepspeed3_params=trainer.args.ds3_gather_for_generation
         ) as model:
-            engine = TransformersEngine(model, trainer._tokenizer, self._batch_size)
+            engine = TransformersEngine(model, trainer._tokenizer, self._batch_size, trainer.chat_template_kwargs)
             sampling = Sampling(max_new_tokens=trainer.max_completion_length)
             groups = engine.generate([p.text for p in mine], sampling)
         trainer.model.train(training)

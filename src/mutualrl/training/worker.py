@@ -1,11 +1,12 @@
 """One rank of one policy: builds the trainer from the run directory, trains, and reports.
 
-python -m mutualrl.training.worker --run-dir DIR --policy NAME      (started by torch.distributed.run)
+python -m mutualrl.training.worker --run-dir DIR --policy NAME --parent PID     (started by the agent)
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -16,36 +17,47 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mutualrl.errors import MutualRLError, RunInterruptedError
+from mutualrl.errors import DataError, ModelError, MutualRLError, RunInterruptedError
 from mutualrl.files import write_json
 from mutualrl.recipes import load
 from mutualrl.recipes.schema import Recipe
-from mutualrl.rundir import RunDirectory
+from mutualrl.rundir import PolicyFiles, RunDirectory
 from mutualrl.see import Exchange, Heartbeat, Patience
 from mutualrl.watch import watch_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one rank. Ends with the exit code of the error's kind; rank 0 leaves `failure.json` behind."""
-    watch_parent()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _on_signal)
+    """Run one rank. Ends with the exit code of the error's kind; the first rank that fails says why."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--policy", required=True)
+    parser.add_argument("--parent", required=True, type=int)
     given = parser.parse_args(arguments)
+    watch_parent(given.parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _on_signal)
     run = RunDirectory(given.run_dir)
     files = run.policy(given.policy)
     try:
         work(run, given.policy)
     except MutualRLError as error:
         print(f"mutualrl: {error}", file=sys.stderr)
-        write_json(files.failure, {"kind": error.kind, "message": str(error)})
+        if not isinstance(error, RunInterruptedError):  # who was told to stop is not the cause of anything
+            _report(files, error.kind, str(error))
         sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001  (the last line of the process: reported, then exit 1)
         traceback.print_exc()
-        write_json(files.failure, {"kind": "died", "message": f"{type(error).__name__}: {error}"})
+        _report(files, "died", f"{type(error).__name__}: {error}")
         sys.exit(1)
+
+
+def _report(files: PolicyFiles, kind: str, message: str) -> None:
+    """Leave the error for the supervisor, unless another rank of this policy was first."""
+    try:
+        with files.failure.open("x", encoding="utf-8") as file:
+            json.dump({"kind": kind, "message": message}, file)
+    except FileExistsError:
+        return
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
@@ -82,8 +94,7 @@ def work(run: RunDirectory, policy: str) -> None:
     heartbeat.set("validating")
     final = validator()
     heartbeat.set("saving")
-    trainer.save_model(str(files.model))
-    (files.model / "training_args.bin").unlink(missing_ok=True)  # a pickle; run.json and recipe.yaml say it all
+    save_model(trainer, files.model)
     if rank == 0:
         sharing = trainer.sharing
         write_json(
@@ -101,6 +112,17 @@ def work(run: RunDirectory, policy: str) -> None:
         heartbeat.stop("finished")
 
 
+def save_model(trainer: Any, directory: Path) -> None:
+    """Save what transformers needs to load the model: safetensors, configurations, tokenizer.
+
+    (`Trainer.save_model` would add its arguments as a pickle; run.json and recipe.yaml say it all.)
+    """
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if trainer.accelerator.is_main_process:
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(directory, state_dict=state)
+        trainer.processing_class.save_pretrained(directory)
+
+
 def _is_alone(info: dict[str, Any], policy: str) -> bool:
     """Whether the policy is one process that needs no process group."""
     seat = info["placement"][policy]
@@ -113,6 +135,9 @@ def seed_policy(recipe: Recipe, policy: str, rank: int) -> None:
 
     from mutualrl.training.plan import policy_seed
 
+    trainer = recipe.trainer_settings(policy)
+    if trainer.get("use_vllm"):  # ranks that share a vLLM engine must sample the same tokens
+        rank //= int(trainer.get("vllm_tensor_parallel_size", 1))
     set_seed(policy_seed(recipe.run.seed, policy, rank))
 
 
@@ -121,6 +146,7 @@ def build_trainer(
 ) -> tuple[Any, list[Any]]:
     """The trainer of one policy and its validation prompts, after the batch plan was found to be the run's."""
     import torch
+    from safetensors import SafetensorError
     from transformers import PrinterCallback
     from transformers.utils import logging
 
@@ -140,9 +166,15 @@ def build_trainer(
     compare(policy, fingerprint(recipe, batch, prompts), info["fingerprint"])
     tokenizers = load_tokenizers(recipe)
     limit = recipe.task.max_prompt_tokens
-    prompts = within_limit(prompts, list(tokenizers.values()), limit)
-    validation = within_limit(load_prompts(recipe, "validation"), list(tokenizers.values()), limit)
+    readers = [
+        (tokenizer, recipe.trainer_settings(name).get("chat_template_kwargs") or {})
+        for name, tokenizer in tokenizers.items()
+    ]
+    prompts = within_limit(prompts, readers, limit)
+    validation = within_limit(load_prompts(recipe, "validation"), readers, limit)
     require_enough(prompts, batch)
+    if not validation:
+        raise DataError(f"no validation prompt is within task.max_prompt_tokens ({limit}) for every policy")
     cpu = not torch.cuda.is_available() or not seat["gpus"]
     args = grpo_config(recipe, policy, batch, seat["strategy"], run.policy(policy).root / "trainer", cpu=cpu)
     patience = Patience(recipe.run.peer_timeout, recipe.run.round_timeout)
@@ -156,14 +188,18 @@ def build_trainer(
         publish=recipe.run.publish,
         heartbeat=heartbeat,
     )
-    trainer = MutualGRPOTrainer(
-        model=model_path(recipe.policy(policy)),
-        reward_funcs=boxed_reward,
-        args=args,
-        train_dataset=as_dataset(prompts, tokenizers[policy]),
-        processing_class=tokenizers[policy],
-        sharing=sharing,
-    )
+    model = model_path(recipe.policy(policy))
+    try:
+        trainer = MutualGRPOTrainer(
+            model=model,
+            reward_funcs=boxed_reward,
+            args=args,
+            train_dataset=as_dataset(prompts, tokenizers[policy]),
+            processing_class=tokenizers[policy],
+            sharing=sharing,
+        )
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
     return trainer, validation
 
