@@ -165,6 +165,39 @@ def test_regime_grpo_rescues_nothing_and_exchanges_nothing(cli: Cli, tiny: dict[
     assert not list((tmp_path / "r" / "exchange").glob("*/*.parquet"))
 
 
+def test_regime_grpo_is_what_a_plain_trl_script_computes(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Byte for byte, from another process: the model of a run against GRPOTrainer with the policy's seeds."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import set_seed
+    from trl import GRPOTrainer
+
+    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.recipes import Request, resolve
+    from mutualrl.tasks import TaskSource, get_task
+    from mutualrl.tasks.boxed import boxed_reward
+    from mutualrl.training.data import as_dataset
+    from mutualrl.training.plan import policy_seed
+    from training_harness import config
+
+    done = cli("train", "--regime", "grpo", "--pool", "tiny", "--steps", "3", "--seed", "5", "--run-dir", "r")
+    assert done.returncode == 0, done.stderr
+    torch.set_num_threads(1)
+    tokenizer = load_tokenizer(str(tiny["bob"]))
+    keys = resolve(Request(pool="tiny")).trainer
+    trainer = GRPOTrainer(
+        model=str(tiny["bob"]), reward_funcs=boxed_reward, processing_class=tokenizer,
+        args=config(tmp_path / "plain", **{**keys, "max_steps": 3, "seed": 5}),
+        train_dataset=as_dataset(get_task("arithmetic").load("train", TaskSource(seed=5)), tokenizer),
+    )  # fmt: skip
+    set_seed(policy_seed(5, "bob", 0))
+    trainer.train()
+    saved = load_file(tmp_path / "r" / "policies" / "bob" / "model" / "model.safetensors")
+    mine = trainer.model.state_dict()
+    assert saved.keys() == mine.keys()
+    assert all(torch.equal(saved[name], mine[name]) for name in saved)
+
+
 def test_a_policy_of_two_processes(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     done = cli("train", "--regime", "sgt", "--pool", "tiny", "--steps", "2", "--run-dir", "r", "--json",
                "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=32")  # fmt: skip

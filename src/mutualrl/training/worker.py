@@ -17,12 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mutualrl.errors import DataError, ModelError, MutualRLError, RunInterruptedError
+from mutualrl.errors import MutualRLError, RunInterruptedError
 from mutualrl.files import write_json
 from mutualrl.recipes import load
-from mutualrl.recipes.schema import Recipe
 from mutualrl.rundir import PolicyFiles, RunDirectory
-from mutualrl.see import Exchange, Heartbeat, Patience
+from mutualrl.see import Heartbeat
 from mutualrl.watch import watch_parent
 
 
@@ -77,13 +76,13 @@ def work(run: RunDirectory, policy: str) -> None:
         heartbeat.set("loading")
         heartbeat.start()
 
+    from mutualrl.training.build import build_trainer, seed_policy
+    from mutualrl.training.callback import MetricsCallback
     from mutualrl.training.validation import Validator
 
-    trainer, validation = build_trainer(run, recipe, policy, info, heartbeat)
+    trainer, sharing, validation = build_trainer(run, recipe, policy, info, heartbeat)
     validator = Validator(trainer, validation)
     seed_policy(recipe, policy, rank)
-    from mutualrl.training.callback import MetricsCallback
-
     files = run.policy(policy)
     trainer.add_callback(MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps))
     heartbeat.set("validating")
@@ -96,7 +95,6 @@ def work(run: RunDirectory, policy: str) -> None:
     heartbeat.set("saving")
     save_model(trainer, files.model)
     if rank == 0:
-        sharing = trainer.sharing
         write_json(
             files.result,
             {
@@ -127,81 +125,6 @@ def _is_alone(info: dict[str, Any], policy: str) -> bool:
     """Whether the policy is one process that needs no process group."""
     seat = info["placement"][policy]
     return bool(seat["processes"] == 1 and seat["strategy"] == "ddp")
-
-
-def seed_policy(recipe: Recipe, policy: str, rank: int) -> None:
-    """Give this policy its own sampling noise. Must follow the trainer's construction, which seeds all alike."""
-    from transformers import set_seed
-
-    from mutualrl.training.plan import policy_seed
-
-    trainer = recipe.trainer_settings(policy)
-    if trainer.get("use_vllm"):  # ranks that share a vLLM engine must sample the same tokens
-        rank //= int(trainer.get("vllm_tensor_parallel_size", 1))
-    set_seed(policy_seed(recipe.run.seed, policy, rank))
-
-
-def build_trainer(
-    run: RunDirectory, recipe: Recipe, policy: str, info: dict[str, Any], heartbeat: Heartbeat
-) -> tuple[Any, list[Any]]:
-    """The trainer of one policy and its validation prompts, after the batch plan was found to be the run's."""
-    import torch
-    from safetensors import SafetensorError
-    from transformers import PrinterCallback
-    from transformers.utils import logging
-
-    from mutualrl.recipes.batch import plan_batch
-    from mutualrl.tasks.boxed import boxed_reward
-    from mutualrl.training.config import grpo_config
-    from mutualrl.training.data import as_dataset, within_limit
-    from mutualrl.training.models import load_tokenizers, model_path
-    from mutualrl.training.plan import compare, fingerprint, load_prompts, require_enough
-    from mutualrl.training.sharing import Sharing
-    from mutualrl.training.trainer import MutualGRPOTrainer
-
-    logging.disable_progress_bar()
-    seat = info["placement"][policy]
-    batch = plan_batch(recipe, policy, seat["processes"])
-    prompts = load_prompts(recipe, "train")
-    compare(policy, fingerprint(recipe, batch, prompts), info["fingerprint"])
-    tokenizers = load_tokenizers(recipe)
-    limit = recipe.task.max_prompt_tokens
-    readers = [
-        (tokenizer, recipe.trainer_settings(name).get("chat_template_kwargs") or {})
-        for name, tokenizer in tokenizers.items()
-    ]
-    prompts = within_limit(prompts, readers, limit)
-    validation = within_limit(load_prompts(recipe, "validation"), readers, limit)
-    require_enough(prompts, batch)
-    if not validation:
-        raise DataError(f"no validation prompt is within task.max_prompt_tokens ({limit}) for every policy")
-    cpu = not torch.cuda.is_available() or not seat["gpus"]
-    args = grpo_config(recipe, policy, batch, seat["strategy"], run.policy(policy).root / "trainer", cpu=cpu)
-    patience = Patience(recipe.run.peer_timeout, recipe.run.round_timeout)
-    sharing = Sharing(
-        exchange=Exchange(run.exchange, policy, info["run_id"], patience=patience),
-        peers=[p.name for p in recipe.policies if p.name != policy],
-        regime=recipe.regime_name,
-        settings=recipe.regime_settings(policy),
-        run_seed=recipe.run.seed,
-        max_length=args.max_completion_length,
-        publish=recipe.run.publish,
-        heartbeat=heartbeat,
-    )
-    model = model_path(recipe.policy(policy))
-    try:
-        trainer = MutualGRPOTrainer(
-            model=model,
-            reward_funcs=boxed_reward,
-            args=args,
-            train_dataset=as_dataset(prompts, tokenizers[policy]),
-            processing_class=tokenizers[policy],
-            sharing=sharing,
-        )
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
-    trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
-    return trainer, validation
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+"""From a run directory to the trainer of one policy. Importing this imports TRL, which takes seconds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from transformers import PrinterCallback, set_seed
+from transformers.utils import logging
+
+from mutualrl.errors import DataError, ModelError
+from mutualrl.recipes import Recipe
+from mutualrl.recipes.batch import BatchPlan, plan_batch
+from mutualrl.records import Prompt
+from mutualrl.rundir import RunDirectory
+from mutualrl.see import Exchange, Heartbeat, Patience
+from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.training.config import grpo_config
+from mutualrl.training.data import as_dataset, within_limit
+from mutualrl.training.models import load_tokenizers, model_path
+from mutualrl.training.plan import compare, fingerprint, load_prompts, policy_seed, require_enough
+from mutualrl.training.sharing import Sharing
+from mutualrl.training.trainer import MutualGRPOTrainer
+
+
+class Built(NamedTuple):
+    """What `build_trainer` gives: the trainer, its side of the exchange, the validation prompts."""
+
+    trainer: MutualGRPOTrainer
+    sharing: Sharing
+    validation: list[Prompt]
+
+
+def build_trainer(run: RunDirectory, recipe: Recipe, policy: str, info: dict[str, Any], heartbeat: Heartbeat) -> Built:
+    """Everything one policy trains with, after its batch plan was found to be the run's."""
+    logging.disable_progress_bar()
+    seat = info["placement"][policy]
+    batch = plan_batch(recipe, policy, seat["processes"])
+    prompts = load_prompts(recipe, "train")
+    compare(policy, fingerprint(recipe, batch, prompts), info["fingerprint"])
+    tokenizers = load_tokenizers(recipe)
+    prompts, validation = _fitting(recipe, prompts, tokenizers, batch)
+    cpu = not torch.cuda.is_available() or not seat["gpus"]
+    args = grpo_config(recipe, policy, batch, seat["strategy"], run.policy(policy).root / "trainer", cpu=cpu)
+    sharing = Sharing(
+        exchange=Exchange(
+            run.exchange,
+            policy,
+            info["run_id"],
+            patience=Patience(recipe.run.peer_timeout, recipe.run.round_timeout),
+        ),
+        peers=[p.name for p in recipe.policies if p.name != policy],
+        regime=recipe.regime_name,
+        settings=recipe.regime_settings(policy),
+        run_seed=recipe.run.seed,
+        max_length=args.max_completion_length,
+        publish=recipe.run.publish,
+        heartbeat=heartbeat,
+    )
+    model = model_path(recipe.policy(policy))
+    try:
+        trainer = MutualGRPOTrainer(
+            model=model,
+            reward_funcs=boxed_reward,
+            args=args,
+            train_dataset=as_dataset(prompts, tokenizers[policy]),
+            processing_class=tokenizers[policy],
+            sharing=sharing,
+        )
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
+    trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
+    return Built(trainer, sharing, validation)
+
+
+def _fitting(
+    recipe: Recipe, prompts: list[Prompt], tokenizers: dict[str, Any], batch: BatchPlan
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Training and validation prompts that are short enough for every policy."""
+    limit = recipe.task.max_prompt_tokens
+    readers = [
+        (tokenizer, recipe.trainer_settings(name).get("chat_template_kwargs") or {})
+        for name, tokenizer in tokenizers.items()
+    ]
+    training = within_limit(prompts, readers, limit)
+    require_enough(training, batch)
+    validation = within_limit(load_prompts(recipe, "validation"), readers, limit)
+    if not validation:
+        raise DataError(f"no validation prompt is within task.max_prompt_tokens ({limit}) for every policy")
+    return training, validation
+
+
+def seed_policy(recipe: Recipe, policy: str, rank: int) -> None:
+    """Give this policy its own sampling noise. Must follow the trainer's construction, which seeds all alike."""
+    trainer = recipe.trainer_settings(policy)
+    if trainer.get("use_vllm"):  # ranks that share a vLLM engine must sample the same tokens
+        rank //= int(trainer.get("vllm_tensor_parallel_size", 1))
+    set_seed(policy_seed(recipe.run.seed, policy, rank))
