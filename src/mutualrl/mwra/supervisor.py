@@ -30,6 +30,8 @@ from mutualrl.training.plan import fingerprint, load_prompts, require_enough
 POLL_SECONDS = 0.2
 #: a policy that ends because a peer ended is not the cause; the others get so long to be found.
 CAUSE_SECONDS = 1.0
+#: a frozen policy is found by the peer that waits for it, and only so much later by the supervisor.
+FROZEN_SECONDS = 10.0
 
 
 def train(recipe: Recipe, console: Console) -> tuple[RunDirectory, dict[str, Any]]:
@@ -144,7 +146,7 @@ def _check_alive(groups: list[Group], watch: PeerWatch, peer_timeout: float) -> 
     """Raise PeerLostError for a policy that runs but is frozen. Its peers are given the time to find out first."""
     for group in groups:
         silent, phase = watch.silence(group.name)
-        if group.exit_code() is None and phase != "not started" and silent > 2 * peer_timeout:
+        if group.exit_code() is None and phase != "not started" and silent > peer_timeout + FROZEN_SECONDS:
             raise PeerLostError(
                 f"policy {group.name!r} is frozen: no heartbeat for {silent:.0f} s (last seen: {phase}); "
                 f"log: {group.log}"
