@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,9 @@ from mutualrl.tiny.spec import POLICIES
 
 _LIBRARIES = ("torch", "transformers", "tokenizers")
 _SOURCES = ("tiny/spec.py", "tiny/build.py", "tiny/warmup.py", "tasks/arithmetic.py")
+
+
+ABANDONED_SECONDS = 3600.0
 
 
 def cache_root() -> Path:
@@ -58,6 +62,9 @@ def ensure(name: str, on_progress: Callable[[float], None] | None = None) -> Pat
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in path.parent.glob(f".{name}-*"):  # of a process that was killed
+            if time.time() - left_over.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(left_over, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=path.parent))
     except OSError as error:
         raise MachineError(
