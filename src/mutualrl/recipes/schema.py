@@ -76,7 +76,7 @@ class RoundSection(Section):
 class RunSection(Section):
     """The run as a whole. Times are in seconds."""
 
-    steps: int = Field(100, ge=1, description="optimizer steps")
+    steps: int = Field(100, ge=1, le=10**9, description="optimizer steps")
     seed: int = Field(0, ge=0, le=2**31 - 1)
     dir: str | None = None
     validate_every: int = Field(5, ge=0, description="optimizer steps between validations; 0: at both ends only")
