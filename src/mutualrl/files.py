@@ -7,6 +7,38 @@ import os
 from pathlib import Path
 from typing import Any
 
+from mutualrl.errors import UsageError
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as a user typed it, `~` expanded and absolute; the file need not exist.
+
+    Raises UsageError for what the system could not even look up: a NUL, undecodable bytes, an unknown home, a name that
+    is too long, a directory that may not be entered.
+    """
+    shown = repr(str(text))[:120]
+    if "\0" in str(text) or not _encodes(str(text)):
+        raise UsageError(f"{shown} is not a path: it holds a NUL, or bytes that are no UTF-8")
+    try:
+        path = Path(text).expanduser().absolute()
+        path.exists()
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except OSError as error:
+        raise UsageError(f"path {shown} cannot be used: {error.strerror or error}") from None
+    except RuntimeError as error:  # no such user's home
+        raise UsageError(f"path {shown} cannot be used: {error}") from None
+    return path
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Put `data` at `path` so that a reader sees the old file, or the new one, never a part.

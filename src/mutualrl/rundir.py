@@ -83,7 +83,7 @@ class RunDirectory:
         """The content of run.json. Raises UsageError when the directory is not a run's."""
         try:
             value = read_json(self.run_json)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise UsageError(f"{self.run_json}: cannot be read ({error})") from None
         if value is None:
             raise UsageError(f"{self.root} is not a run directory: it has no run.json")

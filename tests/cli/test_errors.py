@@ -104,6 +104,59 @@ def test_with_json_an_error_is_one_object_on_stdout(cli: Cli) -> None:
     assert "unknown pool 'tinny'" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("{}", "policies"),
+        ("policies: [{name: ../../../up}]\ntask: {name: math}\ntrainer: {max_completion_length: 8}", "policies"),
+        ("policies: []", "policies"),
+        ("policies: [{name: a}]\ntask: {name: [a]}\ntrainer: {max_completion_length: 8}", "task.name"),
+        ("policies: [{name: a}]\ntask: {name: math}\ntrainer: {max_completion_length: x}", "max_completion_length"),
+    ],
+)
+def test_eval_of_a_damaged_run_is_refused(cli: Cli, tmp_path: Path, recipe: str, words: str) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text("{}")
+    (tmp_path / "r" / "recipe.yaml").write_text(recipe + "\n")
+    done = cli("eval", "--run", "r")
+    assert done.returncode == 2
+    assert "is damaged" in done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_found_before_anything_is(cli: Cli, tmp_path: Path) -> None:
+    done = cli(TRAIN, "--run-dir", "r", MUTUALRL_CACHE="/proc/nowhere")
+    assert done.returncode == 4
+    assert "name another with MUTUALRL_CACHE=DIR" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_output_that_nobody_can_take_is_one_line(cli: Cli) -> None:
+    command = f"{sys.executable} -m mutualrl recipes ls --json"
+    closed = subprocess.run(["bash", "-c", command + " >&-"], capture_output=True, text=True)
+    assert "Traceback" not in closed.stderr
+    full = subprocess.run(["bash", "-c", command + " >/dev/full"], capture_output=True, text=True)
+    assert full.returncode == 4
+    assert "No space left on device" in full.stderr
+
+
+def test_many_gpus_are_placed_at_once(cli: Cli) -> None:
+    done = cli(
+        TRAIN,
+        "--pool",
+        "4qwen",
+        "--task",
+        "arithmetic",
+        "--dry-run",
+        "--json",
+        "--set",
+        "hardware.gpus=128",
+        timeout=10,
+    )
+    assert done.returncode == 0
+
+
 def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     done = cli(TRAIN, "--regime", "sgt", "--pool", "2qwen", "--dry-run", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr

@@ -65,6 +65,12 @@ def test_a_kept_recipe_of_one_s_own_pool_runs_again(tmp_path: Path) -> None:
     assert resolve(Request(tmp_path / "other.yaml")).policies == first.policies
 
 
+def test_a_pool_s_label_cannot_name_a_place(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("pool: ../../up\n" + PAIR)
+    (line,) = problems(recipe=tmp_path / "r.yaml")
+    assert "pool: found '../../up'" in line
+
+
 def test_regime_on_the_command_line_leaves_the_file_s_settings_behind(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
     assert resolve(Request(tmp_path / "recipe.yaml", regime="grpo")).regime == {"name": "grpo"}
@@ -114,6 +120,11 @@ def test_models_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         ("run.stepz=3", "did you mean 'steps'?"),
         ("run.steps=0", "greater than or equal to 1"),
         ("run.steps=2.5", "valid integer"),
+        ("run.steps=99999999999999999999", "less than or equal to"),
+        ("hardware.gpus=1000000000", "less than or equal to"),
+        ("run.dir=~nosuchuser/x", "cannot be used"),
+        ('run.dir="a\\0b"', "holds a NUL"),
+        ("run.dir=" + "a" * 300, "File name too long"),
         ("run.steps=true", "valid integer"),
         ("run.seed=-1", "greater than or equal to 0"),
         ("run.peer_timeout=.nan", "finite number"),
@@ -167,6 +178,13 @@ def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
         ("a: 1\na: 2", "key 'a' stands twice"),
         ("- 1", "expected keys and values"),
         ("", "expected keys and values"),
+        ("!!bool foo", "a value cannot be read"),
+        ("policies: " + "[" * 3000, "nested too deeply"),
+        ("a: &x [1]\nb: *x", "aliases (*name) are not supported"),
+        ("policies: [{name: a, model: 'not a hub id!'}]", "model not found"),
+        ("policies: [{name: a, model: " + "a" * 300 + "/b}]", "File name too long"),
+        ("policies: [{name: a, model: ~nosuchuser/m}]", "cannot be used"),
+        ('policies: [{name: a, model: "a\\0b"}]', "holds a NUL"),
         ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("1: 2", "a key must be text"),
     ],

@@ -40,6 +40,8 @@ def test_validation_is_held_out_of_the_training_rows(tmp_path: Path) -> None:
         ({"problem": "x", "answer": 3}, "row 2, field 'answer': found 3"),
         ({"answer": "3"}, "row 2: no field 'problem'"),
         ({"problem": "a\ud800b", "answer": "3"}, "row 2, field 'problem': a lone surrogate"),
+        ({"problem": "x", "answer": "3", "unique_id": "\ud800"}, "row 2, field 'unique_id': a lone surrogate"),
+        ("[" * 200_000, "row 2: not a line of JSON"),
         ("not json", "row 2: not a line of JSON"),
         ("[1]", "row 2: found list"),
     ],

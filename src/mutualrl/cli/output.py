@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -11,7 +12,7 @@ from typing import Any, ParamSpec
 from rich.console import Console
 
 from mutualrl.display import clean
-from mutualrl.errors import MutualRLError, RunInterruptedError
+from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError
 
 P = ParamSpec("P")
 
@@ -23,9 +24,10 @@ def prose() -> Console:
 
 def emit(value: dict[str, Any]) -> None:
     """One JSON object on stdout."""
-    json.dump(value, sys.stdout, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    text = json.dumps(value, allow_nan=False) + "\n"  # ASCII: whatever a file held, any terminal and pipe takes it
+    if sys.stdout is not None:  # closed by the caller
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -42,12 +44,17 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             _fail(RunInterruptedError("stopped by SIGINT"), as_json=bool(kwargs.get("as_json")))
         except MutualRLError as error:
             _fail(error, as_json=bool(kwargs.get("as_json")))
+        except OSError as error:  # a full disk, a working directory that is gone, a closed pipe
+            where = f": {error.filename}" if error.filename else ""
+            problem = MachineError(f"the system refused: {error.strerror or error}{where}")
+            _fail(problem, as_json=bool(kwargs.get("as_json")))
 
     return wrapped
 
 
 def _fail(error: MutualRLError, *, as_json: bool) -> None:
     if as_json:
-        emit({"error": {"kind": error.kind, "message": str(error), "exit_code": error.exit_code}})
+        with contextlib.suppress(OSError):  # stdout itself may be what failed; the prose and the exit code still tell
+            emit({"error": {"kind": error.kind, "message": str(error), "exit_code": error.exit_code}})
     prose().print(f"mutualrl: {clean(str(error), 20000)}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(error.exit_code)

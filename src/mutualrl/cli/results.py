@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mutualrl.display import cell
+from mutualrl.display import cell, clean
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
@@ -27,4 +27,9 @@ def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
         table.add_row(cell(name), *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
     console.print(table)
-    console.print(f"{summary['seconds']:.0f} s in all; everything is in {run_dir}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{summary['seconds']:.0f} s in all; everything is in {clean(str(run_dir))}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )

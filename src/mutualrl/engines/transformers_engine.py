@@ -39,7 +39,7 @@ class TransformersEngine:
         tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
         try:
             model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
+        except Exception as error:
             raise ModelError(f"model {path!r} cannot be loaded: {error}") from error
         return cls(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, batch_size)
 
@@ -117,5 +117,5 @@ def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code:
         return AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=trust_remote_code, padding_side="left", truncation_side="left"
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise ModelError(f"the tokenizer of {path!r} cannot be loaded: {error}") from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import UsageError
-from mutualrl.recipes.schema import known_model
+from mutualrl.files import user_path
+from mutualrl.recipes.schema import POLICY_NAME, known_model
 from mutualrl.recipes.yaml_file import read
 from mutualrl.records import Prompt
 from mutualrl.rundir import RunDirectory
@@ -38,20 +40,28 @@ class EvalRequest:
         """
         if (run is None) == (not models):
             raise UsageError("name what to evaluate: either --run DIR, or --model PATH (once or more)")
-        recipe = {} if run is None else _recipe_of(RunDirectory(run))
+        recipe = {} if run is None else _recipe_of(RunDirectory(user_path(run)))
         chosen = suite or _get(recipe, "task", "name") or "arithmetic"
         prompts = get_task(chosen).load("validation", TaskSource(validation_data=data, seed=seed))
         if limit is not None:
             prompts = spread(prompts, limit)
         tokens = max_new_tokens or _get(recipe, "trainer", "max_completion_length") or MAX_NEW_TOKENS[chosen]
-        named = _named(models) if run is None else _models_of(RunDirectory(run), recipe)
-        return cls(chosen, named, prompts, int(tokens), trust_remote_code)
+        named = _named(models) if run is None else _models_of(RunDirectory(user_path(run)), recipe)
+        return cls(chosen, named, prompts, tokens, trust_remote_code)
 
 
 def _recipe_of(run: RunDirectory) -> dict[str, Any]:
     """The recipe of a run as it was written. Its models need not be there any more, only the trained ones."""
     run.info()
-    return read(run.recipe)
+    recipe = read(run.recipe)
+    policies = recipe.get("policies")
+    names = [p.get("name") if isinstance(p, dict) else None for p in policies] if isinstance(policies, list) else []
+    if not names or not all(isinstance(name, str) and re.match(POLICY_NAME, name) for name in names):
+        raise UsageError(f"{run.recipe} is damaged: expected `policies:` with a name each, found {repr(policies)[:80]}")
+    tokens = _get(recipe, "trainer", "max_completion_length")
+    if not isinstance(_get(recipe, "task", "name"), str) or not isinstance(tokens, int):
+        raise UsageError(f"{run.recipe} is damaged: expected task.name and trainer.max_completion_length")
+    return recipe
 
 
 def _get(recipe: dict[str, Any], section: str, key: str) -> Any:

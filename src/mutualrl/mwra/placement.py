@@ -120,18 +120,20 @@ def best_split(devices: int, sizes: Sequence[float], allowed: Callable[[int, int
         weighted = sum(size * count for size, count in zip(sizes, counts, strict=True))
         return (-sum(counts), max(counts) - min(counts), -weighted, *(-c for c in counts))
 
-    splits = [counts for counts in _splits(devices, len(sizes)) if all(allowed(i, n) for i, n in enumerate(counts))]
-    return min(splits, key=rank, default=None)
+    most = devices - len(sizes) + 1
+    possible = [[n for n in range(1, most + 1) if allowed(i, n)] for i in range(len(sizes))]
+    return min(_splits(devices, possible), key=rank, default=None)
 
 
-def _splits(devices: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """All tuples of `parts` positive counts whose sum is at most `devices`."""
-    if parts == 0:
+def _splits(devices: int, possible: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """All tuples with one of the `possible` counts in each place whose sum is at most `devices`."""
+    if not possible:
         yield ()
         return
-    for first in range(1, devices - parts + 2):
-        for rest in _splits(devices - first, parts - 1):
-            yield (first, *rest)
+    for first in possible[0]:
+        if first <= devices:
+            for rest in _splits(devices - first, possible[1:]):
+                yield (first, *rest)
 
 
 def _same_rounds(recipe: Recipe, seats: Sequence[Seat]) -> None:

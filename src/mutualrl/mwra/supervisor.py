@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 import uuid
@@ -14,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mutualrl.display import clean
 from mutualrl.errors import MutualRLError, PeerLostError, RunDirectoryError, RunInterruptedError, exit_code_of
 from mutualrl.files import read_json, write_atomic, write_json
 from mutualrl.mwra.devices import this_machine
@@ -25,6 +27,7 @@ from mutualrl.mwra.requirements import require
 from mutualrl.recipes import Recipe, dump
 from mutualrl.rundir import RunDirectory, check_free, command_line, create, default_path, versions
 from mutualrl.see.liveness import PeerWatch
+from mutualrl.tiny.cache import require_writable
 from mutualrl.training.plan import fingerprint, load_prompts, require_enough
 
 POLL_SECONDS = 0.2
@@ -50,12 +53,14 @@ def train(recipe: Recipe, console: Console) -> tuple[RunDirectory, dict[str, Any
     load_prompts(recipe, "validation")
     batch = placement.seats[0].batch
     require_enough(prompts, batch)
+    require_writable([p.model[5:] for p in recipe.policies if p.model.startswith("tiny:")])
+    text = f"# {json.dumps(command_line())}\n{dump(without_directory(recipe))}"
     with stop_signals() as stopping:
         run = claim(recipe, run_info(recipe, placement, fingerprint(recipe, batch, prompts)))
-        write_atomic(run.recipe, f"# {' '.join(command_line())}\n{dump(without_directory(recipe))}".encode())
-        console.print(f"Run directory: {run.root}", highlight=False, soft_wrap=True)
+        write_atomic(run.recipe, text.encode())
+        console.print(f"Run directory: {clean(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
         for note in placement.notes:
-            console.print(f"Note: {note}")
+            console.print(f"Note: {note}", markup=False)
         prepare(run, recipe, console, stopping)
         run_groups(run, recipe, placement, console, stopping)
     summary = collect(run, recipe, time.monotonic() - began)

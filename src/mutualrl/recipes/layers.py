@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import RecipeError
+from mutualrl.errors import RecipeError, UsageError
+from mutualrl.files import user_path
 from mutualrl.recipes import yaml_file
 
 KINDS = ("pools", "regimes", "tasks")
@@ -33,9 +34,10 @@ def find(kind: str, name: str) -> Path:
     Raises RecipeError naming those there are.
     """
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        path = Path(name).expanduser()
+        path = user_path(name)
         if not path.is_file():
-            raise RecipeError([f"{kind[:-1]} file not found: {name}"])
+            what = "is a directory" if path.is_dir() else "not found"
+            raise RecipeError([f"{kind[:-1]} file {what}: {name}"])
         return path.resolve()
     names = {n: p for k, n, p in shipped() if k == kind}
     if name not in names:
@@ -106,7 +108,9 @@ def named(layer: dict[str, Any], source: str) -> dict[str, Any]:
             continue
         value = layer[key] = {"name": layer[key]} if isinstance(layer[key], str) else layer[key]
         if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
-            raise RecipeError([f"{source}: {key}: found {value!r}, expected a name, or keys with `name:` among them"])
+            raise RecipeError(
+                [f"{source}: {key}: found {repr(value)[:80]}, expected a name, or keys with `name:` among them"]
+            )
     return layer
 
 
@@ -114,14 +118,13 @@ def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
     """`layer` with relative model and data paths that exist beside its file made absolute."""
 
     def anchor(value: Any) -> Any:
-        if (
-            isinstance(value, str)
-            and value
-            and not value.startswith(("tiny:", "/", "~"))
-            and (directory / value).exists()
-        ):
-            return str((directory / value).resolve())
-        return value
+        if not isinstance(value, str) or not value or value.startswith(("tiny:", "/", "~")):
+            return value
+        try:
+            beside = user_path(directory / value)
+        except UsageError:
+            return value  # refused where the key is checked, with its name
+        return str(beside.resolve()) if beside.exists() else value
 
     policies = layer.get("policies")
     if isinstance(policies, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mutualrl.errors import RecipeError
+from mutualrl.files import user_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch import OWN_BATCHING
 from mutualrl.recipes.layers import Layers, find, named, shipped
@@ -76,7 +78,7 @@ def resolve(request: Request) -> Recipe:
     pool = _pool(wishes.value) or request.pool or (None if "policies" in own else _pool(own) or "tiny")
     if pool is not None:  # a recipe with policies of its own names its pool for people only
         layers.add_file(find("pools", pool))
-        layers.add({"pool": Path(pool).stem}, "--pool")
+        layers.add({"pool": re.sub(r"[^A-Za-z0-9._-]+", "-", Path(pool).stem)[:64]}, "--pool")
     for key, asked, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, "grpo")):
         chosen = _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
         for layer in (layers.value, own):
@@ -97,7 +99,7 @@ def resolve(request: Request) -> Recipe:
 def _pool(layer: dict[str, Any]) -> str | None:
     value = layer.get("pool")
     if value is not None and not isinstance(value, str):
-        raise RecipeError([f"pool: found {value!r}, expected a name or the path of a .yaml file"])
+        raise RecipeError([f"pool: found {repr(value)[:80]}, expected a name or the path of a .yaml file"])
     return value
 
 
@@ -111,7 +113,7 @@ def _add_flags(layers: Layers, request: Request) -> None:
         ("--steps", ("run", "steps"), request.steps),
         ("--seed", ("run", "seed"), request.seed),
         ("--run-dir", ("run", "dir"), request.run_dir and str(request.run_dir)),
-        ("--data", ("task", "data"), request.data and str(request.data.expanduser().resolve())),
+        ("--data", ("task", "data"), request.data and str(user_path(request.data))),
     ):
         if value is not None:
             layers.add({path[0]: {path[1]: value}}, f"{flag} {value}")
@@ -204,9 +206,9 @@ def _expectation(detail: Any, path: tuple[str, ...], regime: str) -> str:
 def _keys_at(path: tuple[str, ...], regime: str) -> list[str]:
     if not path:
         return list(Recipe.model_fields)
-    if path[0] == "policies":
+    if path[0] == "policies" and path[2:3] != ("regime",):
         return list(Policy.model_fields)
-    if path[0] == "regime":
+    if "regime" in path:
         return ["name", *get_regime(regime).settings.model_fields]
     return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from mutualrl.files import user_path
 from mutualrl.regimes import RegimeSettings, get_regime
 
+HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
 POLICY_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 
 
@@ -26,13 +29,12 @@ def known_model(value: str) -> str:
         if value[5:] not in POLICIES:
             raise ValueError(f"no embedded model {value!r}; expected one of {', '.join(f'tiny:{p}' for p in POLICIES)}")
         return value
-    path = Path(value).expanduser()
+    path = user_path(value)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(f"model directory {value} has no config.json; expected what save_pretrained writes")
         return str(path.resolve())
-    looks_like_path = value[:1] in "./~" or value.count("/") > 1 or path.exists() or not value
-    if looks_like_path:
+    if path.exists() or HUB_ID.fullmatch(value) is None:
         raise ValueError(f"model not found: {value!r} is neither a directory nor a hub id (owner/name)")
     return value
 
@@ -51,18 +53,18 @@ class Policy(Section):
 
 def _absolute(value: str) -> str:
     """A resolved recipe means the same from every directory."""
-    return str(Path(value).expanduser().absolute())
+    return str(user_path(value))
 
 
-DataFile = Annotated[str, AfterValidator(_absolute)]
+UserPath = Annotated[str, AfterValidator(_absolute)]
 
 
 class TaskSection(Section):
     """Which prompts: `data` and `validation_data` are JSON Lines files where the task reads files."""
 
     name: str = "arithmetic"
-    data: DataFile | None = None
-    validation_data: DataFile | None = None
+    data: UserPath | None = None
+    validation_data: UserPath | None = None
     max_prompt_tokens: int = Field(1024, ge=1, description="longer under any policy: dropped for all")
 
 
@@ -78,7 +80,7 @@ class RunSection(Section):
 
     steps: int = Field(100, ge=1, le=10**9, description="optimizer steps")
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    dir: str | None = None
+    dir: UserPath | None = None
     validate_every: int = Field(5, ge=0, description="optimizer steps between validations; 0: at both ends only")
     validation_limit: int = Field(64, ge=1, description="validation prompts at most")
     publish: Literal["regime", "full"] = Field("regime", description="fields that go into the exchange")
@@ -92,7 +94,7 @@ class HardwareSection(Section):
     `gpus`: how many to use, 0 for the CPU; left out, what the machine has.
     """
 
-    gpus: int | None = Field(None, ge=0)
+    gpus: int | None = Field(None, ge=0, le=1024)
     note: str = ""
 
 
@@ -106,7 +108,7 @@ class LaunchSection(Section):
 class Recipe(Section):
     """Everything that decides a run's result, fully resolved."""
 
-    pool: str | None = None
+    pool: Annotated[str, Field(pattern=POOL_NAME)] | None = None
     policies: tuple[Policy, ...] = Field(min_length=1, strict=False)
     regime: dict[str, Any] = {"name": "grpo"}
     task: TaskSection = TaskSection()

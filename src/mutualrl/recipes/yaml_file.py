@@ -14,6 +14,17 @@ from mutualrl.errors import RecipeError
 class _Loader(yaml.SafeLoader):
     """PyYAML reads YAML 1.1, where `5e-4` is a string, `no` is false and a date is an object. This one does not."""
 
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Aliases are refused: a recipe needs none, and nine lines of them can stand for a billion values."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(
+                None,
+                None,
+                "aliases (*name) are not supported; write the value out",
+                self.peek_event().start_mark,  # type: ignore[no-untyped-call]
+            )
+        return super().compose_node(parent, index)
+
 
 class _Dumper(yaml.SafeDumper):
     """Writes what `_Loader` reads: strings that 1.2 would read as numbers are quoted."""
@@ -64,8 +75,10 @@ def parse(text: str, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise RecipeError([f"{source}{where}: {getattr(error, 'problem', None) or error}"]) from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise RecipeError([f"{source}: {error}"]) from None
+    except RecursionError:
+        raise RecipeError([f"{source}: nested too deeply"]) from None
+    except (ValueError, KeyError, IndexError, AttributeError) as error:  # such as `!!bool foo`, or a number without end
+        raise RecipeError([f"{source}: a value cannot be read ({error!r:.200})"]) from None
 
 
 def read(path: Path) -> dict[str, Any]:

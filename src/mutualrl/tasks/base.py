@@ -46,7 +46,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises DataError when the file is missing, is not UTF-8, is empty, or a line is not a JSON object.
     """
     if not path.is_file():
-        raise DataError(f"data file not found: {path} (expected a JSON Lines file; check --data)")
+        what = "is a directory" if path.is_dir() else "not found"
+        raise DataError(f"data file {what}: {path} (expected a JSON Lines file; check --data)")
     count = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -54,7 +55,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{path}, row {number}: not a line of JSON ({error}); expected one object a line"
                 ) from None
@@ -69,8 +70,16 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def text_field(row: dict[str, Any], field: str, path: Path, number: int) -> str:
     """A non-empty string field of a row. Raises DataError naming file, row and field."""
     if field not in row:
-        raise DataError(f"{path}, row {number}: no field '{field}' (found: {', '.join(sorted(row)) or 'none'})")
+        found = ", ".join(sorted(row)[:12])[:200] or "none"
+        raise DataError(f"{path}, row {number}: no field '{field}' (found: {found})")
     value = row[field]
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{path}, row {number}, field '{field}': found {value!r:.80}, expected a non-empty string")
+        raise DataError(f"{path}, row {number}, field '{field}': found {repr(value)[:80]}, expected a non-empty string")
+    return unicode_text(value, field, path, number)
+
+
+def unicode_text(value: str, field: str, path: Path, number: int) -> str:
+    """`value`, unless it holds half a character (a lone surrogate), which no file and no tokenizer takes."""
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise DataError(f"{path}, row {number}, field '{field}': a lone surrogate, expected Unicode text")
     return value

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskSource, read_jsonl, text_field
+from mutualrl.tasks.base import Split, TaskSource, read_jsonl, text_field, unicode_text
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ def read_prompts(path: Path, split: str) -> tuple[Prompt, ...]:
             empty.append(number)
             continue
         answer = text_field(row, "answer", path, number)
-        group = str(row.get("subject") or row.get("type") or "math")
-        row_id = str(row.get("unique_id") or number)
+        group = unicode_text(str(row.get("subject") or row.get("type") or "math"), "subject", path, number)
+        row_id = unicode_text(str(row.get("unique_id") or number), "unique_id", path, number)
         prompts.append(Prompt(prompt_id("math", split, row_id, text), text, answer, group))
     if empty:
         named = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")

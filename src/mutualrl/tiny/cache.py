@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from mutualrl.errors import MachineError
+from mutualrl.files import user_path
 from mutualrl.tiny.spec import POLICIES
 
 _LIBRARIES = ("torch", "transformers", "tokenizers")
@@ -26,7 +27,7 @@ ABANDONED_SECONDS = 3600.0
 def cache_root() -> Path:
     """`$MUTUALRL_CACHE`, or the user's cache directory."""
     chosen = os.environ.get("MUTUALRL_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("mutualrl"))
+    return user_path(chosen) if chosen else Path(platformdirs.user_cache_dir("mutualrl"))
 
 
 def fingerprint(name: str) -> str:
@@ -50,6 +51,21 @@ def missing(names: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if not path_of(name).is_dir()]
 
 
+def require_writable(names: Sequence[str]) -> None:
+    """Raise MachineError when models of `names` have yet to be made and the cache cannot take them."""
+    if not missing(names):
+        return
+    root = cache_root() / "tiny"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.access(root, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise MachineError(
+            f"the cache {cache_root()} cannot be written ({error.strerror}); name another with MUTUALRL_CACHE=DIR"
+        ) from None
+
+
 def ensure(name: str, on_progress: Callable[[float], None] | None = None) -> Path:
     """The directory of an embedded model; made first when the cache does not have it.
 
@@ -60,8 +76,8 @@ def ensure(name: str, on_progress: Callable[[float], None] | None = None) -> Pat
     path = path_of(name)
     if path.is_dir():
         return path
+    require_writable([name])
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         for left_over in path.parent.glob(f".{name}-*"):  # of a process that was killed
             if time.time() - left_over.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(left_over, ignore_errors=True)
