@@ -6,6 +6,7 @@ import hashlib
 import sys
 from pathlib import Path
 
+from mutualrl.training.worker import leave_group
 from training_harness import BY_ID, Exchange, MutualGRPOTrainer, publish_peer, sharing, train
 
 model, root, solved = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -36,7 +37,6 @@ digest = hashlib.sha256(
 )
 uses = learner.sharing.uses
 assert set(uses) <= set(BY_ID)
-print(
-    f"rank {learner.accelerator.process_index} pairs={int(learner.kept[0]['sgt/pairs'])} {digest.hexdigest()}",
-    flush=True,
-)
+rank = learner.accelerator.process_index  # a file each: lines of two ranks on one stdout can run into each other
+(root / f"rank-{rank}.txt").write_text(f"pairs={int(learner.kept[0]['sgt/pairs'])} {digest.hexdigest()}")
+leave_group(learner)

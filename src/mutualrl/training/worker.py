@@ -108,6 +108,13 @@ def work(run: RunDirectory, policy: str) -> None:
             },
         )
         heartbeat.stop("finished")
+    leave_group(trainer)
+
+
+def leave_group(trainer: Any) -> None:
+    """Leave the process group together. A rank that exits with gloo's threads still running may abort (SIGABRT)."""
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
 
 
 def save_model(trainer: Any, directory: Path) -> None:
