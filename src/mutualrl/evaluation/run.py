@@ -17,15 +17,14 @@ from mutualrl.tasks.scoring import score
 def evaluate_models(request: EvalRequest, console: Console) -> dict[str, Any]:
     """`{"suite", "engine", "models": {name: {"n", "accuracy", "by_group", "no_box", "truncated"}}}`."""
     from mutualrl.engines.transformers_engine import TransformersEngine
-    from mutualrl.tiny.cache import ensure
+    from mutualrl.tiny.cache import located
 
     texts = [p.text for p in request.prompts]
     sampling = Sampling(max_new_tokens=request.max_new_tokens)
     models: dict[str, Any] = {}
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         for name, model in request.models.items():
-            path = str(ensure(model[5:])) if model.startswith("tiny:") else model
-            engine = TransformersEngine.load(path, trust_remote_code=request.trust_remote_code)
+            engine = TransformersEngine.load(located(model), trust_remote_code=request.trust_remote_code)
             bar = bars.add_task(cell(name), total=len(texts))
             groups = engine.generate(texts, sampling, lambda done, bar=bar: bars.advance(bar, done))  # type: ignore[misc]
             result = score(request.prompts, [group[0].text for group in groups]).to_json()

@@ -15,7 +15,7 @@ from mutualrl.errors import MutualRLError
 from mutualrl.mwra.group import Group, end, environment, tail
 from mutualrl.recipes.schema import Recipe
 from mutualrl.rundir import RunDirectory
-from mutualrl.tiny.cache import missing
+from mutualrl.tiny.cache import embedded, missing
 
 
 def prepare(run: RunDirectory, recipe: Recipe, console: Console, stopping: Callable[[], None]) -> None:
@@ -24,7 +24,7 @@ def prepare(run: RunDirectory, recipe: Recipe, console: Console, stopping: Calla
     `stopping` is called between looks and raises when the user wants to stop. Raises MutualRLError naming
     the log when a process fails.
     """
-    names = missing([p.model[5:] for p in recipe.policies if p.model.startswith("tiny:")])
+    names = missing(embedded(p.model for p in recipe.policies))
     if not names:
         return
     console.print(f"Making the embedded models {', '.join(names)} (once; they are cached)")

@@ -27,7 +27,7 @@ from mutualrl.mwra.requirements import require
 from mutualrl.recipes import Recipe, dump
 from mutualrl.rundir import RunDirectory, check_free, command_line, create, default_path, versions
 from mutualrl.see.liveness import PeerWatch
-from mutualrl.tiny.cache import require_writable
+from mutualrl.tiny.cache import embedded, require_writable
 from mutualrl.training.plan import fingerprint, load_prompts, require_enough
 
 POLL_SECONDS = 0.2
@@ -53,7 +53,7 @@ def train(recipe: Recipe, console: Console) -> tuple[RunDirectory, dict[str, Any
     load_prompts(recipe, "validation")
     batch = placement.seats[0].batch
     require_enough(prompts, batch)
-    require_writable([p.model[5:] for p in recipe.policies if p.model.startswith("tiny:")])
+    require_writable(embedded(p.model for p in recipe.policies))
     text = f"# {json.dumps(command_line())}\n{dump(without_directory(recipe))}"
     with stop_signals() as stopping:
         run = claim(recipe, run_info(recipe, placement, fingerprint(recipe, batch, prompts)))

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from mutualrl.errors import MachineError
 from mutualrl.files import user_path
 from mutualrl.tiny.spec import POLICIES
 
+PREFIX = "tiny:"
 _LIBRARIES = ("torch", "transformers", "tokenizers")
 _SOURCES = ("tiny/spec.py", "tiny/build.py", "tiny/warmup.py", "tasks/arithmetic.py")
 
@@ -46,6 +47,16 @@ def path_of(name: str) -> Path:
     return cache_root() / "tiny" / f"{name}-{fingerprint(name)}"
 
 
+def embedded(models: Iterable[str]) -> list[str]:
+    """Names of the embedded models among `models`: `tiny:ada` is `ada`."""
+    return [model.removeprefix(PREFIX) for model in models if model.startswith(PREFIX)]
+
+
+def located(model: str) -> str:
+    """Where transformers finds `model`: an embedded one in the cache (made first if need be), another as it is."""
+    return str(ensure(model.removeprefix(PREFIX))) if model.startswith(PREFIX) else model
+
+
 def missing(names: Sequence[str]) -> list[str]:
     """Those of `names` that the cache does not have, each once."""
     return [name for name in dict.fromkeys(names) if not path_of(name).is_dir()]
@@ -61,9 +72,13 @@ def require_writable(names: Sequence[str]) -> None:
         if not os.access(root, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
-        raise MachineError(
-            f"the cache {cache_root()} cannot be written ({error.strerror}); name another with MUTUALRL_CACHE=DIR"
-        ) from None
+        raise _unwritable(error) from None
+
+
+def _unwritable(error: OSError) -> MachineError:
+    return MachineError(
+        f"the cache {cache_root()} cannot be written ({error.strerror}); name another with MUTUALRL_CACHE=DIR"
+    )
 
 
 def ensure(name: str, on_progress: Callable[[float], None] | None = None) -> Path:
@@ -83,9 +98,7 @@ def ensure(name: str, on_progress: Callable[[float], None] | None = None) -> Pat
                 shutil.rmtree(left_over, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=path.parent))
     except OSError as error:
-        raise MachineError(
-            f"the cache {cache_root()} cannot be written ({error.strerror}); name another with MUTUALRL_CACHE=DIR"
-        ) from None
+        raise _unwritable(error) from None
     try:
         from mutualrl.tiny.warmup import make
 

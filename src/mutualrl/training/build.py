@@ -16,9 +16,10 @@ from mutualrl.records import Prompt
 from mutualrl.rundir import RunDirectory
 from mutualrl.see import Exchange, Heartbeat, Patience
 from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tiny.cache import located
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset, within_limit
-from mutualrl.training.models import load_tokenizers, model_path
+from mutualrl.training.models import load_tokenizers
 from mutualrl.training.plan import compare, fingerprint, load_prompts, policy_seed, require_enough
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.trainer import MutualGRPOTrainer
@@ -58,7 +59,7 @@ def build_trainer(run: RunDirectory, recipe: Recipe, policy: str, info: dict[str
         publish=recipe.run.publish,
         heartbeat=heartbeat,
     )
-    model = model_path(recipe.policy(policy))
+    model = located(recipe.policy(policy).model)
     try:
         trainer = MutualGRPOTrainer(
             model=model,
