@@ -57,6 +57,43 @@ class ModelError(MachineError):
     kind = "model"
 
 
+class TokenizerError(ModelError):
+    """A tokenizer that THL cannot work with: slow, or with a decoder whose bytes it does not know."""
+
+    kind = "tokenizer"
+
+
+class AlignmentError(UsageError):
+    """A trace cannot be aligned; the subclasses say why. Nothing is ever shifted to make it fit."""
+
+    kind = "alignment"
+
+
+class TokenError(AlignmentError):
+    """An id that is no token of the tokenizer."""
+
+    kind = "token"
+
+
+class TraceError(AlignmentError):
+    """Log-probs that are not one number a token."""
+
+    kind = "trace"
+
+
+class TextMismatchError(AlignmentError):
+    """Ids that do not decode to the text, or a text that cannot be encoded."""
+
+    kind = "text-mismatch"
+
+
+class GateError(MutualRLError):
+    """A check was carried out, and what was checked did not pass."""
+
+    kind = "gate"
+    exit_code = 3
+
+
 class PeerLostError(MutualRLError, RuntimeError):
     """A policy of the pool died or fell silent for longer than the peer timeout."""
 

@@ -13,22 +13,46 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from mutualrl.errors import TokenizerError
+from mutualrl.thl.offsets import utf8
+from mutualrl.thl.table import control_ids, known_table
+
 # Something that no tokenizer merges with what follows, so that text can be seen in a context.
 _ANCHOR = "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Retokenized:
-    """A text in the learner's vocabulary.
+    """A text in the learner's vocabulary, and what is lost on the way there.
 
-    `ids` are the text's tokens, with the end-of-sequence token last exactly when the response had ended.
-    `exact`: decoding `ids` gives the text back. `fits`: all tokens are within the limit, end included;
-    nothing is ever cut.
+    `ids` are the text's tokens, with the end-of-sequence token last exactly when the response had ended. Nothing is
+    ever cut. `carried`: the text that `ids` decode to in a completion. `exact`: it is the text itself. `excess`:
+    tokens beyond the limit, the end included. `unknown`: tokens that stand for what the vocabulary lacks (<unk>).
     """
 
     ids: tuple[int, ...]
+    carried: str
     exact: bool
-    fits: bool
+    excess: int = 0
+    unknown: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """All tokens are within the limit."""
+        return self.excess == 0
+
+    @property
+    def lost(self) -> str:
+        """What is lost, in words; empty when nothing is."""
+        return "; ".join(
+            said
+            for said, true in (
+                (f"{self.unknown} tokens stand for characters that the vocabulary lacks", self.unknown > 0),
+                ("the tokenizer changes the text", not self.exact and self.unknown == 0),
+                (f"{self.excess} tokens are beyond the limit", self.excess > 0),
+            )
+            if true
+        )
 
 
 def decode_completion(token_ids: Sequence[int], tokenizer: Any) -> str:
@@ -37,7 +61,7 @@ def decode_completion(token_ids: Sequence[int], tokenizer: Any) -> str:
     Decoding happens behind an anchor: alone, a SentencePiece completion would lose its first blank.
     Invalid byte sequences become U+FFFD, as everywhere in transformers.
     """
-    special = frozenset(tokenizer.all_special_ids)
+    special = control_ids(tokenizer)
     ids = [i for i in token_ids if i not in special]
     anchor, alone = _anchor(tokenizer)
     whole = _decode([*anchor, *ids], tokenizer)
@@ -49,33 +73,56 @@ def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
     return bool(token_ids) and token_ids[-1] in eos_token_ids
 
 
-def retokenize(text: str, tokenizer: Any, *, ended: bool, max_length: int | None = None) -> Retokenized:
+def retokenize(text: str, tokenizer: Any, max_length: int | None = None, *, ended: bool = False) -> Retokenized:
     """`text` as the learner's tokens, to stand after the learner's prompt tokens.
 
     Control tokens spelled out in the text stay text. The end-of-sequence token is appended when `ended`
-    and only then. `max_length` counts all tokens.
+    and only then. `max_length` counts all tokens; what is beyond it is counted in the result, not cut.
+
+    Raises TextMismatchError for a lone surrogate, TokenizerError when `ended` and the tokenizer has no end of sequence.
     """
-    ids, exact = _encode_in_context(text, tokenizer)
+    utf8(text)
+    ids, exact = encode_in_context(text, tokenizer)
+    carried = text if exact else decode_completion(ids, tokenizer)
+    unknown = 0 if exact or tokenizer.unk_token_id is None else ids.count(tokenizer.unk_token_id)
     if ended:
-        ids = [*ids, tokenizer.eos_token_id]
-    return Retokenized(tuple(ids), exact, max_length is None or len(ids) <= max_length)
+        ids = [*ids, end_id(tokenizer)]
+    excess = 0 if max_length is None else max(0, len(ids) - max_length)
+    return Retokenized(tuple(ids), carried, exact, excess, unknown)
 
 
-def _encode_in_context(text: str, tokenizer: Any) -> tuple[list[int], bool]:
+def end_id(tokenizer: Any) -> int:
+    """The id of a tokenizer's end-of-sequence token. Raises TokenizerError when it has none."""
+    if tokenizer.eos_token_id is None:
+        raise TokenizerError(
+            f"tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token; set tokenizer.eos_token"
+        )
+    return int(tokenizer.eos_token_id)
+
+
+def encode_in_context(text: str, tokenizer: Any) -> tuple[list[int], bool]:
     """Ids of `text` as a continuation, and whether they decode to it.
 
     A tokenizer that puts a blank before every text (SentencePiece) is shown the text behind the anchor.
     """
     ids = _encode(text, tokenizer)
-    if decode_completion(ids, tokenizer) == text:
+    if _carries(ids, text, tokenizer):
         return ids, True
     anchor, _ = _anchor(tokenizer)
     behind = _encode(_ANCHOR + text, tokenizer)
     if behind[: len(anchor)] == list(anchor):
         rest = behind[len(anchor) :]
-        if decode_completion(rest, tokenizer) == text:
+        if _carries(rest, text, tokenizer):
             return rest, True
     return ids, False
+
+
+def _carries(ids: list[int], text: str, tokenizer: Any) -> bool:
+    """Whether `decode_completion` of `ids` is `text`: by the token table, or the decoder itself where there is none."""
+    table = known_table(tokenizer)
+    if table is None:
+        return decode_completion(ids, tokenizer) == text
+    return table.raw(ids) == text.encode()
 
 
 @lru_cache(maxsize=64)
@@ -86,7 +133,18 @@ def _anchor(tokenizer: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _encode(text: str, tokenizer: Any) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    """Ids of `text`, nothing added, control tokens spelled in it split like any text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    ids: list[int]
+    if backend is None or backend.truncation is not None or backend.padding is not None:
+        ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return ids
+    # The same without the character offsets, which are not needed here and cost a third of the time.
+    before, backend.encode_special_tokens = backend.encode_special_tokens, True
+    try:
+        ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    finally:
+        backend.encode_special_tokens = before
     return ids
 
 

@@ -1,0 +1,236 @@
+"""A peer's log-prob trace on the learner's token grid.
+
+Source: paper, Section "Tokenizer Heterogeneity Layer", trace alignment; Theorem "THL conservation with a derived
+residual bound". Departure: except under the anchor `paper`, the places of tokens come from the sampled ids, by bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mutualrl.errors import AlignmentError, TraceError
+from mutualrl.thl.offsets import Placement, place, place_changed, utf8
+from mutualrl.thl.paper import paper_units
+from mutualrl.thl.table import Ints, TokenTable, table_of
+from mutualrl.thl.text import encode_in_context, end_id
+from mutualrl.thl.transfer import Transfer, transfer
+from mutualrl.thl.units import Bools, Floats, Units, segment_units, span_units
+from mutualrl.thl.words import Unit, byte_positions, character_positions, segment_ends
+
+Anchor = Literal["paper", "word", "span", "char"]
+ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
+DEFAULT_ANCHOR: Anchor = "span"
+#: B of the paper's Assumption "THL span and clipping convention"
+BOUND = 50.0
+
+
+class Group(NamedTuple):
+    """Source and target tokens of one unit of the text, by position. Under `word`, neighbours may share a token."""
+
+    source: range
+    target: range
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """A trace of S source tokens on T target tokens.
+
+    `target_ids`: the target tokens, EOS last exactly when the response had ended (or as they were given).
+    `logprobs`, shape (T,), nats: the aligned value of each target token, NaN where uncovered.
+    `covered`, shape (T,): where there is a value.
+    `residual`: R = source mass that reached no target token, in nats: that of source tokens placed nowhere (special
+    tokens without a counterpart), of units without a valid target token, and what the clip at -B took away (`clipped`).
+    Always sum(source) = sum(covered logprobs) + residual.
+    `mismatched`: the paper's C_mis, how many source tokens the first two parts of the residual come from.
+    `exact`: the target ids carry the text; if not, what they changed is uncovered.
+    """
+
+    target_ids: tuple[int, ...]
+    logprobs: Floats
+    covered: Bools
+    residual: float
+    clipped: float
+    mismatched: int
+    exact: bool
+    anchor: Anchor
+    units: Units
+    paired: tuple[tuple[int, int], ...]
+
+    @property
+    def delta(self) -> float:
+        """The paper's delta_THL = |R|, nats."""
+        return abs(self.residual)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The units, in the order of the text, then the pairs of special tokens, EOS last."""
+        source, target = self.units.source, self.units.target
+        at = np.arange(self.units.count)
+        bounds = [
+            (np.searchsorted(side.unit, at, "left"), np.searchsorted(side.unit, at, "right"), side.token)
+            for side in (source, target)
+        ]
+        sides = [
+            [range(token[a], token[b - 1] + 1) if b > a else range(0) for a, b in zip(first, stop, strict=True)]
+            for first, stop, token in bounds
+        ]
+        groups = [Group(*ranges) for ranges in zip(*sides, strict=True)]
+        return (*groups, *(Group(range(s, s + 1), range(t, t + 1)) for s, t in self.paired))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One side of an alignment: its ids, where they stand, and whether the last is an end of sequence."""
+
+    ids: Ints
+    table: TokenTable
+    placed: Placement
+    ended: bool
+
+
+def align_logprobs(
+    text: str,
+    source_ids: Sequence[int],
+    source_logprobs: npt.ArrayLike,
+    source_tokenizer: Any,
+    target_tokenizer: Any,
+    *,
+    target_ids: Sequence[int] | None = None,
+    anchor: Anchor = DEFAULT_ANCHOR,
+    unit: Unit = "auto",
+    bound: float = BOUND,
+    source_eos_ids: Collection[int] | None = None,
+    target_eos_ids: Collection[int] | None = None,
+) -> Alignment:
+    """Put the log-probs of a sampled response on the tokens that another tokenizer has for its text.
+
+    `text`: what `source_ids` decode to in a completion (`decode_completion`). `source_logprobs`, shape (S,), nats, one
+    for each id. `target_ids`: the learner's tokens of the text, by default `retokenize`'s. Padding belongs in neither.
+    `anchor`: what mass is gathered in and spread over:
+
+    - `span`: a group closes where both tokenizations end on the same byte; 1:1 tokens are copied.
+    - `word`: words with the blanks before them (`unit="auto"`: characters in a text with CJK); a token that
+      spans several words gives each its part by characters, and gets its part from each.
+    - `char`: `word` with every non-blank character as a unit.
+    - `paper`: the paper's algorithms by position, without the clip; it drifts on real text: for reproduction.
+
+    An end-of-sequence token (an id of `source_eos_ids`, `target_eos_ids`, by default the tokenizers' own) goes to the
+    target's; another special token to the same one at the same byte. Log-probs below -`bound` are clipped there.
+
+    Raises TokenError for an id outside a vocabulary, TraceError for a trace that is not one number an id or has a NaN,
+    TextMismatchError for a text that the source ids, or given target ids, do not decode to, TokenizerError for a
+    tokenizer that is slow or of an unknown kind, AlignmentError for another anchor.
+    """
+    if anchor not in ANCHORS:
+        raise AlignmentError(f"anchor: found {anchor!r}, expected one of: {', '.join(ANCHORS)}")
+    data = utf8(text)
+    source_table, target_table = table_of(source_tokenizer), table_of(target_tokenizer)
+    ids = source_table.check(source_ids)
+    trace = check_trace(source_logprobs, len(ids))
+    placed = place(ids, source_table, data)
+    source = _Side(ids, source_table, placed, _ended(ids, source_eos_ids, source_tokenizer))
+    target = _target(text, data, target_ids, target_tokenizer, target_table, target_eos_ids, source.ended)
+    if anchor == "paper":
+        units = paper_units(text, source_tokenizer, target_tokenizer, len(ids), len(target.ids))
+        moved = transfer(units, trace, len(target.ids), empty_is_zero=True)
+        return _result(units, moved, trace, 0.0, target, (), anchor)
+    clipped = np.maximum(trace, -bound)
+    lost = float((trace - clipped).sum()) if trace.size and trace.min() < -bound else 0.0
+    if anchor == "span":
+        units = span_units(source.placed, target.placed, len(data))
+    else:
+        edges = byte_positions(text, data, segment_ends(text, "char" if anchor == "char" else unit))
+        units = segment_units(source.placed, target.placed, edges, character_positions(data))
+    moved = transfer(units, clipped, len(target.ids), target.placed.changed)
+    return _result(units, moved, clipped, lost, target, _pairs(source, target), anchor)
+
+
+def check_trace(logprobs: npt.ArrayLike, tokens: int) -> Floats:
+    """`logprobs` in double precision, shape (tokens,). Raises TraceError for another number of them, a NaN or +inf."""
+    try:
+        trace = np.asarray(logprobs, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"log-probs: expected a flat list of numbers ({error})") from None
+    if trace.shape != (tokens,):
+        raise TraceError(f"log-probs of shape {trace.shape} for {tokens} ids, expected one for each: ({tokens},)")
+    if tokens and not trace.max() < np.inf:  # NaN compares false
+        place = int(np.flatnonzero(np.isnan(trace) | (trace == np.inf))[0])
+        raise TraceError(f"log-prob {trace[place]} at position {place}, expected a number")
+    return trace
+
+
+def _ended(ids: Ints, eos_ids: Collection[int] | None, tokenizer: Any) -> bool:
+    ends = [tokenizer.eos_token_id] if eos_ids is None else eos_ids
+    return len(ids) > 0 and int(ids[-1]) in ends
+
+
+def _target(
+    text: str,
+    data: bytes,
+    given: Sequence[int] | None,
+    tokenizer: Any,
+    table: TokenTable,
+    eos_ids: Collection[int] | None,
+    ended: bool,
+) -> _Side:
+    if given is not None:
+        ids = table.check(given)
+        return _Side(ids, table, place(ids, table, data), _ended(ids, eos_ids, tokenizer))
+    encoded, exact = encode_in_context(text, tokenizer)
+    ids = np.array([*encoded, end_id(tokenizer)] if ended else encoded, dtype=np.int64)
+    return _Side(ids, table, place(ids, table, data) if exact else place_changed(ids, table, data), ended)
+
+
+def _pairs(source: _Side, target: _Side) -> tuple[tuple[int, int], ...]:
+    """Special tokens that correspond: end to end, any other to the same token at the same byte."""
+    if source.placed.control is None or target.placed.control is None:
+        return ()
+    both_end = source.ended and target.ended
+    waiting: defaultdict[tuple[int, str | None], list[int]] = defaultdict(list)
+    for place_, key in _controls(target, both_end):
+        waiting[key].append(place_)
+    return tuple((p, waiting[key].pop(0)) for p, key in _controls(source, both_end) if waiting[key])
+
+
+def _controls(side: _Side, both_end: bool) -> list[tuple[int, tuple[int, str | None]]]:
+    assert side.placed.control is not None
+    found = [
+        (place_, (int(side.placed.ends[place_]), side.table.names[int(side.ids[place_])]))
+        for place_ in np.flatnonzero(side.placed.control).tolist()
+    ]
+    last = len(side.ids) - 1
+    return [(p, (-1, None) if both_end and p == last else key) for p, key in found]
+
+
+def _result(
+    units: Units,
+    moved: Transfer,
+    trace: Floats,
+    clipped: float,
+    target: _Side,
+    pairs: tuple[tuple[int, int], ...],
+    anchor: Anchor,
+) -> Alignment:
+    values, covered = moved.logprobs, moved.covered
+    nowhere = np.ones(len(trace), dtype=np.bool_)
+    nowhere[units.source.token] = False
+    for s, t in pairs:
+        values[t], covered[t], nowhere[s] = trace[s], True, False
+    return Alignment(
+        target_ids=tuple(target.ids.tolist()),
+        logprobs=values,
+        covered=covered,
+        residual=float(trace[nowhere].sum()) + moved.residual + clipped,
+        clipped=clipped,
+        mismatched=int(nowhere.sum()) + moved.stranded,
+        exact=target.placed.changed is None,
+        anchor=anchor,
+        units=units,
+        paired=pairs,
+    )

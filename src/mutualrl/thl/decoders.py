@@ -1,0 +1,111 @@
+"""What a tokenizer's decoder makes of one token: its bytes in the middle of a text.
+
+Known are the decoders of byte-level BPE and of SentencePiece models (metaspace, byte fallback), which is what
+causal language models use. Anything else is refused by name rather than guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mutualrl.errors import TokenizerError
+
+#: `TokenBytes.strips` of a decoder that takes all leading blanks of the first token
+FIRST_TOKEN = -1
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_KNOWN = "byte-level BPE (ByteLevel) and SentencePiece (Metaspace, or Replace with ByteFallback)"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in set(kept)]
+    return {chr(byte): byte for byte in kept} | {chr(256 + n): byte for n, byte in enumerate(moved)}
+
+
+ALPHABET = _byte_alphabet()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """How a decoder reads tokens: `bytes_of` one, whether it `is_byte` of a fallback, leading blanks it `strips`."""
+
+    bytes_of: Callable[[str], bytes]
+    is_byte: Callable[[str], bool]
+    strips: int
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes(map(ALPHABET.__getitem__, piece))
+    except KeyError:  # an added token that is spelled out
+        return piece.encode()
+
+
+def _never(piece: str) -> bool:
+    return False
+
+
+def _is_byte(piece: str) -> bool:
+    return _BYTE.fullmatch(piece) is not None
+
+
+def token_bytes(tokenizer: Any) -> TokenBytes:
+    """How the decoder of a fast tokenizer reads tokens.
+
+    Raises TokenizerError for a slow tokenizer, and for a decoder that is not known.
+    """
+    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+    if not getattr(tokenizer, "is_fast", False):
+        raise TokenizerError(
+            f"tokenizer {name!r} is slow ({type(tokenizer).__name__}), expected a fast one; save one with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(DIR) where transformers can convert it, and name DIR"
+        )
+    decoder = tokenizer.backend_tokenizer.decoder
+    steps = [] if decoder is None else _steps(json.loads(decoder.__getstate__()))
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return TokenBytes(_byte_level, _never, 0)
+    known = _sentencepiece(steps) if kinds else None
+    if known is None:
+        raise TokenizerError(f"tokenizer {name!r} has the decoder {kinds or None}, expected {_KNOWN}")
+    return known
+
+
+def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
+    nested = state["decoders"] if state["type"] == "Sequence" else [state]
+    return [step for inner in nested for step in ([inner] if inner["type"] != "Sequence" else _steps(inner))]
+
+
+def _sentencepiece(steps: list[dict[str, Any]]) -> TokenBytes | None:
+    """Replacements on each token, perhaps a byte fallback, perhaps a blank stripped from the whole; else None."""
+    replaced: list[tuple[str, str]] = []
+    fallback, strips = False, 0
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                replaced.append((old, new))
+            case {"type": "Metaspace", "replacement": str(old)}:
+                replaced.append((old, " "))
+                strips = 0 if step.get("prepend_scheme") == "never" else FIRST_TOKEN
+            case {"type": "ByteFallback"}:
+                fallback = True
+            case {"type": "Fuse"}:
+                pass
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
+                strips = start
+            case _:
+                return None
+
+    def bytes_of(piece: str) -> bytes:
+        for old, new in replaced:
+            piece = piece.replace(old, new)
+        byte = _BYTE.fullmatch(piece) if fallback else None
+        return bytes([int(byte[1], 16)]) if byte else piece.encode()
+
+    return TokenBytes(bytes_of, _is_byte if fallback else _never, strips)

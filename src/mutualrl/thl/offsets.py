@@ -1,0 +1,156 @@
+"""Where tokens stand in a text: byte intervals worked out from the ids that were sampled, never by encoding again."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutualrl.errors import TextMismatchError
+from mutualrl.thl.decoders import FIRST_TOKEN
+from mutualrl.thl.table import Ints, TokenTable, table_of
+from mutualrl.thl.words import byte_positions
+
+Bools = npt.NDArray[np.bool_]
+
+_UNITS = re.compile(r"\s*\S+|\s+")
+_LONGEST_COMPARED = 1000  # characters of a changed passage that are compared one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The n tokens of one side on a text of N UTF-8 bytes.
+
+    `ends`, shape (n,), monotone: the byte where each token ends; a control token ends where the one before it does.
+    `control`, shape (n,): tokens that are no text, or None when there are none.
+    `changed`, shape (n,): tokens whose bytes are not the text's own, or None when the tokens carry the text exactly.
+    `lost`, shape (N,): bytes of the text that no token carries, or None likewise.
+    """
+
+    ends: Ints
+    control: Bools | None = None
+    changed: Bools | None = None
+    lost: Bools | None = None
+    #: every token covers some byte
+    whole: bool = False
+
+    @property
+    def starts(self) -> Ints:
+        """The byte where each token starts, shape (n,)."""
+        return np.concatenate((np.zeros(1, dtype=np.int64), self.ends[:-1]))[: len(self.ends)]
+
+
+def utf8(text: str) -> bytes:
+    """UTF-8 of `text`. Raises TextMismatchError for half a character (a lone surrogate), which no tokenizer takes."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise TextMismatchError(
+            f"the text has a lone surrogate at character {error.start}, expected Unicode text"
+        ) from None
+
+
+def token_offsets(ids: Sequence[int], tokenizer: Any, text: str | None = None) -> Ints:
+    """UTF-8 byte interval `[start, end)` of every token, shape (n, 2), for any ids, canonical or not.
+
+    The intervals partition `text` (by default: what the ids decode to in a completion). A token that is part of a
+    character covers its bytes; a control token covers none. Bytes that are no UTF-8 are those of the U+FFFD that stands
+    for them: the token that completes the sequence covers it, those before cover none of it.
+
+    Raises TokenError for an id outside the vocabulary, TextMismatchError when the ids do not decode to `text`,
+    TokenizerError for a tokenizer that is slow or of an unknown kind.
+    """
+    table = table_of(tokenizer)
+    array = table.check(ids)
+    data = table.read(array)[0] if text is None else utf8(text)
+    placed = place(array, table, data)
+    return np.stack((placed.starts, placed.ends), axis=1)
+
+
+def place(ids: Ints, table: TokenTable, data: bytes) -> Placement:
+    """The tokens on the text `data` that they decode to, with or without the blank that some decoders strip.
+
+    Raises TextMismatchError when they decode to something else.
+    """
+    lengths = table.lengths[ids]
+    whole = bool(lengths.all())  # no control token, none that covers no byte
+    control = None if whole else table.control[ids]
+    marked = control if control is not None and control.any() else None
+    if table.raw(ids.tolist()) == data:
+        return Placement(lengths.cumsum(dtype=np.int64), marked, whole=whole)
+    read, ends = table.read(ids)
+    stripped = len(read) - len(data)
+    if read == data:
+        return Placement(ends, marked)
+    if 0 < stripped <= _strippable(table, ids) and read[stripped:] == data:
+        return Placement(np.maximum(ends - stripped, 0), marked)
+    raise TextMismatchError(_difference(read, data))
+
+
+def _strippable(table: TokenTable, ids: Ints) -> int:
+    """How many leading blanks the decoder may take from the text of `ids`."""
+    if table.strips != FIRST_TOKEN:
+        return table.strips
+    first = next((piece for i in ids.tolist() if (piece := table.pieces[i])), b"")
+    return len(first) - len(first.lstrip(b" "))
+
+
+def _difference(read: bytes, data: bytes) -> str:
+    found, expected = read.decode(), data.decode()
+    place = next((n for n, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
+    place = min(len(found), len(expected)) if place is None else place
+    return (
+        f"the ids do not decode to the text: at character {place} they give {found[place : place + 20]!r}, expected "
+        f"{expected[place : place + 20]!r} (decode sampled ids with thl.decode_completion; encode with thl.retokenize)"
+    )
+
+
+def place_changed(ids: Ints, table: TokenTable, data: bytes) -> Placement:
+    """The tokens of a tokenizer that changed the text: what it kept has its place, the rest is marked.
+
+    A token is `changed` unless all its bytes stand in the text in one piece; a byte of the text is `lost` unless a
+    token has it. Compared word by word, and within a short changed passage character by character.
+    """
+    read, ends = table.read(ids)
+    there = _kept(read, data)  # for each byte read: its byte in the text, or -1
+    kept = there >= 0
+    reached = np.concatenate(([0], np.maximum.accumulate(np.where(kept, there + 1, 0))))
+    starts = np.concatenate(([0], ends[:-1]))[: len(ends)]
+    bad = np.concatenate(([0], np.cumsum(~kept)))
+    whole = (bad[ends] == bad[starts]) & (ends > starts)
+    whole[whole] = there[ends[whole] - 1] - there[starts[whole]] == (ends - starts)[whole] - 1
+    control = table.control[ids]
+    lost = np.ones(len(data), dtype=np.bool_)
+    lost[there[kept]] = False
+    return Placement(reached[ends], control if control.any() else None, ~whole & ~control, lost)
+
+
+def _kept(read: bytes, data: bytes) -> Ints:
+    """For each byte of `read` the byte of `data` that it is, or -1 where it was changed."""
+    there = np.full(len(read), -1, dtype=np.int64)
+    found, expected = read.decode(), data.decode()
+    at_found = byte_positions(found, read, list(range(len(found) + 1)))
+    at_expected = byte_positions(expected, data, list(range(len(expected) + 1)))
+    for i, j, size in _equal_passages(found, expected):
+        a, a_stop, b = at_found[i], at_found[i + size], at_expected[j]
+        there[a:a_stop] = np.arange(b, b + a_stop - a)
+    return there
+
+
+def _equal_passages(found: str, expected: str) -> Iterator[tuple[int, int, int]]:
+    """Passages that two texts share, in order, as (start in one, start in the other, characters)."""
+    words, other = _UNITS.findall(found), _UNITS.findall(expected)
+    edges, other_edges = [0, *accumulate(map(len, words))], [0, *accumulate(map(len, other))]
+    for what, *at in difflib.SequenceMatcher(None, words, other, autojunk=False).get_opcodes():
+        i, i_end, j, j_end = edges[at[0]], edges[at[1]], other_edges[at[2]], other_edges[at[3]]
+        if what == "equal":
+            yield i, j, i_end - i
+        elif what == "replace" and max(i_end - i, j_end - j) <= _LONGEST_COMPARED:
+            close = difflib.SequenceMatcher(None, found[i:i_end], expected[j:j_end], autojunk=False)
+            yield from ((i + a, j + b, size) for a, b, size in close.get_matching_blocks() if size)

@@ -1,0 +1,194 @@
+"""The bytes of every token of a vocabulary, computed once for each tokenizer.
+
+From it come the byte intervals of any id sequence, canonical or not, without encoding anything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from mutualrl.errors import TokenError, TokenizerError
+from mutualrl.thl.decoders import token_bytes
+
+Ints = npt.NDArray[np.int64]
+
+_REPLACEMENT = "\ufffd".encode()
+_ABSENT = -1
+_PROBES = 64  # ids that a new table is checked on
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTable:
+    """Bytes of the V ids of a vocabulary.
+
+    `pieces[id]`: the token's bytes in a text, empty for a control token (one that decoding skips) and for an id that
+    is no token. `lengths`, shape (V,): their number, -1 for an id that is no token. `control`, shape (V,).
+    `byte_tokens`, shape (V,): a lone byte of a byte fallback. `strips`: how many leading blanks the decoder takes from
+    a text (`decoders.FIRST_TOKEN`: those of the first token). `names`: content of the control tokens by id.
+    """
+
+    pieces: list[bytes]
+    lengths: npt.NDArray[np.int32]
+    control: npt.NDArray[np.bool_]
+    byte_tokens: npt.NDArray[np.bool_]
+    strips: int
+    names: dict[int, str]
+
+    def check(self, ids: Sequence[int]) -> Ints:
+        """`ids` as an array, shape (n,). Raises TokenError for one that is no token of the vocabulary."""
+        array = np.asarray(ids)
+        if array.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise TokenError(f"token ids: found {array.dtype} of shape {array.shape}, expected a flat list of integers")
+        size = len(self.pieces)
+        if array.min() < 0 or array.max() >= size or self.lengths[array].min() < 0:
+            known = [0 <= i < size and self.lengths[i] >= 0 for i in array.tolist()]
+            place = known.index(False)
+            raise TokenError(
+                f"token id {array[place]} at position {place} is not in the vocabulary (ids 0 to {size - 1}); "
+                "are these ids of another tokenizer?"
+            )
+        return array.astype(np.int64, copy=False)
+
+    def raw(self, ids: list[int]) -> bytes:
+        """The bytes of the ids' text, as they follow something; they need not be valid UTF-8."""
+        return b"".join(map(self.pieces.__getitem__, ids))
+
+    def read(self, ids: Ints) -> tuple[bytes, Ints]:
+        """UTF-8 of the text that `ids` decode to in context, and the byte of it where each token ends, shape (n,).
+
+        Invalid bytes become U+FFFD as the decoder has it; a token that ends inside such a sequence ends before it.
+        """
+        raw, ends = self.raw(ids.tolist()), np.cumsum(self.lengths[ids], dtype=np.int64)
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            return self._read_bytes(ids) if self.byte_tokens.any() else _replaced(raw, ends)
+        return raw, ends
+
+    def _read_bytes(self, ids: Ints) -> tuple[bytes, Ints]:
+        """A byte fallback replaces each byte of a run of byte tokens that is not UTF-8 as a whole."""
+        listed = ids.tolist()
+        pieces = [self.pieces[i] for i in listed]
+        is_byte = [bool(self.byte_tokens[i]) for i in listed]
+        text_like = [place for place, i in enumerate(listed) if self.pieces[i]]
+        start = 0
+        while start < len(text_like):
+            stop = start
+            while stop < len(text_like) and is_byte[text_like[stop]]:
+                stop += 1
+            run = text_like[start:stop]
+            if run and not _valid(b"".join(pieces[place] for place in run)):
+                for place in run:
+                    pieces[place] = _REPLACEMENT
+            start = max(stop, start + 1)
+        return b"".join(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+
+
+def _valid(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _replaced(raw: bytes, ends: Ints) -> tuple[bytes, Ints]:
+    """`raw` with every maximal invalid sequence replaced, and `ends` moved along."""
+    moved = np.zeros(len(raw) + 1, dtype=np.int64)  # raw position -> position in the result
+    result, place = b"", 0
+    while place < len(raw):
+        try:
+            raw[place:].decode()
+            good, bad = len(raw) - place, 0
+        except UnicodeDecodeError as error:
+            good, bad = error.start, error.end - error.start
+        moved[place : place + good + 1] = len(result) + np.arange(good + 1)
+        result += raw[place : place + good]
+        if bad:
+            moved[place + good : place + good + bad] = len(result)
+            result += _REPLACEMENT
+            moved[place + good + bad] = len(result)
+        place += good + bad
+    return result, moved[ends]
+
+
+def control_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids that are no text: those that `decode(skip_special_tokens=True)` leaves out, and the tokenizer's own specials.
+
+    (transformers' `all_special_ids` alone lacks most of them: of Qwen's it has two of fourteen.)
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    version: tuple[int, ...]
+    table: TokenTable
+
+
+_TABLES: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+
+
+def table_of(tokenizer: Any) -> TokenTable:
+    """The table of a tokenizer, made on first use, and again when its vocabulary or its special tokens changed.
+
+    Raises TokenizerError for a slow tokenizer, and for a decoder that is neither byte-level nor SentencePiece.
+    """
+    version = (len(tokenizer), *tokenizer.all_special_ids)
+    known = _TABLES.get(tokenizer)
+    if known is None or known.version != version:
+        known = _TABLES[tokenizer] = _Known(version, _build(tokenizer))
+    return known.table
+
+
+def known_table(tokenizer: Any) -> TokenTable | None:
+    """The table of a tokenizer, or None when it is of a kind for which there is none."""
+    try:
+        return table_of(tokenizer)
+    except TokenizerError:
+        return None
+
+
+def _build(tokenizer: Any) -> TokenTable:
+    reader = token_bytes(tokenizer)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    controls = control_ids(tokenizer)
+    size = 1 + max(vocabulary.values(), default=-1)
+    pieces = [b""] * size
+    lengths = np.full(size, _ABSENT, dtype=np.int32)
+    control, byte_tokens = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
+    names = {}
+    for piece, token in vocabulary.items():
+        if token in controls:
+            lengths[token], control[token], names[token] = 0, True, piece
+            continue
+        data = pieces[token] = reader.bytes_of(piece)
+        lengths[token] = len(data)
+        if len(piece) == 6:
+            byte_tokens[token] = reader.is_byte(piece)
+    table = TokenTable(pieces, lengths, control, byte_tokens, reader.strips, names)
+    _compare(table, tokenizer)
+    return table
+
+
+def _compare(table: TokenTable, tokenizer: Any) -> None:
+    """Raise TokenizerError unless the table reads a spread of ids as the tokenizer itself does."""
+    ids = np.flatnonzero((table.lengths > 0) & ~table.control)
+    probe = ids[:: max(1, len(ids) // _PROBES)]
+    ours = table.read(probe)[0].decode()
+    theirs = tokenizer.decode(probe.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if ours.lstrip(" ") != theirs.lstrip(" "):
+        place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
+        raise TokenizerError(
+            f"tokenizer {tokenizer.name_or_path!r} decodes its tokens in a way that is not known: expected "
+            f"{ours[max(0, place - 10) : place + 10]!r}, its decode() gives {theirs[max(0, place - 10) : place + 10]!r}"
+        )

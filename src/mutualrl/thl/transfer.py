@@ -1,0 +1,76 @@
+"""Move log-probability mass from source tokens to target tokens along their units.
+
+Source: paper, Section "Tokenizer Heterogeneity Layer" and Algorithm "THL: WordAlignLogProbs":
+Z_w = sum of the source log-probs in unit w, and each of the C_w target tokens of w gets Z_w / C_w.
+Departures: a token that lies in several units gives, and gets, its part of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mutualrl.thl.units import Bools, Floats, Touch, Units
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Aligned values of T target tokens, NaN where uncovered.
+
+    `residual`: mass of units without a valid target token; `stranded`: how many source tokens touch such a unit.
+    """
+
+    logprobs: Floats
+    covered: Bools
+    residual: float
+    stranded: int
+
+
+def transfer(
+    units: Units,
+    logprobs: Floats,
+    targets: int,
+    changed: Bools | None = None,
+    *,
+    rotate: int = 0,
+    empty_is_zero: bool = False,
+) -> Transfer:
+    """Gather the source mass of every unit and spread it evenly over the unit's valid target tokens.
+
+    `logprobs`, shape (S,): of the source tokens; `targets`: T. `changed`, shape (T,): target tokens that are not the
+    text's own; they, and those that touch a broken unit, are not valid. `rotate` hands each unit the mass of the
+    one so many places before it: the broken alignment of the paper's ratio table, a control. `empty_is_zero`: a unit
+    without source tokens gives its target tokens 0, once any unit has some (the paper's pseudocode).
+    """
+    source, target = units.source, units.target
+    mass = np.bincount(source.unit, _weights(source, logprobs), minlength=units.count)
+    sources = np.bincount(source.unit, minlength=units.count)
+    if rotate:
+        mass, sources = np.roll(mass, rotate), np.roll(sources, rotate)
+    token, unit = target.token, target.unit
+    if units.broken is not None and changed is not None:
+        invalid = changed.copy()
+        invalid[token[units.broken[unit]]] = True
+        keep = ~invalid[token]
+        token, unit = token[keep], unit[keep]
+    counts = np.bincount(unit, minlength=units.count)
+    good = (counts > 0) & ((sources > 0) if not empty_is_zero else sources.any())
+    if units.broken is not None:
+        good &= ~units.broken
+    part = mass / np.maximum(counts, 1)
+    if not (all_good := bool(good.all())):
+        part[~good] = np.nan
+    if target.share is None:
+        values = np.full(targets, np.nan)
+        values[token] = part[unit]
+    else:
+        values = np.bincount(token, part[unit], minlength=targets)
+        values[np.bincount(token, minlength=targets) == 0] = np.nan
+    residual, stranded = (0.0, 0) if all_good else (float(mass[~good].sum()), int(sources[~good].sum()))
+    return Transfer(values, ~np.isnan(values), residual, stranded)
+
+
+def _weights(source: Touch, logprobs: Floats) -> Floats:
+    weights = logprobs[source.token]
+    return weights if source.share is None else weights * source.share

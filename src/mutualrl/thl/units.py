@@ -1,0 +1,135 @@
+"""Which tokens touch which unit of the text: the incidence that an alignment moves mass along.
+
+A unit is what mass is gathered in and spread over: a byte-synchronous group of tokens (`span`), a word with the
+blanks before it (`word`), or a character (`char`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mutualrl.thl.offsets import Placement
+from mutualrl.thl.table import Ints
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Pairs (token, unit) of one side, sorted by unit, then token. A token may touch several units.
+
+    `token`, `unit`, shape (p,); `share`, shape (p,): the part of the token that lies in the unit, adding up to
+    1 over a token's units; None where every token lies in one unit.
+    """
+
+    token: Ints
+    unit: Ints
+    share: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Both sides' tokens on `count` units. `broken`, shape (count,): units of which a part was changed, or None."""
+
+    count: int
+    source: Touch
+    target: Touch
+    broken: Bools | None = None
+
+
+def span_units(source: Placement, target: Placement, size: int) -> Units:
+    """Byte-synchronous groups: a group closes where both tokenizations end on the same byte of the N = `size`.
+
+    A token that covers no byte belongs to the group of the next token, unless the other side has one there too:
+    then the two are a group. The text's end closes a group in any case.
+    """
+    of_source, of_target = _text_tokens(source, size), _text_tokens(target, size)
+    if source.whole and target.whole:
+        keys, other, scale = source.ends, target.ends, 1
+    else:
+        keys, other, scale = _keys(source.ends[of_source], target.ends[of_target])
+    marks = np.zeros((size + 1) * scale, dtype=np.int8)
+    marks[keys] = 1
+    marks[other] += 2
+    closes = marks == 3
+    closes[-1] = size > 0
+    group = np.cumsum(closes) - closes  # groups closed before a position
+    count = int(group[-1]) + int(closes[-1])
+    broken = None
+    if target.lost is not None and target.changed is not None:
+        edges = np.concatenate(([0], np.flatnonzero(closes) // scale))
+        lost = np.concatenate(([0], np.cumsum(target.lost)))[edges]
+        broken = lost[1:] > lost[:-1]
+        broken[group[other][target.changed[of_target]]] = True
+    return Units(count, Touch(of_source, group[keys]), Touch(of_target, group[other]), broken)
+
+
+def _text_tokens(side: Placement, size: int) -> Ints:
+    """Indices of the tokens that are text: not control tokens, nor such as cover no byte and have none after them."""
+    if side.whole:
+        return np.arange(len(side.ends))
+    text = np.ones(len(side.ends), dtype=np.bool_) if side.control is None else ~side.control
+    return np.flatnonzero(text & ((side.ends > side.starts) | (side.ends < size)))
+
+
+def _keys(ends: Ints, other: Ints) -> tuple[Ints, Ints, int]:
+    """Positions of token ends that are all different within a side, and their scale.
+
+    The k-th token in a row that covers no byte after byte p stands at p * scale + k.
+    """
+    ranks = [_ranks(side) for side in (ends, other)]
+    if ranks[0] is None and ranks[1] is None:
+        return ends, other, 1
+    scale = 1 + max(int(rank.max(initial=0)) for rank in ranks if rank is not None)
+    keys = [side * scale + (0 if rank is None else rank) for side, rank in zip((ends, other), ranks, strict=True)]
+    return keys[0], keys[1], scale
+
+
+def _ranks(ends: Ints) -> Ints | None:
+    """Number of each token among those that cover no byte in a row (from 1); 0 for a token that covers some."""
+    lengths = np.diff(ends, prepend=0)
+    if lengths.all():
+        return None
+    place = np.arange(len(ends))
+    last = np.maximum.accumulate(np.where(lengths > 0, place, -1))
+    return place - last
+
+
+def segment_units(source: Placement, target: Placement, edges: Ints, characters: Floats) -> Units:
+    """Segments of the text that end at the bytes `edges`, shape (W,); `characters`, shape (N + 1,): see `words`.
+
+    A token that spans several segments lies in each by the share of its characters there. A token that covers no byte
+    belongs to the segment where the next token starts.
+    """
+    size = len(characters) - 1
+    touched = _touches(source, edges, characters, size)
+    touching = _touches(target, edges, characters, size)
+    broken = None
+    if target.lost is not None and target.changed is not None:
+        lost = np.concatenate(([0], np.cumsum(target.lost)))[np.concatenate(([0], edges))]
+        broken = lost[1:] > lost[:-1]
+    return Units(len(edges), touched, touching, broken)
+
+
+def _touches(side: Placement, edges: Ints, characters: Floats, size: int) -> Touch:
+    of_text = _text_tokens(side, size)
+    ends, starts = side.ends[of_text], side.starts[of_text]
+    first = np.searchsorted(edges, starts, side="right")
+    last = np.searchsorted(edges, ends, side="left")
+    last = np.maximum(first, last)
+    extra = last - first
+    if not extra.any():
+        return Touch(of_text, first)
+    token = np.repeat(np.arange(len(ends)), extra + 1)
+    within = np.arange(len(token)) - np.repeat(np.cumsum(extra + 1) - (extra + 1), extra + 1)
+    unit = first[token] + within
+    left = np.maximum(np.concatenate(([0], edges))[unit], starts[token])
+    width = characters[np.minimum(edges[unit], ends[token])] - characters[left]
+    whole = characters[ends] - characters[starts]
+    share = width / np.where(whole > 0, whole, 1.0)[token]
+    share[extra[token] == 0] = 1.0
+    return Touch(of_text[token], unit, share)

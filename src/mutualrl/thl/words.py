@@ -1,0 +1,75 @@
+"""Words and characters: the tokenizer-free coordinates of an alignment.
+
+Source: paper, Algorithm "THL: WordSpans" and Section "Non-whitespace languages".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Unit = Literal["auto", "word", "char"]
+
+_WORD = re.compile(r"\S+")
+_CHARACTER = re.compile(r"\S")
+#: the CJK, kana, bopomofo and hangul blocks of Unicode
+_CJK = re.compile(
+    "[\u1100-\u11ff\u2e80-\u2fdf\u2ff0-\u303f\u3040-\u30ff\u3100-\u31ff\u3200-\u4dbf\u4e00-\u9fff\ua960-\ua97f"
+    "\uac00-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff66-\uffdc\U0001aff0-\U0001b16f\U00020000-\U0003347f]"
+)
+
+
+def has_cjk(text: str) -> bool:
+    """Whether `text` holds a code point of the CJK, kana, bopomofo or hangul blocks."""
+    return not text.isascii() and _CJK.search(text) is not None
+
+
+def word_spans(text: str, unit: Unit = "auto") -> list[tuple[int, int]]:
+    r"""Character intervals `[start, end)` of the words of `text`, in order.
+
+    `word`: maximal runs of non-blanks (the regular expression `\S+`, the paper's rule); `char`: single
+    non-blank characters (code points); `auto`: `char` when the text holds CJK, else `word`. The switch is
+    per text. Blanks are in no span. Raises ValueError for another unit.
+    """
+    if unit not in ("auto", "word", "char"):
+        raise ValueError(f"unit: found {unit!r}, expected one of: auto, word, char")
+    single = unit == "char" or (unit == "auto" and has_cjk(text))
+    return [match.span() for match in (_CHARACTER if single else _WORD).finditer(text)]
+
+
+def segment_ends(text: str, unit: Unit = "auto") -> list[int]:
+    """Character ends of the segments that partition `text`: a word with the blanks before it.
+
+    Trailing blanks are a segment of their own; a text of blanks is one segment; an empty text has none.
+    """
+    ends = [end for _, end in word_spans(text, unit)]
+    if text and (not ends or ends[-1] < len(text)):
+        ends.append(len(text))
+    return ends
+
+
+def character_positions(data: bytes) -> npt.NDArray[np.float64]:
+    """For every byte position 0..N of UTF-8 `data`: how many characters lie before it, shape (N + 1,).
+
+    Inside a character the count is fractional: each of its k bytes is 1/k of a character.
+    """
+    size = len(data)
+    if data.isascii():
+        return np.arange(size + 1, dtype=np.float64)
+    raw = np.frombuffer(data, dtype=np.uint8)
+    starts = np.flatnonzero((raw & 0xC0) != 0x80)
+    edges = np.append(starts, size)
+    return np.interp(np.arange(size + 1), edges, np.arange(len(edges), dtype=np.float64))
+
+
+def byte_positions(text: str, data: bytes, characters: list[int]) -> npt.NDArray[np.int64]:
+    """Byte positions of character positions 0..len(text) in UTF-8 `data`."""
+    at = np.asarray(characters, dtype=np.int64)
+    if len(text) == len(data):
+        return at
+    raw = np.frombuffer(data, dtype=np.uint8)
+    starts = np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(data))
+    return starts[at].astype(np.int64)
