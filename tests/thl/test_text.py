@@ -1,57 +1,15 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from thl_tokenizers import CORPUS, OWN, REAL, own, real, sentencepiece_like
 
-from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.thl import decode_completion, ended, retokenize
-from mutualrl.tiny.build import build_tokenizer
-from mutualrl.tiny.spec import POLICIES
 
-CORPUS = ["Once upon a time there was a number, 12 + 30 = 42.", "So \\boxed{42} it is; and 7 * 6 = 42 as well."] * 4
-
-
-@cache
-def sentencepiece_like(normalizer: str = "") -> Any:
-    """A metaspace BPE with byte fallback, as SentencePiece models look after conversion."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    if normalizer:
-        tokenizer.normalizer = getattr(normalizers, normalizer)()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-    tokenizer.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=400, special_tokens=special[:3], show_progress=False)
-    )
-    vocabulary = tokenizer.get_vocab()
-    state = {**vocabulary, **{t: len(vocabulary) + i for i, t in enumerate(special[3:])}}
-    raw = json.loads(tokenizer.to_str())
-    raw["model"]["vocab"] = state
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(raw)),
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="</s>",
-    )
-
-
-@cache
-def own(name: str) -> Any:
-    return build_tokenizer(POLICIES[name]) if name in POLICIES else sentencepiece_like()
-
-
-OWN = ("ada", "bob", "sentencepiece")
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
@@ -102,8 +60,13 @@ def test_a_control_token_spelled_out_stays_text(name: str) -> None:
     tokenizer = own(name)
     text = f"before {tokenizer.eos_token} after {tokenizer.pad_token}"
     carried = retokenize(text, tokenizer, ended=False)
+    if name == "unigram":  # such a model has its control tokens among its pieces: it cannot spell them, and that is seen
+        assert not carried.exact
+        assert carried.lost == "the tokenizer changes the text"
+        return
     assert not set(carried.ids) & set(tokenizer.all_special_ids)
     assert carried.exact
+    assert carried.lost == ""
 
 
 def test_the_limit_counts_the_end_and_nothing_is_cut() -> None:
@@ -112,7 +75,17 @@ def test_the_limit_counts_the_end_and_nothing_is_cut() -> None:
     assert retokenize("12 34", tokenizer, ended=True, max_length=length).fits
     short = retokenize("12 34", tokenizer, ended=True, max_length=length - 1)
     assert not short.fits
+    assert short.excess == 1
+    assert short.lost == "1 tokens are beyond the limit"
     assert len(short.ids) == length
+
+
+def test_a_missing_character_is_counted() -> None:
+    carried = retokenize("time 日本 once", own("unigram-unk"))
+    assert not carried.exact
+    assert carried.unknown == 1
+    assert carried.carried == "time  once"
+    assert carried.lost == "1 tokens stand for characters that the vocabulary lacks"
 
 
 def test_a_tokenizer_that_changes_text_is_found_out() -> None:
@@ -140,12 +113,9 @@ def test_specials_are_left_out_of_the_text() -> None:
     assert decode_completion(ids, tokenizer) == "12"
 
 
-REAL = ("qwen2.5", "qwen3", "llama3", "mistral-tekken-240911", "phi4-mini-style", "gpt2")
-
-
 @pytest.mark.parametrize("name", REAL)
 def test_real_tokenizers_carry_math_solutions(real_data: Path, name: str) -> None:
-    tokenizer = load_tokenizer(str(real_data / "tokenizers" / name))
+    tokenizer = real(name)
     lines = (real_data / "math" / "math500.jsonl").read_text().splitlines()[:100]
     for text in [json.loads(line)["solution"] for line in lines] + [
         "<|im_end|> </s> <|eot_id|>",

@@ -114,6 +114,8 @@ def encode_in_context(text: str, tokenizer: Any) -> tuple[list[int], bool]:
         rest = behind[len(anchor) :]
         if _carries(rest, text, tokenizer):
             return rest, True
+        if decode_completion(ids, tokenizer)[:1] == " " != text[:1]:
+            return rest, False
     return ids, False
 
 

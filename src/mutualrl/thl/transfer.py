@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mutualrl.thl.table import Ints
 from mutualrl.thl.units import Bools, Floats, Touch, Units
 
 
@@ -44,7 +45,7 @@ def transfer(
     without source tokens gives its target tokens 0, once any unit has some (the paper's pseudocode).
     """
     source, target = units.source, units.target
-    mass = np.bincount(source.unit, _weights(source, logprobs), minlength=units.count)
+    mass = _sums(source.unit, _weights(source, logprobs), units.count)
     sources = np.bincount(source.unit, minlength=units.count)
     if rotate:
         mass, sources = np.roll(mass, rotate), np.roll(sources, rotate)
@@ -65,7 +66,7 @@ def transfer(
         values = np.full(targets, np.nan)
         values[token] = part[unit]
     else:
-        values = np.bincount(token, part[unit], minlength=targets)
+        values = _sums(token, part[unit], targets)
         values[np.bincount(token, minlength=targets) == 0] = np.nan
     residual, stranded = (0.0, 0) if all_good else (float(mass[~good].sum()), int(sources[~good].sum()))
     return Transfer(values, ~np.isnan(values), residual, stranded)
@@ -74,3 +75,8 @@ def transfer(
 def _weights(source: Touch, logprobs: Floats) -> Floats:
     weights = logprobs[source.token]
     return weights if source.share is None else weights * source.share
+
+
+def _sums(index: Ints, weights: Floats, size: int) -> Floats:
+    """Sum of the weights at every index 0..size - 1, in their order (of no weights, bincount would make integers)."""
+    return np.bincount(index, weights, minlength=size).astype(np.float64, copy=False)
