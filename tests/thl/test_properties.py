@@ -41,7 +41,9 @@ TEXTS = (
     " leading and trailing blanks  ",
     "<|im_end|> </s> <eos> spelled out",
 )
-PIECES = st.sampled_from([*TEXTS, " ", "\n\n", ".\n", "é", "日", "x", "1", "👍🏽", "\u00a0", "\u3000", "ไ", "ﬁ", "\ufffd"])
+PIECES = st.sampled_from(
+    [*TEXTS, " ", "\n\n", ".\n", "é", "日", "x", "1", "👍🏽", "\u00a0", "\u3000", "ไ", "ﬁ", "\ufffd"]
+)
 any_text = st.one_of(
     st.lists(PIECES, max_size=3).map("".join),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=30),

@@ -60,7 +60,9 @@ def test_a_control_token_spelled_out_stays_text(name: str) -> None:
     tokenizer = own(name)
     text = f"before {tokenizer.eos_token} after {tokenizer.pad_token}"
     carried = retokenize(text, tokenizer, ended=False)
-    if name == "unigram":  # such a model has its control tokens among its pieces: it cannot spell them, and that is seen
+    if (
+        name == "unigram"
+    ):  # such a model has its control tokens among its pieces: it cannot spell them, and that is seen
         assert not carried.exact
         assert carried.lost == "the tokenizer changes the text"
         return

@@ -1,0 +1,151 @@
+"""Bad input is a named error, never a shifted value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from thl_tokenizers import byte_bpe, sentencepiece_like
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from mutualrl.errors import AlignmentError, TextMismatchError, TokenError, TokenizerError, TraceError
+from mutualrl.thl import align_batch, align_logprobs, retokenize, token_offsets
+
+A, B = byte_bpe("a·b"), byte_bpe()
+IDS = list(retokenize("ab c", A).ids)
+TRACE = [-1.0, -2.0, -3.0]
+
+
+def align(text: str = "ab c", ids: Any = IDS, trace: Any = TRACE, source: Any = A, target: Any = B, **more: Any) -> Any:
+    return align_logprobs(text, ids, trace, source, target, **more)
+
+
+def test_good_input_is_taken_as_lists_and_arrays() -> None:
+    assert align().logprobs.tolist() == [-0.5, -0.5, -2.0, -3.0]
+    assert align(ids=np.array(IDS), trace=np.array(TRACE, dtype=np.float32)).logprobs.tolist() == [
+        -0.5,
+        -0.5,
+        -2.0,
+        -3.0,
+    ]
+
+
+@pytest.mark.parametrize("bad", [-1, 100_000])
+def test_an_id_outside_the_vocabulary(bad: int) -> None:
+    with pytest.raises(TokenError, match=rf"token id {bad} at position 1 is not in the vocabulary \(ids 0 to 257\)"):
+        align(ids=[IDS[0], bad, IDS[2]])
+    with pytest.raises(TokenError, match=f"token id {bad} at position 0"):
+        align(target_ids=[bad])
+    with pytest.raises(TokenError):
+        token_offsets([bad], A)
+
+
+@pytest.mark.parametrize("bad", [[1.5, 2.0, 3.0], ["a", "b", "c"], [[1, 2, 3]], [True, False, True]])
+def test_ids_that_are_no_flat_list_of_integers(bad: Any) -> None:
+    with pytest.raises(TokenError, match="expected a flat list of integers"):
+        align(ids=bad)
+
+
+@pytest.mark.parametrize("bad", [[], [-1.0, -2.0], [-1.0] * 4, [[-1.0, -2.0, -3.0]], ["a", "b", "c"], [None, 1, [2]]])
+def test_a_trace_that_is_not_one_number_a_token(bad: Any) -> None:
+    with pytest.raises(TraceError, match="log-probs"):
+        align(trace=bad)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_log_prob_that_is_no_number(bad: float) -> None:
+    with pytest.raises(TraceError, match="at position 1, expected a number"):
+        align(trace=[-1.0, bad, -3.0])
+
+
+def test_a_text_that_the_ids_do_not_decode_to() -> None:
+    with pytest.raises(TextMismatchError, match="at character 3 they give 'c', expected 'd'"):
+        align(text="ab d")
+    with pytest.raises(TextMismatchError, match="at character 4 they give '', expected '!'"):
+        align(text="ab c!")
+    with pytest.raises(TextMismatchError, match="at character 0"):
+        align(target_ids=retokenize("x", B).ids)
+    with pytest.raises(TextMismatchError):
+        token_offsets(IDS, A, "other")
+
+
+def test_half_a_character() -> None:
+    with pytest.raises(TextMismatchError, match="lone surrogate at character 1"):
+        align(text="a\ud800")
+    with pytest.raises(TextMismatchError, match="lone surrogate"):
+        retokenize("\udc00", A)
+
+
+def test_an_anchor_that_is_none() -> None:
+    with pytest.raises(AlignmentError, match="found 'sentence', expected one of: paper, word, span, char"):
+        align(anchor="sentence")
+
+
+class Slow:
+    """What a tokenizer written in Python looks like from outside."""
+
+    is_fast = False
+    name_or_path = "old-model"
+    all_special_ids = ()
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_a_slow_tokenizer() -> None:
+    with pytest.raises(TokenizerError, match=r"'old-model' is slow \(Slow\), expected a fast one"):
+        align(source=Slow())
+
+
+def test_a_decoder_that_is_not_known() -> None:
+    plain = Tokenizer(models.WordLevel({"a": 0, "##b": 1}, unk_token="a"))
+    for decoder in (None, decoders.WordPiece(), decoders.BPEDecoder()):
+        if decoder is not None:
+            plain.decoder = decoder
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)
+        with pytest.raises(TokenizerError, match="expected byte-level BPE"):
+            align(target=tokenizer)
+
+
+def test_a_decoder_that_is_known_by_name_but_reads_otherwise() -> None:
+    class Odd(PreTrainedTokenizerFast):  # type: ignore[misc]
+        def decode(self, *args: Any, **kwargs: Any) -> str:
+            return str(super().decode(*args, **kwargs)).upper()
+
+    with pytest.raises(TokenizerError, match="decodes its tokens in a way that is not known"):
+        token_offsets([1], Odd(tokenizer_object=A.backend_tokenizer))
+
+
+def test_no_end_of_sequence_token_where_one_is_needed() -> None:
+    endless = PreTrainedTokenizerFast(tokenizer_object=B.backend_tokenizer)
+    assert align(target=endless).covered.all()
+    with pytest.raises(TokenizerError, match="no end-of-sequence token"):
+        align(ids=[*IDS, A.eos_token_id], trace=[*TRACE, -1.0], target=endless)
+
+
+def test_a_batch_names_the_row_and_the_list() -> None:
+    with pytest.raises(TraceError) as caught:
+        align_batch(["ab c", "ab c"], [IDS, IDS], [TRACE, [-1.0]], A, B)
+    assert caught.value.__notes__ == ["in row 1 of the batch"]
+    with pytest.raises(TraceError, match="source_ids: 1 rows for 2 texts"):
+        align_batch(["a", "b"], [IDS], [TRACE, TRACE], A, B)
+    with pytest.raises(TraceError, match=r"log-probs of shape \(1,\) for 4 ids"):
+        align_batch(["ab c"], [IDS], [TRACE], A, B, own_logprobs=[[-1.0]])
+
+
+def test_an_empty_batch_and_an_empty_response() -> None:
+    assert align_batch([], [], [], A, B).logprobs.shape == (0, 0)
+    empty = align("", [], [])
+    assert (empty.target_ids, empty.residual, empty.groups) == ((), 0.0, ())
+    batch = align_batch(["", "ab c"], [[], IDS], [[], TRACE], A, B)
+    assert batch.tokens.sum(axis=1).tolist() == [0, 4]
+
+
+def test_a_tokenizer_set_up_to_truncate_does_not_cut_a_text() -> None:
+    tokenizer = sentencepiece_like()
+    whole = retokenize("Once upon a time", tokenizer).ids
+    tokenizer("Once upon a time", truncation=True, max_length=2)
+    assert tokenizer.backend_tokenizer.truncation is not None
+    assert retokenize("Once upon a time", tokenizer).ids == whole
