@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from thl_tokenizers import byte_bpe, own, sentencepiece_like, unigram
 
 from mutualrl.thl import Group, align_batch, align_logprobs, decode_completion, retokenize, token_offsets
+from thl_tokenizers import byte_bpe, own, sentencepiece_like, unigram
 
 CHARACTERS = byte_bpe()
 #: abc | de

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from thl_tokenizers import byte_bpe, sentencepiece_like
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from mutualrl.errors import AlignmentError, TextMismatchError, TokenError, TokenizerError, TraceError
 from mutualrl.thl import align_batch, align_logprobs, retokenize, token_offsets
+from thl_tokenizers import byte_bpe, sentencepiece_like
 
 A, B = byte_bpe("a·b"), byte_bpe()
 IDS = list(retokenize("ab c", A).ids)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_properties import TEXTS, any_text
-from thl_tokenizers import ALL, any_tokenizer, byte_bpe, real
 
 from mutualrl.thl import align_logprobs, decode_completion, retokenize, word_spans
+from thl_tokenizers import ALL, any_tokenizer, byte_bpe, real
 
 IGNORE = "ignored"
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from thl_tokenizers import ALL, CHANGING, any_tokenizer, independent_bytes, resplit, vocabulary_of
 
 from mutualrl.thl import (
     ANCHORS,
@@ -23,6 +22,7 @@ from mutualrl.thl import (
     token_offsets,
     word_spans,
 )
+from thl_tokenizers import ALL, CHANGING, any_tokenizer, independent_bytes, resplit, vocabulary_of
 
 TEXTS = (
     "",

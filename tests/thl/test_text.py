@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from thl_tokenizers import CORPUS, OWN, REAL, own, real, sentencepiece_like
 
 from mutualrl.thl import decode_completion, ended, retokenize
+from thl_tokenizers import CORPUS, OWN, REAL, own, real, sentencepiece_like
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 

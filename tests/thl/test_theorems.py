@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from thl_tokenizers import own, sentencepiece_like
 
 from mutualrl.thl import (
     ANCHORS,
@@ -22,6 +21,7 @@ from mutualrl.thl import (
     retokenize,
     second_moment_bound,
 )
+from thl_tokenizers import own, sentencepiece_like
 
 SENTENCES = [
     "So \\boxed{42} it is.\n",
