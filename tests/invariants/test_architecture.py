@@ -14,7 +14,7 @@ SOURCE = Path(mutualrl.__file__).parent
 #: from the top down; a module may import from its own layer and those below it
 LAYERS: list[set[str]] = [
     {"cli", "__main__"},
-    {"mwra", "evaluation"},
+    {"mwra", "evaluation", "diagnostics"},
     {"training"},
     {"tiny", "engines", "recipes", "rundir"},
     {"regimes", "thl", "see", "tasks"},
@@ -48,8 +48,8 @@ def test_imports_point_down() -> None:
     assert not upward
 
 
-def test_evaluation_never_imports_training() -> None:
-    for path in (SOURCE / "evaluation").rglob("*.py"):
+def test_evaluation_and_diagnostics_never_import_training() -> None:
+    for path in (*(SOURCE / "evaluation").rglob("*.py"), *(SOURCE / "diagnostics").rglob("*.py")):
         assert not [m for m in imports(path) if m.startswith("mutualrl.training")], path
 
 

@@ -6,6 +6,7 @@ import typer
 
 from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.recipes import recipes
+from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
 )
 app.command("train")(train)
 app.command("eval")(evaluate)
+app.command("thl-check")(thl_check)
 app.add_typer(recipes, name="recipes")
 
 

@@ -34,11 +34,13 @@ class TransformersEngine:
         self.eos_token_ids = sorted({tokenizer.eos_token_id, *extra})
 
     @classmethod
-    def load(cls, path: str, *, trust_remote_code: bool = False, batch_size: int = 64) -> TransformersEngine:
+    def load(
+        cls, path: str, *, revision: str | None = None, trust_remote_code: bool = False, batch_size: int = 64
+    ) -> TransformersEngine:
         """Load a model and its tokenizer by path or hub id. Raises ModelError when that fails."""
-        tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=trust_remote_code)
+            model = AutoModelForCausalLM.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
         except Exception as error:
             raise ModelError(f"model {path!r} cannot be loaded: {error}") from error
         return cls(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, batch_size)

@@ -1,0 +1,94 @@
+"""`mutualrl thl-check`: can two models exchange traces?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mutualrl.cli.output import emit, prose, reports_errors
+
+
+@reports_errors
+def thl_check(
+    pool: Annotated[
+        str | None,
+        typer.Option(help="All ordered pairs of a pool; `tiny` when nothing is named.", show_default=False),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="Who sampled: a model or tokenizer (directory, hub id, tiny:NAME).", show_default=False),
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Who learns from it.", show_default=False)] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="JSON Lines with `text`, or plain text; by default one of ours.", show_default=False),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task of the prompts: the pool's own, or openings of the text.", show_default=False),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The task's rows (JSON Lines).", show_default=False)] = None,
+    prompts: Annotated[int | None, typer.Option(min=2, help="Prompts at most [256].", show_default=False)] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Responses a prompt [5].", show_default=False)] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest response: the pool's own, else 64.", show_default=False)
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, or all [all, where both are models].",
+            show_default=False,
+        ),
+    ] = None,
+    anchor: Annotated[
+        str | None, typer.Option(help="Alignment: span, word, char, paper [span].", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=2, help="At most so many texts, spans, sequences, prompts in each suite.", show_default=False),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is drawn and sampled.")] = 0,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Check whether models can exchange traces: their tokenizers, then the paper's tables on THL.
+
+    Exits with 3 when a pair is unsafe, with the reason. Example: mutualrl thl-check --source A --target B --suite tokenizers
+    """
+    from mutualrl.diagnostics.thl.request import Flags, ThlRequest
+    from mutualrl.files import user_path
+
+    directory = None if plot is None else user_path(plot)
+    if directory is not None:
+        from mutualrl.diagnostics.thl.plots import require_matplotlib
+
+        require_matplotlib()
+    request = ThlRequest.of(
+        Flags(pool, source, target, text, task, data, prompts, samples, max_new_tokens, suite, anchor, limit, seed,
+              trust_remote_code)
+    )  # fmt: skip
+    from mutualrl.diagnostics.thl.run import check
+    from mutualrl.diagnostics.thl.tables import markdown
+
+    console = prose()
+    result = check(request, console)
+    if directory is not None:
+        from mutualrl.diagnostics.thl.plots import plot as draw
+
+        result["figures"] = [str(path) for path in draw(result, directory)]
+    if as_json:
+        emit(result)
+    else:
+        typer.echo(markdown(result))
+    unsafe = [(pair, reason) for pair in result["pairs"] for reason in pair["reasons"]]
+    for pair, reason in unsafe:
+        console.print(
+            f"unsafe: {pair['source']} -> {pair['target']}: {reason}", markup=False, highlight=False, soft_wrap=True
+        )
+    if unsafe:
+        raise typer.Exit(3)

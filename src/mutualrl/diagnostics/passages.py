@@ -1,0 +1,86 @@
+"""Passages of text that a diagnostic works on: the package's own, or a file of the user's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from mutualrl.errors import DataError
+from mutualrl.files import user_path
+from mutualrl.tasks.base import read_jsonl, text_field
+from mutualrl.thl import has_cjk, word_spans
+
+#: up to here stand Latin, Greek and Cyrillic
+_LAST_WESTERN = "\u052f"
+
+
+def load_passages(path: Path | None) -> list[str]:
+    """Passages of a file (JSON Lines with `text`, or plain text with empty lines between), or the package's own.
+
+    Raises DataError when the file is missing, has no text, or a row does not fit.
+    """
+    if path is None:
+        with resources.as_file(resources.files("mutualrl.diagnostics") / "default_text.jsonl") as own:
+            return [text_field(row, "text", own, number) for number, row in read_jsonl(own)]
+    file = user_path(path)
+    if file.suffix == ".jsonl":
+        return [text_field(row, "text", file, number) for number, row in read_jsonl(file) if not _blank(row)]
+    if not file.is_file():
+        what = "is a directory" if file.is_dir() else "not found"
+        raise DataError(f"text file {what}: {file} (expected JSON Lines with 'text', or plain text; check --text)")
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 at byte {error.start}") from None
+    passages = [part for part in text.replace("\r\n", "\n").split("\n\n") if part.strip()]
+    if not passages:
+        raise DataError(f"{file}: the file has no text")
+    return passages
+
+
+def _blank(row: dict[str, object]) -> bool:
+    """A row of blanks, as WikiText has them, is no passage."""
+    return isinstance(row.get("text"), str) and not str(row["text"]).strip()
+
+
+def family(text: str) -> str:
+    """`CJK` for a text with CJK code points; else `Western` when its letters are mostly Latin, Greek or Cyrillic."""
+    if has_cjk(text):
+        return "CJK"
+    letters = [c for c in text if c.isalpha()]
+    western = sum(c <= _LAST_WESTERN for c in letters)
+    return "Western" if letters and 2 * western >= len(letters) else "other"
+
+
+def pick(passages: Sequence[str], count: int, seed: int) -> list[str]:
+    """`count` passages in random order; all of them, in their own order, when there are no more."""
+    if len(passages) <= count:
+        return list(passages)
+    return random.Random(seed).sample(list(passages), count)
+
+
+class Corpus:
+    """All passages as one text, from which contiguous stretches are drawn; behind its end it begins again."""
+
+    def __init__(self, passages: Sequence[str]) -> None:
+        self.text = "".join(p if p.endswith("\n") else p + "\n" for p in passages)
+        spans = word_spans(self.text)
+        self._starts = [start for start, _ in spans]
+        self._ends = [end for _, end in spans]
+
+    def stretch(self, characters: int, rng: random.Random) -> str:
+        """About so many characters from the start of a random word on, cut at the end of a word."""
+        start = rng.choice(self._starts)
+        rounds = 1 + (start + characters) // len(self.text)
+        text = (self.text * (rounds + 1))[start : start + characters + 1]
+        ends = [end for _, end in word_spans(text)]
+        within = [end for end in ends if end <= characters] or ends[:1]
+        return text[: within[-1]]
+
+    def words(self, count: int, rng: random.Random) -> str:
+        """`count` consecutive words from a random place on (fewer when the text has fewer)."""
+        first = rng.randrange(max(1, len(self._starts) - count))
+        last = min(first + count, len(self._ends)) - 1
+        return self.text[self._starts[first] : self._ends[last]]

@@ -1,0 +1,68 @@
+"""The two ends of a pair: a tokenizer, and a model where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mutualrl.errors import UsageError
+from mutualrl.files import user_path
+from mutualrl.recipes.schema import HUB_ID, known_model
+from mutualrl.tiny.cache import PREFIX
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A model or tokenizer by name, where it lies, and whether it has weights."""
+
+    name: str
+    path: str
+    has_model: bool
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, flag: str, value: str, *, trust_remote_code: bool = False) -> Endpoint:
+        """What `--source` or `--target` names: an embedded model, a directory, or a hub id.
+
+        Raises UsageError for a directory without a tokenizer, and for what is none of these.
+        """
+        if value.startswith(PREFIX):
+            try:
+                return cls(value, known_model(value), True)
+            except ValueError as error:
+                raise UsageError(f"{flag} {value}: {error}") from None
+        path = user_path(value)
+        if path.is_dir():
+            if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+                raise UsageError(f"{flag} {value}: no tokenizer there; expected one of {', '.join(_TOKENIZER_FILES)}")
+            return cls(path.name, str(path.resolve()), _has_weights(path), None, trust_remote_code)
+        if path.exists() or HUB_ID.fullmatch(value) is None:
+            raise UsageError(
+                f"{flag} {value}: neither a directory with a tokenizer, nor a hub id (owner/name), nor tiny:NAME"
+            )
+        return cls(value, value, True, None, trust_remote_code)
+
+    def tokenizer(self) -> Any:
+        """Load the tokenizer. Raises ModelError when that fails."""
+        from mutualrl.engines.transformers_engine import load_tokenizer
+        from mutualrl.tiny.cache import located
+
+        return load_tokenizer(located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
+
+    def engine(self) -> Any:
+        """Load model and tokenizer. Raises ModelError when that fails."""
+        from mutualrl.engines.transformers_engine import TransformersEngine
+        from mutualrl.tiny.cache import located
+
+        return TransformersEngine.load(
+            located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code
+        )
+
+
+def _has_weights(path: Path) -> bool:
+    return (path / "config.json").is_file() and any(any(path.glob(pattern)) for pattern in _WEIGHTS)

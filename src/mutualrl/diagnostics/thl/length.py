@@ -1,0 +1,111 @@
+"""Does the error grow with the length? (Paper, Table "Long-context alignment error".)"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mutualrl.diagnostics.passages import Corpus
+from mutualrl.diagnostics.thl.traces import (
+    OnBatch,
+    Scored,
+    Voice,
+    common_corpus,
+    relative_error,
+    score_texts,
+    unit_mass,
+)
+from mutualrl.errors import DataError
+from mutualrl.thl import Anchor, token_offsets, word_spans
+from mutualrl.thl.units import Floats
+
+_TRIES = 200
+LENGTHS = (1024, 2048, 4096, 8192)  # target tokens
+
+
+def stretches(corpus: Corpus, tokens: int, count: int, target: Voice, seed: int) -> list[str]:
+    """Contiguous stretches of whole words of at most so many target tokens, and hardly fewer.
+
+    Raises DataError when the text has none that the target carries.
+    """
+    rng = random.Random(seed)
+    width, failures = 1.0, 0
+    found: list[str] = []
+    while len(found) < count:
+        text = corpus.stretch(round(tokens * width), rng)
+        ids = target.encode(text)
+        if ids is None:
+            failures += 1
+            if failures > _TRIES:
+                raise DataError(f"the text has no stretch of {tokens} tokens that {target.name} carries unchanged")
+            continue
+        if len(ids) <= tokens:
+            width *= 1.3  # characters a token, to be safe
+            continue
+        end = int(token_offsets(ids, target.tokenizer, text)[tokens - 1, 1])
+        whole = len(text.encode()[:end].decode(errors="ignore"))
+        ends = [stop for _, stop in word_spans(text) if stop <= whole]
+        found.append(text[: ends[-1]] if ends else text[:whole])
+    return found
+
+
+def naive(trace: Floats, targets: int) -> Floats:
+    """The paper's baseline: source log-probs at the same positions, cut at the target's length, padded with zeros."""
+    values = np.zeros(targets)
+    shared = min(len(trace), targets)
+    values[:shared] = trace[:shared]
+    return values
+
+
+def length(
+    passages: Sequence[str],
+    source: Voice,
+    target: Voice,
+    anchor: Anchor,
+    count: int,
+    seed: int,
+    on_batch: OnBatch,
+    lengths: Sequence[int] = LENGTHS,
+) -> dict[str, Any]:
+    """Relative MAE at each number of target tokens: of the alignment, of the paper's map, of copying by position.
+
+    Only the source's model runs. What is longer than its context is scored in windows.
+    """
+    from mutualrl.engines.scoring import context_length
+
+    corpus, left_out = common_corpus(passages, source, target)
+    rows = []
+    for tokens in lengths:
+        scored = score_texts(stretches(corpus, tokens, count, target, seed), source, target, on_batch)
+        truth = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in scored]
+        errors = {
+            name: relative_error([_mass(s, values(s), target) for s in scored], truth)
+            for name, values in (
+                ("aligned", lambda s: s.align(source, target, anchor)),
+                ("paper", lambda s: s.align(source, target, "paper")),
+                ("naive", lambda s: naive(s.trace, len(s.target_ids))),
+            )
+        }
+        rows.append(
+            {
+                "target_tokens": tokens,
+                "mean_target_tokens": float(np.mean([len(s.target_ids) for s in scored])),
+                "sequences": len(scored),
+                **errors,
+                "reduction": 1 - errors["aligned"] / errors["naive"] if errors["naive"] else 0.0,
+            }
+        )
+    return {
+        "anchor": anchor,
+        "passages_left_out": left_out,
+        "corpus_characters": len(corpus.text),
+        "window": context_length(source.engine.model) - 1,
+        "rows": rows,
+    }
+
+
+def _mass(scored: Scored, values: Floats, target: Voice) -> Floats:
+    return unit_mass(scored.text, scored.target_ids, values, target.tokenizer)

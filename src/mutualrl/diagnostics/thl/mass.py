@@ -1,0 +1,86 @@
+"""Is the mass of every word kept? (Paper, Table "THL preserves source word-level mass on WikiText-103".)"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mutualrl.diagnostics.passages import Corpus
+from mutualrl.diagnostics.thl.traces import OnBatch, Scored, Voice, common_corpus, score_texts, unit_mass
+from mutualrl.errors import DataError
+from mutualrl.thl import Anchor
+from mutualrl.thl.units import Floats
+
+SHORTEST, LONGEST = 5, 80  # tokens of a span, of the source
+_TRIES = 200
+
+
+def spans(corpus: Corpus, count: int, source: Voice, target: Voice, seed: int) -> list[str]:
+    """Contiguous stretches of whole words with 5 to 80 source tokens that both tokenizers carry.
+
+    Raises DataError when the text has none.
+    """
+    rng = random.Random(seed)
+    tokens = len(source.encode(corpus.text) or source.tokenizer.encode(corpus.text, add_special_tokens=False))
+    found: list[str] = []
+    for _ in range(count * _TRIES):
+        if len(found) == count:
+            break
+        text = corpus.stretch(round(rng.uniform(SHORTEST, LONGEST) * len(corpus.text) / max(1, tokens)), rng)
+        ids = source.encode(text)
+        if ids is not None and SHORTEST <= len(ids) <= LONGEST and target.encode(text) is not None:
+            found.append(text)
+    if not found:
+        raise DataError(f"the text has no stretch of {SHORTEST} to {LONGEST} tokens of {source.name}")
+    return found
+
+
+def mass(
+    passages: Sequence[str], source: Voice, target: Voice, anchor: Anchor, count: int, seed: int, on_batch: OnBatch
+) -> dict[str, Any]:
+    """Per-word errors in nats, between source and aligned, and between aligned and the target's own log-probs.
+
+    Rows: each model onto itself (the paper's controls), source onto target with `anchor`, and with the paper's map.
+    `prefix_leak_max`: the largest |sum over the words so far of source - aligned|.
+    """
+    corpus, left_out = common_corpus(passages, source, target)
+    texts = spans(corpus, count, source, target, seed)
+    forward = score_texts(texts, source, target, on_batch)
+    own = target.score([scored.target_ids for scored in forward], on_batch)
+    backward = [
+        Scored(scored.text, scored.target_ids, values, scored.target_ids)
+        for scored, values in zip(forward, own, strict=True)
+    ]
+    alone = [Scored(scored.text, scored.source_ids, scored.trace, scored.source_ids) for scored in forward]
+    rows = [
+        _row(source, source, anchor, alone, [scored.trace for scored in alone]),
+        _row(target, target, anchor, backward, own),
+        _row(source, target, anchor, forward, own),
+        *([] if anchor == "paper" else [_row(source, target, "paper", forward, own)]),
+    ]
+    return {"spans": len(texts), "passages_left_out": left_out, "rows": rows}
+
+
+def _row(
+    source: Voice, target: Voice, anchor: Anchor, scored: Sequence[Scored], own: Sequence[Floats]
+) -> dict[str, Any]:
+    given = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in scored]
+    aligned = [unit_mass(s.text, s.target_ids, s.align(source, target, anchor), target.tokenizer) for s in scored]
+    native = [unit_mass(s.text, s.target_ids, values, target.tokenizer) for s, values in zip(scored, own, strict=True)]
+    kept = np.concatenate([a - b for a, b in zip(given, aligned, strict=True)])
+    apart = np.abs(np.concatenate([a - b for a, b in zip(aligned, native, strict=True)]))
+    leaks = [float(np.abs(np.cumsum(a - b)).max(initial=0.0)) for a, b in zip(given, aligned, strict=True)]
+    return {
+        "source": source.name,
+        "target": target.name,
+        "anchor": anchor,
+        "words": len(kept),
+        "source_aligned_mae": float(np.abs(kept).mean()),
+        "source_aligned_max": float(np.abs(kept).max()),
+        "aligned_target_mae": float(apart.mean()),
+        "aligned_target_max": float(apart.max()),
+        "prefix_leak_max": max(leaks),
+    }

@@ -1,0 +1,104 @@
+"""Figures of a THL check, one PNG and one SVG for each suite that ran. Needs matplotlib (the extra `report`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mutualrl.diagnostics.thl.ratio import BINS
+from mutualrl.errors import MachineError
+
+Axes = Any
+
+
+def require_matplotlib() -> None:
+    """Raise MachineError, with what to type, when matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MachineError("--plot needs matplotlib; pip install 'mutualrl[report]'") from None
+    matplotlib.use("Agg")
+
+
+def plot(result: dict[str, Any], directory: Path) -> list[Path]:
+    """Draw what the check has figures for; returns the files. Raises MachineError without matplotlib."""
+    require_matplotlib()
+    import matplotlib.pyplot as plt
+
+    directory.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, draw in _FIGURES.items():
+        pairs = [pair for pair in result["pairs"] if pair.get(name)]
+        if not pairs:
+            continue
+        figure, axes = plt.subplots(1, len(pairs), figsize=(5.5 * len(pairs), 4), squeeze=False, layout="constrained")
+        for axis, pair in zip(axes[0], pairs, strict=True):
+            axis.set_title(f"{pair['source']} → {pair['target']}", fontsize=10, parse_math=False)
+            draw(axis, pair[name])
+        for suffix in ("png", "svg"):
+            path = directory / f"{name}.{suffix}"
+            figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+            files.append(path)
+        plt.close(figure)
+    return files
+
+
+def _tokenizers(axis: Axes, found: dict[str, Any]) -> None:
+    sizes = sorted(found.get("group_sizes", {}).items(), key=lambda item: -item[1])[:12]
+    axis.bar([size for size, _ in sizes], [count for _, count in sizes])
+    axis.set(yscale="log", xlabel="group, source : target tokens", ylabel="groups")
+
+
+def _mass(axis: Axes, found: dict[str, Any]) -> None:
+    rows = found["rows"]
+    places = np.arange(len(rows))
+    axis.bar(places - 0.2, [row["source_aligned_mae"] for row in rows], 0.4, label="Src→Aligned")
+    axis.bar(places + 0.2, [row["aligned_target_mae"] for row in rows], 0.4, label="Aligned→Target")
+    labels = [f"{row['source']} →\n{row['target']}\n{row['anchor']}" for row in rows]
+    axis.set_xticks(places, labels, fontsize=7, parse_math=False)
+    axis.set(ylabel="MAE of a word's mass (nats)")
+    axis.legend()
+
+
+def _length(axis: Axes, found: dict[str, Any]) -> None:
+    tokens = [row["target_tokens"] for row in found["rows"]]
+    for name, label in (("aligned", found["anchor"]), ("paper", "the paper's map"), ("naive", "copy by position")):
+        axis.plot(tokens, [100 * row[name] for row in found["rows"]], marker="o", label=label)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("symlog", linthresh=0.01)
+    axis.set(xlabel="target tokens", ylabel="relative MAE (%)")
+    axis.legend()
+
+
+def _scripts(axis: Axes, found: dict[str, Any]) -> None:
+    places = np.arange(len(found["rows"]))
+    for number, rule in enumerate(("word", "char", "auto", "span")):
+        axis.bar(places + 0.2 * (number - 1.5), [100 * row[rule] for row in found["rows"]], 0.2, label=rule)
+    axis.set_xticks(places, [row["family"] for row in found["rows"]])
+    axis.set(ylabel="relative MAE (%)")
+    axis.legend()
+
+
+def _histogram(label: str) -> Callable[[Axes, dict[str, Any]], None]:
+    def draw(axis: Axes, found: dict[str, Any]) -> None:
+        for row in found["rows"]:
+            counts = np.array(row["histogram"]) / max(1, sum(row["histogram"]))
+            axis.stairs(counts, BINS, label=row["denominator"])
+        axis.axvspan(np.log(0.8), np.log(1.2), alpha=0.15)
+        axis.set(yscale="log", xlabel=label, ylabel="share")
+        axis.legend(fontsize=7)
+
+    return draw
+
+
+_FIGURES: dict[str, Callable[[Axes, dict[str, Any]], None]] = {
+    "tokenizers": _tokenizers,
+    "mass": _mass,
+    "length": _length,
+    "scripts": _scripts,
+    "ratio": _histogram("log of the token ratio"),
+    "sequence": _histogram("mean log-ratio of a response"),
+}

@@ -1,0 +1,161 @@
+"""What `thl-check` is asked to do, checked before any model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mutualrl.diagnostics.passages import load_passages
+from mutualrl.diagnostics.thl.endpoints import Endpoint
+from mutualrl.errors import UsageError
+from mutualrl.recipes import Request, resolve
+from mutualrl.recipes.schema import Recipe
+from mutualrl.tasks import TASKS, TaskSource, get_task
+from mutualrl.tasks.base import spread
+from mutualrl.thl import ANCHORS, DEFAULT_ANCHOR, Anchor
+
+SUITES = ("mass", "length", "scripts", "ratio", "sequence")
+TOKENIZERS = "tokenizers"
+SAMPLED = ("ratio", "sequence")
+#: the paper's sizes (Appendices "Sanity checks on THL word alignment" and "THL alignment diagnostics")
+SPANS, SEQUENCES, PROMPTS, SAMPLES = 1024, 64, 256, 5
+MAX_NEW_TOKENS = 64
+OPENING = 8  # words of a prompt that is taken from the text
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The command's flags as they were typed; None means not given."""
+
+    pool: str | None = None
+    source: str | None = None
+    target: str | None = None
+    text: Path | None = None
+    task: str | None = None
+    data: Path | None = None
+    prompts: int | None = None
+    samples: int | None = None
+    max_new_tokens: int | None = None
+    suite: str | None = None
+    anchor: str | None = None
+    limit: int | None = None
+    seed: int = 0
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class ThlRequest:
+    """Ordered pairs, texts, suites and sizes. `prompts`: None when they are to be taken from the text."""
+
+    pairs: tuple[tuple[Endpoint, Endpoint], ...]
+    passages: tuple[str, ...]
+    text_name: str
+    suites: tuple[str, ...]
+    anchor: Anchor
+    prompts: tuple[str, ...] | None
+    prompt_name: str
+    spans: int
+    sequences: int
+    prompt_count: int
+    samples: int
+    max_new_tokens: int
+    limit: int | None
+    seed: int
+
+    @classmethod
+    def of(cls, flags: Flags) -> ThlRequest:
+        """Check the flags. Raises UsageError, RecipeError or DataError with what was expected."""
+        recipe = _recipe(flags)
+        pairs = _pairs(flags, recipe)
+        suites = _suites(flags.suite, pairs)
+        passages = load_passages(flags.text)
+        prompts, prompt_name = _prompts(flags, recipe) if set(suites) & set(SAMPLED) else (None, "")
+        tokens = recipe.trainer.get("max_completion_length") if recipe else None
+        return cls(
+            pairs=pairs,
+            passages=tuple(passages),
+            text_name="the package's text" if flags.text is None else str(flags.text),
+            suites=suites,
+            anchor=_anchor(flags.anchor),
+            prompts=prompts,
+            prompt_name=prompt_name,
+            spans=_size(SPANS, flags.limit),
+            sequences=_size(SEQUENCES, flags.limit),
+            prompt_count=_size(flags.prompts or PROMPTS, flags.limit),
+            samples=flags.samples or SAMPLES,
+            max_new_tokens=flags.max_new_tokens or tokens or MAX_NEW_TOKENS,
+            limit=flags.limit,
+            seed=flags.seed,
+        )
+
+
+def _size(default: int, limit: int | None) -> int:
+    return default if limit is None else min(default, limit)
+
+
+def _recipe(flags: Flags) -> Recipe | None:
+    """The recipe of the pool that is asked for; None for a pair of models."""
+    if flags.source is None and flags.target is None:
+        return resolve(Request(pool=flags.pool or "tiny"))
+    if flags.pool is not None:
+        raise UsageError("name a pool or a pair: --pool NAME, or --source A --target B, not both")
+    return None
+
+
+def _pairs(flags: Flags, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endpoint], ...]:
+    if recipe is not None:
+        ends = [
+            Endpoint(p.name, p.model, True, p.revision, p.trust_remote_code or flags.trust_remote_code)
+            for p in recipe.policies
+        ]
+        if len(ends) < 2:
+            raise UsageError(f"pool {recipe.pool!r} has one policy ({ends[0].name!r}); a check needs two")
+        return tuple((a, b) for a in ends for b in ends if a is not b)
+    if flags.source is None or flags.target is None:
+        given, missing = ("--target", "--source") if flags.source is None else ("--source", "--target")
+        raise UsageError(f"{given} alone is no pair; add {missing} MODEL")
+    trust = flags.trust_remote_code
+    return (
+        (
+            Endpoint.of("--source", flags.source, trust_remote_code=trust),
+            Endpoint.of("--target", flags.target, trust_remote_code=trust),
+        ),
+    )
+
+
+def _suites(asked: str | None, pairs: tuple[tuple[Endpoint, Endpoint], ...]) -> tuple[str, ...]:
+    known = (TOKENIZERS, *SUITES, "all")
+    if asked is not None and asked not in known:
+        raise UsageError(f"--suite {asked}: expected one of: {', '.join(known)}")
+    without = [end.name for pair in pairs for end in pair if not end.has_model]
+    if asked == TOKENIZERS or (asked is None and without):
+        return ()
+    if without:
+        raise UsageError(
+            f"--suite {asked} needs models, and {without[0]!r} has no weights (a tokenizer alone); "
+            f"use --suite {TOKENIZERS}, or name a model directory"
+        )
+    return SUITES if asked in (None, "all") else (str(asked),)
+
+
+def _anchor(asked: str | None) -> Anchor:
+    for anchor in ANCHORS:
+        if asked == anchor:
+            return anchor
+    if asked is not None:
+        raise UsageError(f"--anchor {asked}: expected one of: {', '.join(ANCHORS)}")
+    return DEFAULT_ANCHOR
+
+
+def _prompts(flags: Flags, recipe: Recipe | None) -> tuple[tuple[str, ...] | None, str]:
+    """The task's prompts: the one asked for, the pool's own, or None for openings of the text."""
+    name = flags.task or (recipe.task.name if recipe else None)
+    if name is None:
+        if flags.data is not None:
+            raise UsageError("--data is read by a task; add --task, one of: " + ", ".join(sorted(TASKS)))
+        return None, f"openings of {OPENING} words"
+    source: Any = TaskSource(validation_data=flags.data, seed=flags.seed)
+    prompts = get_task(name).load("validation", source)
+    count = _size(flags.prompts or PROMPTS, flags.limit)
+    return tuple(prompt.text for prompt in spread(prompts, count)), f"task {name}"

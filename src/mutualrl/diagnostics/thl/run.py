@@ -1,0 +1,91 @@
+"""Carry out a THL check: the tokenizers of every pair first, then the tables that need models."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from mutualrl.diagnostics.passages import pick
+from mutualrl.diagnostics.thl.endpoints import Endpoint
+from mutualrl.diagnostics.thl.length import length
+from mutualrl.diagnostics.thl.mass import mass
+from mutualrl.diagnostics.thl.ratio import Responses, log_ratios, respond, sequence_rows, token_rows
+from mutualrl.diagnostics.thl.request import OPENING, SAMPLED, ThlRequest
+from mutualrl.diagnostics.thl.scripts import scripts
+from mutualrl.diagnostics.thl.traces import OnBatch, Voice, common_corpus
+from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
+from mutualrl.display import cell
+
+Track = Callable[[str, int], OnBatch]
+
+
+def check(request: ThlRequest, console: Console) -> dict[str, Any]:
+    """`{"safe", "anchor", "seed", "text", "prompts", "pairs": [{"source", "target", "safe", "reasons", "tokenizers",
+    and one key a suite}]}`."""
+    voices: dict[Endpoint, Voice] = {end: Voice(end) for pair in request.pairs for end in pair}
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+
+        def track(label: str, total: int) -> OnBatch:
+            bar = bars.add_task(cell(label), total=total or None)
+            return lambda done: bars.advance(bar, done)
+
+        pairs = [_tokenizers(request, voices[a], voices[b]) for a, b in request.pairs]
+        for (a, b), pair in zip(request.pairs, pairs, strict=True):
+            if request.suites and pair["tokenizers"]:  # both are of a kind whose tokens can be placed
+                pair.update(_suites(request, voices[a], voices[b], track))
+    return {
+        "safe": all(pair["safe"] for pair in pairs),
+        "anchor": request.anchor,
+        "seed": request.seed,
+        "text": request.text_name,
+        "prompts": request.prompt_name,
+        "pairs": pairs,
+    }
+
+
+def _tokenizers(request: ThlRequest, source: Voice, target: Voice) -> dict[str, Any]:
+    texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
+    found = check_vocabularies(texts, source.tokenizer, target.tokenizer, request.anchor)
+    safe, reasons = found.pop("safe"), found.pop("reasons")
+    return {"source": source.name, "target": target.name, "safe": safe, "reasons": reasons, "tokenizers": found}
+
+
+def _suites(request: ThlRequest, source: Voice, target: Voice, track: Track) -> dict[str, Any]:
+    label = f"{source.name} -> {target.name}"
+    found: dict[str, Any] = {}
+    common = (request.passages, source, target, request.anchor)
+    if "mass" in request.suites:
+        found["mass"] = mass(*common, request.spans, request.seed, track(f"{label}: mass", 2 * request.spans))
+    if "length" in request.suites:
+        found["length"] = length(*common, request.sequences, request.seed, track(f"{label}: length", 0))
+    if "scripts" in request.suites:
+        texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
+        found["scripts"] = scripts(texts, source, target, track(f"{label}: scripts", len(texts)))
+    if set(request.suites) & set(SAMPLED):
+        found |= _ratios(request, source, target, track)
+    return found
+
+
+def _ratios(request: ThlRequest, source: Voice, target: Voice, track: Track) -> dict[str, Any]:
+    sampled: Responses = respond(
+        _prompts(request, source, target), source, target,
+        samples=request.samples, max_new_tokens=request.max_new_tokens, seed=request.seed, track=track,
+    )  # fmt: skip
+    ratios = log_ratios(sampled, source, target, request.anchor)
+    about = {"responses": len(sampled.responses), "left_out": sampled.left_out}
+    rows = {"ratio": token_rows(ratios), "sequence": sequence_rows(ratios)}
+    return {suite: {**about, "rows": rows[suite]} for suite in SAMPLED if suite in request.suites}
+
+
+def _prompts(request: ThlRequest, source: Voice, target: Voice) -> list[str]:
+    """The task's prompts, or openings of the text: a few words from random places."""
+    if request.prompts is not None:
+        return list(request.prompts)
+    corpus, _ = common_corpus(request.passages, source, target)
+    rng = random.Random(request.seed)
+    return [corpus.words(OPENING, rng) for _ in range(request.prompt_count)]

@@ -1,0 +1,43 @@
+"""Words, characters, or a switch between them? (Paper, Table "Multilingual alignment error".)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mutualrl.diagnostics.passages import family
+from mutualrl.diagnostics.thl.traces import OnBatch, Voice, relative_error, score_texts, unit_mass
+from mutualrl.thl import Anchor
+from mutualrl.thl.words import Unit
+
+FAMILIES = ("Western", "CJK", "other")
+#: the paper's three rules, and byte-synchronous groups
+RULES: tuple[tuple[str, Anchor, Unit], ...] = (
+    ("word", "word", "word"),
+    ("char", "char", "char"),
+    ("auto", "word", "auto"),
+    ("span", "span", "auto"),
+)
+
+
+def scripts(passages: Sequence[str], source: Voice, target: Voice, on_batch: OnBatch) -> dict[str, Any]:
+    """Relative MAE of each rule by family of script, per word, or per character in a text with CJK."""
+    scored = score_texts([passage.strip() for passage in passages], source, target, on_batch)
+    rows = []
+    for name in FAMILIES:
+        texts = [s for s in scored if family(s.text) == name]
+        if not texts:
+            continue
+        truth = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in texts]
+        errors = {
+            rule: relative_error(
+                [
+                    unit_mass(s.text, s.target_ids, s.align(source, target, anchor, unit), target.tokenizer)
+                    for s in texts
+                ],
+                truth,
+            )
+            for rule, anchor, unit in RULES
+        }
+        rows.append({"family": name, "texts": len(texts), "units": sum(map(len, truth)), **errors})
+    return {"passages_left_out": len(passages) - len(scored), "rows": rows}

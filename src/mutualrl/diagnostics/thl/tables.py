@@ -1,0 +1,150 @@
+"""A THL check as Markdown: a table for the tokenizers of each pair, and the paper's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mutualrl.display import clean
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """All tables of a check, then what makes a pair unsafe."""
+    pairs = result["pairs"]
+    parts = [_tokenizer_table(pairs)]
+    parts += [make(pairs) for suite, make in _TABLES.items() if any(suite in pair for pair in pairs)]
+    return "\n\n".join(parts)
+
+
+def _name(text: str) -> str:
+    return clean(text, 80).replace("|", "\\|").replace("\n", " ")
+
+
+def _pair(pair: dict[str, Any]) -> str:
+    return f"{_name(pair['source'])} → {_name(pair['target'])}"
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"**{title}**", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def _tokenizer_table(pairs: Sequence[dict[str, Any]]) -> str:
+    head = [_pair(pair) for pair in pairs]
+    rows = [["safe", *("yes" if pair["safe"] else "**no**" for pair in pairs)]]
+    for label, read in _TOKENIZER_ROWS:
+        rows.append([label, *(read(pair["tokenizers"]) if pair["tokenizers"] else "" for pair in pairs)])
+    return _table("Tokenizers", ["", *head], rows)
+
+
+def _both(read: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any]], str]:
+    return lambda found: f"{read(found['source'])} / {read(found['target'])}"
+
+
+_TOKENIZER_ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("texts carried unchanged, source / target (%)", _both(lambda side: _percent(side["round_trip"]))),
+    ("tokens", _both(lambda side: str(side["tokens"]))),
+    ("1:1 groups (%)", lambda found: _percent(found["one_to_one"])),
+    ("mean group", lambda found: "{source:.2f} : {target:.2f}".format(**found["mean_group"])),
+    ("largest group", lambda found: "{source} : {target}".format(**found["largest_group"])),
+    ("tokens over several words (%)", _both(lambda side: _percent(side["straddling"]))),
+    ("tokens without a place (%)", _both(lambda side: _percent(side["uncovered"]))),
+    ("end of sequence", _both(lambda side: f"`{_name(side['eos'])}`")),
+    ("ends meet (%)", lambda found: _percent(found["end_to_end"])),
+    ("special tokens spelled out stay text", _both(lambda side: "yes" if side["specials_spelled_stay_text"] else "no")),
+    ("the paper's map: tokens on a word that they do not touch (%)", _both(lambda side: _percent(side["paper_drift"]))),
+    ("the paper's map: tokens on no word (%)", _both(lambda side: _percent(side["paper_cut"]))),
+    ("ours: tokens on a word that they do not touch (%)", _both(lambda side: _percent(side["word_drift"]))),
+)
+
+
+def _rows(pairs: Sequence[dict[str, Any]], suite: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(pair, row) for pair in pairs if suite in pair for row in pair[suite]["rows"]]
+
+
+def _mass(pairs: Sequence[dict[str, Any]]) -> str:
+    figures = (
+        "source_aligned_mae",
+        "source_aligned_max",
+        "aligned_target_mae",
+        "aligned_target_max",
+        "prefix_leak_max",
+    )
+    seen: dict[tuple[str, ...], list[str]] = {}
+    for _, row in _rows(pairs, "mass"):
+        key = (row["source"], row["target"], row["anchor"])
+        seen.setdefault(key, [_pair(row), row["anchor"], str(row["words"]), *(f"{row[name]:.4f}" for name in figures)])
+    spans = next(pair["mass"]["spans"] for pair in pairs if "mass" in pair)
+    head = ["pair", "anchor", "words", "Src→Aligned MAE", "Max", "Aligned→Target MAE", "Max", "Prefix Leak Max"]
+    return _table(f"mass: errors of a word's mass in nats, {spans} spans of 5 to 80 tokens", head, list(seen.values()))
+
+
+def _length(pairs: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        [
+            _pair(pair), str(row["target_tokens"]), str(row["sequences"]),
+            *(_percent(row[name]) for name in ("aligned", "paper", "naive", "reduction")),
+        ]
+        for pair, row in _rows(pairs, "length")
+    ]  # fmt: skip
+    head = [
+        "pair",
+        "target tokens",
+        "sequences",
+        "aligned (%)",
+        "the paper's map (%)",
+        "copy by position (%)",
+        "reduction (%)",
+    ]
+    return _table("length: relative MAE of a word's mass", head, rows)
+
+
+def _scripts(pairs: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        [
+            _pair(pair),
+            row["family"],
+            str(row["texts"]),
+            *(_percent(row[rule]) for rule in ("word", "char", "auto", "span")),
+        ]
+        for pair, row in _rows(pairs, "scripts")
+    ]
+    head = ["pair", "text", "texts", "word (%)", "char (%)", "auto (%)", "span (%)"]
+    return _table("scripts: relative MAE by rule, per word, or per character in CJK", head, rows)
+
+
+def _ratio(pairs: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        [
+            _pair(pair), row["denominator"], str(row["responses"]), f"{row['p99']:.4g}",
+            f"{row['clip_rate']:.4f}", f"{row['responses_over_10']:.4f}",
+        ]
+        for pair, row in _rows(pairs, "ratio")
+    ]  # fmt: skip
+    head = ["pair", "denominator", "responses", "token ratio p99", "clip rate", "responses with a ratio > 10"]
+    return _table("ratio: token-level importance ratios", head, rows)
+
+
+def _sequence(pairs: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        [
+            _pair(pair), row["denominator"], str(row["responses"]), f"{row['median']:.4f}", f"{row['p99']:.4f}",
+            f"{row['clip_rate']:.4f}", f"{row['log_sum_median']:.2f}", f"{row['log_sum_p99']:.2f}",
+        ]
+        for pair, row in _rows(pairs, "sequence")
+    ]  # fmt: skip
+    head = ["pair", "denominator", "responses", "median", "p99", "clip rate", "log of exp(sum): median", "p99"]
+    return _table("sequence: exp(mean log-ratio) of a response", head, rows)
+
+
+_TABLES: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {
+    "mass": _mass,
+    "length": _length,
+    "scripts": _scripts,
+    "ratio": _ratio,
+    "sequence": _sequence,
+}

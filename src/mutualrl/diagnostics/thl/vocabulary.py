@@ -1,0 +1,180 @@
+"""Tokenizers alone: how two vocabularies meet on a text, and whether a trace can cross from one to the other.
+
+No model is needed. Every figure is over the passages given; shares are between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mutualrl.errors import TextMismatchError, TokenizerError
+from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize, token_offsets, word_spans
+from mutualrl.thl.paper import word_map
+from mutualrl.thl.table import Ints, table_of
+from mutualrl.thl.units import Touch
+from mutualrl.thl.words import byte_positions
+
+#: a pair is unsafe when more than this share of either side's tokens cannot be placed
+UNSAFE_SHARE = 0.005
+
+
+@dataclass
+class SideCounts:
+    """Counts of one side's tokens.
+
+    `straddling`: tokens that span several words. `unplaced`: source tokens that give no value, target tokens that get
+    none. `mapped`: tokens of the text's own encoding that the paper's map puts on a word, `drifted` those of them that do
+    not touch it, `cut` those that it puts on none. `ours_mapped`, `ours_drifted`: the same of the anchor `word`.
+    """
+
+    tokens: int = 0
+    straddling: int = 0
+    unplaced: int = 0
+    exact_texts: int = 0
+    mapped: int = 0
+    drifted: int = 0
+    cut: int = 0
+    ours_mapped: int = 0
+    ours_drifted: int = 0
+
+
+@dataclass
+class PairCounts:
+    """Everything that is counted over the passages; `sizes`: groups by (source tokens, target tokens)."""
+
+    texts: int = 0
+    characters: int = 0
+    ends_met: int = 0
+    source: SideCounts = field(default_factory=SideCounts)
+    target: SideCounts = field(default_factory=SideCounts)
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+
+def check_vocabularies(texts: Sequence[str], source: Any, target: Any, anchor: Anchor) -> dict[str, Any]:
+    """The check of one ordered pair: figures, `safe`, and the `reasons` when it is not.
+
+    A pair is unsafe when a tokenizer is of a kind whose tokens cannot be placed, has no end-of-sequence token, or when
+    more than `UNSAFE_SHARE` of either side's tokens cannot be placed on these texts.
+    """
+    reasons = []
+    for role, tokenizer in (("source", source), ("target", target)):
+        try:
+            table_of(tokenizer)
+        except TokenizerError as error:
+            reasons.append(f"{role}: {error}")
+            continue
+        if tokenizer.eos_token_id is None:
+            reasons.append(f"{role}: the tokenizer has no end-of-sequence token, so a response could never end")
+    if reasons:
+        return {"safe": False, "reasons": reasons}
+    counts = PairCounts()
+    for text in texts:
+        _count(counts, text, source, target, anchor)
+    for role, side in (("source", counts.source), ("target", counts.target)):
+        if _share(side.unplaced, side.tokens) > UNSAFE_SHARE:
+            reasons.append(
+                f"{side.unplaced} of the {role}'s {side.tokens} tokens ({_share(side.unplaced, side.tokens):.1%}, expected "
+                f"at most {UNSAFE_SHARE:.1%}) cannot be placed: the target's tokenizer changes "
+                f"{counts.texts - counts.target.exact_texts} of these {counts.texts} texts"
+            )
+    return {"safe": not reasons, "reasons": reasons, **_figures(counts, source, target)}
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _count(counts: PairCounts, text: str, source: Any, target: Any, anchor: Anchor) -> None:
+    sampled = retokenize(text, source, ended=True)
+    ids = list(sampled.ids)
+    carried = decode_completion(ids, source)  # what the target would be given
+    counts.texts += 1
+    counts.characters += len(carried)
+    counts.source.exact_texts += sampled.exact
+    counts.target.exact_texts += retokenize(carried, target).exact
+    trace = -np.ones(len(ids))
+    aligned = align_logprobs(carried, ids, trace, source, target, anchor=anchor)
+    counts.ends_met += bool(aligned.covered[-1])
+    counts.source.tokens += len(ids)
+    counts.target.tokens += len(aligned.target_ids)
+    counts.source.unplaced += aligned.mismatched
+    counts.target.unplaced += int((~aligned.covered).sum())
+    span = align_logprobs(carried, ids, trace, source, target, anchor="span")
+    counts.sizes.update((len(group.source), len(group.target)) for group in span.groups)
+    words = align_logprobs(carried, ids, trace, source, target, anchor="word", unit="word")
+    _count_words(counts.source, carried, ids, source, words.units.source)
+    _count_paper(counts.source, carried, source)
+    if words.exact:
+        _count_words(counts.target, carried, list(words.target_ids), target, words.units.target)
+        _count_paper(counts.target, carried, target)
+
+
+def _touched(ids: list[int], tokenizer: Any, text: str) -> tuple[Ints, Ints]:
+    """First and last word (with the blanks before it) that each token touches; trailing blanks count as one more."""
+    spans = word_spans(text, "word")
+    ends = byte_positions(text, text.encode(), [end for _, end in spans])
+    offsets = token_offsets(ids, tokenizer, text)
+    first = np.searchsorted(ends, offsets[:, 0], side="right")
+    return first, np.maximum(first, np.searchsorted(ends, offsets[:, 1], side="left"))
+
+
+def _count_words(side: SideCounts, text: str, ids: list[int], tokenizer: Any, touch: Touch) -> None:
+    first, last = _touched(ids, tokenizer, text)
+    side.straddling += int((last > first).sum())
+    side.ours_mapped += len(touch.token)
+    side.ours_drifted += int(((touch.unit < first[touch.token]) | (touch.unit > last[touch.token])).sum())
+
+
+def _count_paper(side: SideCounts, text: str, tokenizer: Any) -> None:
+    encoded = tokenizer.encode(text, add_special_tokens=False)
+    try:
+        first, last = _touched(encoded, tokenizer, text)
+    except TextMismatchError:
+        return  # the tokenizer changes this text; counted as such
+    words = word_map(text, tokenizer)[1][: len(encoded)]
+    placed = [(place, word) for place, word in enumerate(words) if word is not None]
+    side.mapped += len(placed)
+    side.cut += len(encoded) - len(placed)
+    side.drifted += sum(not first[place] <= word <= last[place] for place, word in placed)
+
+
+def _figures(counts: PairCounts, source: Any, target: Any) -> dict[str, Any]:
+    groups = sum(counts.sizes.values())
+    sides = {"source": (counts.source, source), "target": (counts.target, target)}
+    return {
+        "texts": counts.texts,
+        "characters": counts.characters,
+        "groups": groups,
+        "one_to_one": _share(counts.sizes[1, 1], groups),
+        "mean_group": {
+            role: _share(sum(size[at] * n for size, n in counts.sizes.items()), groups)
+            for at, role in enumerate(("source", "target"))
+        },
+        "largest_group": {
+            role: max((size[at] for size in counts.sizes), default=0) for at, role in enumerate(("source", "target"))
+        },
+        "group_sizes": {f"{a}:{b}": n for (a, b), n in sorted(counts.sizes.items())},
+        "end_to_end": _share(counts.ends_met, counts.texts),
+        **{role: _side_figures(counts, *side) for role, side in sides.items()},
+    }
+
+
+def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: Any) -> dict[str, Any]:
+    return {
+        "tokens": side.tokens,
+        "straddling": _share(side.straddling, side.tokens),
+        "uncovered": _share(side.unplaced, side.tokens),
+        "round_trip": _share(side.exact_texts, counts.texts),
+        "eos": tokenizer.eos_token,
+        "specials_spelled_stay_text": all(
+            retokenize(f"a {special} b", tokenizer).exact for special in tokenizer.all_special_tokens
+        ),
+        "paper_drift": _share(side.drifted, side.mapped),
+        "paper_cut": _share(side.cut, side.mapped + side.cut),
+        "word_drift": _share(side.ours_drifted, side.ours_mapped),
+    }

@@ -1,0 +1,115 @@
+"""Log-probs that a model gives to token sequences: one forward pass, no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Floats = npt.NDArray[np.float64]
+
+#: logits held at a time, in numbers (0.5 GB in float32)
+_LOGITS = 2**27
+_ROWS = 64
+
+
+def context_length(model: Any) -> int:
+    """How many positions a model has (its config's `max_position_embeddings`)."""
+    config = model.config.get_text_config()
+    return int(getattr(config, "max_position_embeddings", 1 << 20))
+
+
+def completion_logprobs(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    on_batch: Callable[[int], None] | None = None,
+) -> list[Floats]:
+    """log p(token | prompt, earlier tokens) of every completion token, nats, at temperature 1.
+
+    Every prompt needs at least one token; prompt and completion together must fit the model's context. `on_batch` is
+    told the number of rows done. Raises ValueError for a row that does not fit.
+    """
+    limit = context_length(model)
+    rows = [(list(prompt), list(completion)) for prompt, completion in zip(prompts, completions, strict=True)]
+    for number, (prompt, completion) in enumerate(rows):
+        if not prompt or len(prompt) + len(completion) > limit:
+            raise ValueError(f"row {number}: {len(prompt)} + {len(completion)} tokens, expected 1 or more + the rest "
+                             f"within the context of {limit}")  # fmt: skip
+    results: list[Floats] = [np.zeros(0)] * len(rows)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
+    for start in range(0, len(order), _ROWS):
+        chosen = order[start : start + _ROWS]
+        for row, values in zip(chosen, _batch(model, [rows[i] for i in chosen]), strict=True):
+            results[row] = values
+        if on_batch is not None:
+            on_batch(len(chosen))
+    return results
+
+
+@torch.no_grad()
+def _batch(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[Floats]:
+    width = max(len(prompt) + len(completion) for prompt, completion in rows)
+    ids = torch.zeros((len(rows), width), dtype=torch.long)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for row, (prompt, completion) in enumerate(rows):
+        length = len(prompt) + len(completion)
+        ids[row, :length] = torch.tensor([*prompt, *completion])
+        mask[row, :length] = 1
+    scores = _next_token_logprobs(model, ids.to(model.device), mask.to(model.device)).cpu().numpy()
+    return [
+        scores[row, len(prompt) - 1 : len(prompt) + len(completion) - 1].astype(np.float64)
+        for row, (prompt, completion) in enumerate(rows)
+    ]
+
+
+def _next_token_logprobs(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """log p of ids[:, 1:], shape (B, W - 1), a few positions at a time so that the logits stay bounded."""
+    batch, width = ids.shape
+    step = max(16, _LOGITS // (batch * model.config.get_text_config().vocab_size))
+    past, found = None, []
+    for start in range(0, width - 1, step):
+        stop = min(start + step, width - 1)
+        output = model(
+            input_ids=ids[:, start:stop],
+            attention_mask=mask[:, :stop],
+            past_key_values=past,
+            use_cache=stop < width - 1 or past is not None,
+        )
+        past = output.past_key_values
+        logits = output.logits.float()
+        chosen = ids[:, start + 1 : stop + 1, None]
+        found.append(logits.gather(-1, chosen).squeeze(-1) - logits.logsumexp(-1))
+    return torch.cat(found, dim=1) if found else torch.zeros((batch, 0))
+
+
+def text_logprobs(
+    model: Any,
+    start_id: int,
+    texts: Sequence[Sequence[int]],
+    on_batch: Callable[[int], None] | None = None,
+) -> list[Floats]:
+    """log p of every token of texts that stand behind a start token, nats.
+
+    A text longer than the context is scored in windows, each behind a start token of its own: its tokens see at most
+    their window. `on_batch` is told the number of windows done.
+    """
+    size = context_length(model) - 1
+    windows, owner = [], []
+    for number, ids in enumerate(texts):
+        for start in range(0, len(ids), size):
+            windows.append(list(ids[start : start + size]))
+            owner.append(number)
+    scores = completion_logprobs(model, [[start_id]] * len(windows), windows, on_batch)
+    parts: list[list[Floats]] = [[] for _ in texts]
+    for number, values in zip(owner, scores, strict=True):
+        parts[number].append(values)
+    return [np.concatenate(part) if part else np.zeros(0) for part in parts]
+
+
+def start_token(tokenizer: Any) -> int:
+    """The token that a text is scored behind: the beginning of a sequence, or else its end."""
+    return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
