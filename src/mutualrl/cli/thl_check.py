@@ -38,7 +38,7 @@ def thl_check(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, or all [all, where both are models].",
+            help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all [all, if both are models].",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +58,8 @@ def thl_check(
 ) -> None:
     """Check whether models can exchange traces: their tokenizers, then the paper's tables on THL.
 
-    Exits with 3 when a pair is unsafe, with the reason. Example: mutualrl thl-check --source A --target B --suite tokenizers
+    Exits with 3 when a pair is unsafe, with the reason.
+    Example: mutualrl thl-check --source A --target B --suite tokenizers
     """
     from mutualrl.diagnostics.thl.request import Flags, ThlRequest
     from mutualrl.files import user_path

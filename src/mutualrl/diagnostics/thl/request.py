@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mutualrl.diagnostics.passages import load_passages
 from mutualrl.diagnostics.thl.endpoints import Endpoint
@@ -149,13 +148,12 @@ def _anchor(asked: str | None) -> Anchor:
 
 
 def _prompts(flags: Flags, recipe: Recipe | None) -> tuple[tuple[str, ...] | None, str]:
-    """The task's prompts: the one asked for, the pool's own, or None for openings of the text."""
+    """Training prompts of a task, the one asked for or the pool's own; or None for openings of the text."""
     name = flags.task or (recipe.task.name if recipe else None)
     if name is None:
         if flags.data is not None:
             raise UsageError("--data is read by a task; add --task, one of: " + ", ".join(sorted(TASKS)))
         return None, f"openings of {OPENING} words"
-    source: Any = TaskSource(validation_data=flags.data, seed=flags.seed)
-    prompts = get_task(name).load("validation", source)
+    prompts = get_task(name).load("train", TaskSource(data=flags.data, seed=flags.seed))
     count = _size(flags.prompts or PROMPTS, flags.limit)
     return tuple(prompt.text for prompt in spread(prompts, count)), f"task {name}"

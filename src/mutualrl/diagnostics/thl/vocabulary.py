@@ -28,8 +28,8 @@ class SideCounts:
     """Counts of one side's tokens.
 
     `straddling`: tokens that span several words. `unplaced`: source tokens that give no value, target tokens that get
-    none. `mapped`: tokens of the text's own encoding that the paper's map puts on a word, `drifted` those of them that do
-    not touch it, `cut` those that it puts on none. `ours_mapped`, `ours_drifted`: the same of the anchor `word`.
+    none. `mapped`: tokens of the text's own encoding that the paper's map puts on a word, `drifted` those of them that
+    do not touch it, `cut` those that it puts on none. `ours_mapped`, `ours_drifted`: the same of the anchor `word`.
     """
 
     tokens: int = 0
@@ -76,10 +76,11 @@ def check_vocabularies(texts: Sequence[str], source: Any, target: Any, anchor: A
     for text in texts:
         _count(counts, text, source, target, anchor)
     for role, side in (("source", counts.source), ("target", counts.target)):
-        if _share(side.unplaced, side.tokens) > UNSAFE_SHARE:
+        share = _share(side.unplaced, side.tokens)
+        if share > UNSAFE_SHARE:
             reasons.append(
-                f"{side.unplaced} of the {role}'s {side.tokens} tokens ({_share(side.unplaced, side.tokens):.1%}, expected "
-                f"at most {UNSAFE_SHARE:.1%}) cannot be placed: the target's tokenizer changes "
+                f"{side.unplaced} of the {role}'s {side.tokens} tokens ({share:.1%}, expected at most "
+                f"{UNSAFE_SHARE:.1%}) cannot be placed: the target's tokenizer changes "
                 f"{counts.texts - counts.target.exact_texts} of these {counts.texts} texts"
             )
     return {"safe": not reasons, "reasons": reasons, **_figures(counts, source, target)}
