@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.display import clean
 
 
 @reports_errors
@@ -88,8 +89,7 @@ def thl_check(
         typer.echo(markdown(result))
     unsafe = [(pair, reason) for pair in result["pairs"] for reason in pair["reasons"]]
     for pair, reason in unsafe:
-        console.print(
-            f"unsafe: {pair['source']} -> {pair['target']}: {reason}", markup=False, highlight=False, soft_wrap=True
-        )
+        line = clean(f"unsafe: {pair['source']} -> {pair['target']}: {reason}")
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if unsafe:
         raise typer.Exit(3)

@@ -26,7 +26,10 @@ def load_passages(path: Path | None) -> list[str]:
             return [text_field(row, "text", own, number) for number, row in read_jsonl(own)]
     file = user_path(path)
     if file.suffix == ".jsonl":
-        return [text_field(row, "text", file, number) for number, row in read_jsonl(file) if not _blank(row)]
+        rows = [text_field(row, "text", file, number) for number, row in read_jsonl(file) if not _blank(row)]
+        if not rows:
+            raise DataError(f"{file}: the file has no rows with text")
+        return rows
     if not file.is_file():
         what = "is a directory" if file.is_dir() else "not found"
         raise DataError(f"text file {what}: {file} (expected JSON Lines with 'text', or plain text; check --text)")

@@ -1,0 +1,232 @@
+"""THL on two pretrained models and on real tokenizers: the paper's five tables, the drift of its map, word or span.
+
+    python benchmarks/thl.py --data DIR      # about ten minutes; DIR as below
+
+1. `mutualrl thl-check` on the two models of DIR/models, in both directions: all suites on WikiText-2, and the suite
+   `scripts` on parallel sentences in several scripts (DIR/text).
+2. `mutualrl thl-check --suite tokenizers` on MATH solutions (DIR/math) for pairs of real tokenizers (DIR/tokenizers):
+   how many tokens the paper's map puts on a word that they do not touch.
+3. Where the truth is known: one model, its own text under two tokenizations. The aligned value of a target token is
+   compared with what the same model gives that token.
+
+Writes benchmarks/results/thl.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python benchmarks/thl.py"
+MODELS = ("stories260K", "babyllama-tok361")
+TOKENIZER_PAIRS = (
+    ("qwen2.5", "qwen3"),
+    ("qwen3", "llama3"),
+    ("llama3", "mistral-tekken-240911"),
+    ("qwen3", "phi4-mini-style"),
+    ("mistral-tekken-240911", "gpt2"),
+)
+SCRIPTS = ("pud.en", "pud.ru", "pud.zh", "pud.ar", "ko_gsd", "zh_gsdsimp")
+ROWS_A_SCRIPT = 100
+RESPLIT = (0.0, 0.05, 0.3)  # chance that a token is split in two
+ANCHORS = ("span", "word", "char", "paper")
+
+
+def check(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON of one `mutualrl thl-check`."""
+    command = [sys.executable, "-m", "mutualrl", "thl-check", *map(str, arguments), "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in (0, 3):
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def write_rows(path: Path, texts: list[str]) -> Path:
+    """Texts as JSON Lines."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def fields(path: Path, field: str) -> list[str]:
+    """One text field of every row of a JSON Lines file."""
+    return [json.loads(line)[field] for line in path.read_text("utf-8").splitlines()]
+
+
+def resplit(ids: list[int], tokenizer: Any, chance: float, rng: random.Random) -> list[int]:
+    """The same text with some tokens split in two, as a sampler sometimes emits it."""
+    vocabulary = tokenizer.get_vocab()
+    result: list[int] = []
+    for token in ids:
+        piece = tokenizer.convert_ids_to_tokens([token])[0]
+        halves = [(piece[:k], piece[k:]) for k in range(1, len(piece)) if {piece[:k], piece[k:]} <= vocabulary.keys()]
+        if halves and rng.random() < chance:
+            result += [vocabulary[half] for half in rng.choice(halves)]
+        else:
+            result.append(token)
+    return result
+
+
+def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, Any]]:
+    """One model's responses, as sampled and re-split, aligned to the canonical tokens; the truth is its own log-probs.
+
+    `changed`: share of the target tokens that are not 1:1. `mae`: of a token's value, in nats, over all and over those.
+    """
+    from mutualrl.engines import Sampling
+    from mutualrl.engines.prompts import prompt_ids
+    from mutualrl.engines.scoring import completion_logprobs
+    from mutualrl.engines.transformers_engine import TransformersEngine
+    from mutualrl.thl import align_logprobs, decode_completion, retokenize
+
+    engine = TransformersEngine.load(str(model))
+    tokenizer = engine.tokenizer
+    starts = prompt_ids(prompts, tokenizer)
+    sampled = engine.generate(prompts, Sampling(64, temperature=1.0, samples=2, seed=seed))
+    rows = []
+    for chance in RESPLIT:
+        rng = random.Random(seed)
+        cases = []
+        for start, group in zip(starts, sampled, strict=True):
+            for completion in group:
+                ids = resplit(list(completion.token_ids), tokenizer, chance, rng)
+                text = decode_completion(ids, tokenizer)
+                target = retokenize(text, tokenizer, ended=completion.ended)
+                if text and target.exact:
+                    cases.append((start, ids, text, list(target.ids)))
+        if rows and sum(len(c[1]) for c in cases) == rows[-1]["source_tokens"]:
+            continue  # this vocabulary has no halves of tokens
+        given = completion_logprobs(engine.model, [c[0] for c in cases], [c[1] for c in cases])
+        truth = completion_logprobs(engine.model, [c[0] for c in cases], [c[3] for c in cases])
+        tokens = sum(len(c[1]) for c in cases)
+        row: dict[str, Any] = {"model": model.name, "resplit": chance, "responses": len(cases), "source_tokens": tokens}
+        for anchor in ANCHORS:
+            errors, moved, ratios = [], [], []
+            for (_, ids, text, target_ids), trace, own in zip(cases, given, truth, strict=True):
+                aligned = align_logprobs(
+                    text, ids, trace, tokenizer, tokenizer, target_ids=target_ids, anchor=anchor,  # type: ignore[arg-type]
+                    source_eos_ids=engine.eos_token_ids,
+                )  # fmt: skip
+                span = align_logprobs(text, ids, trace, tokenizer, tokenizer, target_ids=target_ids)
+                single = np.zeros(len(target_ids), dtype=bool)
+                for group_ in span.groups:
+                    single[list(group_.target)] = len(group_.source) == len(group_.target) == 1
+                gap = (own - aligned.logprobs)[aligned.covered]
+                ratios.append(np.exp(gap))
+                errors.append(np.abs(gap))
+                moved.append(~single[aligned.covered])
+            error, other, ratio = np.concatenate(errors), np.concatenate(moved), np.concatenate(ratios)
+            row["changed"] = float(other.mean()) if anchor == "span" else row["changed"]
+            row[anchor] = {
+                "mae": float(error.mean()),
+                "mae_changed": float(error[other].mean()) if other.any() else 0.0,
+                "outside_band": float(np.mean((ratio < 0.8) | (ratio > 1.2))),
+                "p99": float(np.quantile(ratio, 0.99)),
+            }
+        rows.append(row)
+    return rows
+
+
+def truth_table(rows: list[dict[str, Any]]) -> str:
+    """Word against span, where the truth is known."""
+    names = " | ".join(f"{anchor}: MAE, nats | outside [0.8, 1.2] (%)" for anchor in ANCHORS)
+    lines = [
+        "**Where the truth is known: a model's responses re-split, aligned to its canonical tokens**",
+        "",
+        f"| model | tokens re-split (%) | responses | target tokens not 1:1 (%) | {names} |",
+        "|" + "---|" * (4 + 2 * len(ANCHORS)),
+    ]
+    for row in rows:
+        cells = [f"{row[a]['mae']:.3f} | {100 * row[a]['outside_band']:.2f}" for a in ANCHORS]
+        lines.append(
+            f"| {row['model']} | {100 * row['resplit']:.0f} | {row['responses']} | {100 * row['changed']:.2f} | "
+            + " | ".join(cells)
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def drift_table(results: list[dict[str, Any]]) -> str:
+    """The drift of the paper's map on MATH solutions."""
+    lines = [
+        "**MATH solutions: tokens put on a word that they do not touch, source / target (%)**",
+        "",
+        "| pair | the paper's map | cut off by it | ours |",
+        "|---|---|---|---|",
+    ]
+    for result in results:
+        for pair in result["pairs"]:
+            found = pair["tokenizers"]
+            cells = [
+                " / ".join(f"{100 * found[side][name]:.2f}" for side in ("source", "target"))
+                for name in ("paper_drift", "paper_cut", "word_drift")
+            ]
+            lines.append(f"| {pair['source']} → {pair['target']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
+    parser.add_argument("--limit", type=int, default=None, help="thl-check's --limit, for a quick look")
+    given = parser.parse_args()
+    data = given.data
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    limit = [] if given.limit is None else ["--limit", str(given.limit)]
+    from mutualrl.diagnostics.thl.tables import markdown
+
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        mixed = [t for s in SCRIPTS for t in fields(data / "text" / f"{s}.jsonl", "text")[:ROWS_A_SCRIPT]]
+        scripts_file = write_rows(work / "scripts.jsonl", mixed)
+        math = fields(data / "math" / "math500.jsonl", "solution")[: given.limit or 300]
+        math_file = write_rows(work / "math.jsonl", math)
+        wiki = data / "text" / "wikitext-2-raw.validation.jsonl"
+        tables, scripts = [], []
+        for a, b in (MODELS, MODELS[::-1]):
+            pair = ["--source", data / "models" / a, "--target", data / "models" / b, *limit]
+            tables.append(check(*pair, "--text", wiki, "--suite", "all"))
+            scripts.append(check(*pair, "--text", scripts_file, "--suite", "scripts"))
+        drift = [
+            check(
+                "--source", data / "tokenizers" / a, "--target", data / "tokenizers" / b,
+                "--text", math_file, "--suite", "tokenizers",
+            )
+            for a, b in TOKENIZER_PAIRS
+        ]  # fmt: skip
+    openings = [" ".join(text.split()[:8]) for text in fields(wiki, "text") if len(text.split()) > 30]
+    prompts = random.Random(0).sample(openings, given.limit or 128)
+    truth = [row for model in MODELS for row in known_truth(data / "models" / model, prompts, 0)]
+    pairs = [pair for result in tables for pair in result["pairs"]]
+    several = [{k: v for k, v in pair.items() if k != "tokenizers"} for result in scripts for pair in result["pairs"]]
+    parts = [
+        "On WikiText-2:\n\n" + markdown({"pairs": pairs}),
+        "On sentences in several scripts:\n\n" + markdown({"pairs": [p | {"tokenizers": {}} for p in several]})
+        .partition("\n\n**scripts")[2].join(["**scripts", ""]),
+        drift_table(drift),
+        truth_table(truth),
+    ]  # fmt: skip
+    text = "\n\n".join(parts)
+    for pair in pairs + several:
+        for suite in ("ratio", "sequence"):
+            for row in pair.get(suite, {}).get("rows", []):
+                row.pop("histogram", None)
+    result = {"command": COMMAND, "wikitext": tables, "scripts": scripts, "math": drift, "truth": truth}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "thl.json").write_text(json.dumps(result, indent=1).replace(str(data), "DIR") + "\n")
+    (RESULTS / "thl.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

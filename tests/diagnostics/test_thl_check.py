@@ -1,0 +1,319 @@
+"""`mutualrl thl-check` through the real command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Cli
+from thl_tokenizers import own, sentencepiece_like, unigram
+
+pytestmark = pytest.mark.slow
+
+
+def result_of(done: Any, code: int = 0) -> dict[str, Any]:
+    assert done.returncode == code, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def finite(value: Any) -> bool:
+    """Every number of a result is one (JSON would have refused NaN) and no row is empty."""
+    if isinstance(value, dict):
+        return all(map(finite, value.values()))
+    if isinstance(value, list):
+        return all(map(finite, value))
+    return value is not None
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Directories with tokenizers and nothing else."""
+    root = tmp_path_factory.mktemp("tokenizers")
+    made = {
+        "pieces": sentencepiece_like(),
+        "lower": sentencepiece_like("Lowercase"),
+        "gaps": unigram(False),
+        "ada": own("ada"),
+    }
+    for name, tokenizer in made.items():
+        tokenizer.save_pretrained(root / name)
+    return {name: root / name for name in made}
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: dict[str, Path]) -> dict[str, Any]:
+    """The whole check of the tiny pool, small."""
+    import os
+    import subprocess
+    import sys
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        done = subprocess.run(
+            [sys.executable, "-m", "mutualrl", "thl-check", "--limit", "12", "--samples", "3", "--json", "--plot", "figures"],
+            cwd=directory, capture_output=True, text=True, env=dict(os.environ), timeout=280, check=False,
+        )  # fmt: skip
+        found = result_of(done)
+        found["sizes"] = {Path(file).name: Path(directory, file).stat().st_size for file in found["figures"]}
+    return found
+
+
+def test_without_arguments_it_is_the_tiny_pool_in_both_directions(whole: dict[str, Any]) -> None:
+    assert whole["safe"]
+    assert [(pair["source"], pair["target"]) for pair in whole["pairs"]] == [("ada", "bob"), ("bob", "ada")]
+    assert (whole["anchor"], whole["seed"], whole["text"], whole["prompts"]) == (
+        "span",
+        0,
+        "the package's text",
+        "task arithmetic",
+    )
+    assert finite(whole)
+    for pair in whole["pairs"]:
+        assert {"tokenizers", "mass", "length", "scripts", "ratio", "sequence"} < set(pair)
+        assert pair["reasons"] == []
+
+
+def test_mass_is_kept_onto_oneself_and_the_controls_are_there(whole: dict[str, Any]) -> None:
+    pair = whole["pairs"][0]
+    rows = {(row["source"], row["target"], row["anchor"]): row for row in pair["mass"]["rows"]}
+    assert set(rows) == {
+        ("ada", "ada", "span"),
+        ("bob", "bob", "span"),
+        ("ada", "bob", "span"),
+        ("ada", "bob", "paper"),
+    }
+    assert pair["mass"]["spans"] == 12
+    for name in ("ada", "bob"):
+        row = rows[name, name, "span"]
+        assert {row[k] for k in row if k.endswith(("mae", "max"))} == {0.0}
+    across = rows["ada", "bob", "span"]
+    assert across["aligned_target_mae"] > 1
+    assert across["source_aligned_mae"] < 0.2
+
+
+def test_the_error_is_small_at_every_length_against_copying(whole: dict[str, Any]) -> None:
+    for pair in whole["pairs"]:
+        rows = pair["length"]["rows"]
+        assert [row["target_tokens"] for row in rows] == [1024, 2048, 4096, 8192]
+        for row in rows:
+            assert 0.97 * row["target_tokens"] < row["mean_target_tokens"] <= row["target_tokens"]
+            assert row["aligned"] < 0.01 < row["naive"]
+            assert row["reduction"] == pytest.approx(1 - row["aligned"] / row["naive"])
+        assert pair["length"]["window"] == 255
+
+
+def test_characters_are_the_rule_for_cjk(whole: dict[str, Any]) -> None:
+    rows = {row["family"]: row for row in whole["pairs"][0]["scripts"]["rows"]}
+    assert {"Western", "CJK"} <= set(rows)
+    assert rows["CJK"]["auto"] == rows["CJK"]["char"] < rows["CJK"]["word"]
+    assert rows["Western"]["auto"] == rows["Western"]["word"] < 0.01
+
+
+def test_ratios_are_tightest_where_the_prompt_is_the_right_one(whole: dict[str, Any]) -> None:
+    for pair in whole["pairs"]:
+        rows = {row["denominator"]: row for row in pair["ratio"]["rows"]}
+        assert set(rows) == {"aligned", "shuffled prompt", "broken alignment", "paper's map"}
+        assert rows["aligned"]["p99"] < min(rows["shuffled prompt"]["p99"], rows["broken alignment"]["p99"])
+        assert rows["aligned"]["responses"] == pair["ratio"]["responses"] == 12 * 3
+        assert all(sum(row["histogram"]) == row["tokens"] for row in rows.values())
+        sequences = {row["denominator"]: row for row in pair["sequence"]["rows"]}
+        # a word's mass moves by one word, none is lost: the sum is the same
+        assert sequences["broken alignment"]["log_sum_median"] == pytest.approx(
+            sequences["aligned"]["log_sum_median"], abs=0.5
+        )
+
+
+def test_figures_are_drawn(whole: dict[str, Any]) -> None:
+    names = {"tokenizers", "mass", "length", "scripts", "ratio", "sequence"}
+    assert set(whole["sizes"]) == {f"{name}.{suffix}" for name in names for suffix in ("png", "svg")}
+    assert min(whole["sizes"].values()) > 5000
+
+
+def test_the_same_command_gives_the_same_result(cli: Cli, tiny: dict[str, Path]) -> None:
+    command = (
+        "thl-check",
+        "--source",
+        "tiny:ada",
+        "--target",
+        "tiny:bob",
+        "--suite",
+        "ratio",
+        "--limit",
+        "4",
+        "--json",
+    )
+    first, second = (cli(*command) for _ in range(2))
+    assert result_of(first) == result_of(second)
+    assert result_of(first)["prompts"] == "openings of 8 words"
+
+
+def test_tokenizers_alone_need_no_model(cli: Cli, tokenizers: dict[str, Path]) -> None:
+    done = cli("thl-check", "--source", tokenizers["ada"], "--target", tokenizers["pieces"], "--json")
+    (pair,) = result_of(done)["pairs"]
+    assert set(pair) == {"source", "target", "safe", "reasons", "tokenizers"}
+    found = pair["tokenizers"]
+    assert found["end_to_end"] == 1.0
+    assert found["source"]["round_trip"] == found["target"]["round_trip"] == 1.0
+    assert found["source"]["word_drift"] == found["target"]["word_drift"] == 0.0
+    assert 0 < found["one_to_one"] < 1
+    assert sum(found["group_sizes"].values()) == found["groups"]
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"), [("lower", "changes 1 of these 1 texts"), ("gaps", "changes 1 of these 1 texts")]
+)
+def test_a_pair_that_loses_text_is_unsafe_and_says_why(
+    cli: Cli, tokenizers: dict[str, Path], tmp_path: Path, target: str, reason: str
+) -> None:
+    (tmp_path / "text.txt").write_text("Once Upon A Time THERE was 日本")
+    command = ("thl-check", "--source", tokenizers["ada"], "--target", tokenizers[target], "--text", "text.txt")
+    done = cli(*command)
+    assert done.returncode == 3
+    assert "**no**" in done.stdout
+    assert f"unsafe: ada -> {target}: " in done.stderr
+    assert reason in done.stderr
+    found = result_of(cli(*command, "--json"), code=3)
+    assert not found["safe"]
+    assert reason in found["pairs"][0]["reasons"][0]
+
+
+def test_a_tokenizer_of_an_unknown_kind_is_unsafe(cli: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    odd = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    odd.decoder = decoders.WordPiece()
+    PreTrainedTokenizerFast(tokenizer_object=odd, eos_token="b").save_pretrained(tmp_path / "odd")
+    done = cli("thl-check", "--source", tokenizers["ada"], "--target", "odd", "--json")
+    (pair,) = result_of(done, code=3)["pairs"]
+    assert "target: tokenizer" in pair["reasons"][0] and "expected byte-level BPE" in pair["reasons"][0]
+    assert pair["tokenizers"] == {}
+    assert cli("thl-check", "--source", tokenizers["ada"], "--target", "odd").returncode == 3
+
+
+def test_a_tokenizer_without_an_end_is_unsafe(cli: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    PreTrainedTokenizerFast(tokenizer_object=own("bob").backend_tokenizer).save_pretrained(tmp_path / "endless")
+    done = cli("thl-check", "--source", "endless", "--target", tokenizers["ada"], "--json")
+    (pair,) = result_of(done, code=3)["pairs"]
+    assert pair["reasons"] == ["source: the tokenizer has no end-of-sequence token, so a response could never end"]
+
+
+def test_own_text_as_json_lines_and_as_plain_text(cli: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "one two"}\n{"text": "   "}\n{"text": "three"}\n')
+    (tmp_path / "plain.txt").write_text("one two\r\n\r\nthree\n")
+    for name in ("rows.jsonl", "plain.txt"):
+        done = cli(
+            "thl-check", "--source", tokenizers["ada"], "--target", tokenizers["pieces"], "--text", name, "--json"
+        )
+        found = result_of(done)
+        assert found["text"] == name
+        assert found["pairs"][0]["tokenizers"]["texts"] == 2
+
+
+def test_a_hostile_name_and_text_are_inert(cli: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    hostile = tmp_path / "[red]x\u202e\x1b[31m|y"
+    own("ada").save_pretrained(hostile)
+    done = cli("thl-check", "--source", hostile, "--target", tokenizers["lower"])
+    assert "\x1b[31m" not in done.stdout + done.stderr
+    assert "\u202e" not in done.stdout + done.stderr
+    assert "[red]x" in done.stdout
+    assert "\\|y" in done.stdout
+
+
+BAD: list[tuple[tuple[str, ...], int, str]] = [
+    (("--source", "tiny:ada"), 2, "--source alone is no pair; add --target MODEL"),
+    (("--target", "tiny:ada"), 2, "--target alone is no pair; add --source MODEL"),
+    (("--pool", "tiny", "--source", "tiny:ada", "--target", "tiny:bob"), 2, "not both"),
+    (("--source", "tiny:eve", "--target", "tiny:bob"), 2, "no embedded model 'tiny:eve'"),
+    (("--source", "./nothing/here", "--target", "tiny:bob"), 2, "neither a directory with a tokenizer, nor a hub id"),
+    (("--source", "empty", "--target", "tiny:bob"), 2, "no tokenizer there; expected one of tokenizer.json"),
+    (("--suite", "everything"), 2, "expected one of: tokenizers, mass, length, scripts, ratio, sequence, all"),
+    (("--anchor", "sentence"), 2, "expected one of: paper, word, span, char"),
+    (("--pool", "nopool"), 2, "unknown pool 'nopool'"),
+    (("--text", "missing.jsonl"), 2, "data file not found"),
+    (("--text", "missing.txt"), 2, "text file not found"),
+    (("--text", "empty"), 2, "text file is a directory"),
+    (("--text", "blank.txt"), 2, "the file has no text"),
+    (("--text", "blank.jsonl"), 2, "the file has no rows with text"),
+    (("--text", "wrong.jsonl"), 2, "no field 'text'"),
+    (("--text", "latin.txt"), 2, "not UTF-8 at byte 1"),
+    (("--task", "physics"), 2, "unknown task 'physics'"),
+    (("--source", "tiny:ada", "--target", "tiny:bob", "--data", "rows.jsonl"), 2, "add --task"),
+    (("--pool", "2qwen"), 2, "needs a data file"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), BAD, ids=lambda value: str(value)[:60])
+def test_bad_flags_are_refused_with_what_was_expected(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "blank.txt").write_text(" \n\n \n")
+    (tmp_path / "blank.jsonl").write_text('{"text": " "}\n')
+    (tmp_path / "wrong.jsonl").write_text('{"body": "x"}\n')
+    (tmp_path / "latin.txt").write_bytes(b"a\xe9b")
+    done = cli("thl-check", *arguments, "--json")
+    found = result_of(done, code)
+    assert message in found["error"]["message"]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_suite_that_needs_models_is_refused_for_tokenizers(cli: Cli, tokenizers: dict[str, Path]) -> None:
+    done = cli("thl-check", "--source", tokenizers["ada"], "--target", "tiny:bob", "--suite", "mass", "--json")
+    assert "'ada' has no weights (a tokenizer alone); use --suite tokenizers" in result_of(done, 2)["error"]["message"]
+
+
+def test_errors_come_before_torch(cli: Cli) -> None:
+    done = cli("thl-check", "--anchor", "x", PYTHONPROFILEIMPORTTIME="1")
+    assert done.returncode == 2
+    assert "torch" not in done.stderr and "transformers" not in done.stderr
+
+
+def test_prompts_that_do_not_fit_are_refused(cli: Cli, tiny: dict[str, Path]) -> None:
+    done = cli("thl-check", "--suite", "ratio", "--max-new-tokens", "300", "--json")
+    assert "0 of 256 prompts leave room for 300 new tokens in contexts of 256 and 256" in result_of(done, 2)["error"]["message"] \
+        or "prompts leave room for 300 new tokens" in result_of(done, 2)["error"]["message"]  # fmt: skip
+
+
+def test_the_real_models_in_both_directions(cli: Cli, real_data: Path) -> None:
+    """SentencePiece models with contexts of 512 and 256; the second one's tokenizer collapses blanks."""
+    a, b = (real_data / "models" / name for name in ("stories260K", "babyllama-tok361"))
+    text = real_data / "text" / "wikitext-2-raw.validation.jsonl"
+    for source, target in ((a, b), (b, a)):
+        done = cli(
+            "thl-check",
+            "--source",
+            source,
+            "--target",
+            target,
+            "--text",
+            text,
+            "--suite",
+            "mass",
+            "--limit",
+            "8",
+            "--json",
+        )
+        rows = result_of(done)["pairs"][0]["mass"]["rows"]
+        assert rows[2]["source_aligned_mae"] < 0.01 < rows[3]["source_aligned_mae"]
+    done = cli("thl-check", "--source", a, "--target", b, "--suite", "tokenizers", "--json")
+    assert "the target's tokenizer changes" in result_of(done, 3)["pairs"][0]["reasons"][0]
+
+
+def test_the_paper_s_map_drifts_on_real_solutions(cli: Cli, real_data: Path, tmp_path: Path) -> None:
+    lines = (real_data / "math" / "math500.jsonl").read_text().splitlines()[:40]
+    (tmp_path / "math.jsonl").write_text(
+        "".join(json.dumps({"text": json.loads(line)["solution"]}) + "\n" for line in lines)
+    )
+    names = (real_data / "tokenizers" / name for name in ("qwen3", "llama3"))
+    source, target = names
+    found = result_of(cli("thl-check", "--source", source, "--target", target, "--text", "math.jsonl", "--json"))
+    tokenizers = found["pairs"][0]["tokenizers"]
+    assert tokenizers["source"]["paper_drift"] > 0.1
+    assert tokenizers["source"]["word_drift"] == tokenizers["target"]["word_drift"] == 0.0
