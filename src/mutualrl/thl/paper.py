@@ -21,14 +21,14 @@ def word_map(text: str, tokenizer: Any) -> tuple[list[int], list[int | None]]:
 
     Both are cut to the shorter of the whole's and the words' number of tokens when these differ.
     """
-    full_ids = _tokenize(text, tokenizer)
+    full_ids = tokenize(text, tokenizer)
     built_ids: list[int] = []
     words: list[int | None] = []
     prev_end = 0
     for index, (start, end) in enumerate(word_spans(text, "word")):
-        segment_ids = _tokenize(text[prev_end:end], tokenizer)
+        segment_ids = tokenize(text[prev_end:end], tokenizer)
         built_ids += segment_ids
-        leading = len(_tokenize(text[:start], tokenizer)) if prev_end == 0 and start > 0 else 0
+        leading = len(tokenize(text[:start], tokenizer)) if prev_end == 0 and start > 0 else 0
         words += [None] * leading
         words += [index] * (len(segment_ids) - leading)
         prev_end = end
@@ -53,6 +53,7 @@ def _touch(full_ids: Sequence[int], words: Sequence[int | None], tokens: int) ->
     return Touch(table[:, 0], table[:, 1])
 
 
-def _tokenize(text: str, tokenizer: Any) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+def tokenize(text: str, tokenizer: Any) -> list[int]:
+    """The paper's Tokenize: ids of a text by itself, without special tokens around it."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)  # no word on the context's length
     return ids

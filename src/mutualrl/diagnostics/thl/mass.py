@@ -24,12 +24,12 @@ def spans(corpus: Corpus, count: int, source: Voice, target: Voice, seed: int) -
     Raises DataError when the text has none.
     """
     rng = random.Random(seed)
-    tokens = len(source.encode(corpus.text) or source.tokenizer.encode(corpus.text, add_special_tokens=False))
+    per_token = len(corpus.text) / max(1, len(source.encode(corpus.text) or corpus.text))
     found: list[str] = []
     for _ in range(count * _TRIES):
         if len(found) == count:
             break
-        text = corpus.stretch(round(rng.uniform(SHORTEST, LONGEST) * len(corpus.text) / max(1, tokens)), rng)
+        text = corpus.stretch(round(rng.uniform(SHORTEST, LONGEST) * per_token), rng)
         ids = source.encode(text)
         if ids is not None and SHORTEST <= len(ids) <= LONGEST and target.encode(text) is not None:
             found.append(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -13,14 +12,14 @@ from mutualrl.diagnostics.passages import pick
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.length import length
 from mutualrl.diagnostics.thl.mass import mass
-from mutualrl.diagnostics.thl.ratio import Responses, log_ratios, respond, sequence_rows, token_rows
+from mutualrl.diagnostics.thl.ratio import log_ratios, sequence_rows, token_rows
 from mutualrl.diagnostics.thl.request import OPENING, SAMPLED, ThlRequest
+from mutualrl.diagnostics.thl.responses import Track, respond
 from mutualrl.diagnostics.thl.scripts import scripts
 from mutualrl.diagnostics.thl.traces import OnBatch, Voice, common_corpus
 from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
 from mutualrl.display import cell
-
-Track = Callable[[str, int], OnBatch]
+from mutualrl.engines.base import Sampling
 
 
 def check(request: ThlRequest, console: Console) -> dict[str, Any]:
@@ -72,10 +71,8 @@ def _suites(request: ThlRequest, source: Voice, target: Voice, track: Track) -> 
 
 
 def _ratios(request: ThlRequest, source: Voice, target: Voice, track: Track) -> dict[str, Any]:
-    sampled: Responses = respond(
-        _prompts(request, source, target), source, target,
-        samples=request.samples, max_new_tokens=request.max_new_tokens, seed=request.seed, track=track,
-    )  # fmt: skip
+    sampling = Sampling(request.max_new_tokens, temperature=1.0, samples=request.samples, seed=request.seed)
+    sampled = respond(_prompts(request, source, target), source, target, sampling, track)
     ratios = log_ratios(sampled, source, target, request.anchor)
     about = {"responses": len(sampled.responses), "left_out": sampled.left_out}
     rows = {"ratio": token_rows(ratios), "sequence": sequence_rows(ratios)}

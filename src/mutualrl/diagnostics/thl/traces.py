@@ -16,8 +16,9 @@ import numpy as np
 from mutualrl.diagnostics.passages import Corpus
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.errors import DataError, TextMismatchError
-from mutualrl.thl import Anchor, align_logprobs, retokenize
+from mutualrl.thl import Anchor, align_logprobs, has_cjk, retokenize
 from mutualrl.thl.offsets import Placement, place, utf8
+from mutualrl.thl.paper import tokenize
 from mutualrl.thl.table import table_of
 from mutualrl.thl.units import Floats, segment_units
 from mutualrl.thl.words import Unit, byte_positions, character_positions, segment_ends
@@ -51,8 +52,7 @@ class Voice:
     def encode(self, text: str) -> list[int] | None:
         """Ids of a text that begins a document; None when they do not carry it."""
         table = table_of(self.tokenizer)
-        alone: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        for ids in (alone, list(retokenize(text, self.tokenizer).ids)):
+        for ids in (tokenize(text, self.tokenizer), list(retokenize(text, self.tokenizer).ids)):
             try:
                 place(table.check(ids), table, utf8(text))
             except TextMismatchError:
@@ -96,10 +96,12 @@ def score_texts(texts: Sequence[str], source: Voice, target: Voice, on_batch: On
 def common_corpus(passages: Sequence[str], source: Voice, target: Voice) -> tuple[Corpus, int]:
     """The passages that both tokenizers carry, as a corpus, and how many were left out.
 
-    Raises DataError when none is left.
+    Passages with CJK are left out where there are others: one such character would make the unit of a long stretch the
+    character instead of the word. Raises DataError when none is left.
     """
     stripped = [passage.strip() for passage in passages]
-    kept = [text for text in stripped if source.encode(text) is not None and target.encode(text) is not None]
+    by_word = [text for text in stripped if not has_cjk(text)] or stripped
+    kept = [text for text in by_word if source.encode(text) is not None and target.encode(text) is not None]
     if not kept:
         raise DataError(
             f"none of the {len(passages)} passages is carried unchanged by both {source.name} and {target.name}; "

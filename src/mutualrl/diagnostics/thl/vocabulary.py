@@ -14,7 +14,7 @@ import numpy as np
 
 from mutualrl.errors import TextMismatchError, TokenizerError
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize, token_offsets, word_spans
-from mutualrl.thl.paper import word_map
+from mutualrl.thl.paper import tokenize, word_map
 from mutualrl.thl.table import Ints, table_of
 from mutualrl.thl.units import Touch
 from mutualrl.thl.words import byte_positions
@@ -132,7 +132,7 @@ def _count_words(side: SideCounts, text: str, ids: list[int], tokenizer: Any, to
 
 
 def _count_paper(side: SideCounts, text: str, tokenizer: Any) -> None:
-    encoded = tokenizer.encode(text, add_special_tokens=False)
+    encoded = tokenize(text, tokenizer)
     try:
         first, last = _touched(encoded, tokenizer, text)
     except TextMismatchError:

@@ -1,0 +1,136 @@
+"""Responses that a pair's source samples, scored for the ratios: by the source, after another prompt, by the target."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mutualrl.diagnostics.thl.traces import OnBatch, Voice
+from mutualrl.engines.base import Sampling
+from mutualrl.errors import DataError
+from mutualrl.thl import Retokenized, decode_completion, retokenize
+from mutualrl.thl.units import Floats
+
+Track = Callable[[str, int], OnBatch]
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response of the source: its prompt's number, ids, text, and the target's ids."""
+
+    prompt: int
+    source_ids: tuple[int, ...]
+    text: str
+    target_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Responses with the log-probs that the denominators and the numerator need, all in the same order.
+
+    `behaviour`, `shuffled`: the source's, after the prompt and after another one; `own`: the target's of its own
+    tokens. `left_out`: counts of prompts and responses that could not be used, by reason.
+    """
+
+    responses: list[Response]
+    behaviour: list[Floats]
+    shuffled: list[Floats]
+    own: list[Floats]
+    left_out: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of every prompt on both sides; `fitting`: numbers of those that leave room for a response on both."""
+
+    source: list[list[int]]
+    target: list[list[int]]
+    fitting: list[int]
+    target_context: int
+
+
+def respond(prompts: Sequence[str], source: Voice, target: Voice, sampling: Sampling, track: Track) -> Responses:
+    """Let the source answer the prompts, and score the answers.
+
+    Left out and counted: prompts too long for either context, empty responses, and such as the target's tokenizer
+    changes or its context does not hold. Raises DataError when fewer than two prompts, or no response, are left.
+    """
+    asked = _fitting(prompts, source, target, sampling.max_new_tokens)
+    responses, left_out = _sample(prompts, asked, source, target, sampling, track)
+    if not responses:
+        raise DataError(f"no response of {source.name} can be scored by {target.name}; left out: {left_out}")
+    other = _derangement(asked.fitting, sampling.seed)
+    given, learner = [r.source_ids for r in responses], [r.target_ids for r in responses]
+    return Responses(
+        responses,
+        behaviour=_score(source, [asked.source[r.prompt] for r in responses], given, track),
+        shuffled=_score(source, [asked.source[other[r.prompt]] for r in responses], given, track),
+        own=_score(target, [asked.target[r.prompt] for r in responses], learner, track),
+        left_out={"prompts": len(prompts) - len(asked.fitting), **left_out},
+    )
+
+
+def _fitting(prompts: Sequence[str], source: Voice, target: Voice, new_tokens: int) -> Prompts:
+    from mutualrl.engines.prompts import prompt_ids
+    from mutualrl.engines.scoring import context_length
+
+    ids = [prompt_ids(prompts, voice.tokenizer) for voice in (source, target)]
+    limits = [context_length(voice.engine.model) for voice in (source, target)]
+    fitting = [
+        number
+        for number in range(len(prompts))
+        if all(
+            side[number] and len(side[number]) + new_tokens <= limit for side, limit in zip(ids, limits, strict=True)
+        )
+    ]
+    if len(fitting) < 2:
+        raise DataError(
+            f"{len(fitting)} of {len(prompts)} prompts leave room for {new_tokens} new tokens in contexts of "
+            f"{limits[0]} and {limits[1]} tokens, expected 2 or more; lower --max-new-tokens or choose shorter prompts"
+        )
+    return Prompts(ids[0], ids[1], fitting, limits[1])
+
+
+def _sample(
+    prompts: Sequence[str], asked: Prompts, source: Voice, target: Voice, sampling: Sampling, track: Track
+) -> tuple[list[Response], dict[str, int]]:
+    on_batch = track(f"{source.name}: sampling", len(asked.fitting))
+    groups = source.engine.generate([prompts[number] for number in asked.fitting], sampling, on_batch)
+    responses: list[Response] = []
+    left_out = {"empty": 0, "changed": 0, "too_long": 0}
+    for number, group in zip(asked.fitting, groups, strict=True):
+        room = asked.target_context - len(asked.target[number])
+        for completion in group:
+            text = decode_completion(completion.token_ids, source.tokenizer)
+            carried = retokenize(text, target.tokenizer, room, ended=completion.ended)
+            reason = _unfit(text, carried)
+            if reason:
+                left_out[reason] += 1
+            else:
+                responses.append(Response(number, completion.token_ids, text, carried.ids))
+    return responses, left_out
+
+
+def _unfit(text: str, carried: Retokenized) -> str | None:
+    if not text:
+        return "empty"
+    if not carried.exact:
+        return "changed"
+    return None if carried.fits else "too_long"
+
+
+def _derangement(items: Sequence[int], seed: int) -> dict[int, int]:
+    """Each item's partner: another one, at random."""
+    order = list(items)
+    random.Random(seed).shuffle(order)
+    return dict(zip(order, [*order[1:], order[0]], strict=True))
+
+
+def _score(
+    voice: Voice, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], track: Track
+) -> list[Floats]:
+    from mutualrl.engines.scoring import completion_logprobs
+
+    on_batch = track(f"{voice.name}: scoring", len(completions))
+    return completion_logprobs(voice.engine.model, prompts, completions, on_batch)
