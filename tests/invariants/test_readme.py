@@ -24,6 +24,12 @@ def test_every_measured_table_stands_in_readme_or_a_design_note_beside_its_scrip
     assert json.loads(path.with_suffix(".json").read_text())["command"] == f"python benchmarks/{path.stem}.py"
 
 
+def test_the_table_of_drift_in_the_readme_is_the_measured_one() -> None:
+    rows = [line for line in README.splitlines() if line.startswith("| ") and "→" in line]
+    assert len(rows) == 5
+    assert "\n".join(rows) in (REPOSITORY / "benchmarks" / "results" / "thl.md").read_text()
+
+
 def test_files_and_links_that_the_readme_names_exist() -> None:
     named = set(re.findall(r"\]\(([\w./-]+)\)", README)) | set(re.findall(r"benchmarks/[\w./]+\w", README))
     assert len(named) > 5

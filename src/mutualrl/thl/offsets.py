@@ -144,10 +144,30 @@ def _kept(read: bytes, data: bytes) -> Ints:
 
 
 def _equal_passages(found: str, expected: str) -> Iterator[tuple[int, int, int]]:
-    """Passages that two texts share, in order, as (start in one, start in the other, characters)."""
+    """Passages that two texts share, in order, as (start in one, start in the other, characters).
+
+    What the two begin and end with is set aside first, and frequent words start no match in between, so that a long
+    text of few different words does not take quadratic time.
+    """
+    head = _shared(found, expected)
+    tail = _shared(found[head:][::-1], expected[head:][::-1])
+    if head:
+        yield 0, 0, head
+    middle, other = found[head : len(found) - tail], expected[head : len(expected) - tail]
+    yield from ((head + i, head + j, size) for i, j, size in _by_word(middle, other))
+    if tail:
+        yield len(found) - tail, len(expected) - tail, tail
+
+
+def _shared(one: str, other: str) -> int:
+    """Length of the beginning that two texts share."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _by_word(found: str, expected: str) -> Iterator[tuple[int, int, int]]:
     words, other = _UNITS.findall(found), _UNITS.findall(expected)
     edges, other_edges = [0, *accumulate(map(len, words))], [0, *accumulate(map(len, other))]
-    for what, *at in difflib.SequenceMatcher(None, words, other, autojunk=False).get_opcodes():
+    for what, *at in difflib.SequenceMatcher(None, words, other).get_opcodes():
         i, i_end, j, j_end = edges[at[0]], edges[at[1]], other_edges[at[2]], other_edges[at[3]]
         if what == "equal":
             yield i, j, i_end - i

@@ -61,7 +61,8 @@ def decode_completion(token_ids: Sequence[int], tokenizer: Any) -> str:
     Decoding happens behind an anchor: alone, a SentencePiece completion would lose its first blank.
     Invalid byte sequences become U+FFFD, as everywhere in transformers.
     """
-    special = control_ids(tokenizer)
+    table = known_table(tokenizer)
+    special = control_ids(tokenizer) if table is None else table.names.keys()
     ids = [i for i in token_ids if i not in special]
     anchor, alone = _anchor(tokenizer)
     whole = _decode([*anchor, *ids], tokenizer)

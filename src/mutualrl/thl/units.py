@@ -52,20 +52,17 @@ def span_units(source: Placement, target: Placement, size: int) -> Units:
         keys, other, scale = source.ends, target.ends, 1
     else:
         keys, other, scale = _keys(source.ends[of_source], target.ends[of_target])
-    marks = np.zeros((size + 1) * scale, dtype=np.int8)
-    marks[keys] = 1
-    marks[other] += 2
-    closes = marks == 3
-    closes[-1] = size > 0
-    group = np.cumsum(closes) - closes  # groups closed before a position
-    count = int(group[-1]) + int(closes[-1])
+    closes = np.intersect1d(keys, other, assume_unique=True)
+    furthest = max(int(keys[-1]) if len(keys) else 0, int(other[-1]) if len(other) else 0)
+    if furthest > (closes[-1] if len(closes) else 0):
+        closes = np.append(closes, furthest)
+    group, target_group = np.searchsorted(closes, keys), np.searchsorted(closes, other)
     broken = None
     if target.lost is not None and target.changed is not None:
-        edges = np.concatenate(([0], np.flatnonzero(closes) // scale))
-        lost = np.concatenate(([0], np.cumsum(target.lost)))[edges]
+        lost = np.concatenate(([0], np.cumsum(target.lost)))[np.concatenate(([0], closes // scale))]
         broken = lost[1:] > lost[:-1]
-        broken[group[other][target.changed[of_target]]] = True
-    return Units(count, Touch(of_source, group[keys]), Touch(of_target, group[other]), broken)
+        broken[target_group[target.changed[of_target]]] = True
+    return Units(len(closes), Touch(of_source, group), Touch(of_target, target_group), broken)
 
 
 def _text_tokens(side: Placement, size: int) -> Ints:
