@@ -33,7 +33,7 @@ def check(request: ThlRequest, console: Console) -> dict[str, Any]:
             bar = bars.add_task(cell(label), total=total or None)
             return lambda done: bars.advance(bar, done)
 
-        pairs = [_tokenizers(request, voices[a], voices[b]) for a, b in request.pairs]
+        pairs = [_tokenizers(request, voices[a], voices[b], track) for a, b in request.pairs]
         for (a, b), pair in zip(request.pairs, pairs, strict=True):
             if request.suites and pair["tokenizers"]:  # both are of a kind whose tokens can be placed
                 pair.update(_suites(request, voices[a], voices[b], track))
@@ -47,9 +47,10 @@ def check(request: ThlRequest, console: Console) -> dict[str, Any]:
     }
 
 
-def _tokenizers(request: ThlRequest, source: Voice, target: Voice) -> dict[str, Any]:
+def _tokenizers(request: ThlRequest, source: Voice, target: Voice, track: Track) -> dict[str, Any]:
     texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
-    found = check_vocabularies(texts, source.tokenizer, target.tokenizer, request.anchor)
+    on_text = track(f"{source.name} -> {target.name}: tokenizers", len(texts))
+    found = check_vocabularies(texts, source.tokenizer, target.tokenizer, request.anchor, on_text)
     safe, reasons = found.pop("safe"), found.pop("reasons")
     return {"source": source.name, "target": target.name, "safe": safe, "reasons": reasons, "tokenizers": found}
 

@@ -6,7 +6,7 @@ No model is needed. Every figure is over the passages given; shares are between 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,9 @@ class PairCounts:
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
 
-def check_vocabularies(texts: Sequence[str], source: Any, target: Any, anchor: Anchor) -> dict[str, Any]:
+def check_vocabularies(
+    texts: Sequence[str], source: Any, target: Any, anchor: Anchor, on_text: Callable[[int], None]
+) -> dict[str, Any]:
     """The check of one ordered pair: figures, `safe`, and the `reasons` when it is not.
 
     A pair is unsafe when a tokenizer is of a kind whose tokens cannot be placed, has no end-of-sequence token, or when
@@ -75,6 +77,7 @@ def check_vocabularies(texts: Sequence[str], source: Any, target: Any, anchor: A
     counts = PairCounts()
     for text in texts:
         _count(counts, text, source, target, anchor)
+        on_text(1)
     for role, side in (("source", counts.source), ("target", counts.target)):
         share = _share(side.unplaced, side.tokens)
         if share > UNSAFE_SHARE:

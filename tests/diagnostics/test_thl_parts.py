@@ -1,0 +1,117 @@
+"""Parts of the THL check, worked by hand."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mutualrl.diagnostics.passages import Corpus, family, load_passages, pick
+from mutualrl.diagnostics.thl.length import naive
+from mutualrl.diagnostics.thl.ratio import sequence_rows, token_rows
+from mutualrl.diagnostics.thl.traces import relative_error, unit_mass
+from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
+from mutualrl.errors import DataError
+from mutualrl.thl import word_spans
+from thl_tokenizers import byte_bpe, own
+
+
+def test_a_token_over_two_words_gives_each_its_characters() -> None:
+    tokenizer = byte_bpe("b·Ġ", "bĠ·c")  # a | "b c" | d
+    ids = tokenizer.encode("ab cd")
+    assert unit_mass("ab cd", ids, np.array([-1.0, -3.0, -5.0]), tokenizer).tolist() == pytest.approx([-2.0, -7.0])
+    assert unit_mass("ab cd", ids, np.array([-1.0, -3.0, -5.0]), tokenizer, "char").tolist() == pytest.approx(
+        [-1.0, -1.0, -2.0, -5.0]
+    )
+
+
+def test_the_relative_error_is_over_all_texts_together() -> None:
+    found, truth = [np.array([-1.0, -3.0]), np.array([-4.0])], [np.array([-2.0, -2.0]), np.array([-4.0])]
+    assert relative_error(found, truth) == pytest.approx(2 / 8)
+    assert relative_error([np.zeros(1)], [np.zeros(1)]) == 0.0
+
+
+def test_copying_by_position_cuts_and_pads() -> None:
+    assert naive(np.array([-1.0, -2.0, -3.0]), 2).tolist() == [-1.0, -2.0]
+    assert naive(np.array([-1.0]), 3).tolist() == [-1.0, 0.0, 0.0]
+
+
+def test_ratio_figures_by_hand() -> None:
+    logs = {"aligned": [np.log([1.0, 1.1, 20.0]), np.log([0.5])]}
+    (row,) = token_rows(logs)
+    assert (row["responses"], row["tokens"]) == (2, 4)
+    assert row["clip_rate"] == 0.5
+    assert row["responses_over_10"] == 0.5
+    assert row["p99"] == pytest.approx(np.quantile([0.5, 1.0, 1.1, 20.0], 0.99))
+    assert sum(row["histogram"]) == 4
+    (row,) = sequence_rows(logs)
+    means = [np.exp(np.log([1.0, 1.1, 20.0]).mean()), 0.5]
+    assert row["median"] == pytest.approx(np.median(means))
+    assert row["clip_rate"] == 1.0
+    assert row["log_sum_median"] == pytest.approx((np.log(22.0) + np.log(0.5)) / 2)
+
+
+def test_figures_of_two_tokenizers_by_hand() -> None:
+    merged, plain = byte_bpe("a·b", ".·Ċ"), byte_bpe()
+    found = check_vocabularies(["ab.\nc"], merged, plain, "span", lambda done: None)
+    # ab | .\n | c | end against a b . \n c end
+    assert found["safe"]
+    assert (found["source"]["tokens"], found["target"]["tokens"]) == (4, 6)
+    assert found["one_to_one"] == 0.5
+    assert found["group_sizes"] == {"1:1": 2, "1:2": 2}
+    assert found["mean_group"] == {"source": 1.0, "target": 1.5}
+    assert found["largest_group"] == {"source": 1, "target": 2}
+    assert found["source"]["straddling"] == 0.25  # .\n ends one word and begins the next
+    assert found["target"]["straddling"] == 0.0
+    # the paper: "ab." is ab . and "\nc" is \n c: words 0 0 1 for ab, .\n, c; all of them touched
+    assert found["source"]["paper_drift"] == 0.0
+    assert found["target"]["paper_drift"] == 0.0
+
+
+def test_the_drift_of_the_paper_s_map_by_hand() -> None:
+    r"""a.\n b c d: whole, `a .\n _b _c _d`; by words `a.`, `\n_b`, `_c`, `_d` have 2, 2, 1, 1 tokens: cut to five."""
+    tokenizer = byte_bpe(".·Ċ", "Ġ·b", "Ġ·c", "Ġ·d")
+    assert len(tokenizer.encode("a.\n b c d")) == 5
+    found = check_vocabularies(["a.\n b c d"], tokenizer, byte_bpe(), "span", lambda done: None)
+    # words by the map 0 0 1 1 2; touched 0, 0-1, 1, 2, 3: the last two are wrong
+    assert found["source"]["paper_drift"] == pytest.approx(2 / 5)
+    assert found["source"]["word_drift"] == 0.0
+
+
+def test_families_of_scripts() -> None:
+    assert family("Hello, wörld: привет") == "Western"
+    assert family("mostly English with 日") == "CJK"
+    assert family("نص عربي") == "other"
+    assert family("123 + 4") == "other"
+
+
+def test_stretches_are_whole_words_and_begin_again_behind_the_end() -> None:
+    corpus = Corpus(["one two three", "four five\n"])
+    assert corpus.text == "one two three\nfour five\n"
+    rng = random.Random(0)
+    for characters in (3, 10, 60):
+        text = corpus.stretch(characters, rng)
+        assert text.strip() == text and text
+        assert {text[a:b] for a, b in word_spans(text)} <= {"one", "two", "three", "four", "five"}
+    assert len(corpus.stretch(200, rng)) > 190
+    assert len(corpus.words(3, rng).split()) == 3
+
+
+def test_passages_are_picked_by_seed() -> None:
+    passages = [str(i) for i in range(50)]
+    assert pick(passages, 50, 0) == passages
+    assert pick(passages, 5, 1) == pick(passages, 5, 1) != pick(passages, 5, 2)
+
+
+def test_the_package_s_text_has_every_family_and_is_carried_by_the_pool() -> None:
+    passages = load_passages(None)
+    assert {family(text) for text in passages} == {"Western", "CJK", "other"}
+    assert 3000 < sum(len(text.encode()) for text in passages) < 8000
+    assert check_vocabularies(passages, own("ada"), own("bob"), "span", lambda done: None)["safe"]
+
+
+def test_a_text_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="text file not found"):
+        load_passages(tmp_path / "none.txt")
