@@ -120,6 +120,7 @@ def test_ratios_are_tightest_where_the_prompt_is_the_right_one(whole: dict[str, 
         assert rows["aligned"]["p99"] < min(rows["shuffled prompt"]["p99"], rows["broken alignment"]["p99"])
         assert rows["aligned"]["responses"] == pair["ratio"]["responses"] == 12 * 3
         assert all(sum(row["histogram"]) == row["tokens"] for row in rows.values())
+        assert len({rows[name]["tokens"] for name in ("aligned", "shuffled prompt", "broken alignment")}) == 1
         sequences = {row["denominator"]: row for row in pair["sequence"]["rows"]}
         # a word's mass moves by one word, none is lost: the sum is the same
         assert sequences["broken alignment"]["log_sum_median"] == pytest.approx(
@@ -236,7 +237,7 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("--suite", "everything"), 2, "expected one of: tokenizers, mass, length, scripts, ratio, sequence, all"),
     (("--anchor", "sentence"), 2, "expected one of: paper, word, span, char"),
     (("--pool", "nopool"), 2, "unknown pool 'nopool'"),
-    (("--text", "missing.jsonl"), 2, "data file not found"),
+    (("--text", "missing.jsonl"), 2, "text file not found"),
     (("--text", "missing.txt"), 2, "text file not found"),
     (("--text", "empty"), 2, "text file is a directory"),
     (("--text", "blank.txt"), 2, "the file has no text"),
@@ -246,6 +247,10 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("--task", "physics"), 2, "unknown task 'physics'"),
     (("--source", "tiny:ada", "--target", "tiny:bob", "--data", "rows.jsonl"), 2, "add --task"),
     (("--pool", "2qwen"), 2, "needs a data file"),
+    (("--suite", "tokenizers", "--task", "math"), 2, "--task: no effect here; the suites ratio and sequence sample"),
+    (("--suite", "mass", "--samples", "3", "--data", "x"), 2, "--data, --samples: no effect here"),
+    (("--suite", "mass", "--plot", "blank.txt"), 2, "blank.txt is a file, expected a directory"),
+    (("--suite", "mass", "--plot", "/proc/nope"), 2, "--plot /proc/nope cannot be made"),
 ]  # fmt: skip
 
 
@@ -276,9 +281,24 @@ def test_errors_come_before_torch(cli: Cli) -> None:
 
 
 def test_prompts_that_do_not_fit_are_refused(cli: Cli, tiny: dict[str, Path]) -> None:
-    done = cli("thl-check", "--suite", "ratio", "--max-new-tokens", "300", "--json")
-    assert "0 of 256 prompts leave room for 300 new tokens in contexts of 256 and 256" in result_of(done, 2)["error"]["message"] \
-        or "prompts leave room for 300 new tokens" in result_of(done, 2)["error"]["message"]  # fmt: skip
+    done = cli("thl-check", "--suite", "ratio", "--max-new-tokens", "300", "--prompts", "9", "--json")
+    message = result_of(done, 2)["error"]["message"]
+    assert "0 of 9 different prompts leave room for 300 new tokens in contexts of 256 and 256" in message
+
+
+def test_one_prompt_cannot_be_shuffled(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("word")
+    pair = ("--source", "tiny:ada", "--target", "tiny:bob")
+    done = cli("thl-check", *pair, "--text", "one.txt", "--suite", "ratio", "--limit", "4", "--json")
+    assert "1 of 1 different prompts leave room" in result_of(done, 2)["error"]["message"]
+
+
+def test_a_text_that_is_repeated_is_said(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("a few words and no more")
+    pair = ("--source", "tiny:ada", "--target", "tiny:bob")
+    done = cli("thl-check", *pair, "--text", "short.txt", "--suite", "length", "--limit", "2")
+    assert done.returncode == 0, done.stderr
+    assert "The text is shorter than 1024 tokens: stretches of so many repeat it." in done.stdout
 
 
 def test_the_real_models_in_both_directions(cli: Cli, real_data: Path) -> None:

@@ -51,7 +51,7 @@ def thl_check(
         typer.Option(min=2, help="At most so many texts, spans, sequences, prompts in each suite.", show_default=False),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn and sampled.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of what is drawn and sampled.")] = 0,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")
     ] = False,
@@ -63,17 +63,16 @@ def thl_check(
     Example: mutualrl thl-check --source A --target B --suite tokenizers
     """
     from mutualrl.diagnostics.thl.request import Flags, ThlRequest
-    from mutualrl.files import user_path
 
-    directory = None if plot is None else user_path(plot)
-    if directory is not None:
-        from mutualrl.diagnostics.thl.plots import require_matplotlib
-
-        require_matplotlib()
     request = ThlRequest.of(
         Flags(pool, source, target, text, task, data, prompts, samples, max_new_tokens, suite, anchor, limit, seed,
               trust_remote_code)
     )  # fmt: skip
+    directory = None
+    if plot is not None:
+        from mutualrl.diagnostics.thl.plots import directory_for
+
+        directory = directory_for(plot)
     from mutualrl.diagnostics.thl.run import check
     from mutualrl.diagnostics.thl.tables import markdown
 

@@ -25,14 +25,14 @@ def load_passages(path: Path | None) -> list[str]:
         with resources.as_file(resources.files("mutualrl.diagnostics") / "default_text.jsonl") as own:
             return [text_field(row, "text", own, number) for number, row in read_jsonl(own)]
     file = user_path(path)
+    if not file.is_file():
+        what = "is a directory" if file.is_dir() else "is a pipe or device" if file.exists() else "not found"
+        raise DataError(f"text file {what}: {file} (expected a file of JSON Lines, or plain text; check --text)")
     if file.suffix == ".jsonl":
         rows = [text_field(row, "text", file, number) for number, row in read_jsonl(file) if not _blank(row)]
         if not rows:
             raise DataError(f"{file}: the file has no rows with text")
         return rows
-    if not file.is_file():
-        what = "is a directory" if file.is_dir() else "not found"
-        raise DataError(f"text file {what}: {file} (expected JSON Lines with 'text', or plain text; check --text)")
     try:
         text = file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:

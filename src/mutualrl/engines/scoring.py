@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mutualrl.errors import ModelError
+
 Floats = npt.NDArray[np.float64]
 
 #: logits held at a time, in numbers (0.5 GB in float32)
@@ -17,9 +19,29 @@ _ROWS = 64
 
 
 def context_length(model: Any) -> int:
-    """How many positions a model has (its config's `max_position_embeddings`)."""
+    """How many positions a model has (its config's `max_position_embeddings`). Raises ModelError for fewer than two."""
     config = model.config.get_text_config()
-    return int(getattr(config, "max_position_embeddings", 1 << 20))
+    length = int(getattr(config, "max_position_embeddings", 1 << 20))
+    if length < 2:
+        raise ModelError(
+            f"model {name_of(model)!r} has max_position_embeddings {length} in its config, expected 2 or more"
+        )
+    return length
+
+
+def name_of(model: Any) -> str:
+    """Where a model was loaded from."""
+    return str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+
+
+def check_vocabulary(model: Any, largest: int) -> None:
+    """Raise ModelError unless the model has an embedding for the token id `largest`."""
+    rows = model.get_input_embeddings().num_embeddings
+    if largest >= rows:
+        raise ModelError(
+            f"token id {largest} has no embedding in model {name_of(model)!r}, which has {rows}: its tokenizer is of "
+            "another model, or was extended without model.resize_token_embeddings"
+        )
 
 
 def completion_logprobs(
@@ -31,7 +53,8 @@ def completion_logprobs(
     """log p(token | prompt, earlier tokens) of every completion token, nats, at temperature 1.
 
     Every prompt needs at least one token; prompt and completion together must fit the model's context. `on_batch` is
-    told the number of rows done. Raises ValueError for a row that does not fit.
+    told the number of rows done. Raises ValueError for a row that does not fit, ModelError for an id that the model has
+    no embedding of, and for a model that answers with no numbers.
     """
     limit = context_length(model)
     rows = [(list(prompt), list(completion)) for prompt, completion in zip(prompts, completions, strict=True)]
@@ -39,11 +62,16 @@ def completion_logprobs(
         if not prompt or len(prompt) + len(completion) > limit:
             raise ValueError(f"row {number}: {len(prompt)} + {len(completion)} tokens, expected 1 or more + the rest "
                              f"within the context of {limit}")  # fmt: skip
+    check_vocabulary(model, max((token for row in rows for side in row for token in side), default=0))
     results: list[Floats] = [np.zeros(0)] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
     for start in range(0, len(order), _ROWS):
         chosen = order[start : start + _ROWS]
         for row, values in zip(chosen, _batch(model, [rows[i] for i in chosen]), strict=True):
+            if not np.isfinite(values).all():
+                raise ModelError(
+                    f"model {name_of(model)!r} gives log-probs that are no numbers; are its weights whole?"
+                )
             results[row] = values
         if on_batch is not None:
             on_batch(len(chosen))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging
 
 from mutualrl.engines.base import Completion, Sampling
 from mutualrl.engines.prompts import prompt_ids
@@ -37,12 +39,22 @@ class TransformersEngine:
     def load(
         cls, path: str, *, revision: str | None = None, trust_remote_code: bool = False, batch_size: int = 64
     ) -> TransformersEngine:
-        """Load a model and its tokenizer by path or hub id. Raises ModelError when that fails."""
+        """Load a model and its tokenizer by path or hub id.
+
+        Raises ModelError when that fails, or when weights are missing (transformers would draw them at random).
+        """
         tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
+        if not sys.stderr.isatty():
+            logging.disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                path, revision=revision, trust_remote_code=trust_remote_code, output_loading_info=True
+            )
         except Exception as error:
             raise ModelError(f"model {path!r} cannot be loaded: {error}") from error
+        if loading["missing_keys"]:
+            missing = sorted(loading["missing_keys"])
+            raise ModelError(f"model {path!r} lacks {len(missing)} of its weights, such as {missing[0]!r}")
         return cls(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, batch_size)
 
     def generate(

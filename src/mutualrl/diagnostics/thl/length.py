@@ -94,6 +94,7 @@ def length(
                 "target_tokens": tokens,
                 "mean_target_tokens": float(np.mean([len(s.target_ids) for s in scored])),
                 "sequences": len(scored),
+                "repeating": sum(len(s.text) > len(corpus.text) for s in scored),
                 **errors,
                 "reduction": 1 - errors["aligned"] / errors["naive"] if errors["naive"] else 0.0,
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,38 @@ from typing import Any
 import numpy as np
 
 from mutualrl.diagnostics.thl.ratio import BINS
-from mutualrl.errors import MachineError
+from mutualrl.errors import MachineError, UsageError
+from mutualrl.files import user_path
 
 Axes = Any
 
 
-def require_matplotlib() -> None:
-    """Raise MachineError, with what to type, when matplotlib is not installed."""
+def directory_for(path: Path) -> Path:
+    """The directory that figures go to, made before any work is done.
+
+    Raises MachineError when matplotlib is not installed, UsageError when the directory cannot be.
+    """
     try:
         import matplotlib
     except ImportError:
         raise MachineError("--plot needs matplotlib; pip install 'mutualrl[report]'") from None
     matplotlib.use("Agg")
+    directory = user_path(path)
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"--plot {directory} is a file, expected a directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--plot {directory} cannot be made: {error.strerror}") from None
+    if not os.access(directory, os.W_OK):
+        raise UsageError(f"--plot {directory} cannot be written")
+    return directory
 
 
 def plot(result: dict[str, Any], directory: Path) -> list[Path]:
-    """Draw what the check has figures for; returns the files. Raises MachineError without matplotlib."""
-    require_matplotlib()
+    """Draw what the check has figures for into `directory_for`'s answer; returns the files."""
     import matplotlib.pyplot as plt
 
-    directory.mkdir(parents=True, exist_ok=True)
     files = []
     for name, draw in _FIGURES.items():
         pairs = [pair for pair in result["pairs"] if pair.get(name)]
@@ -69,6 +82,7 @@ def _length(axis: Axes, found: dict[str, Any]) -> None:
         axis.plot(tokens, [100 * row[name] for row in found["rows"]], marker="o", label=label)
     axis.set_xscale("log", base=2)
     axis.set_yscale("symlog", linthresh=0.01)
+    axis.set_ylim(bottom=0)
     axis.set(xlabel="target tokens", ylabel="relative MAE (%)")
     axis.legend()
 

@@ -59,14 +59,19 @@ def _broken(response: Response, trace: Floats, own: Floats, source: Voice, targe
         target_ids=response.target_ids, anchor="word", source_eos_ids=source.engine.eos_token_ids,
     )  # fmt: skip
     moved = transfer(alignment.units, np.maximum(trace, -BOUND), len(response.target_ids), rotate=1)
-    return (own - moved.logprobs)[moved.covered]
+    values = moved.logprobs
+    for s, t in alignment.paired:  # the end is no word
+        values[t] = trace[s]
+    covered = ~np.isnan(values)
+    return (own - values)[covered]
 
 
 def token_rows(ratios: dict[str, list[Floats]]) -> list[dict[str, Any]]:
     """Per denominator: p99 of the token ratio, share outside [0.8, 1.2], share of responses with a ratio over 10."""
     rows = []
     for name, responses in ratios.items():
-        tokens = np.exp(np.concatenate(responses))
+        logs = np.concatenate(responses)
+        tokens = np.exp(logs)
         tall = [float(np.exp(r).max(initial=0.0)) > TALL for r in responses]
         rows.append(
             {
@@ -76,7 +81,7 @@ def token_rows(ratios: dict[str, list[Floats]]) -> list[dict[str, Any]]:
                 "p99": float(np.quantile(tokens, 0.99)),
                 "clip_rate": float(np.mean((tokens < LOW) | (tokens > HIGH))),
                 "responses_over_10": float(np.mean(tall)),
-                "histogram": np.histogram(np.clip(np.log(tokens), BINS[0], BINS[-1]), BINS)[0].tolist(),
+                "histogram": np.histogram(np.clip(logs, BINS[0], BINS[-1]), BINS)[0].tolist(),
             }
         )
     return rows

@@ -68,6 +68,7 @@ class ThlRequest:
         recipe = _recipe(flags)
         pairs = _pairs(flags, recipe)
         suites = _suites(flags.suite, pairs)
+        _refuse_idle(flags, suites)
         passages = load_passages(flags.text)
         prompts, prompt_name = _prompts(flags, recipe) if set(suites) & set(SAMPLED) else (None, "")
         tokens = recipe.trainer.get("max_completion_length") if recipe else None
@@ -138,6 +139,20 @@ def _suites(asked: str | None, pairs: tuple[tuple[Endpoint, Endpoint], ...]) -> 
     return SUITES if asked in (None, "all") else (str(asked),)
 
 
+def _refuse_idle(flags: Flags, suites: tuple[str, ...]) -> None:
+    """Raise UsageError for a flag about responses when none are sampled."""
+    about = {
+        "--task": flags.task, "--data": flags.data, "--prompts": flags.prompts,
+        "--samples": flags.samples, "--max-new-tokens": flags.max_new_tokens,
+    }  # fmt: skip
+    idle = [flag for flag, value in about.items() if value is not None]
+    if idle and not set(suites) & set(SAMPLED):
+        chosen = ", ".join(suites) or TOKENIZERS
+        raise UsageError(
+            f"{', '.join(idle)}: no effect here; the suites {' and '.join(SAMPLED)} sample responses, this is {chosen}"
+        )
+
+
 def _anchor(asked: str | None) -> Anchor:
     for anchor in ANCHORS:
         if asked == anchor:
@@ -154,6 +169,7 @@ def _prompts(flags: Flags, recipe: Recipe | None) -> tuple[tuple[str, ...] | Non
         if flags.data is not None:
             raise UsageError("--data is read by a task; add --task, one of: " + ", ".join(sorted(TASKS)))
         return None, f"openings of {OPENING} words"
-    prompts = get_task(name).load("train", TaskSource(data=flags.data, seed=flags.seed))
+    loaded = get_task(name).load("train", TaskSource(data=flags.data, seed=flags.seed))
+    prompts = list({prompt.text: prompt for prompt in loaded}.values())
     count = _size(flags.prompts or PROMPTS, flags.limit)
     return tuple(prompt.text for prompt in spread(prompts, count)), f"task {name}"

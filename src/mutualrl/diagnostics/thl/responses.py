@@ -51,12 +51,14 @@ class Prompts:
 
 
 def respond(prompts: Sequence[str], source: Voice, target: Voice, sampling: Sampling, track: Track) -> Responses:
-    """Let the source answer the prompts, and score the answers.
+    """Let the source answer the prompts, all different, and score the answers.
 
     Left out and counted: prompts too long for either context, empty responses, and such as the target's tokenizer
     changes or its context does not hold. Raises DataError when fewer than two prompts, or no response, are left.
     """
     asked = _fitting(prompts, source, target, sampling.max_new_tokens)
+    first = asked.source[asked.fitting[0]]
+    _score(source, [first[:1]], [first[1:]], track)  # a model that gives no numbers is refused here, with its name
     responses, left_out = _sample(prompts, asked, source, target, sampling, track)
     if not responses:
         raise DataError(f"no response of {source.name} can be scored by {target.name}; left out: {left_out}")
@@ -86,7 +88,7 @@ def _fitting(prompts: Sequence[str], source: Voice, target: Voice, new_tokens: i
     ]
     if len(fitting) < 2:
         raise DataError(
-            f"{len(fitting)} of {len(prompts)} prompts leave room for {new_tokens} new tokens in contexts of "
+            f"{len(fitting)} of {len(prompts)} different prompts leave room for {new_tokens} new tokens in contexts of "
             f"{limits[0]} and {limits[1]} tokens, expected 2 or more; lower --max-new-tokens or choose shorter prompts"
         )
     return Prompts(ids[0], ids[1], fitting, limits[1])

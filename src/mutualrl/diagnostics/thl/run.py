@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,8 @@ from mutualrl.diagnostics.thl.traces import OnBatch, Voice, common_corpus
 from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
 from mutualrl.display import cell
 from mutualrl.engines.base import Sampling
+
+_TRIES = 4  # draws for each opening that is wanted: some come up twice
 
 
 def check(request: ThlRequest, console: Console) -> dict[str, Any]:
@@ -86,4 +89,5 @@ def _prompts(request: ThlRequest, source: Voice, target: Voice) -> list[str]:
         return list(request.prompts)
     corpus, _ = common_corpus(request.passages, source, target)
     rng = random.Random(request.seed)
-    return [corpus.words(OPENING, rng) for _ in range(request.prompt_count)]
+    drawn = (corpus.words(OPENING, rng) for _ in range(_TRIES * request.prompt_count))
+    return list(islice(dict.fromkeys(drawn), request.prompt_count))

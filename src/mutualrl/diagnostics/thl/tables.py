@@ -100,7 +100,11 @@ def _length(pairs: Sequence[dict[str, Any]]) -> str:
         "copy by position (%)",
         "reduction (%)",
     ]
-    return _table("length: relative MAE of a word's mass", head, rows)
+    table = _table("length: relative MAE of a word's mass", head, rows)
+    short = {row["target_tokens"] for _, row in _rows(pairs, "length") if row["repeating"]}
+    if not short:
+        return table
+    return f"{table}\n\nThe text is shorter than {min(short)} tokens: stretches of so many repeat it."
 
 
 def _scripts(pairs: Sequence[dict[str, Any]]) -> str:
@@ -120,12 +124,12 @@ def _scripts(pairs: Sequence[dict[str, Any]]) -> str:
 def _ratio(pairs: Sequence[dict[str, Any]]) -> str:
     rows = [
         [
-            _pair(pair), row["denominator"], str(row["responses"]), f"{row['p99']:.4g}",
+            _pair(pair), row["denominator"], str(row["responses"]), str(row["tokens"]), f"{row['p99']:.4g}",
             f"{row['clip_rate']:.4f}", f"{row['responses_over_10']:.4f}",
         ]
         for pair, row in _rows(pairs, "ratio")
     ]  # fmt: skip
-    head = ["pair", "denominator", "responses", "token ratio p99", "clip rate", "responses with a ratio > 10"]
+    head = ["pair", "denominator", "responses", "tokens", "token ratio p99", "clip rate", "responses with a ratio > 10"]
     return _table("ratio: token-level importance ratios", head, rows)
 
 
