@@ -117,7 +117,8 @@ def test_ratios_are_tightest_where_the_prompt_is_the_right_one(whole: dict[str, 
     for pair in whole["pairs"]:
         rows = {row["denominator"]: row for row in pair["ratio"]["rows"]}
         assert set(rows) == {"aligned", "shuffled prompt", "broken alignment", "paper's map"}
-        assert rows["aligned"]["p99"] < min(rows["shuffled prompt"]["p99"], rows["broken alignment"]["p99"])
+        assert rows["aligned"]["p99"] < rows["shuffled prompt"]["p99"]
+        assert rows["aligned"]["clip_rate"] < min(row["clip_rate"] for name, row in rows.items() if name != "aligned")
         assert rows["aligned"]["responses"] == pair["ratio"]["responses"] == 12 * 3
         assert all(sum(row["histogram"]) == row["tokens"] for row in rows.values())
         assert len({rows[name]["tokens"] for name in ("aligned", "shuffled prompt", "broken alignment")}) == 1

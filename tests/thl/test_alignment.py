@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from mutualrl.thl import Group, align_batch, align_logprobs, decode_completion, retokenize, token_offsets
-from thl_tokenizers import byte_bpe, own, sentencepiece_like, unigram
+from thl_tokenizers import byte_bpe, independent_bytes, own, sentencepiece_like, unigram
 
 CHARACTERS = byte_bpe()
 #: abc | de
@@ -132,6 +134,34 @@ def test_a_further_end_token_counts_as_the_end_when_it_is_named() -> None:
     assert ended.residual == 0.0
 
 
+def test_equal_special_tokens_at_one_place_correspond_in_order() -> None:
+    start = sentencepiece_like().bos_token_id
+    tokenizer = sentencepiece_like()
+    sampled = [*ids("so", tokenizer), start, start]
+    trace = [-float(i + 1) for i in range(len(sampled))]
+    same = align_logprobs("so", sampled, trace, tokenizer, tokenizer, target_ids=sampled)
+    assert same.logprobs.tolist() == trace
+
+
+def test_an_end_that_is_no_special_token_is_the_end_when_it_is_named() -> None:
+    tokenizer = byte_bpe()
+    tokenizer.add_tokens(["<end>"])
+    end = tokenizer.convert_tokens_to_ids("<end>")
+    sampled = [*ids("ab", CHARACTERS), end]
+    aligned = align_logprobs("ab", sampled, [-1.0, -2.0, -4.0], tokenizer, MERGED, source_eos_ids={end})
+    assert aligned.target_ids == (*ids("ab", MERGED), MERGED.eos_token_id)
+    assert aligned.logprobs.tolist() == [-3.0, -4.0]
+
+
+def test_equal_ids_of_an_empty_text_are_the_identity() -> None:
+    tokenizer = sentencepiece_like()
+    blank = tokenizer.convert_tokens_to_ids("▁")
+    same = align_logprobs("", [blank], [-2.0], tokenizer, tokenizer, target_ids=[blank])
+    assert same.logprobs.tolist() == [-2.0]
+    alone = align_logprobs("", [blank], [-2.0], tokenizer, CHARACTERS)
+    assert (alone.residual, alone.mismatched) == (-2.0, 1)
+
+
 def test_an_end_on_one_side_only_is_placed_nowhere() -> None:
     text = "ab"
     source = [*ids(text, CHARACTERS), CHARACTERS.eos_token_id]
@@ -167,34 +197,80 @@ def test_byte_tokens_that_are_no_utf8_become_a_replacement_each() -> None:
     assert token_offsets(sampled, tokenizer).tolist() == [[0, 1], [1, 4], [4, 7], [7, 8]]
 
 
-def test_what_a_normaliser_changes_is_masked_and_counted_and_the_rest_is_exact() -> None:
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(text=st.text(st.sampled_from("aAsSiItT o.\n"), max_size=40), loops=st.integers(1, 60))
+@example(text="so It is", loops=1)
+@example(text="number wAS a time it is", loops=1)
+@example(text="was USA as well", loops=1)
+@example(text=" the cat", loops=300)
+def test_what_lower_case_changes_is_masked_and_counted_and_the_rest_is_exact(text: str, loops: int) -> None:
+    """The source has a token a character, and lower case keeps their number: the truth is known for each target token."""
+    target = sentencepiece_like("Lowercase")
+    text = "A" + text * loops + "C"
+    trace = [-float(1 + i % 7) for i in range(len(text))]
+    aligned = align_logprobs(text, ids(text, CHARACTERS), trace, CHARACTERS, target)
+    assert not aligned.exact
+    start, lost, mismatched = 0, 0.0, 0
+    for token, value, covered in zip(aligned.target_ids, aligned.logprobs, aligned.covered, strict=True):
+        stop = start + len(independent_bytes(token, target))
+        kept = text[start:stop] == text[start:stop].lower()
+        assert covered == kept
+        if kept:
+            assert value == pytest.approx(sum(trace[start:stop]))
+        else:
+            lost += sum(trace[start:stop])
+            mismatched += stop - start
+        start = stop
+    assert aligned.residual == pytest.approx(lost)
+    assert aligned.mismatched == mismatched
+
+
+def test_a_changed_word_gives_nothing_and_its_neighbours_are_exact() -> None:
+    lower = sentencepiece_like("Lowercase")
+    text = "was USA as well"
+    trace = [-float(i + 1) for i in range(len(text))]
+    aligned = align_logprobs(text, ids(text, CHARACTERS), trace, CHARACTERS, lower, anchor="word")
+    assert aligned.residual == pytest.approx(sum(trace[3:7]))
+    assert aligned.mismatched == 4
+    start = 0
+    for token, covered in zip(aligned.target_ids, aligned.covered, strict=True):
+        assert covered == (not 3 <= start < 7)
+        start += len(independent_bytes(token, lower))
+
+
+def test_what_a_tokenizer_adds_to_a_text_is_masked_though_nothing_is_lost() -> None:
+    adding = sentencepiece_like("Doubled")  # t becomes tt
+    text = "so it is"
+    trace = [-1.0] * len(text)
+    aligned = align_logprobs(text, ids(text, CHARACTERS), trace, CHARACTERS, adding)
+    read = [independent_bytes(i, adding).decode() for i in aligned.target_ids]
+    assert "".join(read) == "so itt is"
+    assert not aligned.exact
+    assert not aligned.covered.all()
+    assert all("t" in piece for piece, covered in zip(read, aligned.covered, strict=True) if not covered)
+
+
+def test_own_ids_of_a_tokenizer_that_changes_the_text_may_be_given_back() -> None:
     lower = sentencepiece_like("Lowercase")
     text = "so It is"
-    trace = [-float(i + 1) for i in range(len(text))]
-    for anchor in ("span", "word"):
-        aligned = align_logprobs(text, ids(text, CHARACTERS), trace, CHARACTERS, lower, anchor=anchor)
-        assert not aligned.exact
-        read = [lower.convert_ids_to_tokens(i).replace("▁", " ") for i in aligned.target_ids]
-        assert "".join(read) == "so it is"
-        start = 0
-        for piece, value, covered in zip(read, aligned.logprobs, aligned.covered, strict=True):
-            assert covered == ("i" not in piece or start > 4)
-            if covered and anchor == "span" and len(piece) == 1:
-                assert value == trace[start]
-            start += len(piece)
-        lost = trace[3] if anchor == "span" else sum(trace[2:5])  # "I", or the word " It"
-        assert aligned.residual == pytest.approx(lost + (0 if anchor == "word" else _with_neighbours(read, trace)))
-        assert aligned.mismatched >= 1
+    source = [*ids(text, CHARACTERS), CHARACTERS.eos_token_id]
+    trace = [-float(i + 1) for i in range(len(source))]
+    for ended in (True, False):
+        carried = retokenize(text, lower, ended=ended).ids
+        given = align_logprobs(text, source[: 8 + ended], trace[: 8 + ended], CHARACTERS, lower, target_ids=carried)
+        own_ids = align_logprobs(text, source[: 8 + ended], trace[: 8 + ended], CHARACTERS, lower)
+        assert given.target_ids == own_ids.target_ids == carried
+        assert np.array_equal(given.logprobs, own_ids.logprobs, equal_nan=True)
+        assert given.residual == own_ids.residual
 
 
-def _with_neighbours(read: list[str], trace: list[float]) -> float:
-    """Mass of the other characters in the token that has the changed one."""
-    start = 0
-    for piece in read:
-        if start <= 3 < start + len(piece):
-            return sum(trace[start : start + len(piece)]) - trace[3]
-        start += len(piece)
-    raise AssertionError(read)
+def test_a_sampled_unknown_token_does_not_stand_for_a_character() -> None:
+    source, target = sentencepiece_like(), own("unigram-unk")
+    sampled = [*ids("time", source), source.unk_token_id, *ids("日", source), *ids(" once", source)]
+    trace = [-9.0 if i == source.unk_token_id else -1.0 for i in sampled]
+    aligned = align_logprobs(decode_completion(sampled, source), sampled, trace, source, target)
+    assert not aligned.covered[aligned.target_ids.index(target.unk_token_id)]
+    assert aligned.residual <= -9.0
 
 
 def test_unknown_characters_are_masked_and_counted() -> None:
@@ -245,3 +321,28 @@ def test_tokens_added_later_are_known() -> None:
     assert token_offsets(ids("ab", tokenizer), tokenizer).tolist() == [[0, 1], [1, 2]]
     tokenizer.add_tokens(["ab"])
     assert token_offsets(ids("ab", tokenizer), tokenizer).tolist() == [[0, 2]]
+
+
+def test_a_piece_that_becomes_special_is_no_text_any_more() -> None:
+    tokenizer = byte_bpe()
+    sampled = ids("ab", tokenizer)
+    assert decode_completion(sampled, tokenizer) == "ab"
+    tokenizer.eos_token = "b"
+    assert decode_completion(sampled, tokenizer) == "a"
+
+
+def test_a_metaspace_decoder_strips_the_blanks_of_the_first_token() -> None:
+    tokenizer = unigram(byte_fallback=False)
+    alone = tokenizer.encode("time", add_special_tokens=False)
+    assert independent_bytes(alone[0], tokenizer)[:1] == b" "
+    assert token_offsets(alone, tokenizer, "time")[-1, 1] == 4
+    assert align_logprobs("time", alone, [-1.0] * len(alone), tokenizer, CHARACTERS).residual == 0.0
+
+
+def test_a_token_of_several_units_without_a_slot_is_one_mismatched_token() -> None:
+    target = own("unigram-unk")
+    source = byte_bpe("æ·Ĺ", "æĹ·¥", "æĹ¥·æ", "æĹ¥æ·ľ", "æĹ¥æľ·¬")
+    assert len(ids("日本", source)) == 1
+    for anchor in ("span", "word", "char"):
+        aligned = align_logprobs("日本", ids("日本", source), [-4.0], source, target, anchor=anchor)
+        assert (aligned.residual, aligned.mismatched) == (-4.0, 1)

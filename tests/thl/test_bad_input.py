@@ -69,6 +69,9 @@ def test_a_text_that_the_ids_do_not_decode_to() -> None:
         align(target_ids=retokenize("x", B).ids)
     with pytest.raises(TextMismatchError):
         token_offsets(IDS, A, "other")
+    pieces = sentencepiece_like()  # its decoder strips a blank, and nothing else
+    with pytest.raises(TextMismatchError, match="at character 0 they give 'xso', expected 'so'"):
+        token_offsets(retokenize("xso", pieces).ids, pieces, "so")
 
 
 def test_half_a_character() -> None:
@@ -78,9 +81,18 @@ def test_half_a_character() -> None:
         retokenize("\udc00", A)
 
 
-def test_an_anchor_that_is_none() -> None:
-    with pytest.raises(AlignmentError, match="found 'sentence', expected one of: paper, word, span, char"):
-        align(anchor="sentence")
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"anchor": "sentence"}, "anchor: found 'sentence', expected one of: paper, word, span, char"),
+        ({"unit": "line"}, "unit: found 'line', expected one of: auto, word, char"),
+        ({"bound": -5.0}, "bound: found -5.0, expected a number above 0"),
+        ({"bound": np.nan}, "bound: found nan, expected a number above 0"),
+    ],
+)
+def test_a_choice_that_is_none(choice: Any, message: str) -> None:
+    with pytest.raises(AlignmentError, match=message):
+        align(**choice)
 
 
 class Slow:
@@ -131,8 +143,9 @@ def test_a_batch_names_the_row_and_the_list() -> None:
     assert caught.value.__notes__ == ["in row 1 of the batch"]
     with pytest.raises(TraceError, match="source_ids: 1 rows for 2 texts"):
         align_batch(["a", "b"], [IDS], [TRACE, TRACE], A, B)
-    with pytest.raises(TraceError, match=r"log-probs of shape \(1,\) for 4 ids"):
-        align_batch(["ab c"], [IDS], [TRACE], A, B, own_logprobs=[[-1.0]])
+    with pytest.raises(TraceError, match=r"log-probs of shape \(1,\) for 4 ids") as caught:
+        align_batch(["ab c", "ab c"], [IDS] * 2, [TRACE] * 2, A, B, own_logprobs=[[-1.0] * 4, [-1.0]])
+    assert caught.value.__notes__ == ["in row 1 of the batch"]
 
 
 def test_an_empty_batch_and_an_empty_response() -> None:

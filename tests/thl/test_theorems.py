@@ -77,7 +77,7 @@ def test_thl_residual_bound() -> None:
     for trace, alignment in alignments():
         assert trace.min() > -BOUND
         assert alignment.delta <= residual_bound(alignment.mismatched) + 1e-9
-        assert alignment.mismatched <= len(trace) * 2
+        assert alignment.mismatched <= len(trace)
         if alignment.mismatched == 0:
             assert aligned_sum(alignment) == pytest.approx(trace.sum())
     counts = {alignment.mismatched for _, alignment in alignments()}

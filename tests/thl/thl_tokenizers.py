@@ -30,13 +30,13 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 BYTES = [f"<0x{i:02X}>" for i in range(256)]
 
 
-def byte_bpe(*merges: str) -> Any:
+def byte_bpe(*merges: str, add_prefix_space: bool = False) -> Any:
     """A byte-level BPE with just these merges, each written as its two parts with a dot between, in bytes' alphabet."""
     alphabet = sorted(bytes_to_unicode().values())
     pairs = [tuple(merge.split("·")) for merge in merges]
     vocabulary = {piece: i for i, piece in enumerate(["<eos>", *alphabet, *("".join(pair) for pair in pairs)])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
 
@@ -51,7 +51,9 @@ def _wrapped(tokenizer: Tokenizer) -> Any:
 def sentencepiece_like(normalizer: str = "") -> Any:
     """A metaspace BPE with byte fallback, as SentencePiece models look after conversion."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    if normalizer:
+    if normalizer == "Doubled":
+        tokenizer.normalizer = normalizers.Replace("t", "tt")
+    elif normalizer:
         tokenizer.normalizer = getattr(normalizers, normalizer)()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Sequence(

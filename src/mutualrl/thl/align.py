@@ -14,18 +14,19 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mutualrl.errors import AlignmentError, TraceError
-from mutualrl.thl.offsets import Placement, place, place_changed, utf8
+from mutualrl.errors import AlignmentError, TextMismatchError, TraceError
+from mutualrl.thl.offsets import Placement, place, place_any, utf8
 from mutualrl.thl.paper import paper_units
 from mutualrl.thl.table import Ints, TokenTable, table_of
 from mutualrl.thl.text import encode_in_context, end_id
 from mutualrl.thl.transfer import Transfer, transfer
 from mutualrl.thl.units import Bools, Floats, Units, segment_units, span_units
-from mutualrl.thl.words import Unit, byte_positions, character_positions, segment_ends
+from mutualrl.thl.words import UNITS, Unit, byte_positions, character_positions, segment_ends
 
 Anchor = Literal["paper", "word", "span", "char"]
 ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
 DEFAULT_ANCHOR: Anchor = "span"
+_END: tuple[int, str | None] = (-1, None)
 #: B of the paper's Assumption "THL span and clipping convention"
 BOUND = 50.0
 
@@ -127,15 +128,12 @@ def align_logprobs(
     TextMismatchError for a text that the source ids, or given target ids, do not decode to, TokenizerError for a
     tokenizer that is slow or of an unknown kind, AlignmentError for another anchor.
     """
-    if anchor not in ANCHORS:
-        raise AlignmentError(f"anchor: found {anchor!r}, expected one of: {', '.join(ANCHORS)}")
+    _check_choices(anchor, unit, bound)
     data = utf8(text)
-    source_table, target_table = table_of(source_tokenizer), table_of(target_tokenizer)
-    ids = source_table.check(source_ids)
+    source = _side(source_ids, table_of(source_tokenizer), data, _ends(source_tokenizer, source_eos_ids))
+    ids = source.ids
     trace = check_trace(source_logprobs, len(ids))
-    placed = place(ids, source_table, data)
-    source = _Side(ids, source_table, placed, _ended(ids, source_eos_ids, source_tokenizer))
-    target = _target(text, data, target_ids, target_tokenizer, target_table, target_eos_ids, source.ended)
+    target = _target(text, data, target_ids, target_tokenizer, _ends(target_tokenizer, target_eos_ids), source.ended)
     if anchor == "paper":
         units = paper_units(text, source_tokenizer, target_tokenizer, len(ids), len(target.ids))
         moved = transfer(units, trace, len(target.ids), empty_is_zero=True)
@@ -165,26 +163,55 @@ def check_trace(logprobs: npt.ArrayLike, tokens: int) -> Floats:
     return trace
 
 
-def _ended(ids: Ints, eos_ids: Collection[int] | None, tokenizer: Any) -> bool:
-    ends = [tokenizer.eos_token_id] if eos_ids is None else eos_ids
-    return len(ids) > 0 and int(ids[-1]) in ends
+def _check_choices(anchor: str, unit: str, bound: float) -> None:
+    for name, found, known in (("anchor", anchor, ANCHORS), ("unit", unit, UNITS)):
+        if found not in known:
+            raise AlignmentError(f"{name}: found {found!r}, expected one of: {', '.join(known)}")
+    if not bound > 0:
+        raise AlignmentError(f"bound: found {bound}, expected a number above 0")
+
+
+def _ends(tokenizer: Any, named: Collection[int] | None) -> Collection[int]:
+    return [tokenizer.eos_token_id] if named is None else named
+
+
+def _side(given: Sequence[int], table: TokenTable, data: bytes, ends: Collection[int]) -> _Side:
+    """Ids on the text that they decode to. A last id that is an end is no text, whatever kind of token it is."""
+    ids = table.check(given)
+    if not len(ids) or int(ids[-1]) not in ends:
+        return _Side(ids, table, place(ids, table, data), False)
+    return _Side(ids, table, _with_end(place(ids[:-1], table, data)), True)
+
+
+def _with_end(placed: Placement) -> Placement:
+    """The placement with one more control token, the end."""
+    control = np.zeros(len(placed.ends), dtype=np.bool_) if placed.control is None else placed.control
+    changed = None if placed.changed is None else np.append(placed.changed, False)
+    ends = np.append(placed.ends, placed.ends[-1] if len(placed.ends) else 0)
+    return Placement(ends, np.append(control, True), changed, placed.lost)
 
 
 def _target(
-    text: str,
-    data: bytes,
-    given: Sequence[int] | None,
-    tokenizer: Any,
-    table: TokenTable,
-    eos_ids: Collection[int] | None,
-    ended: bool,
+    text: str, data: bytes, given: Sequence[int] | None, tokenizer: Any, ends: Collection[int], ended: bool
 ) -> _Side:
+    """The target's tokens: those given, or the text's own. Only the tokenizer's own ids may change the text."""
+    table = table_of(tokenizer)
     if given is not None:
-        ids = table.check(given)
-        return _Side(ids, table, place(ids, table, data), _ended(ids, eos_ids, tokenizer))
-    encoded, exact = encode_in_context(text, tokenizer)
-    ids = np.array([*encoded, end_id(tokenizer)] if ended else encoded, dtype=np.int64)
-    return _Side(ids, table, place(ids, table, data) if exact else place_changed(ids, table, data), ended)
+        try:
+            return _side(given, table, data, ends)
+        except TextMismatchError:
+            ids = table.check(given)
+            ended = len(ids) > 0 and int(ids[-1]) in ends
+            encoded, _ = encode_in_context(text, tokenizer)
+            if ids[: len(ids) - ended].tolist() != encoded:
+                raise
+        last = ids[-1:] if ended else ids[:0]
+    else:
+        encoded, _ = encode_in_context(text, tokenizer)
+        last = np.array([end_id(tokenizer)] if ended else [], dtype=np.int64)
+    body = np.array(encoded, dtype=np.int64)
+    placed = place_any(body, table, data)
+    return _Side(np.concatenate((body, last)), table, _with_end(placed) if ended else placed, ended)
 
 
 def _pairs(source: _Side, target: _Side) -> tuple[tuple[int, int], ...]:
@@ -199,13 +226,16 @@ def _pairs(source: _Side, target: _Side) -> tuple[tuple[int, int], ...]:
 
 
 def _controls(side: _Side, both_end: bool) -> list[tuple[int, tuple[int, str | None]]]:
+    """Control tokens by position, each with what it corresponds by: its byte and content, or that it is the end."""
     assert side.placed.control is not None
-    found = [
-        (place_, (int(side.placed.ends[place_]), side.table.names[int(side.ids[place_])]))
-        for place_ in np.flatnonzero(side.placed.control).tolist()
-    ]
-    last = len(side.ids) - 1
-    return [(p, (-1, None) if both_end and p == last else key) for p, key in found]
+    found, last = [], len(side.ids) - 1
+    for at in np.flatnonzero(side.placed.control).tolist():
+        token = int(side.ids[at])
+        if both_end and at == last:
+            found.append((at, _END))
+        elif token != side.table.unknown or side.placed.changed is None:  # else it stands for a character of the text
+            found.append((at, (int(side.placed.ends[at]), side.table.names.get(token))))
+    return found
 
 
 def _result(

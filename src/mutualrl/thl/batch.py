@@ -75,7 +75,7 @@ def align_batch(
     for name, rows in given.items():
         if len(rows) != len(texts):
             raise TraceError(f"{name}: {len(rows)} rows for {len(texts)} texts, expected one for each")
-    aligned = []
+    aligned, own = [], []
     for row, text in enumerate(texts):
         try:
             aligned.append(
@@ -86,24 +86,25 @@ def align_batch(
                     source_eos_ids=source_eos_ids, target_eos_ids=target_eos_ids,
                 )
             )  # fmt: skip
+            length = len(aligned[-1].target_ids)
+            own.append(np.zeros(length) if own_logprobs is None else check_trace(own_logprobs[row], length))
         except ValueError as error:
             error.add_note(f"in row {row} of the batch")
             raise
-    return _padded(aligned, own_logprobs, pad_id)
+    return _padded(aligned, own, pad_id)
 
 
-def _padded(aligned: Sequence[Alignment], own_logprobs: Sequence[npt.ArrayLike] | None, pad_id: int) -> AlignedBatch:
+def _padded(aligned: Sequence[Alignment], own: Sequence[Floats], pad_id: int) -> AlignedBatch:
     shape = (len(aligned), max((len(row.target_ids) for row in aligned), default=0))
     ids = np.full(shape, pad_id, dtype=np.int64)
     tokens, covered = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
     values = np.zeros(shape)
     for at, row in enumerate(aligned):
         length = len(row.target_ids)
-        own = np.zeros(length) if own_logprobs is None else check_trace(own_logprobs[at], length)
         ids[at, :length] = row.target_ids
         tokens[at, :length] = True
         covered[at, :length] = row.covered
-        values[at, :length] = np.where(row.covered, row.logprobs, own)
+        values[at, :length] = np.where(row.covered, row.logprobs, own[at])
     return AlignedBatch(
         target_ids=ids,
         tokens=tokens,

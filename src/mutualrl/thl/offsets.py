@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -20,7 +20,6 @@ from mutualrl.thl.words import byte_positions
 Bools = npt.NDArray[np.bool_]
 
 _UNITS = re.compile(r"\s*\S+|\s+")
-_LONGEST_COMPARED = 1000  # characters of a changed passage that are compared one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def place(ids: Ints, table: TokenTable, data: bytes) -> Placement:
     stripped = len(read) - len(data)
     if read == data:
         return Placement(ends, marked)
-    if 0 < stripped <= _strippable(table, ids) and read[stripped:] == data:
+    if 0 < stripped <= _strippable(table, ids) and read == b" " * stripped + data:
         return Placement(np.maximum(ends - stripped, 0), marked)
     raise TextMismatchError(_difference(read, data))
 
@@ -111,24 +110,35 @@ def _difference(read: bytes, data: bytes) -> str:
     )
 
 
+def place_any(ids: Ints, table: TokenTable, data: bytes) -> Placement:
+    """The tokens that a tokenizer has for the text `data`, whether or not they carry it."""
+    try:
+        return place(ids, table, data)
+    except TextMismatchError:
+        return place_changed(ids, table, data)
+
+
 def place_changed(ids: Ints, table: TokenTable, data: bytes) -> Placement:
     """The tokens of a tokenizer that changed the text: what it kept has its place, the rest is marked.
 
-    A token is `changed` unless all its bytes stand in the text in one piece; a byte of the text is `lost` unless a
-    token has it. Compared word by word, and within a short changed passage character by character.
+    A token is `changed` unless all its bytes stand in the text; a byte of the text is `lost` unless a token has it.
+    What stands in place of lost bytes reaches up to the next kept one; bytes that were dropped go with the token behind
+    them. Compared word by word, and by character within a word that has as many as before.
     """
     read, ends = table.read(ids)
     there = _kept(read, data)  # for each byte read: its byte in the text, or -1
     kept = there >= 0
     reached = np.concatenate(([0], np.maximum.accumulate(np.where(kept, there + 1, 0))))
+    following = np.append(there, len(data))
+    closed = (following >= 0) & np.concatenate(([False], ~kept))  # behind a changed byte, before a kept one or the end
+    at = np.where(closed, following, reached)
     starts = np.concatenate(([0], ends[:-1]))[: len(ends)]
     bad = np.concatenate(([0], np.cumsum(~kept)))
     whole = (bad[ends] == bad[starts]) & (ends > starts)
-    whole[whole] = there[ends[whole] - 1] - there[starts[whole]] == (ends - starts)[whole] - 1
     control = table.control[ids]
     lost = np.ones(len(data), dtype=np.bool_)
     lost[there[kept]] = False
-    return Placement(reached[ends], control if control.any() else None, ~whole & ~control, lost)
+    return Placement(at[ends], control if control.any() else None, ~whole & ~control, lost)
 
 
 def _kept(read: bytes, data: bytes) -> Ints:
@@ -167,10 +177,19 @@ def _shared(one: str, other: str) -> int:
 def _by_word(found: str, expected: str) -> Iterator[tuple[int, int, int]]:
     words, other = _UNITS.findall(found), _UNITS.findall(expected)
     edges, other_edges = [0, *accumulate(map(len, words))], [0, *accumulate(map(len, other))]
-    for what, *at in difflib.SequenceMatcher(None, words, other).get_opcodes():
-        i, i_end, j, j_end = edges[at[0]], edges[at[1]], other_edges[at[2]], other_edges[at[3]]
+    for what, i, i_end, j, j_end in _opcodes(words, other):
+        a, a_end, b, b_end = edges[i], edges[i_end], other_edges[j], other_edges[j_end]
         if what == "equal":
-            yield i, j, i_end - i
-        elif what == "replace" and max(i_end - i, j_end - j) <= _LONGEST_COMPARED:
-            close = difflib.SequenceMatcher(None, found[i:i_end], expected[j:j_end], autojunk=False)
-            yield from ((i + a, j + b, size) for a, b, size in close.get_matching_blocks() if size)
+            yield a, b, a_end - a
+        elif a_end - a == b_end - b:  # as many characters: each stands for one. Else which is which cannot be known.
+            yield from ((a + n, b + n, 1) for n in range(a_end - a) if found[a + n] == expected[b + n])
+
+
+def _opcodes(words: Sequence[str], other: Sequence[str]) -> Iterable[tuple[str, int, int, int, int]]:
+    """difflib's, but word against word where there are equally many: then none was joined or split."""
+    if len(words) == len(other):
+        return [
+            ("equal" if a == b else "replace", n, n + 1, n, n + 1)
+            for n, (a, b) in enumerate(zip(words, other, strict=True))
+        ]
+    return difflib.SequenceMatcher(None, words, other).get_opcodes()

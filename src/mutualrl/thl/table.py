@@ -31,6 +31,7 @@ class TokenTable:
     is no token. `lengths`, shape (V,): their number, -1 for an id that is no token. `control`, shape (V,).
     `byte_tokens`, shape (V,): a lone byte of a byte fallback. `strips`: how many leading blanks the decoder takes from
     a text (`decoders.FIRST_TOKEN`: those of the first token). `names`: content of the control tokens by id.
+    `unknown`: the id that stands for what the vocabulary lacks, or -1.
     """
 
     pieces: list[bytes]
@@ -39,6 +40,7 @@ class TokenTable:
     byte_tokens: npt.NDArray[np.bool_]
     strips: int
     names: dict[int, str]
+    unknown: int
 
     def check(self, ids: Sequence[int]) -> Ints:
         """`ids` as an array, shape (n,). Raises TokenError for one that is no token of the vocabulary."""
@@ -141,6 +143,7 @@ _TABLES: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 def table_of(tokenizer: Any) -> TokenTable:
     """The table of a tokenizer, made on first use, and again when its vocabulary or its special tokens changed.
 
+    (Not seen is only an existing piece that is added once more, as special, without being any of the named specials.)
     Raises TokenizerError for a slow tokenizer, and for a decoder that is neither byte-level nor SentencePiece.
     """
     version = (len(tokenizer), *tokenizer.all_special_ids)
@@ -175,7 +178,8 @@ def _build(tokenizer: Any) -> TokenTable:
         lengths[token] = len(data)
         if len(piece) == 6:
             byte_tokens[token] = reader.is_byte(piece)
-    table = TokenTable(pieces, lengths, control, byte_tokens, reader.strips, names)
+    unknown = -1 if tokenizer.unk_token_id is None else int(tokenizer.unk_token_id)
+    table = TokenTable(pieces, lengths, control, byte_tokens, reader.strips, names, unknown)
     _compare(table, tokenizer)
     return table
 

@@ -8,17 +8,20 @@ text that spells a control token must not become one; a truncated response must 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from mutualrl.errors import TokenizerError
 from mutualrl.thl.offsets import utf8
 from mutualrl.thl.table import control_ids, known_table
 
-# Something that no tokenizer merges with what follows, so that text can be seen in a context.
-_ANCHOR = "\n"
+# What stands before a text so that it is seen in a context: the first merges with hardly anything but line breaks,
+# the second not with those.
+_ANCHORS = ("\n", "x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def decode_completion(token_ids: Sequence[int], tokenizer: Any) -> str:
     table = known_table(tokenizer)
     special = control_ids(tokenizer) if table is None else table.names.keys()
     ids = [i for i in token_ids if i not in special]
-    anchor, alone = _anchor(tokenizer)
+    anchor, alone = _anchor(tokenizer, _ANCHORS[0])
     whole = _decode([*anchor, *ids], tokenizer)
     return whole[len(alone) :] if whole.startswith(alone) else _decode(ids, tokenizer)
 
@@ -77,8 +80,8 @@ def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
 def retokenize(text: str, tokenizer: Any, max_length: int | None = None, *, ended: bool = False) -> Retokenized:
     """`text` as the learner's tokens, to stand after the learner's prompt tokens.
 
-    Control tokens spelled out in the text stay text. The end-of-sequence token is appended when `ended`
-    and only then. `max_length` counts all tokens; what is beyond it is counted in the result, not cut.
+    Control tokens spelled out in the text stay text (or `exact` is false). The end-of-sequence token is appended when
+    `ended` and only then. `max_length` counts all tokens; what is beyond it is counted in the result, not cut.
 
     Raises TextMismatchError for a lone surrogate, TokenizerError when `ended` and the tokenizer has no end of sequence.
     """
@@ -104,20 +107,41 @@ def end_id(tokenizer: Any) -> int:
 def encode_in_context(text: str, tokenizer: Any) -> tuple[list[int], bool]:
     """Ids of `text` as a continuation, and whether they decode to it.
 
-    A tokenizer that puts a blank before every text (SentencePiece) is shown the text behind the anchor.
+    A tokenizer that puts a blank before every text (SentencePiece) is shown the text behind an anchor. One that has its
+    control tokens among its pieces (Unigram) is shown a text that spells one in two parts.
     """
     ids = _encode(text, tokenizer)
     if _carries(ids, text, tokenizer):
         return ids, True
-    anchor, _ = _anchor(tokenizer)
-    behind = _encode(_ANCHOR + text, tokenizer)
-    if behind[: len(anchor)] == list(anchor):
-        rest = behind[len(anchor) :]
-        if _carries(rest, text, tokenizer):
-            return rest, True
-        if decode_completion(ids, tokenizer)[:1] == " " != text[:1]:
-            return rest, False
+    candidates = list(_behind_anchors(text, tokenizer))
+    for behind in candidates:
+        if _carries(behind, text, tokenizer):
+            return behind, True
+    parts = _cut_controls(text, ids, tokenizer)
+    if len(parts) > 1:
+        joined = [token for part in parts for token in encode_in_context(part, tokenizer)[0]]
+        return joined, _carries(joined, text, tokenizer)
+    if candidates and decode_completion(ids, tokenizer)[:1] == " " != text[:1]:
+        return candidates[0], False
     return ids, False
+
+
+def _behind_anchors(text: str, tokenizer: Any) -> Iterator[list[int]]:
+    """Ids of `text` as they come out behind each anchor that stays a token of its own there."""
+    for anchor in _ANCHORS:
+        before, _ = _anchor(tokenizer, anchor)
+        behind = _encode(anchor + text, tokenizer)
+        if behind[: len(before)] == list(before):
+            yield behind[len(before) :]
+
+
+def _cut_controls(text: str, ids: Sequence[int], tokenizer: Any) -> list[str]:
+    """`text` cut behind the first character of every control token that it spells and that `ids` have for real."""
+    table = known_table(tokenizer)
+    names = set() if table is None else {table.names[i] for i in ids if i in table.names and len(table.names[i]) > 1}
+    spelled = re.compile("|".join(map(re.escape, sorted(names)))) if names else None
+    cuts = [0, *(m.start() + 1 for m in spelled.finditer(text))] if spelled else [0]
+    return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
 
 
 def _carries(ids: list[int], text: str, tokenizer: Any) -> bool:
@@ -129,9 +153,9 @@ def _carries(ids: list[int], text: str, tokenizer: Any) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _anchor(tokenizer: Any) -> tuple[tuple[int, ...], str]:
-    """The anchor's ids, and the text they decode to; the same for a tokenizer's whole life."""
-    ids = _encode(_ANCHOR, tokenizer)
+def _anchor(tokenizer: Any, anchor: str) -> tuple[tuple[int, ...], str]:
+    """An anchor's ids, and the text they decode to; the same for a tokenizer's whole life."""
+    ids = _encode(anchor, tokenizer)
     return tuple(ids), _decode(ids, tokenizer)
 
 

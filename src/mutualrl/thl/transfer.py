@@ -68,8 +68,11 @@ def transfer(
     else:
         values = _sums(token, part[unit], targets)
         values[np.bincount(token, minlength=targets) == 0] = np.nan
-    residual, stranded = (0.0, 0) if all_good else (float(mass[~good].sum()), int(sources[~good].sum()))
-    return Transfer(values, ~np.isnan(values), residual, stranded)
+    if all_good:
+        return Transfer(values, ~np.isnan(values), 0.0, 0)
+    nowhere = ~np.roll(good, -rotate)[source.unit]
+    stranded = len(np.unique(source.token[nowhere]))
+    return Transfer(values, ~np.isnan(values), float(mass[~good].sum()), stranded)
 
 
 def _weights(source: Touch, logprobs: Floats) -> Floats:

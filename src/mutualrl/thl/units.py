@@ -47,7 +47,7 @@ def span_units(source: Placement, target: Placement, size: int) -> Units:
     A token that covers no byte belongs to the group of the next token, unless the other side has one there too:
     then the two are a group. The text's end closes a group in any case.
     """
-    of_source, of_target = _text_tokens(source, size), _text_tokens(target, size)
+    of_source, of_target = _text_tokens(source), _text_tokens(target)
     if source.whole and target.whole:
         keys, other, scale = source.ends, target.ends, 1
     else:
@@ -65,12 +65,9 @@ def span_units(source: Placement, target: Placement, size: int) -> Units:
     return Units(len(closes), Touch(of_source, group), Touch(of_target, target_group), broken)
 
 
-def _text_tokens(side: Placement, size: int) -> Ints:
-    """Indices of the tokens that are text: not control tokens, nor such as cover no byte and have none after them."""
-    if side.whole:
-        return np.arange(len(side.ends))
-    text = np.ones(len(side.ends), dtype=np.bool_) if side.control is None else ~side.control
-    return np.flatnonzero(text & ((side.ends > side.starts) | (side.ends < size)))
+def _text_tokens(side: Placement) -> Ints:
+    """Indices of the tokens that are text, not control tokens."""
+    return np.arange(len(side.ends)) if side.control is None else np.flatnonzero(~side.control)
 
 
 def _keys(ends: Ints, other: Ints) -> tuple[Ints, Ints, int]:
@@ -113,7 +110,9 @@ def segment_units(source: Placement, target: Placement, edges: Ints, characters:
 
 
 def _touches(side: Placement, edges: Ints, characters: Floats, size: int) -> Touch:
-    of_text = _text_tokens(side, size)
+    of_text = _text_tokens(side)
+    if not side.whole:  # a token that covers no byte and has none behind it is in no segment
+        of_text = of_text[(side.ends[of_text] > side.starts[of_text]) | (side.ends[of_text] < size)]
     ends, starts = side.ends[of_text], side.starts[of_text]
     first = np.searchsorted(edges, starts, side="right")
     last = np.searchsorted(edges, ends, side="left")

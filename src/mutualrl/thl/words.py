@@ -6,12 +6,13 @@ Source: paper, Algorithm "THL: WordSpans" and Section "Non-whitespace languages"
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 Unit = Literal["auto", "word", "char"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 _WORD = re.compile(r"\S+")
 _CHARACTER = re.compile(r"\S")
@@ -34,8 +35,8 @@ def word_spans(text: str, unit: Unit = "auto") -> list[tuple[int, int]]:
     non-blank characters (code points); `auto`: `char` when the text holds CJK, else `word`. The switch is
     per text. Blanks are in no span. Raises ValueError for another unit.
     """
-    if unit not in ("auto", "word", "char"):
-        raise ValueError(f"unit: found {unit!r}, expected one of: auto, word, char")
+    if unit not in UNITS:
+        raise ValueError(f"unit: found {unit!r}, expected one of: {', '.join(UNITS)}")
     single = unit == "char" or (unit == "auto" and has_cjk(text))
     return [match.span() for match in (_CHARACTER if single else _WORD).finditer(text)]
 
