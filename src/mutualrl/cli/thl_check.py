@@ -48,7 +48,7 @@ def thl_check(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=2, help="At most so many texts, spans, sequences, prompts in each suite.", show_default=False),
+        typer.Option(min=1, help="At most so many texts, spans, sequences, prompts in each suite.", show_default=False),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of what is drawn and sampled.")] = 0,

@@ -82,7 +82,7 @@ class ThlRequest:
             prompt_name=prompt_name,
             spans=_size(SPANS, flags.limit),
             sequences=_size(SEQUENCES, flags.limit),
-            prompt_count=_size(flags.prompts or PROMPTS, flags.limit),
+            prompt_count=_prompt_count(flags),
             samples=flags.samples or SAMPLES,
             max_new_tokens=flags.max_new_tokens or tokens or MAX_NEW_TOKENS,
             limit=flags.limit,
@@ -92,6 +92,11 @@ class ThlRequest:
 
 def _size(default: int, limit: int | None) -> int:
     return default if limit is None else min(default, limit)
+
+
+def _prompt_count(flags: Flags) -> int:
+    """How many prompts at most; two are needed to shuffle them."""
+    return max(2, _size(flags.prompts or PROMPTS, flags.limit))
 
 
 def _recipe(flags: Flags) -> Recipe | None:
@@ -171,5 +176,4 @@ def _prompts(flags: Flags, recipe: Recipe | None) -> tuple[tuple[str, ...] | Non
         return None, f"openings of {OPENING} words"
     loaded = get_task(name).load("train", TaskSource(data=flags.data, seed=flags.seed))
     prompts = list({prompt.text: prompt for prompt in loaded}.values())
-    count = _size(flags.prompts or PROMPTS, flags.limit)
-    return tuple(prompt.text for prompt in spread(prompts, count)), f"task {name}"
+    return tuple(prompt.text for prompt in spread(prompts, _prompt_count(flags))), f"task {name}"
