@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from mutualrl.thl import Group, align_batch, align_logprobs, decode_completion, retokenize, token_offsets
 from thl_tokenizers import byte_bpe, independent_bytes, own, sentencepiece_like, unigram
@@ -248,6 +249,21 @@ def test_what_a_tokenizer_adds_to_a_text_is_masked_though_nothing_is_lost() -> N
     assert not aligned.exact
     assert not aligned.covered.all()
     assert all("t" in piece for piece, covered in zip(read, aligned.covered, strict=True) if not covered)
+
+
+def test_a_token_with_added_text_in_it_spoils_its_group() -> None:
+    """`so it` becomes `so x it`, and one token has the o and the x: what of the source's `so` is the s cannot be known."""
+    source, target = byte_bpe("s·o"), byte_bpe("o·Ġ", "oĠ·x")
+    target.backend_tokenizer.normalizer = normalizers.Replace(" i", " x i")
+    read = [independent_bytes(i, target).decode() for i in retokenize("so it", target).ids]
+    assert read == ["s", "o x", " ", "i", "t"]
+    aligned = align_logprobs("so it", ids("so it", source), [-1.0, -2.0, -4.0, -8.0], source, target, anchor="span")
+    assert nan_equal(
+        aligned.logprobs, [None, None, None, -4.0, -8.0]
+    )  # the blank was put in between: i and t are whole
+    assert (aligned.residual, aligned.mismatched) == (-3.0, 2)
+    word = align_logprobs("so it", ids("so it", source), [-1.0, -2.0, -4.0, -8.0], source, target, anchor="word")
+    assert not word.covered[:2].any()
 
 
 def test_own_ids_of_a_tokenizer_that_changes_the_text_may_be_given_back() -> None:

@@ -57,12 +57,23 @@ def span_units(source: Placement, target: Placement, size: int) -> Units:
     if furthest > (closes[-1] if len(closes) else 0):
         closes = np.append(closes, furthest)
     group, target_group = np.searchsorted(closes, keys), np.searchsorted(closes, other)
-    broken = None
-    if target.lost is not None and target.changed is not None:
-        lost = np.concatenate(([0], np.cumsum(target.lost)))[np.concatenate(([0], closes // scale))]
-        broken = lost[1:] > lost[:-1]
-        broken[target_group[target.changed[of_target]]] = True
-    return Units(len(closes), Touch(of_source, group), Touch(of_target, target_group), broken)
+    touching = Touch(of_target, target_group)
+    return Units(len(closes), Touch(of_source, group), touching, _broken(target, closes // scale, touching))
+
+
+def _broken(target: Placement, edges: Ints, touching: Touch) -> Bools | None:
+    """Units, ending at the bytes `edges`, of which a part was changed; None when the target carries the text.
+
+    Bytes were lost, or a token has others beside the text's own. What was put in between covers no byte and spoils
+    nothing.
+    """
+    if target.lost is None or target.changed is None:
+        return None
+    lost = np.concatenate(([0], np.cumsum(target.lost)))[np.concatenate(([0], edges))]
+    broken: Bools = lost[1:] > lost[:-1]
+    mixed = target.changed & (target.ends > target.starts)
+    broken[touching.unit[mixed[touching.token]]] = True
+    return broken
 
 
 def _text_tokens(side: Placement) -> Ints:
@@ -102,11 +113,7 @@ def segment_units(source: Placement, target: Placement, edges: Ints, characters:
     size = len(characters) - 1
     touched = _touches(source, edges, characters, size)
     touching = _touches(target, edges, characters, size)
-    broken = None
-    if target.lost is not None and target.changed is not None:
-        lost = np.concatenate(([0], np.cumsum(target.lost)))[np.concatenate(([0], edges))]
-        broken = lost[1:] > lost[:-1]
-    return Units(len(edges), touched, touching, broken)
+    return Units(len(edges), touched, touching, _broken(target, edges, touching))
 
 
 def _touches(side: Placement, edges: Ints, characters: Floats, size: int) -> Touch:
