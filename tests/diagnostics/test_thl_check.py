@@ -275,6 +275,17 @@ def test_a_suite_that_needs_models_is_refused_for_tokenizers(cli: Cli, tokenizer
     assert "'ada' has no weights (a tokenizer alone); use --suite tokenizers" in result_of(done, 2)["error"]["message"]
 
 
+def test_the_help_says_what_the_defaults_are(cli: Cli) -> None:
+    shown = " ".join(cli("thl-check", "--help", COLUMNS="250").stdout.split())
+    for said in (
+        "Prompts at most (256).",
+        "Responses a prompt (5).",
+        "paper (span).",
+        "all (default, given two models).",
+    ):
+        assert said in shown
+
+
 def test_errors_come_before_torch(cli: Cli) -> None:
     done = cli("thl-check", "--anchor", "x", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 2

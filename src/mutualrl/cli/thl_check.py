@@ -31,20 +31,20 @@ def thl_check(
         typer.Option(help="Task of the prompts: the pool's own, or openings of the text.", show_default=False),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The task's rows (JSON Lines).", show_default=False)] = None,
-    prompts: Annotated[int | None, typer.Option(min=2, help="Prompts at most [256].", show_default=False)] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Responses a prompt [5].", show_default=False)] = None,
+    prompts: Annotated[int | None, typer.Option(min=2, help="Prompts at most (256).", show_default=False)] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Responses a prompt (5).", show_default=False)] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest response: the pool's own, else 64.", show_default=False)
     ] = None,
     suite: Annotated[
         str | None,
         typer.Option(
-            help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all [all, if both are models].",
+            help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all (default, given two models).",
             show_default=False,
         ),
     ] = None,
     anchor: Annotated[
-        str | None, typer.Option(help="Alignment: span, word, char, paper [span].", show_default=False)
+        str | None, typer.Option(help="Alignment: span, word, char, paper (span).", show_default=False)
     ] = None,
     limit: Annotated[
         int | None,
