@@ -281,7 +281,7 @@ def test_the_help_says_what_the_defaults_are(cli: Cli) -> None:
         "Prompts at most (256).",
         "Responses a prompt (5).",
         "paper (span).",
-        "all (default, given two models).",
+        "all (default: all, of models).",
     ):
         assert said in shown
 

@@ -39,7 +39,7 @@ def thl_check(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all (default, given two models).",
+            help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all (default: all, of models).",
             show_default=False,
         ),
     ] = None,
