@@ -87,13 +87,6 @@ class TextMismatchError(AlignmentError):
     kind = "text-mismatch"
 
 
-class GateError(MutualRLError):
-    """A check was carried out, and what was checked did not pass."""
-
-    kind = "gate"
-    exit_code = 3
-
-
 class PeerLostError(MutualRLError, RuntimeError):
     """A policy of the pool died or fell silent for longer than the peer timeout."""
 

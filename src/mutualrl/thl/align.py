@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mutualrl.errors import AlignmentError, TextMismatchError, TraceError
-from mutualrl.thl.offsets import Placement, place, place_any, utf8
+from mutualrl.thl.offsets import Bools, Placement, place, place_any, utf8
 from mutualrl.thl.paper import paper_units
 from mutualrl.thl.table import Ints, TokenTable, table_of
 from mutualrl.thl.text import encode_in_context, end_id
 from mutualrl.thl.transfer import Transfer, transfer
-from mutualrl.thl.units import Bools, Floats, Units, segment_units, span_units
+from mutualrl.thl.units import Floats, Units, segment_units, span_units
 from mutualrl.thl.words import UNITS, Unit, byte_positions, character_positions, segment_ends
 
 Anchor = Literal["paper", "word", "span", "char"]

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from mutualrl.errors import TraceError
 from mutualrl.thl.align import BOUND, DEFAULT_ANCHOR, Alignment, Anchor, align_logprobs, check_trace
-from mutualrl.thl.units import Bools, Floats
+from mutualrl.thl.offsets import Bools
+from mutualrl.thl.units import Floats
 from mutualrl.thl.words import Unit
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mutualrl.thl.offsets import Bools
 from mutualrl.thl.table import Ints
-from mutualrl.thl.units import Bools, Floats, Touch, Units
+from mutualrl.thl.units import Floats, Touch, Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def transfer(
     without source tokens gives its target tokens 0, once any unit has some (the paper's pseudocode).
     """
     source, target = units.source, units.target
-    mass = _sums(source.unit, _weights(source, logprobs), units.count)
+    mass = gather(source, logprobs, units.count)
     sources = np.bincount(source.unit, minlength=units.count)
     if rotate:
         mass, sources = np.roll(mass, rotate), np.roll(sources, rotate)
@@ -75,9 +76,10 @@ def transfer(
     return Transfer(values, ~np.isnan(values), float(mass[~good].sum()), stranded)
 
 
-def _weights(source: Touch, logprobs: Floats) -> Floats:
-    weights = logprobs[source.token]
-    return weights if source.share is None else weights * source.share
+def gather(touch: Touch, values: Floats, count: int) -> Floats:
+    """Sum of the tokens' values in every one of `count` units, shape (count,), each token by its part."""
+    weights = values[touch.token]
+    return _sums(touch.unit, weights if touch.share is None else weights * touch.share, count)
 
 
 def _sums(index: Ints, weights: Floats, size: int) -> Floats:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mutualrl.thl.offsets import Placement
+from mutualrl.thl.offsets import Bools, Placement
 from mutualrl.thl.table import Ints
 
 Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

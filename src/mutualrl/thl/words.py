@@ -60,9 +60,7 @@ def character_positions(data: bytes) -> npt.NDArray[np.float64]:
     size = len(data)
     if data.isascii():
         return np.arange(size + 1, dtype=np.float64)
-    raw = np.frombuffer(data, dtype=np.uint8)
-    starts = np.flatnonzero((raw & 0xC0) != 0x80)
-    edges = np.append(starts, size)
+    edges = _edges(data)
     return np.interp(np.arange(size + 1), edges, np.arange(len(edges), dtype=np.float64))
 
 
@@ -71,6 +69,10 @@ def byte_positions(text: str, data: bytes, characters: list[int]) -> npt.NDArray
     at = np.asarray(characters, dtype=np.int64)
     if len(text) == len(data):
         return at
+    return _edges(data)[at]
+
+
+def _edges(data: bytes) -> npt.NDArray[np.int64]:
+    """Byte where each character of UTF-8 `data` starts, and where the last ends."""
     raw = np.frombuffer(data, dtype=np.uint8)
-    starts = np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(data))
-    return starts[at].astype(np.int64)
+    return np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(data))

@@ -20,6 +20,7 @@ from mutualrl.thl import Anchor, align_logprobs, has_cjk, retokenize
 from mutualrl.thl.offsets import Placement, place, utf8
 from mutualrl.thl.paper import tokenize
 from mutualrl.thl.table import table_of
+from mutualrl.thl.transfer import gather
 from mutualrl.thl.units import Floats, segment_units
 from mutualrl.thl.words import Unit, byte_positions, character_positions, segment_ends
 
@@ -52,7 +53,8 @@ class Voice:
     def encode(self, text: str) -> list[int] | None:
         """Ids of a text that begins a document; None when they do not carry it."""
         table = table_of(self.tokenizer)
-        for ids in (tokenize(text, self.tokenizer), list(retokenize(text, self.tokenizer).ids)):
+        for encode in (tokenize, lambda text, tokenizer: list(retokenize(text, tokenizer).ids)):
+            ids: list[int] = encode(text, self.tokenizer)
             try:
                 place(table.check(ids), table, utf8(text))
             except TextMismatchError:
@@ -120,8 +122,7 @@ def unit_mass(text: str, ids: Sequence[int], values: Floats, tokenizer: Any, uni
     edges = byte_positions(text, data, segment_ends(text, unit))
     side = place(table.check(ids), table, data)
     touch = segment_units(side, _NOTHING, edges, character_positions(data)).source
-    weights = values[touch.token] * (1.0 if touch.share is None else touch.share)
-    return np.bincount(touch.unit, weights, minlength=len(edges)).astype(np.float64, copy=False)
+    return gather(touch, values, len(edges))
 
 
 def relative_error(found: Sequence[Floats], truth: Sequence[Floats]) -> float:

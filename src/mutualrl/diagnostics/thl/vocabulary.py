@@ -100,15 +100,15 @@ def _count(counts: PairCounts, text: str, source: Any, target: Any, anchor: Anch
     counts.texts += 1
     counts.characters += len(carried)
     counts.source.exact_texts += sampled.exact
-    counts.target.exact_texts += retokenize(carried, target).exact
     trace = -np.ones(len(ids))
     aligned = align_logprobs(carried, ids, trace, source, target, anchor=anchor)
+    counts.target.exact_texts += aligned.exact
     counts.ends_met += bool(aligned.covered[-1])
     counts.source.tokens += len(ids)
     counts.target.tokens += len(aligned.target_ids)
     counts.source.unplaced += aligned.mismatched
     counts.target.unplaced += int((~aligned.covered).sum())
-    span = align_logprobs(carried, ids, trace, source, target, anchor="span")
+    span = aligned if anchor == "span" else align_logprobs(carried, ids, trace, source, target, anchor="span")
     counts.sizes.update((len(group.source), len(group.target)) for group in span.groups)
     words = align_logprobs(carried, ids, trace, source, target, anchor="word", unit="word")
     _count_words(counts.source, carried, ids, source, words.units.source)
