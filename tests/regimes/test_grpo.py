@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutualrl.regimes.grpo import group_advantages
+from mutualrl.regimes.advantages import group_advantages
 
 
 def test_advantages_against_numbers_worked_by_hand() -> None:

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.regimes.base import RoundView
+from mutualrl.regimes.dealing import Slot, deal
 from mutualrl.regimes.sgt import (
     Candidate,
     Fitted,
     SGTSettings,
-    Slot,
-    deal,
     draw,
     gate,
     pair_nll,
@@ -187,6 +186,7 @@ def test_plan_decodes_texts_of_gated_prompts_only_and_reports() -> None:
     peer = Peer([("p1", 1.0, "yes"), ("p1", 0.0, None), ("p2", 1.0, "also")])
     view = RoundView(
         round=0, learner="ada", run_seed=0, prompt_ids=["p1", "p1", "p2", "p2"], rewards=[0, 0, 1, 0],
+        advantages=[0] * 4, lengths=[1] * 4,
         peers={"bob": peer}, fit=lambda text, ended: tuple(text.encode()), uses={},  # type: ignore[dict-item]
     )  # fmt: skip
     got = plan(view, DEFAULT)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
+
+from mutualrl.errors import UsageError
+from mutualrl.regimes.advantages import Scale, by_prompt
 
 
 class RegimeSettings(BaseModel):
@@ -29,13 +34,31 @@ class PeerRound(Protocol):
         ...
 
 
+class Aligner(Protocol):
+    """Puts a peer's trace on the learner's tokens: log-probs, 0 where there is none, and where there is one."""
+
+    def __call__(
+        self, policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Both of shape (T,), T the learner's tokens of `text` as `RoundView.fit` gives them."""
+        ...
+
+
+def no_alignment(
+    policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """The aligner where there are no tokenizers of the peers."""
+    raise UsageError("this regime aligns traces: give the peers' tokenizers (Sharing.over(..., tokenizers={...}))")
+
+
 @dataclass(frozen=True, slots=True)
 class RoundView:
     """All that a regime may look at: one learner, one round.
 
-    `prompt_ids` and `rewards` are the learner's own rollouts, row by row, over all its ranks. `fit` turns a
-    peer's text (and whether it had ended) into the learner's token ids, or None when it is too long or
-    cannot be carried. `uses` counts the pairs each prompt has given so far in the run.
+    `prompt_ids`, `rewards`, `advantages` (TRL's) and `lengths` (tokens) are of the learner's own rollouts, row by row,
+    over all its ranks. `scale` is the trainer's `scale_rewards`. `fit` turns a peer's text (and whether it had ended)
+    into the learner's token ids, or None when it is too long or cannot be carried; `align` puts a peer's trace on
+    them. `uses` counts the pairs each prompt has given so far in the run.
     """
 
     round: int
@@ -43,16 +66,17 @@ class RoundView:
     run_seed: int
     prompt_ids: Sequence[str]
     rewards: Sequence[float]
+    advantages: Sequence[float]
+    lengths: Sequence[float]
     peers: Mapping[str, PeerRound]
     fit: Callable[[str, bool], tuple[int, ...] | None]
-    uses: Mapping[str, int]
+    uses: Mapping[str, int] = field(default_factory=dict)
+    scale: Scale = "group"
+    align: Aligner = no_alignment
 
     def own_groups(self) -> dict[str, list[float]]:
         """Own rewards by prompt."""
-        groups: dict[str, list[float]] = {}
-        for prompt_id, reward in zip(self.prompt_ids, self.rewards, strict=True):
-            groups.setdefault(prompt_id, []).append(reward)
-        return groups
+        return by_prompt(self.prompt_ids, self.rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +90,40 @@ class Pair:
     ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PeerRow:
+    """A peer's rollout as a row of the learner's batch, on the learner's T tokens.
+
+    `logprobs`, shape (T,), nats: the behaviour policy's trace, None where the learner's own snapshot stands for it.
+    `covered`, shape (T,): the tokens that count in the loss.
+    """
+
+    prompt_id: str
+    policy: str
+    rollout: int
+    advantage: float
+    ids: tuple[int, ...]
+    logprobs: npt.NDArray[np.float32] | None
+    covered: npt.NDArray[np.bool_]
+
+
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
     """What a regime adds to the learner's round.
 
-    `pairs` join the loss with `weight` times their mean NLL, the mean being over the pairs (or prompts,
-    by `normalize`) of an optimizer step. `metrics` go to the log under their names.
+    `advantages`: of the own rollouts, in the view's order, in place of TRL's; None keeps those. `pairs` join the loss
+    with `weight` times their mean NLL, the mean being over the pairs (or prompts, by `normalize`) of an optimizer step.
+    `rows` are peers' rollouts that join the batch; `clip` and `delta` say how their ratios are bounded. `metrics` go to
+    the log under their names.
     """
 
+    advantages: tuple[float, ...] | None = None
     pairs: tuple[Pair, ...] = ()
     weight: float = 0.0
     normalize: str = "pairs"
+    rows: tuple[PeerRow, ...] = ()
+    clip: str = "ppo"
+    delta: float = math.inf
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -87,7 +134,7 @@ class RegimeSpec:
     `publishes`: names of the optional record fields that a policy puts into the exchange.
     `text_above`: with `y_text` published, only rollouts rewarded above this have their text published.
     `reads_peers`: whether a round waits for the peers (a pool of one is refused then).
-    `plan`: from a view of the round to what joins the learner's update. Pure.
+    `plan`: from a view of the round to what joins the learner's update, pure; None changes nothing.
     """
 
     name: str
@@ -96,7 +143,19 @@ class RegimeSpec:
     publishes: Callable[[RegimeSettings], frozenset[str]]
     text_above: Callable[[RegimeSettings], float]
     reads_peers: bool
-    plan: Callable[[RoundView, RegimeSettings], RoundPlan]
+    plan: Callable[[RoundView, RegimeSettings], RoundPlan] | None
+
+
+def advantage_metrics(name: str, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
+    """How advantages were changed: `NAME/sign_flips`, the share of rollouts whose advantage went between strictly
+    positive and strictly negative, and `NAME/advantage_change`, the mean size of the change."""
+    old, new = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if not old.size:
+        return {}
+    return {
+        f"{name}/sign_flips": float((old * new < 0).mean()),
+        f"{name}/advantage_change": float(np.abs(new - old).mean()),
+    }
 
 
 def seeded(run_seed: int, round_: int, prompt_id: str, learner: str) -> np.random.Generator:

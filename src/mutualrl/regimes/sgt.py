@@ -131,27 +131,6 @@ def select(
     return Selection(tuple(pairs), len(own), gated, unfit, spent)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A micro-batch of a round: `step` optimizer step, `micro` micro-batch within it, `rank`."""
-
-    step: int
-    micro: int
-    rank: int
-
-
-def deal(pairs: int, *, steps: int, micro_batches: int, ranks: int) -> dict[Slot, list[int]]:
-    """Which pair goes where: round-robin over the optimizer steps of the round, and within a step over
-    ranks first, then micro-batches. Every slot is a key, with an empty list where no pair falls."""
-    table: dict[Slot, list[int]] = {
-        Slot(s, m, r): [] for s in range(steps) for m in range(micro_batches) for r in range(ranks)
-    }
-    for index in range(pairs):
-        step, place = index % steps, index // steps
-        table[Slot(step, (place // ranks) % micro_batches, place % ranks)].append(index)
-    return table
-
-
 def pair_nll(logps_P_T: Tensor, mask_P_T: Tensor) -> Tensor:
     """Per-token mean negative log-likelihood of each pair, shape (pairs,).
 
@@ -205,7 +184,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
         "sgt/unfit": float(selection.unfit),
         "sgt/extra_tokens": float(sum(len(pair.ids) for pair in selection.pairs)),
     }
-    return RoundPlan(selection.pairs, chosen.weight, chosen.normalize, metrics)
+    return RoundPlan(pairs=selection.pairs, weight=chosen.weight, normalize=chosen.normalize, metrics=metrics)
 
 
 def _successes(peer: PeerRound, above: float) -> dict[str, list[int]]:

@@ -58,6 +58,8 @@ def build_trainer(run: RunDirectory, recipe: Recipe, policy: str, info: dict[str
         max_length=args.max_completion_length,
         publish=recipe.run.publish,
         heartbeat=heartbeat,
+        tokenizers=tokenizers,
+        demands=[recipe.regime_settings(p.name) for p in recipe.policies if p.name != policy],
     )
     model = located(recipe.policy(policy).model)
     try:

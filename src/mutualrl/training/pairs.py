@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from trl.trainer.utils import pad
 
 from mutualrl.regimes.base import Pair
-from mutualrl.regimes.sgt import Slot, deal, pair_nll, sgt_loss
+from mutualrl.regimes.dealing import Slot, deal
+from mutualrl.regimes.sgt import pair_nll, sgt_loss
 from mutualrl.training.sharing import SharedRound
 
 

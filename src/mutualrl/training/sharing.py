@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.errors import PlanMismatchError, UsageError
 from mutualrl.records import Record
 from mutualrl.regimes import RegimeSettings, get_regime
-from mutualrl.regimes.base import RoundPlan, RoundView
+from mutualrl.regimes.base import Aligner, RoundPlan, RoundView
 from mutualrl.see import OPTIONAL_FIELDS, Exchange, Heartbeat, Shard
-from mutualrl.thl import retokenize
+from mutualrl.thl import align_logprobs, retokenize
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRound:
-    """A rank's share of the learner's rollouts in a round, and its prompts' token ids."""
+    """A rank's share of the learner's rollouts in a round: records, TRL's advantages, lengths, prompts' token ids."""
 
     records: Sequence[Record]
+    advantages: Sequence[float]
+    lengths: Sequence[int]
     prompt_tokens: dict[str, tuple[int, ...]]
+
+
+class OwnRow(NamedTuple):
+    """What a regime may look at of one own rollout."""
+
+    prompt_id: str
+    reward: float
+    advantage: float
+    length: float
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRound:
-    """The regime's plan for the round, and the learner's prompt tokens of every pair. Equal on all ranks."""
+    """The regime's plan for the round, and the learner's prompt tokens of what joins it. Equal on all ranks."""
 
     plan: RoundPlan
     prompt_tokens: dict[str, tuple[int, ...]]
@@ -40,7 +54,9 @@ class Sharing:
     """Everything a trainer needs to share: exchange, peers, regime, and the learner's tokenizer and limit.
 
     `run_seed` seeds the regime's draws. `max_length` bounds a peer's text in the learner's tokens; None takes the
-    trainer's `max_completion_length`. `publish` is `"regime"` (what the regime asks for) or `"full"`.
+    trainer's `max_completion_length`. `publish` is `"regime"` (what the regime asks for) or `"full"`. `tokenizers` are
+    the peers', by name, for regimes that align traces. `demands` are the settings of all policies of the pool where
+    they differ: what any of them reads is published.
     """
 
     exchange: Exchange
@@ -51,6 +67,8 @@ class Sharing:
     max_length: int | None
     publish: str = "regime"
     heartbeat: Heartbeat | None = None
+    tokenizers: Mapping[str, Any] = field(default_factory=dict)
+    demands: Sequence[RegimeSettings] = ()
     uses: Counter[str] = field(default_factory=Counter)
     wait_seconds: float = 0.0
 
@@ -65,12 +83,14 @@ class Sharing:
         run_id: str = "script",
         run_seed: int = 0,
         max_length: int | None = None,
+        tokenizers: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Sharing:
         """Sharing over a directory, for use with `MutualGRPOTrainer` in one's own script.
 
-        All policies of a run give the same `root` and `run_id`. Raises UsageError when this policy has
-        already published there: rounds of an earlier run must not be taken for this one's.
+        All policies of a run give the same `root` and `run_id`. Regime `prp` needs the peers' `tokenizers` by name.
+        Raises UsageError when this policy has already published there (rounds of an earlier run must not be taken for
+        this one's), and when a tokenizer is missing.
         """
         exchange = Exchange(root, policy, run_id)
         if any(exchange.directory.glob("*.parquet")):
@@ -79,7 +99,14 @@ class Sharing:
             )
         chosen = get_regime(regime).settings(**settings)
         heartbeat = Heartbeat(exchange.directory, policy)
-        return cls(exchange, peers, regime, chosen, run_seed, max_length, heartbeat=heartbeat)
+        given = dict(tokenizers or {})
+        lacking = sorted(set(peers) - set(given))
+        if "logprobs" in get_regime(regime).publishes(chosen) and lacking:
+            raise UsageError(
+                f"regime {regime!r} aligns the peers' traces and needs their tokenizers: none given for "
+                f"{', '.join(lacking)} (Sharing.over(..., tokenizers={{{lacking[0]!r}: ...}}))"
+            )
+        return cls(exchange, peers, regime, chosen, run_seed, max_length, heartbeat=heartbeat, tokenizers=given)
 
     @property
     def reads_peers(self) -> bool:
@@ -88,61 +115,103 @@ class Sharing:
 
     @property
     def fields(self) -> frozenset[str]:
-        """Optional record fields that this policy publishes."""
-        return OPTIONAL_FIELDS if self.publish == "full" else get_regime(self.regime).publishes(self.settings)
+        """Optional record fields that this policy publishes: what any policy of the pool reads."""
+        return OPTIONAL_FIELDS if self.publish == "full" else self._demanded_fields
+
+    @property
+    def text_above(self) -> float:
+        """Rollouts rewarded above this have their text published."""
+        return min(get_regime(self.regime).text_above(settings) for settings in self._demanded)
+
+    def publishes_text(self, reward: float) -> bool:
+        """Whether the text of a rollout with this reward (NaN: unscorable) is published."""
+        everything = self.publish == "full" or self.text_above == -math.inf
+        return "y_text" in self.fields and (everything or reward > self.text_above)
+
+    @property
+    def wants_trace(self) -> bool:
+        """Whether some policy's regime reads the behaviour policy's log-probs, so that a pass for them is due."""
+        return "logprobs" in self._demanded_fields
+
+    @property
+    def _demanded(self) -> Sequence[RegimeSettings]:
+        return (self.settings, *self.demands)
+
+    @property
+    def _demanded_fields(self) -> frozenset[str]:
+        publishes = get_regime(self.regime).publishes
+        return frozenset().union(*(publishes(settings) for settings in self._demanded))
+
+    @property
+    def _writes(self) -> bool:
+        return self.reads_peers or self.publish == "full"
 
     @property
     def silent(self) -> bool:
-        """Whether a round neither publishes nor reads anything."""
-        return not self.reads_peers and self.publish != "full"
+        """Whether a round neither publishes nor changes anything."""
+        return not self._writes and get_regime(self.regime).plan is None
 
     def trim(self, record: Record) -> Record:
         """The record with the fields that are not published taken out."""
         kept = {name: getattr(record, name) for name in self.fields}
-        if self.publish != "full" and record.reward <= get_regime(self.regime).text_above(self.settings):
+        if not self.publishes_text(record.reward):
             kept.pop("y_text", None)
         return Record(record.prompt_id, record.rollout, record.reward, record.ended, **kept)
 
-    def share(self, round_: int, step: int, own: OwnRound, accelerator: Any, tokenizer: Any) -> SharedRound:
+    def share(self, round_: int, step: int, own: OwnRound, trainer: Any) -> SharedRound:
         """Publish the round, wait for the peers' and plan: SEE -> THL -> regime. All ranks return the same."""
-        part = self.exchange.write_part(round_, [self.trim(r) for r in own.records], accelerator.process_index)
-        everyone = gather_object([(part, [(r.prompt_id, r.reward) for r in own.records], own.prompt_tokens)])
+        accelerator = trainer.accelerator
+        part = None
+        if self._writes:
+            records = [self.trim(record) for record in own.records]
+            part = self.exchange.write_part(round_, records, accelerator.process_index)
+        rows = [
+            OwnRow(record.prompt_id, record.reward, advantage, length)
+            for record, advantage, length in zip(own.records, own.advantages, own.lengths, strict=True)
+        ]
+        everyone = gather_object([(part, rows, own.prompt_tokens)])
         answer: list[SharedRound | None] = [None]
         if accelerator.is_main_process:
-            self.exchange.commit(round_, [entry[0] for entry in everyone], step)
-            rows = [row for entry in everyone for row in entry[1]]
+            if self._writes:
+                self.exchange.commit(round_, [entry[0] for entry in everyone], step)
+            every_row = [row for entry in everyone for row in entry[1]]
             tokens = {key: ids for entry in everyone for key, ids in entry[2].items()}
-            answer = [self._plan(round_, rows, tokens, tokenizer)]
+            answer = [self._plan(round_, every_row, tokens, trainer)]
         shared = broadcast_object_list(answer, from_process=0)[0]
         assert shared is not None
         self.uses.update(pair.prompt_id for pair in shared.plan.pairs)
         return shared
 
     def _plan(
-        self, round_: int, rows: Sequence[tuple[str, float]], tokens: dict[str, tuple[int, ...]], tokenizer: Any
+        self, round_: int, rows: Sequence[OwnRow], tokens: dict[str, tuple[int, ...]], trainer: Any
     ) -> SharedRound:
+        make = get_regime(self.regime).plan
+        if make is None:
+            return SharedRound(RoundPlan(), {})
         shards, waited = self._read(round_)
-        own_prompts = {prompt_id for prompt_id, _ in rows}
+        own_prompts = {row.prompt_id for row in rows}
         for name, shard in shards.items():
             _same_prompts(self.exchange.policy, name, round_, own_prompts, set(shard.column("prompt_id")))
         view = RoundView(
             round=round_,
             learner=self.exchange.policy,
             run_seed=self.run_seed,
-            prompt_ids=[prompt_id for prompt_id, _ in rows],
-            rewards=[reward for _, reward in rows],
+            prompt_ids=[row.prompt_id for row in rows],
+            rewards=[row.reward for row in rows],
+            advantages=[row.advantage for row in rows],
+            lengths=[row.length for row in rows],
             peers=shards,
-            fit=fitter(tokenizer, self.max_length),
+            fit=fitter(trainer._tokenizer, self.max_length),
             uses=self.uses,
+            scale=trainer.scale_rewards,
+            align=aligner(self.tokenizers, trainer._tokenizer),
         )
-        plan = get_regime(self.regime).plan(view, self.settings)
-        metrics = {
-            **plan.metrics,
-            "see/wait_seconds": waited,
-            "see/bytes": float(sum(shard.bytes for shard in shards.values())),
-        }
-        plan = RoundPlan(plan.pairs, plan.weight, plan.normalize, metrics)
-        return SharedRound(plan, {pair.prompt_id: tokens[pair.prompt_id] for pair in plan.pairs})
+        plan = make(view, self.settings)
+        if self.reads_peers:
+            size = float(sum(shard.bytes for shard in shards.values()))
+            plan = replace(plan, metrics={**plan.metrics, "see/wait_seconds": waited, "see/bytes": size})
+        joining = {pair.prompt_id for pair in plan.pairs} | {row.prompt_id for row in plan.rows}
+        return SharedRound(plan, {prompt_id: tokens[prompt_id] for prompt_id in sorted(joining)})
 
     def _read(self, round_: int) -> tuple[dict[str, Shard], float]:
         if not self.reads_peers:
@@ -167,6 +236,25 @@ def fitter(tokenizer: Any, max_length: int | None) -> Callable[[str, bool], tupl
         return carried.ids if carried.exact and carried.fits and carried.ids else None
 
     return fit
+
+
+def aligner(peers: Mapping[str, Any], learner: Any) -> Aligner:
+    """A function that puts a peer's trace on the tokens that `fitter` gives the learner."""
+
+    def align(
+        policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        if policy not in peers:
+            raise UsageError(f"no tokenizer of peer {policy!r} was given; regime prp aligns traces with it")
+        target = retokenize(text, learner, ended=ended).ids
+        aligned = align_logprobs(
+            text, token_ids, logprobs, peers[policy], learner, target_ids=target, anchor=anchor,  # type: ignore[arg-type]
+            source_eos_ids=token_ids[-1:] if ended else (), target_eos_ids=target[-1:] if ended else (),
+        )  # fmt: skip
+        covered = np.asarray(aligned.covered, dtype=np.bool_)
+        return np.where(covered, aligned.logprobs, 0.0), covered
+
+    return align
 
 
 def _same_prompts(learner: str, peer: str, round_: int, own: set[str], theirs: set[str]) -> None:

@@ -14,6 +14,7 @@ from mutualrl.regimes import get_regime
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.callback import SharingCallback
 from mutualrl.training.pairs import PairTerm
+from mutualrl.training.peer_rows import PeerRows
 from mutualrl.training.sharing import OwnRound, Sharing
 
 
@@ -41,6 +42,7 @@ class MutualGRPOTrainer(GRPOTrainer):
         self.sharing = sharing
         self._scored: _Scored | None = None
         self._pair_term = PairTerm(self)
+        self._peer_rows = PeerRows(self)
         if sharing is None:
             return
         if sharing.max_length is None:
@@ -72,36 +74,67 @@ class MutualGRPOTrainer(GRPOTrainer):
 
     def _share_round(self, sharing: Sharing, batch: dict[str, Any]) -> None:
         """The data flow of a round, after TRL has generated and verified:
-        publish (SEE) -> wait, read peers (SEE) -> retokenise (THL) -> regime -> into the loss."""
+        publish (SEE) -> wait, read peers (SEE) -> retokenise, align (THL) -> regime -> into the loss."""
         round_ = self._step // (self.args.steps_per_generation * self.num_iterations)
-        own = self._own_round(batch)
-        shared = sharing.share(round_, self.state.global_step, own, self.accelerator, self._tokenizer)
+        shared = sharing.share(round_, self.state.global_step, self._own_round(batch), self)
+        if shared.plan.advantages is not None:
+            self._set_advantages(batch, shared.plan.advantages)
         self._pair_term.load(shared)
+        self._peer_rows.load(shared, batch)
         for name, value in shared.plan.metrics.items():
             self._metrics["train"][name].append(value)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """TRL's loss, plus this micro-batch's share of the gated NLL where there is one."""
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        """TRL's loss, over the pool where peers' rows joined it, plus this micro-batch's share of the gated NLL."""
         if self.sharing is None or not self.model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+        def own(rows: dict[str, Any]) -> torch.Tensor:
+            loss = super(MutualGRPOTrainer, self).compute_loss(model, rows, return_outputs, num_items_in_batch)
+            self._log_ppo_kl(rows)
             return loss
+
+        loss = self._peer_rows.loss(model, inputs, own) if self._peer_rows.active else own(inputs)
         extra = self._pair_term.loss(model, inputs)
         return loss if extra is None else loss + extra
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; the log-probs of the last pass are kept for metrics, since TRL's loss does not return them."""
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self.last_logps = found[0].detach()
+        return found
+
+    def _log_ppo_kl(self, inputs: dict[str, Any]) -> None:
+        """`ppo_kl`: mean over own tokens of log pi_old - log pi (paper, Section "Optimization Diagnostics")."""
+        old, mask = inputs.get("old_per_token_logps"), inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        if old is None:  # the policy has not moved since it sampled
+            self._metrics["train"]["ppo_kl"].append(0.0)
+            return
+        sums = torch.stack([((old - self.last_logps) * mask).sum(), mask.sum().to(old.dtype)])
+        total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+        self._metrics["train"]["ppo_kl"].append(total / max(count, 1.0))
+
+    def _set_advantages(self, batch: dict[str, Any], advantages: tuple[float, ...]) -> None:
+        """Put the regime's advantages, of all ranks' rows, in place of TRL's; in TRL's table of completions too."""
+        own = batch["advantages"]
+        first = self.accelerator.process_index * len(own)
+        batch["advantages"] = torch.tensor(advantages[first : first + len(own)], dtype=own.dtype, device=own.device)
+        logged = self._logs["advantages"]
+        for _ in range(min(len(advantages), len(logged))):
+            logged.pop()
+        logged.extend(advantages)
 
     def _own_round(self, batch: dict[str, Any]) -> OwnRound:
         """This rank's rollouts as records. Text and ids are made only where they will be published."""
         scored, sharing = self._scored, self.sharing
         assert scored is not None and sharing is not None
-        count = len(scored.inputs)
-        first = self.accelerator.process_index * count
-        threshold = get_regime(sharing.regime).text_above(sharing.settings)
-        advantages = batch["advantages"].tolist()
+        first = self.accelerator.process_index * len(scored.inputs)
+        advantages, traces = batch["advantages"].tolist(), self._behaviour_trace(batch, sharing)
         records, tokens = [], {}
         for row, example in enumerate(scored.inputs):
             ids, reward = scored.completion_ids[row], scored.rewards[row]
-            text_wanted = "y_text" in sharing.fields and (sharing.publish == "full" or reward > threshold)
             key = _prompt_key(example)
             if key not in tokens:
                 tokens[key] = tuple(batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist())
@@ -112,13 +145,32 @@ class MutualGRPOTrainer(GRPOTrainer):
                     reward=reward,
                     ended=ended(ids, self.eos_token_ids),
                     x_text=_prompt_text(example) if "x_text" in sharing.fields else None,
-                    y_text=decode_completion(ids, self._tokenizer) if text_wanted else None,
+                    y_text=decode_completion(ids, self._tokenizer) if sharing.publishes_text(reward) else None,
                     advantage=advantages[row],
                     token_ids=tuple(ids) if "token_ids" in sharing.fields else None,
-                    logprobs=_trace(batch, row, len(ids)) if "logprobs" in sharing.fields else None,
+                    logprobs=None if traces is None else tuple(traces[row][: len(ids)].tolist()),
                 )
             )
-        return OwnRound(records, tokens)
+        return OwnRound(records, advantages, [len(ids) for ids in scored.completion_ids], tokens)
+
+    def _behaviour_trace(self, batch: dict[str, Any], sharing: Sharing) -> torch.Tensor | None:
+        """The sampling policy's log-probs, shape (rows, T), where they are published: the sampling engine's own, else
+        TRL's from before the update, else those of one forward pass without dropout, which draws no random number."""
+        if "logprobs" not in sharing.fields:
+            return None
+        for key in ("sampling_per_token_logps", "old_per_token_logps"):
+            if key in batch:
+                return batch[key].cpu()
+        if not sharing.wants_trace:
+            return None  # `full` publishes what is there; it costs no pass
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        keep, size = batch["completion_ids"].size(1), self.args.per_device_train_batch_size
+        self.model.eval()
+        with torch.no_grad():
+            logps, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, mask, keep, batch_size=size)
+        self.model.train()
+        return logps.cpu()
 
 
 def _prompt_text(example: dict[str, Any]) -> str:
@@ -129,9 +181,3 @@ def _prompt_text(example: dict[str, Any]) -> str:
 def _prompt_key(example: dict[str, Any]) -> str:
     """The data column `prompt_id`, or an id made of the prompt's text."""
     return str(example.get("prompt_id") or prompt_id("data", "train", "-", _prompt_text(example)))
-
-
-def _trace(batch: dict[str, Any], row: int, length: int) -> tuple[float, ...] | None:
-    """The behaviour policy's log-probs where the sampling engine gave them."""
-    traces = batch.get("sampling_per_token_logps")
-    return None if traces is None else tuple(traces[row][:length].tolist())

@@ -1,0 +1,89 @@
+"""Group-relative advantages: own, over a pool, with a noisy baseline. Pure functions of rewards.
+
+Means and deviations are TRL's: the sample deviation (n - 1), plus 1e-4; an unscorable rollout (NaN reward) counts in
+neither and has advantage 0. Source: paper, Section "Preliminaries" and Sections "Regime 1" and "Regime 2".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Scale = Literal["group", "batch", "none"]
+Baseline = Literal["mean", "leave_one_out"]
+
+EPSILON = 1e-4  # TRL's
+SCALES = ("group", "batch", "none")
+
+
+def group_advantages(rewards_P_G: npt.ArrayLike, *, scale: str = "group") -> Floats:
+    """Group-relative advantages A = (r - mean) / (std + 1e-4), of shape (prompts, rollouts).
+
+    The mean is a group's, the deviation the sample deviation (n - 1) of the group (`scale="group"`), of
+    all rewards (`"batch"`), or left out (`"none"`): TRL's rule. Source: paper, Section "Preliminaries".
+    Raises ValueError for another shape or scale.
+    """
+    rewards = np.asarray(rewards_P_G, dtype=np.float64)
+    if rewards.ndim != 2 or rewards.shape[1] < 2:
+        raise ValueError(f"rewards: found shape {rewards.shape}, expected (prompts, at least 2 rollouts)")
+    every = deviation(rewards.ravel())
+    return np.stack([pool_advantages(row, row, scale=scale, batch_deviation=every) for row in rewards])
+
+
+def pool_advantages(
+    rewards_G: npt.ArrayLike,
+    pool: npt.ArrayLike,
+    *,
+    scale: str,
+    batch_deviation: float = np.nan,
+    baseline: Baseline = "mean",
+    shift: float = 0.0,
+) -> Floats:
+    """A_i = (r_i - b - shift) / (s + 1e-4) for the rewards of one prompt, shape (G,).
+
+    `pool`: the rewards that the baseline b (their mean) and, with `scale="group"`, s (their deviation) come from; it
+    holds `rewards_G`. `batch_deviation` is s with `scale="batch"`; with `"none"` nothing is divided. With
+    `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper, Assumption
+    "Baseline comparison"). A pool of equal rewards gives 0 everywhere, whatever the shift. Raises ValueError for
+    another scale, and for a leave-one-out baseline over fewer than two rewards.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"scale: found {scale!r}, expected one of: {', '.join(SCALES)}")
+    own, all_ = np.asarray(rewards_G, dtype=np.float64), np.asarray(pool, dtype=np.float64)
+    scored = all_[~np.isnan(all_)]
+    if not scored.size or scored.min() == scored.max():
+        return np.zeros_like(own)
+    centre: float | Floats = float(scored.mean())
+    if baseline == "leave_one_out":
+        if scored.size < 2:
+            raise ValueError("a leave-one-out baseline needs two scored rollouts at least")
+        centre = (scored.sum() - own) / (scored.size - 1)
+    advantages: Floats = own - centre - shift
+    if scale != "none":
+        advantages = advantages / ((deviation(scored) if scale == "group" else batch_deviation) + EPSILON)
+    return np.nan_to_num(advantages, nan=0.0)
+
+
+def deviation(rewards: npt.ArrayLike) -> float:
+    """The sample deviation (n - 1) of the rewards that are numbers; 0 for fewer than two."""
+    values = np.asarray(rewards, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    return float(values.std(ddof=1)) if values.size > 1 else 0.0
+
+
+def by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, list[float]]:
+    """Values grouped by prompt, in the order given."""
+    groups: dict[str, list[float]] = {}
+    for prompt_id, value in zip(prompt_ids, values, strict=True):
+        groups.setdefault(prompt_id, []).append(value)
+    return groups
+
+
+def in_rows(prompt_ids: Sequence[str], groups: Mapping[str, npt.ArrayLike]) -> tuple[float, ...]:
+    """The inverse of `by_prompt`: the groups' values back in the order of the rows."""
+    left = {prompt_id: iter(np.asarray(values, dtype=np.float64).tolist()) for prompt_id, values in groups.items()}
+    return tuple(next(left[prompt_id]) for prompt_id in prompt_ids)

@@ -1,0 +1,50 @@
+"""GRPO with a noisy baseline: the paper's control for XGRPO.
+
+Source: paper, Section "Ablation: shared normalization for XGRPO" ("GRPO + random perturbation": noise in the
+per-prompt baseline, the `id2mean` values, before normalization). The paper leaves the noise's size open.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from mutualrl.regimes.advantages import by_prompt, deviation, in_rows, pool_advantages
+from mutualrl.regimes.base import RegimeSettings, RegimeSpec, RoundPlan, RoundView, advantage_metrics, seeded
+
+
+class NoiseSettings(RegimeSettings):
+    """Settings of the control."""
+
+    noise: float = Field(0.1, ge=0, description="deviation of the normal draw added to each prompt's mean reward")
+
+
+def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
+    """Own advantages with each prompt's mean moved by a normal draw; a group of equal rewards keeps advantage 0.
+
+    A = (r - (mean + noise * z)) / (std + 1e-4), z ~ N(0, 1), one a prompt and round.
+    """
+    assert isinstance(settings, NoiseSettings)
+    every = deviation(view.rewards)
+    groups = {
+        prompt_id: pool_advantages(
+            rewards,
+            rewards,
+            scale=view.scale,
+            batch_deviation=every,
+            shift=settings.noise * float(seeded(view.run_seed, view.round, prompt_id, view.learner).normal()),
+        )
+        for prompt_id, rewards in by_prompt(view.prompt_ids, view.rewards).items()
+    }
+    advantages = in_rows(view.prompt_ids, groups)
+    return RoundPlan(advantages=advantages, metrics=advantage_metrics("noise", view.advantages, advantages))
+
+
+SPEC = RegimeSpec(
+    name="grpo-noise",
+    summary="control: GRPO whose per-prompt mean reward is perturbed by noise",
+    settings=NoiseSettings,
+    publishes=lambda settings: frozenset(),
+    text_above=lambda settings: float("inf"),
+    reads_peers=False,
+    plan=plan,
+)

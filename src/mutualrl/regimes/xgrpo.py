@@ -1,0 +1,99 @@
+"""Cross-Policy GRPO advantage sharing (XGRPO): own rollouts, graded by the rewards of the whole pool.
+
+Source: paper, Section "Regime 2: Value-level experience sharing" and Section "Hyperparameters" (mix 0.2, length
+correction 0.1). The paper gives the mixing rule in words; its convex reading is ours:
+
+    A = (1 - mix) * A_local + mix * A_pool
+    A *= (mean length of the group / max(1, own length)) ** length_correction
+    A  = min(max(A, -advantage_clip), advantage_clip)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from mutualrl.regimes.advantages import Baseline, Floats, Scale, by_prompt, deviation, in_rows, pool_advantages
+from mutualrl.regimes.base import PeerRound, RegimeSettings, RegimeSpec, RoundPlan, RoundView, advantage_metrics, seeded
+
+
+class XGRPOSettings(RegimeSettings):
+    """Settings of XGRPO; the defaults of `mix` and `length_correction` are the paper's."""
+
+    mix: float = Field(0.2, ge=0, le=1, description="share of the pool's advantage in the learner's")
+    length_correction: float = Field(0.1, description="strength of the correction for long responses; 0: none")
+    advantage_clip: float | None = Field(5.0, gt=0, description="bound on the advantage's size; null: none")
+    scale: Scale | None = Field(None, description="what A_pool is divided by; null: as trainer.scale_rewards")
+    baseline: Baseline = Field("mean", description="what A_pool subtracts: the pool's mean, or without the rollout")
+    pool: Literal["matched", "shuffled"] = Field(
+        "matched", description="shuffled: the control in which the peers' rewards belong to other prompts"
+    )
+
+
+def effective_advantages(local_G: Floats, pooled_G: Floats, lengths_G: Floats, settings: XGRPOSettings) -> Floats:
+    """The module's three lines for the rollouts of one prompt; all of shape (G,), lengths in tokens."""
+    advantages = (1.0 - settings.mix) * local_G + settings.mix * pooled_G
+    advantages = advantages * (lengths_G.mean() / np.maximum(1.0, lengths_G)) ** settings.length_correction
+    bound = np.inf if settings.advantage_clip is None else settings.advantage_clip
+    clipped: Floats = np.clip(advantages, -bound, bound)
+    return clipped
+
+
+def shuffled(bags: Mapping[str, Sequence[float]], rng: np.random.Generator) -> dict[str, Sequence[float]]:
+    """The bags of rewards, dealt to the prompts in a random order (paper, Section "Pooled normalization vs.
+    shuffled-pool control")."""
+    prompts = sorted(bags)
+    order = rng.permutation(len(prompts))
+    return {prompt: bags[prompts[i]] for prompt, i in zip(prompts, order, strict=True)}
+
+
+def pooled(
+    own: Mapping[str, Sequence[float]], peers: Mapping[str, Sequence[float]], scale: Scale, baseline: Baseline
+) -> dict[str, Floats]:
+    """A_pool of the learner's rollouts by prompt: normalised with the statistics of all policies' rewards on it."""
+    pools = {prompt: [*rewards, *peers.get(prompt, ())] for prompt, rewards in own.items()}
+    every = deviation([reward for pool in pools.values() for reward in pool])
+    return {
+        prompt: pool_advantages(rewards, pools[prompt], scale=scale, batch_deviation=every, baseline=baseline)
+        for prompt, rewards in own.items()
+    }
+
+
+def peer_bags(peers: Mapping[str, PeerRound]) -> dict[str, list[float]]:
+    """All peers' rewards by prompt, the peers in the order of their names."""
+    bags: dict[str, list[float]] = {}
+    for _, peer in sorted(peers.items()):
+        for prompt, rewards in by_prompt(peer.column("prompt_id"), peer.column("reward")).items():
+            bags.setdefault(prompt, []).extend(rewards)
+    return bags
+
+
+def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
+    """The learner's effective advantages. Only rewards are read; every peer text gives the same plan."""
+    assert isinstance(settings, XGRPOSettings)
+    bags: Mapping[str, Sequence[float]] = peer_bags(view.peers)
+    if settings.pool == "shuffled":
+        bags = shuffled(bags, seeded(view.run_seed, view.round, "shuffled pool", view.learner))
+    local = by_prompt(view.prompt_ids, view.advantages)
+    lengths = by_prompt(view.prompt_ids, view.lengths)
+    pool = pooled(view.own_groups(), bags, settings.scale or view.scale, settings.baseline)
+    groups = {
+        prompt: effective_advantages(np.array(local[prompt]), pool[prompt], np.array(lengths[prompt]), settings)
+        for prompt in local
+    }
+    advantages = in_rows(view.prompt_ids, groups)
+    return RoundPlan(advantages=advantages, metrics=advantage_metrics("xgrpo", view.advantages, advantages))
+
+
+SPEC = RegimeSpec(
+    name="xgrpo",
+    summary="own rollouts, graded by the rewards of the whole pool",
+    settings=XGRPOSettings,
+    publishes=lambda settings: frozenset(),
+    text_above=lambda settings: float("inf"),
+    reads_peers=True,
+    plan=plan,
+)
