@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.recipes.batch import BatchPlan
 from mutualrl.recipes.schema import Recipe
+from mutualrl.training.zero_on_cpu import allow_zero_on_cpu
 
 # TRL's defaults are for GPUs; on CPU bf16 is 4.5 times slower and checkpointing saves nothing that is scarce.
 CPU_DEFAULTS: dict[str, Any] = {
@@ -44,6 +45,9 @@ def grpo_config(recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, ou
         "trust_remote_code": recipe.policy(policy).trust_remote_code,
         **_deepspeed(strategy),
     }
+    if cpu and strategy != "ddp":
+        keys["use_cpu"] = False  # else accelerate would not look at DeepSpeed
+        allow_zero_on_cpu()
     keys.pop("generation_batch_size", None)  # said by steps_per_generation, which TRL refuses beside it
     if (revision := recipe.policy(policy).revision) is not None:
         keys["model_init_kwargs"] = {**(keys.get("model_init_kwargs") or {}), "revision": revision}
