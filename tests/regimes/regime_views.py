@@ -1,0 +1,53 @@
+"""What the tests of the regimes share: peers in memory, a learner's view of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mutualrl.regimes.base import RoundView
+
+
+class Peer:
+    """A peer's round in memory: rows of (prompt, reward, text, ids, trace, ended)."""
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        self.rows = [(*row, *(None, None, None, True)[len(row) - 2 :]) for row in rows]
+
+    def column(self, name: str) -> list[Any]:
+        """A column of the exchange."""
+        if name == "rollout":
+            return list(range(len(self.rows)))
+        at = ("prompt_id", "reward", "y_text", "token_ids", "logprobs", "ended").index(name)
+        return [row[at] for row in self.rows]
+
+    def texts(self, rows: Sequence[int]) -> list[str | None]:
+        """Texts of the rows."""
+        return [self.rows[i][2] for i in rows]
+
+
+def same_tokens(
+    policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
+) -> tuple[Any, Any]:
+    """The alignment of two policies with one tokenizer: a copy."""
+    return np.array(logprobs, dtype=np.float64), np.ones(len(logprobs), dtype=np.bool_)
+
+
+def view(own: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None, **changes: Any) -> RoundView:
+    """A learner's round; its texts are bytes, its advantages the group's, its lengths 1 unless told."""
+    from mutualrl.regimes.advantages import by_prompt, deviation, in_rows, pool_advantages
+
+    ids, rewards = [p for p, _ in own], [r for _, r in own]
+    scale = changes.get("scale", "group")
+    local = {
+        p: pool_advantages(r, r, scale=scale, batch_deviation=deviation(rewards))
+        for p, r in by_prompt(ids, rewards).items()
+    }
+    defaults: dict[str, Any] = {
+        "round": 0, "learner": "ada", "run_seed": 0, "prompt_ids": ids, "rewards": rewards,
+        "advantages": in_rows(ids, local), "lengths": [1] * len(ids), "peers": peers or {},
+        "fit": lambda text, ended: tuple(text.encode()), "align": same_tokens,
+    }  # fmt: skip
+    return RoundView(**{**defaults, **changes})

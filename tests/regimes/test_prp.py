@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mutualrl.errors import DataError
+from mutualrl.regimes.prp import PRPSettings, aggregate, band_loss, plan, shares
+from regime_views import Peer, view
+
+OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
+BOB = [
+    ("p", 1.0, "ab", [97, 98], [-0.5, -1.0]), ("p", 0.0, "c", [99], [-0.1]),
+    ("q", 1.0, "de", [100, 101], [-2.0, -0.2]), ("q", 0.0, "f", [102], [-0.3]),
+]  # fmt: skip
+
+
+def test_own_and_peer_rows_are_graded_as_one_pool_by_hand() -> None:
+    got = plan(view(OWN, {"bob": Peer(BOB)}), PRPSettings())
+    half = 0.5 / (math.sqrt(1 / 3) + 1e-4)  # p: 1, 0, 1, 0; mean 1/2, sample deviation sqrt(1/3)
+    low, high = -0.25 / 0.5001, 0.75 / 0.5001  # q: 0, 0, 1, 0; mean 1/4, deviation 1/2
+    assert got.advantages == pytest.approx([half, -half, low, low])
+    assert [row.advantage for row in got.rows] == pytest.approx([half, -half, high, low])
+    assert [(row.prompt_id, row.policy, row.rollout, row.ids) for row in got.rows] == [
+        ("p", "bob", 0, (97, 98)), ("p", "bob", 1, (99,)), ("q", "bob", 2, (100, 101)), ("q", "bob", 3, (102,)),
+    ]  # fmt: skip
+    assert got.rows[0].logprobs is not None
+    assert got.rows[0].logprobs.tolist() == [-0.5, -1.0]
+    assert got.metrics["prp/extra_tokens"] == 6
+
+
+def test_snapshot_needs_no_trace() -> None:
+    got = plan(view(OWN, {"bob": Peer([row[:3] for row in BOB])}), PRPSettings(denominator="snapshot"))
+    assert [row.logprobs for row in got.rows] == [None] * 4
+    with pytest.raises(DataError, match="'bob' published no text, ids or trace of rollout 0 on 'p'"):
+        plan(view(OWN, {"bob": Peer([row[:3] for row in BOB])}), PRPSettings())
+
+
+def test_rows_that_do_not_fit_or_were_not_scored_leave_the_pool_and_are_counted() -> None:
+    peer = Peer([*BOB[:3], ("q", 0.0, "f", [102], [math.nan])])
+    fit = lambda text, ended: None if text == "ab" else tuple(text.encode())  # noqa: E731
+    got = plan(view(OWN, {"bob": peer}, fit=fit), PRPSettings())
+    assert got.metrics["prp/unfit"] == 2
+    assert [row.rollout for row in got.rows] == [1, 2]
+    assert got.advantages is not None
+    assert sum(got.advantages[:2]) + got.rows[0].advantage == pytest.approx(0)  # p's pool without the lost success
+
+
+def test_without_peers_nothing_changes() -> None:
+    got = plan(view(OWN), PRPSettings())
+    assert got.advantages is None
+    assert got.rows == ()
+
+
+def test_uncovered_tokens_are_masked_and_counted() -> None:
+    def half(policy: str, text: str, ended: bool, ids: Any, trace: Any, anchor: str) -> tuple[Any, Any]:
+        covered = np.arange(len(trace)) % 2 == 0
+        return np.where(covered, trace, 0.0), covered
+
+    got = plan(view(OWN, {"bob": Peer(BOB)}, align=half), PRPSettings())
+    assert got.rows[0].covered.tolist() == [True, False]
+    assert got.metrics["prp/uncovered"] == pytest.approx(2 / 6)
+
+
+def test_the_order_of_peers_changes_nothing() -> None:
+    eve = [(p, 1 - r, *rest) for p, r, *rest in BOB]
+    plans = [
+        plan(view(OWN, {name: Peer(BOB if name == "bob" else eve) for name in order}), PRPSettings())
+        for order in (("bob", "eve"), ("eve", "bob"))
+    ]
+    assert plans[0].advantages == plans[1].advantages
+    for one, other in zip(plans[0].rows, plans[1].rows, strict=True):
+        assert (one.prompt_id, one.policy, one.rollout, one.advantage, one.ids) == (
+            other.prompt_id, other.policy, other.rollout, other.advantage, other.ids,
+        )  # fmt: skip
+
+
+def test_band_loss_and_gradient_on_three_tokens_by_hand() -> None:
+    # Probabilities 1/8, 2/8, 5/8; the peer's 1/4 for each token sampled. Ratios 1/2, 1, 5/2; eps .2 cuts to .8, 1, 1.2.
+    logits = torch.log(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)).requires_grad_()
+    logps = torch.log_softmax(logits, dim=0)[None]
+    behaviour = torch.full((1, 3), math.log(0.25), dtype=torch.float64)
+    per_token = band_loss(logps, behaviour, torch.tensor([[2.0]]), 0.2, 0.2)
+    assert per_token[0].tolist() == pytest.approx([1.6 * math.log(8), 2 * math.log(4), 2.4 * math.log(1.6)])
+    per_token.sum().backward()
+    # d(-w A log p_i)/dz_j = -w A (1[i = j] - p_j), summed over i with weights 1.6, 2, 2.4 (sum 6)
+    by_hand = [6 * 1 / 8 - 1.6, 6 * 2 / 8 - 2.0, 6 * 5 / 8 - 2.4]
+    assert logits.grad is not None
+    assert logits.grad.tolist() == pytest.approx(by_hand)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.floats(-2, 2))
+def test_band_gradient_is_the_finite_difference_of_its_frozen_weight_loss(
+    values: list[float], advantage: float
+) -> None:
+    behaviour = torch.tensor([[-0.3, -1.2, -2.5]], dtype=torch.float64)
+    logits = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    weight = (torch.log_softmax(logits, 0).detach()[None] - behaviour).exp().clamp(0.8, 1.2)
+    band_loss(torch.log_softmax(logits, 0)[None], behaviour, torch.tensor([[advantage]]), 0.2, 0.2).sum().backward()
+    assert logits.grad is not None
+    for j in range(3):
+        step = torch.zeros(3, dtype=torch.float64)
+        step[j] = 1e-6
+        up, down = (
+            -(weight * advantage * torch.log_softmax(logits.detach() + s * step, 0)).sum().item() for s in (1, -1)
+        )
+        assert logits.grad[j].item() == pytest.approx((up - down) / 2e-6, abs=1e-6)
+
+
+MASK = torch.tensor([[True, True, True], [True, False, False]])
+VALUES = torch.tensor([[1.0, 2.0, 3.0], [10.0, math.nan, math.inf]])
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "expected"),
+    [
+        ("grpo", (2 + 10) / 2 / 4), ("sapo", (2 + 10) / 2 / 4), ("luspo", (6 + 10) / 2 / 4),
+        ("dr_grpo", 16 / (2 * 20) / 4), ("bnpo", 16 / 4 / 4), ("dapo", 16 / 32), ("cispo", 16 / 32),
+    ],
+)  # fmt: skip
+def test_each_loss_types_mean_by_hand(loss_type: str, expected: float) -> None:
+    got = aggregate(VALUES, MASK, loss_type, accumulation=4, max_length=20, step_items=32)
+    assert got.item() == pytest.approx(expected)  # what is masked may be anything
+
+
+def test_an_unknown_loss_type_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown loss type 'other'"):
+        aggregate(VALUES, MASK, "other", accumulation=1, max_length=1, step_items=1)
+
+
+@given(
+    st.sampled_from(["grpo", "dr_grpo", "luspo"]), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4),
+    st.integers(0, 17), st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
+    loss_type: str, ranks: int, micro: int, size: int, peers: int, random: Any
+) -> None:
+    """Each row is one token, so that the pool's loss is the plain mean over all rows of the step."""
+    from mutualrl.regimes.dealing import deal
+
+    own = [random.uniform(-1, 1) for _ in range(ranks * micro * size)]
+    theirs = [random.uniform(-1, 1) for _ in range(peers)]
+    rules = {"accumulation": micro, "max_length": 1, "step_items": 0.0}
+
+    def mean(values: list[float], factor: float) -> float:
+        tensor = torch.tensor(values, dtype=torch.float64)[:, None] * factor
+        return aggregate(tensor, torch.ones_like(tensor, dtype=torch.bool), loss_type, **rules).item()
+
+    total = 0.0
+    share = {"own": len(own), "peers": peers, "micro_batches": micro, "ranks": ranks}
+    for number, slot in enumerate(deal(peers, steps=1, micro_batches=micro, ranks=ranks).values()):
+        total += mean(own[number * size : (number + 1) * size], shares(loss_type, **share).own) / ranks
+        for start in range(0, len(slot), size):
+            chunk = [theirs[i] for i in slot[start : start + size]]
+            total += mean(chunk, shares(loss_type, **share, chunk=len(chunk)).peer) / ranks
+    assert total == pytest.approx((sum(own) + sum(theirs)) / (len(own) + peers))
+
+
+@pytest.mark.parametrize("wrong", [{"delta": 1.0}, {"clip": "x"}, {"denominator": "x"}, {"anchor": "x"}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        PRPSettings(**wrong)

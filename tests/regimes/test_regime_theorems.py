@@ -1,0 +1,310 @@
+"""The paper's theorems (Appendix "Theoretical analysis of the three communication channels") on our own functions.
+
+One prompt is a bandit with a softmax over logits z: the score of action a is e_a - pi. Expectations are sums over all
+actions, or over all groups of actions, not samples, unless a test says that it simulates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mutualrl.regimes.prp import PRPSettings, band_loss
+from mutualrl.regimes.prp import plan as plan_prp
+from mutualrl.regimes.sgt import SGTSettings, gate, pair_nll, sgt_loss
+from mutualrl.regimes.xgrpo import XGRPOSettings
+from mutualrl.regimes.xgrpo import plan as plan_xgrpo
+from regime_views import Peer, view
+
+Vector = npt.NDArray[np.float64]
+ESTIMATOR = XGRPOSettings(mix=1, length_correction=0, scale="none", baseline="leave_one_out", advantage_clip=None)
+
+
+def softmax(z: Sequence[float]) -> Vector:
+    e = np.exp(np.array(z, dtype=np.float64) - max(z))
+    return e / e.sum()
+
+
+def scores(pi: Vector) -> npt.NDArray[np.float64]:
+    """Row a: the score of action a."""
+    return np.eye(len(pi)) - pi
+
+
+def band_estimator(z: Sequence[float], mu: Vector, advantages: Vector, low: float, high: float) -> Vector:
+    """E over mu of the direction that a descent on our `band_loss` takes."""
+    logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+    logps = torch.log_softmax(logits, 0)[:, None]
+    loss = band_loss(logps, torch.tensor(np.log(mu))[:, None], torch.tensor(advantages)[:, None], low, high)
+    (loss[:, 0] * torch.tensor(mu)).sum().backward()
+    assert logits.grad is not None
+    return -logits.grad.numpy()
+
+
+logits = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
+values = st.lists(st.floats(-2, 2), min_size=3, max_size=3)
+
+
+@given(logits, logits, values)
+def test_theorem_prp_bias_variance_unbiased_under_coverage(z: list[float], m: list[float], a: list[float]) -> None:
+    pi, mu, advantages = softmax(z), softmax(m), np.array(a)
+    unclipped = band_estimator(z, mu, advantages, low=1.0, high=math.inf)
+    assert unclipped == pytest.approx((pi * advantages) @ scores(pi), abs=1e-9)
+
+
+@given(logits, logits, values)
+def test_theorem_prp_bias_variance_chi_square_bound(z: list[float], m: list[float], a: list[float]) -> None:
+    pi, mu, advantages = softmax(z), softmax(m), np.array(a)
+    each = [band_estimator(z, mu, np.where(np.arange(3) == i, advantages, 0.0), 1.0, math.inf) for i in range(3)]
+    sampled = np.stack(each) / mu[:, None]  # rho * h of each action: its part of the expectation, over its probability
+    rho, g_pi = pi / mu, np.sum(each, axis=0)
+    variance = (mu * ((sampled - g_pi) ** 2).sum(axis=1)).sum()
+    a_max, g = np.abs(advantages).max(), np.linalg.norm(scores(pi), axis=1).max()
+    chi = (mu * rho**2).sum() - 1
+    assert variance <= a_max**2 * g**2 * (1 + chi) + 1e-9
+
+
+@given(logits, logits, values, st.floats(0.01, 0.9))
+def test_theorem_prp_bias_variance_clipping_bias_and_second_moment(
+    z: list[float], m: list[float], a: list[float], eps: float
+) -> None:
+    pi, mu, advantages = softmax(z), softmax(m), np.array(a)
+    rho, a_max, g = pi / mu, np.abs(advantages).max(), np.linalg.norm(scores(pi), axis=1).max()
+    clipped = band_estimator(z, mu, advantages, eps, eps)
+    bias = np.linalg.norm(clipped - (pi * advantages) @ scores(pi))
+    tail = (mu * (np.maximum(rho - (1 + eps), 0) + np.maximum((1 - eps) - rho, 0))).sum()
+    assert bias <= a_max * g * tail + 1e-9
+    second = 0.0
+    for i in range(3):  # the estimator of one sampled action: its part of the expectation, over its probability
+        alone = np.where(np.arange(3) == i, advantages, 0.0)
+        second += mu[i] * float((band_estimator(z, mu, alone, eps, eps) ** 2).sum()) / mu[i] ** 2
+    assert second <= (1 + eps) ** 2 * a_max**2 * g**2 + 1e-9
+
+
+@pytest.mark.parametrize("eta", [0.001, 0.01, 0.02, 0.04])
+def test_proposition_naive_pooling_can_be_anti_aligned(eta: float) -> None:
+    """With the paper's baseline. The snapshot denominator makes every ratio 1, whoever sampled."""
+    pi, mu = np.array([1 / 3, 2 / 3 - eta, eta]), np.array([eta, eta, 1 - 2 * eta])
+    z, advantages = np.log(pi).tolist(), np.array([2 / 3, -1 / 3, -1 / 3])
+    rows = plan_prp(
+        view([("p", 1.0), ("p", 0.0)], {"bob": Peer([("p", 1.0, "a")])}), PRPSettings(denominator="snapshot")
+    ).rows
+    assert rows[0].logprobs is None  # no denominator of the peer's: the learner's own log-probs stand for it
+    on = band_estimator(z, pi, advantages, 0.2, 0.2)
+    naive = sum(
+        mu[i] * band_estimator(z, pi, np.where(np.arange(3) == i, advantages, 0.0), 0.2, 0.2) / pi[i] for i in range(3)
+    )
+    inner = float(on @ naive)
+    assert inner == pytest.approx(2 / 3 * eta**3 - eta**2 + 5 / 9 * eta - 2 / 81)
+    assert inner < 0
+    assert (mu * (pi / mu) ** 2).sum() - 1 > 0.4 / eta  # the chi-square distance diverges like 1 / eta
+
+
+def groups_of(pi: Vector, size: int) -> list[tuple[float, tuple[int, ...]]]:
+    """Every group of `size` actions with its probability."""
+    return [(float(np.prod(pi[list(group)])), group) for group in itertools.product(range(len(pi)), repeat=size)]
+
+
+def xgrpo_gradient(own: Sequence[int], peer_rewards: Sequence[float], rewards: Vector, pi: Vector) -> Vector:
+    """(1/K) sum of A_i * score_i with our XGRPO's advantages."""
+    peers = {"bob": Peer([("p", r) for r in peer_rewards])}
+    advantages = plan_xgrpo(view([("p", rewards[a]) for a in own], peers), ESTIMATOR).advantages
+    assert advantages is not None
+    return (np.array(advantages)[:, None] * scores(pi)[list(own)]).mean(axis=0)
+
+
+@settings(max_examples=10)
+@given(logits, logits, values)
+def test_lemma_pooled_baselines_are_unbiased(z: list[float], m: list[float], r: list[float]) -> None:
+    pi, mu, rewards = softmax(z), softmax(m), np.array(r)
+    total = np.zeros(3)
+    for p, own in groups_of(pi, 2):
+        for q, peer in groups_of(mu, 2):
+            total += p * q * xgrpo_gradient(own, rewards[list(peer)].tolist(), rewards, pi)
+    assert total == pytest.approx((pi * rewards) @ scores(pi), abs=1e-9)
+
+
+def second_moment(baseline: float, rewards: Vector, pi: Vector) -> float:
+    """Var((r - b) s) + |g|^2 for a fixed baseline, from `plan`: peers whose mean is b, one rollout at a time."""
+    total = 0.0
+    for action, probability in enumerate(pi):
+        peers = {"bob": Peer([("p", baseline - 1.0), ("p", baseline + 1.0)])}  # without the rollout, the mean is b
+        advantages = plan_xgrpo(view([("p", rewards[action])], peers), ESTIMATOR).advantages
+        assert advantages is not None
+        assert advantages[0] == pytest.approx(rewards[action] - baseline)
+        total += probability * float(((advantages[0] * scores(pi)[action]) ** 2).sum())
+    return total
+
+
+@settings(max_examples=25)
+@given(st.lists(logits, min_size=2, max_size=2), values, st.floats(-1, 2), st.floats(-1, 2))
+def test_theorem_xgrpo_variance_identity_and_its_sign(
+    zs: list[list[float]], r: list[float], b_n: float, b_pool: float
+) -> None:
+    rewards, left, right, change = np.array(r), 0.0, 0.0, 0.0
+    for z in zs:  # two prompts
+        pi = softmax(z)
+        norms = (scores(pi) ** 2).sum(axis=1)
+        h = float((pi * norms).sum())
+        best = float((pi * rewards * norms).sum()) / h
+        d, delta = b_n - best, b_n - b_pool
+        difference = second_moment(b_pool, rewards, pi) - second_moment(b_n, rewards, pi)  # |g|^2 cancels
+        assert difference == pytest.approx(h * (delta**2 - 2 * d * delta), abs=1e-9)
+        left, right, change = left + h * d * delta, right + h * delta**2 / 2, change + difference
+    if abs(left - right) > 1e-9:
+        assert (change < 0) == (left > right)
+
+
+@given(st.permutations(["right", "also right", "wrong"]), st.sampled_from(["matched", "shuffled"]))
+def test_theorem_xgrpo_has_no_direct_score_term(texts: list[str], pool: str) -> None:
+    """Two peer pools with the same rewards and other texts, ids and traces give the same advantages and no rows."""
+    own = [("p", 0.0), ("p", 1.0), ("q", 0.0), ("q", 0.0)]
+    plans = [
+        plan_xgrpo(
+            view(own, {"bob": Peer([("p", 1.0, text, [1], [-1.0]), ("p", 0.0, "x"), ("q", 1.0, text), ("q", 0.0, "y")])}),
+            XGRPOSettings(pool=pool),
+        )
+        for text in texts
+    ]  # fmt: skip
+    assert plans[0] == plans[1] == plans[2]
+    assert plans[0].rows == ()
+    assert plans[0].pairs == ()
+
+
+def test_corollary_hard_support_boundary() -> None:
+    """An action that the policy class cannot reach gets no gradient from XGRPO, and the chance of an own success
+    does not move."""
+    free = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    logps = torch.cat([torch.log_softmax(free, 0), torch.full((1,), -math.inf, dtype=torch.float64)])
+    advantages = plan_xgrpo(
+        view([("p", 0.0), ("p", 0.0)], {"bob": Peer([("p", 1.0), ("p", 0.0)])}), XGRPOSettings(mix=1)
+    ).advantages
+    assert advantages is not None
+    before = logps.exp().detach()
+    loss = -(torch.tensor(advantages) * logps[[0, 1]]).mean()
+    (gradient,) = torch.autograd.grad(loss, free)
+    moved = torch.log_softmax(free - 0.1 * gradient, 0).exp()
+    assert all(a < 0 for a in advantages)
+    assert before[2] == 0
+    assert moved.sum().item() == pytest.approx(1.0)  # nothing went to the third action
+    assert 1 - (1 - before[2].item()) ** 5 == 0.0
+
+
+def test_proposition_zero_support_boundary() -> None:
+    """The learner samples only a1; the peer's success lowers a1's advantage, and gives a2 no gradient."""
+    advantages = plan_xgrpo(
+        view([("p", 0.0), ("p", 0.0)], {"bob": Peer([("p", 1.0), ("p", 1.0)])}), XGRPOSettings(mix=1)
+    ).advantages
+    assert advantages is not None
+    assert all(a < 0 for a in advantages)
+    free = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    logps = torch.log_softmax(free.masked_fill(torch.tensor([False, True]), -math.inf), 0)
+    assert logps.tolist() == [0.0, -math.inf]
+    (gradient,) = torch.autograd.grad(-(torch.tensor(advantages) * logps[0]).mean(), free)
+    assert gradient.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("p", "peers", "k"), [(0.1, (0.3,), 4), (0.4, (0.2, 0.1), 2), (0.05, (0.5, 0.5, 0.9), 5)])
+def test_definition_and_lemma_gate_probability_and_its_derivative_by_simulation(
+    p: float, peers: tuple[float, ...], k: int
+) -> None:
+    rng, rounds, defaults = np.random.default_rng(7), 40_000, SGTSettings()
+    uniforms = rng.random((rounds, k))
+    peer_rewards = np.concatenate([(rng.random((rounds, k)) < q) for q in peers], axis=1).astype(float)
+
+    def rate(own: float) -> float:
+        return float(
+            np.mean(
+                [
+                    gate((u < own).astype(float).tolist(), r.tolist(), defaults)
+                    for u, r in zip(uniforms, peer_rewards, strict=True)
+                ]
+            )
+        )
+
+    reached = 1 - math.prod((1 - q) ** k for q in peers)
+    probability = (1 - p) ** k * reached
+    assert rate(p) == pytest.approx(probability, abs=4.5 * math.sqrt(probability / rounds))
+    step = 0.04
+    slope = (rate(p + step) - rate(p - step)) / (2 * step)
+    exact = -k * (1 - p) ** (k - 1) * reached
+    assert slope < 0
+    assert slope == pytest.approx(exact, rel=0.1)
+
+
+def nll_loss(z: torch.Tensor, action: int, weight: float) -> torch.Tensor:
+    """Our SGT loss for one pair of one token."""
+    return sgt_loss(
+        pair_nll(torch.log_softmax(z, 0)[action].reshape(1, 1), torch.ones((1, 1), dtype=torch.bool)),
+        weight=weight, count=1, ranks=1,
+    )  # fmt: skip
+
+
+@given(logits, st.integers(0, 2))
+def test_theorem_sgt_rescue_step_gains_to_first_order(values_: list[float], action: int) -> None:
+    z = torch.tensor(values_, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(nll_loss(z, action, weight=0.1), z)
+    score = scores(softmax(values_))[action]
+    gain = 0.1 * float(score @ score)
+
+    def after(eta: float) -> float:
+        with torch.no_grad():
+            moved = torch.log_softmax(z - eta * gradient, 0)[action] - torch.log_softmax(z, 0)[action]
+        return float(moved)
+
+    errors = [abs(after(eta) - eta * gain) for eta in (1e-2, 1e-3)]
+    assert errors[0] <= 1e-2**2
+    assert errors[1] <= errors[0] / 50 + 1e-12  # the remainder is of second order
+
+
+@given(logits, logits)
+def test_theorem_sgt_lowers_the_divergence_from_the_peers_successes(values_: list[float], peer: list[float]) -> None:
+    tau = softmax(peer)
+    z = torch.tensor(values_, dtype=torch.float64, requires_grad=True)
+    loss = torch.stack([tau[a] * nll_loss(z, a, weight=1.0) for a in range(3)]).sum()
+    (gradient,) = torch.autograd.grad(loss, z)
+
+    def divergence(at: torch.Tensor) -> float:
+        return float((torch.tensor(tau) * (torch.tensor(np.log(tau)) - torch.log_softmax(at, 0))).sum())
+
+    size = float(gradient @ gradient)
+    change = divergence(z.detach() - 1e-3 * gradient) - divergence(z.detach())
+    assert change == pytest.approx(-1e-3 * size, abs=1e-6 * max(size, 1e-9) + 1e-14)
+
+
+def perturbation(gated: Sequence[bool], z: torch.Tensor, normalize: str, weight: float) -> float:
+    """Norm of what SGT adds to the gradient of a step of len(gated) prompts."""
+    at = [i for i, open_ in enumerate(gated) if open_]
+    if not at:
+        return 0.0
+    nll = torch.cat([pair_nll(torch.log_softmax(z[i], 0)[:1, None], torch.ones((1, 1), dtype=torch.bool)) for i in at])
+    loss = sgt_loss(nll, weight=weight, count=len(at) if normalize == "pairs" else len(gated), ranks=1)
+    (gradient,) = torch.autograd.grad(loss, z)
+    return float(gradient.norm())
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_proposition_expected_perturbation_is_bounded_by_the_rescue_rate(rate: float) -> None:
+    rng, prompts, weight = np.random.default_rng(3), 20, 0.1
+    z = torch.tensor(rng.normal(size=(prompts, 3)), requires_grad=True)
+    largest = max(float(np.linalg.norm(scores(softmax(row.tolist()))[0])) for row in z.detach())
+    rounds = [rng.random(prompts) < rate for _ in range(2000)]
+    mean_rate = float(np.mean(rounds))
+    found = np.array([perturbation(r.tolist(), z, "prompts", weight) for r in rounds])
+    assert found.mean() <= weight * largest * mean_rate
+    assert (found**2).mean() <= weight**2 * largest**2 * mean_rate
+
+
+def test_under_pairs_the_perturbation_does_not_shrink_with_the_rescue_rate() -> None:
+    z = torch.zeros((20, 3), dtype=torch.float64, requires_grad=True)
+    one, half = ([i < n for i in range(20)] for n in (1, 10))
+    norm: Callable[[Sequence[bool], str], float] = lambda gated, how: perturbation(gated, z, how, 0.1)  # noqa: E731
+    assert norm(one, "pairs") > norm(half, "pairs")
+    assert norm(one, "prompts") < norm(half, "prompts")

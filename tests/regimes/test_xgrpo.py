@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mutualrl.regimes.advantages import pool_advantages
+from mutualrl.regimes.grpo_noise import NoiseSettings
+from mutualrl.regimes.grpo_noise import plan as plan_noise
+from mutualrl.regimes.xgrpo import XGRPOSettings, effective_advantages, plan, shuffled
+from regime_views import Peer, view
+
+PLAIN = {"length_correction": 0.0, "advantage_clip": None}
+OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
+BOB = [("p", 1.0), ("p", 1.0), ("q", 1.0), ("q", 0.0)]
+
+
+def test_the_pool_grades_by_hand() -> None:
+    # p: pool 1, 0, 1, 1: mean 3/4, sample deviation 1/2. q: pool 0, 0, 1, 0: mean 1/4, deviation 1/2.
+    got = plan(view(OWN, {"bob": Peer(BOB)}), XGRPOSettings(mix=1.0, **PLAIN)).advantages
+    assert got == pytest.approx([0.25 / 0.5001, -0.75 / 0.5001, -0.25 / 0.5001, -0.25 / 0.5001])
+
+
+def test_mix_is_the_convex_combination_by_hand() -> None:
+    # local of p: mean 1/2, deviation sqrt(1/2)
+    local = 0.5 / (math.sqrt(0.5) + 1e-4)
+    got = plan(view(OWN, {"bob": Peer(BOB)}), XGRPOSettings(mix=0.2, **PLAIN)).advantages
+    assert got is not None
+    assert got[0] == pytest.approx(0.8 * local + 0.2 * 0.25 / 0.5001)
+    assert got[2] == pytest.approx(0.2 * -0.25 / 0.5001)  # a group of equal rewards learns from the pool alone
+
+
+def test_leave_one_out_without_scale_by_hand() -> None:
+    settings = XGRPOSettings(mix=1.0, scale="none", baseline="leave_one_out", **PLAIN)
+    got = plan(view(OWN, {"bob": Peer(BOB)}), settings).advantages
+    assert got == pytest.approx([1 - 2 / 3, 0 - 3 / 3, 0 - 1 / 3, 0 - 1 / 3])
+
+
+def test_scale_batch_divides_by_the_deviation_of_all_rewards() -> None:
+    rewards = [r for _, r in (*OWN, *BOB)]
+    got = plan(view(OWN, {"bob": Peer(BOB)}), XGRPOSettings(mix=1.0, scale="batch", **PLAIN)).advantages
+    assert got is not None
+    assert got[0] == pytest.approx(0.25 / (np.std(rewards, ddof=1) + 1e-4))
+
+
+def test_scale_follows_the_trainer_unless_said() -> None:
+    peers = {"bob": Peer(BOB)}
+    by_trainer = plan(view(OWN, peers, scale="none"), XGRPOSettings(mix=1.0, **PLAIN)).advantages
+    assert by_trainer == plan(view(OWN, peers), XGRPOSettings(mix=1.0, scale="none", **PLAIN)).advantages
+
+
+def test_length_correction_and_clip_by_hand() -> None:
+    got = effective_advantages(
+        np.array([1.0, -1.0, 8.0]), np.zeros(3), np.array([4.0, 1.0, 1.0]),
+        XGRPOSettings(mix=0.0, length_correction=0.5, advantage_clip=5.0),
+    )  # fmt: skip
+    assert got == pytest.approx([math.sqrt(2 / 4), -math.sqrt(2), 5.0])  # mean length 2
+
+
+def test_an_empty_completion_counts_as_one_token_long() -> None:
+    got = effective_advantages(np.array([1.0, 1.0]), np.zeros(2), np.array([0.0, 4.0]), XGRPOSettings(mix=0.0))
+    assert got[0] == pytest.approx(2**0.1)
+
+
+@given(st.lists(st.floats(-4.5, 4.5, width=32), min_size=2, max_size=8), st.lists(st.integers(0, 9), min_size=8))
+def test_mix_0_without_length_correction_changes_no_bit(local: list[float], lengths: list[int]) -> None:
+    got = effective_advantages(
+        np.array(local), np.full(len(local), 7.7), np.array(lengths[: len(local)], dtype=float),
+        XGRPOSettings(mix=0.0, length_correction=0.0),
+    )  # fmt: skip
+    assert got.tolist() == local
+
+
+def test_the_order_of_peers_changes_nothing() -> None:
+    eve = [("p", 0.0), ("p", 0.0), ("q", 1.0), ("q", 1.0)]
+    for pool in ("matched", "shuffled"):
+        settings = XGRPOSettings(pool=pool)
+        one = plan(view(OWN, {"bob": Peer(BOB), "eve": Peer(eve)}), settings)
+        other = plan(view(OWN, {"eve": Peer(eve), "bob": Peer(BOB)}), settings)
+        assert one == other
+
+
+def test_shuffling_deals_whole_bags_and_depends_on_the_seed_alone() -> None:
+    bags = {f"p{i}": [float(i), float(i) / 2] for i in range(6)}
+    dealt = shuffled(bags, np.random.default_rng(0))
+    assert sorted(map(tuple, dealt.values())) == sorted(map(tuple, bags.values()))
+    assert dealt != bags
+    assert dealt == shuffled(dict(reversed(bags.items())), np.random.default_rng(0))
+
+
+def test_shuffled_pools_differ_between_rounds_and_learners() -> None:
+    own = [(f"p{i}", float(i % 2)) for i in range(12) for _ in range(2)]
+    peer = {"bob": Peer([(f"p{i}", float(i > 5)) for i in range(12) for _ in range(2)])}
+    settings = XGRPOSettings(mix=1.0, pool="shuffled")
+    first = plan(view(own, peer), settings).advantages
+    assert first == plan(view(own, peer), settings).advantages
+    assert first != plan(view(own, peer, round=1), settings).advantages
+    assert first != plan(view(own, peer, learner="bob"), settings).advantages
+
+
+def test_metrics_count_flips_and_changes() -> None:
+    # p of the learner: 1, 0, 0 -> local +, -, -; the pool is full of 2s, so the success falls below the pool's mean
+    got = plan(
+        view([("p", 1.0), ("p", 0.0), ("p", 0.0)], {"bob": Peer([("p", 2.0)] * 5)}), XGRPOSettings(mix=1.0, **PLAIN)
+    )
+    assert got.metrics["xgrpo/sign_flips"] == pytest.approx(1 / 3)
+    assert got.advantages is not None
+    change = np.abs(np.array(got.advantages) - view([("p", 1.0), ("p", 0.0), ("p", 0.0)]).advantages).mean()
+    assert got.metrics["xgrpo/advantage_change"] == pytest.approx(change)
+
+
+def test_an_unscorable_rollout_has_advantage_0_and_is_in_no_mean() -> None:
+    got = plan(
+        view([("p", math.nan), ("p", 1.0)], {"bob": Peer([("p", 0.0), ("p", math.nan)])}),
+        XGRPOSettings(mix=1.0, scale="none", **PLAIN),
+    ).advantages
+    assert got == (0.0, 0.5)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=9), st.floats(-3, 3))
+def test_a_pool_of_equal_rewards_gives_0_and_any_other_sums_to_0(rewards: list[float], shift: float) -> None:
+    got = pool_advantages(rewards, rewards, scale="group", shift=shift)
+    if len(set(rewards)) == 1:
+        assert got.tolist() == [0.0] * len(rewards)
+    else:
+        deviation = np.std(rewards, ddof=1) + 1e-4
+        assert (got.sum() * deviation) == pytest.approx(-shift * len(rewards), abs=1e-9)
+
+
+def test_noise_moves_each_prompts_mean_by_one_draw() -> None:
+    own = [("p", 1.0), ("p", 0.0), ("q", 1.0), ("q", 1.0), ("r", 0.0), ("r", 1.0)]
+    got = plan_noise(view(own, scale="none"), NoiseSettings(noise=0.5)).advantages
+    assert got is not None
+    shift_p, shift_r = got[0] - 0.5, got[4] + 0.5
+    assert got[1] == pytest.approx(-0.5 + shift_p)
+    assert got[2:4] == (0.0, 0.0)  # equal rewards
+    assert shift_p != 0
+    assert shift_p != shift_r
+
+
+def test_noise_is_normal_with_the_asked_deviation_and_0_is_grpo() -> None:
+    own = [(f"p{i}", float(i % 2)) for i in range(2000) for _ in (0, 1)]
+    own = [(p, float(k % 2)) for k, (p, _) in enumerate(own)]
+    noisy = plan_noise(view(own, scale="none"), NoiseSettings(noise=0.3)).advantages
+    assert noisy is not None
+    shifts = np.array(noisy[::2]) + 0.5
+    assert abs(shifts.mean()) < 0.03  # 4.5 deviations of the mean
+    assert shifts.std() == pytest.approx(0.3, rel=0.07)
+    quiet = plan_noise(view(own), NoiseSettings(noise=0.0)).advantages
+    assert quiet == pytest.approx(view(own).advantages)
+
+
+@pytest.mark.parametrize("wrong", [{"mix": 1.5}, {"mix": -0.1}, {"advantage_clip": 0}, {"scale": "x"}, {"pool": "x"}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        XGRPOSettings(**wrong)
