@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.records import Prompt, Record
+from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange, Patience
 from mutualrl.tasks import TaskSource, get_task
-from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tasks.boxed import boxed_reward, boxed_score
+from mutualrl.thl import retokenize
 from mutualrl.training.data import as_dataset
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.trainer import MutualGRPOTrainer
@@ -22,6 +26,7 @@ from mutualrl.training.trainer import MutualGRPOTrainer
 STEPS = 3
 PROMPTS = get_task("arithmetic").load("train", TaskSource())[:32]
 BY_ID = {p.id: p for p in PROMPTS}
+BY_TEXT = {p.text.strip(): p for p in PROMPTS}
 
 
 class Logs(TrainerCallback):
@@ -46,14 +51,22 @@ def config(output: Path, **keys: Any) -> GRPOConfig:
     return GRPOConfig(**{**defaults, **keys})
 
 
-def train(kind: type[GRPOTrainer], model: Path, output: Path, sharing: Sharing | None = None, **keys: Any) -> Any:
+def train(
+    kind: type[GRPOTrainer],
+    model: Path,
+    output: Path,
+    sharing: Sharing | None = None,
+    reward: Any = None,
+    peft_config: Any = None,
+    **keys: Any,
+) -> Any:
     """Train; returns the trainer with its logs in `.kept`."""
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(str(model))
     extra = {"sharing": sharing} if sharing is not None else {}
     logs = Logs()
     trainer = kind(
-        model=str(model), reward_funcs=boxed_reward, args=config(output, **keys),
+        model=str(model), reward_funcs=reward or boxed_reward, args=config(output, **keys), peft_config=peft_config,
         train_dataset=as_dataset(PROMPTS, tokenizer), processing_class=tokenizer, callbacks=[logs], **extra,
     )  # fmt: skip
     set_seed(11)
@@ -62,12 +75,77 @@ def train(kind: type[GRPOTrainer], model: Path, output: Path, sharing: Sharing |
     return trainer
 
 
-def sharing(root: Path, regime: str, *, publish: str = "regime", **settings: Any) -> Sharing:
-    """The learner `ada` with the peer `bob`, patient for seconds only."""
-    from mutualrl.regimes import get_regime
-
+def sharing(
+    root: Path,
+    regime: str,
+    *,
+    publish: str = "regime",
+    peers: Sequence[str] = ("bob",),
+    tokenizers: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Sharing:
+    """The learner `ada` with its peers, patient for seconds only."""
     exchange = Exchange(root, "ada", "script", patience=Patience(2.0, 20.0))
-    return Sharing(exchange, ["bob"], regime, get_regime(regime).settings(**settings), 0, 40, publish)
+    chosen = get_regime(regime).settings(**settings)
+    return Sharing(exchange, peers, regime, chosen, 0, 40, publish, tokenizers=tokenizers or {})
+
+
+class Replay:
+    """In front of a trainer class: completions that depend on the prompt and the rollout's number alone, so that runs
+    on another number of ranks, or with another accumulation, see the same rows. Nothing is sampled."""
+
+    def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        trainer: Any = self
+        first = trainer.accelerator.process_index * len(prompt_ids)
+        tokenizer = trainer._tokenizer
+        rows = []
+        for row, ids in enumerate(prompt_ids):
+            prompt = BY_TEXT[tokenizer.decode(ids, skip_special_tokens=True).strip()]
+            text = rollout_text(prompt, (first + row) % trainer.num_generations, "own")
+            rows.append(list(retokenize(text, tokenizer, ended=True).ids))
+        return rows, None
+
+
+class ReplayedGRPO(Replay, GRPOTrainer):
+    """TRL's trainer on recorded completions."""
+
+
+class ReplayedMutual(Replay, MutualGRPOTrainer):
+    """Ours on recorded completions."""
+
+
+def rollout_text(prompt: Prompt, rollout: int, who: str) -> str:
+    """A solution of one of three lengths, right in a quarter of the cases."""
+    draw = hashlib.sha256(f"{who}/{prompt.id}/{rollout}".encode()).digest()[0]
+    answer = prompt.answer if draw % 4 == 0 else str(draw)
+    return "".join(f" {digit}+1=" for digit in range(draw % 3)) + f" \\boxed{{{answer}}}"
+
+
+def sampled_rounds(prompts: int, rounds: int, repeat: int = 1) -> list[list[str]]:
+    """The prompt ids of each round, as TRL's sampler gives them for seed 7."""
+    sampler = RepeatSampler(PROMPTS, mini_repeat_count=1, batch_size=prompts, repeat_count=repeat, seed=7)
+    found: list[list[str]] = []
+    while len(found) < rounds:
+        ids = [PROMPTS[i].id for i in sampler]
+        found += [ids[i : i + prompts] for i in range(0, len(ids), prompts * repeat)]
+    return found[:rounds]
+
+
+def publish_rollouts(
+    root: Path, tokenizer: Any, rounds: Sequence[Sequence[str]], *, name: str = "bob", rollouts: int = 4
+) -> None:
+    """Rounds of a peer, with texts, ids and traces: all that any regime reads."""
+    exchange = Exchange(root, name, "script")
+    for number, prompt_ids in enumerate(rounds):
+        records = []
+        for prompt_id in dict.fromkeys(prompt_ids):
+            for rollout in range(rollouts):
+                text = rollout_text(BY_ID[prompt_id], rollout, name)
+                ids = retokenize(text, tokenizer, ended=True).ids
+                trace = tuple(-0.05 - 0.3 * ((i * 7 + rollout) % 5) for i in range(len(ids)))
+                reward = boxed_score(text, BY_ID[prompt_id].answer)
+                records.append(Record(prompt_id, rollout, reward, True, y_text=text, token_ids=ids, logprobs=trace))
+        exchange.publish(number, records, number)
 
 
 def publish_peer(root: Path, rounds: Sequence[Sequence[str]], solved: Sequence[str] | None = None) -> None:

@@ -186,6 +186,7 @@ class PeerRows:
 
     def _take_snapshot(self, batch: Inputs) -> None:
         trainer, args = self._trainer, self._trainer.args
+        found: dict[int, torch.Tensor] = {}
         for step in range(args.steps_per_generation // args.gradient_accumulation_steps):
             for micro in range(args.gradient_accumulation_steps):
                 for chunk in self._chunks(step, micro):
@@ -196,7 +197,8 @@ class PeerRows:
                     with torch.no_grad():
                         logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, keep)
                     for at, index in enumerate(chunk):
-                        self._snapshot[index] = logps[at, : len(self._plan.rows[index].ids)].cpu()
+                        found[index] = logps[at, : len(self._plan.rows[index].ids)].cpu()
+        self._snapshot = found
 
     # ---- their backward
 

@@ -1,0 +1,254 @@
+"""Every regime inside TRL's loop, in one process, on recorded completions and a recorded peer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.see import Exchange
+from mutualrl.training import MutualGRPOTrainer
+from training_harness import (
+    STEPS,
+    ReplayedGRPO,
+    ReplayedMutual,
+    publish_rollouts,
+    same_training,
+    sampled_rounds,
+    sharing,
+    train,
+)
+
+pytestmark = pytest.mark.slow
+
+Peers = Callable[..., Path]
+
+
+@pytest.fixture
+def peers(tiny: dict[str, Path], tmp_path: Path) -> Peers:
+    """Publishes recorded peers and returns the exchange directory."""
+
+    def publish(name: str, *names: str, prompts: int = 8, rounds: int = STEPS, repeat: int = 1) -> Path:
+        root = tmp_path / name
+        for peer in names or ("bob",):
+            tokenizer = load_tokenizer(str(tiny["bob" if peer == "bob" else "ada"]))
+            publish_rollouts(root, tokenizer, sampled_rounds(prompts, rounds, repeat), name=peer)
+        return root
+
+    return publish
+
+
+def tokenizers(tiny: dict[str, Path]) -> dict[str, Any]:
+    own = load_tokenizer(str(tiny["ada"]))
+    return {"bob": load_tokenizer(str(tiny["bob"])), "eve": own, "dan": own}
+
+
+REGIMES: list[tuple[str, dict[str, Any]]] = [
+    ("xgrpo", {}),
+    ("xgrpo", {"pool": "shuffled", "baseline": "leave_one_out", "scale": "none"}),
+    ("prp", {}),
+    ("prp", {"denominator": "snapshot"}),
+    ("prp", {"clip": "band"}),
+    ("sgt", {"normalize": "prompts"}),
+    ("grpo-noise", {}),
+]
+
+
+def test_xgrpo_with_mix_0_and_no_length_correction_is_grpo_trainer_bit_for_bit(
+    tiny: dict[str, Path], tmp_path: Path, peers: Peers
+) -> None:
+    plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a")
+    shared = sharing(peers("x"), "xgrpo", mix=0.0, length_correction=0.0)
+    same_training(plain, train(MutualGRPOTrainer, tiny["ada"], tmp_path / "b", shared))
+
+
+def test_prp_without_peers_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
+    plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a")
+    shared = sharing(tmp_path / "x", "prp", peers=())
+    same_training(plain, train(MutualGRPOTrainer, tiny["ada"], tmp_path / "b", shared))
+    assert len(list((tmp_path / "x" / "ada").glob("*.parquet"))) == STEPS
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "luspo", "cispo", "sapo", "vespo"])
+def test_prp_with_a_peer_that_is_the_learner_is_grpo_with_twice_the_rollouts(
+    tiny: dict[str, Path], tmp_path: Path, loss_type: str
+) -> None:
+    """The peer's rollouts are those that the learner would have sampled as numbers 4 to 7, with the learner's own
+    trace. So the pool's first step is TRL's own step on groups of 8, for each of TRL's losses."""
+    keys = {"loss_type": loss_type, "max_steps": 1, "beta": 0.0, "learning_rate": 1e-3}
+    both = train(ReplayedGRPO, tiny["ada"], tmp_path / "a", num_generations=8, per_device_train_batch_size=64, **keys)
+    halves = Exchange(tmp_path / "x", "bob", "script")
+    probe = sharing(tmp_path / "probe", "prp", peers=())
+    train(ReplayedMutual, tiny["ada"], tmp_path / "p", probe, num_generations=8, per_device_train_batch_size=64, **keys)
+    found = Exchange(tmp_path / "probe", "eve", "script").read("ada", 0)
+    assert found is not None
+    from mutualrl.records import Record
+
+    columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*map(found.column, columns), strict=True)]
+    halves.publish(0, [Record(**row) for row in rows if row["rollout"] >= 4], 0)
+    shared = sharing(tmp_path / "x", "prp", tokenizers={"bob": load_tokenizer(str(tiny["ada"]))}, delta=1e6)
+    pooled = train(ReplayedMutual, tiny["ada"], tmp_path / "b", shared, **keys)
+    assert both.kept[0]["grad_norm"] > 0
+    assert pooled.kept[0]["prp/ratio_p99"] == pytest.approx(1.0, abs=1e-4)
+    for key in ("loss", "grad_norm"):
+        assert pooled.kept[0][key] == pytest.approx(both.kept[0][key], rel=2e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize(("regime", "settings"), REGIMES, ids=str)
+def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
+    tiny: dict[str, Path], tmp_path: Path, peers: Peers, regime: str, settings: dict[str, Any]
+) -> None:
+    root = peers("x", "bob", "eve", "dan")
+    keys: dict[str, Any] = {"num_generations": 4}
+
+    def run(name: str, order: tuple[str, ...], published: Path, **more: Any) -> Any:
+        exchange = tmp_path / f"exchange-{name}"  # of its own: a split's traces differ in the last bits
+        exchange.mkdir()
+        for peer in order:
+            (exchange / peer).symlink_to(published / peer)
+        reader = sharing(exchange, regime, peers=order, tokenizers=tokenizers(tiny), **settings)
+        return train(ReplayedMutual, tiny["ada"], tmp_path / name, reader, **{**keys, **more})
+
+    first = run("a", ("bob", "eve", "dan"), root)
+    same_training(first, run("b", ("dan", "bob", "eve"), root))
+
+    late = tmp_path / "late"
+    (late / "bob").mkdir(parents=True)
+    for peer in ("eve", "dan"):
+        (late / peer).symlink_to(root / peer)
+
+    def arrive() -> None:
+        for number in range(STEPS):
+            time.sleep(0.8)
+            for suffix in ("parquet", "json"):
+                data = (root / "bob" / f"{number:06d}.{suffix}").read_bytes()
+                (late / "bob" / f"{number:06d}.{suffix}").write_bytes(data)
+
+    from mutualrl.see import Heartbeat
+
+    heartbeat = Heartbeat(late / "bob", "bob")
+    heartbeat.start()
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    delayed = run("c", ("bob", "eve", "dan"), late)
+    thread.join()
+    heartbeat.stop("finished")
+    same_training(first, delayed)
+
+    split = run("d", ("bob", "eve", "dan"), root, gradient_accumulation_steps=4, per_device_train_batch_size=8)
+    for one, other in zip(first.kept, split.kept, strict=True):
+        for key in ("loss", "grad_norm", "reward", "prp/ratio_p99", "sgt/nll"):
+            assert other.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=1e-3, abs=1e-5), key
+    for one, other in zip(first.model.parameters(), split.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=2e-4)
+
+
+def test_no_forward_with_gradients_holds_more_rows_than_the_batch_size(
+    tiny: dict[str, Path], tmp_path: Path, peers: Peers
+) -> None:
+    """Three peers, four times the rows; a micro-batch of 8."""
+    rows: list[int] = []
+
+    class Watched(ReplayedMutual):
+        def _get_per_token_logps_and_entropies(self, model: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled():
+                rows.append(len(ids))
+            return super()._get_per_token_logps_and_entropies(model, ids, *args, **kwargs)
+
+    shared = sharing(peers("x", "bob", "eve", "dan"), "prp", peers=("bob", "eve", "dan"), tokenizers=tokenizers(tiny))
+    train(Watched, tiny["ada"], tmp_path / "a", shared, gradient_accumulation_steps=4, per_device_train_batch_size=8)
+    assert max(rows) == 8
+    assert len(rows) == STEPS * 4 * 4  # own rows and three chunks of the peers', in each of four micro-batches
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"num_iterations": 2, "max_steps": 4},
+        {"steps_per_generation": 2, "per_device_train_batch_size": 16, "max_steps": 4},
+        {"gradient_checkpointing": True, "bf16": True},
+        {"loss_type": "bnpo", "temperature": 1.3, "scale_rewards": "batch"},
+        {"importance_sampling_level": "sequence", "loss_type": "luspo"},
+        {"top_entropy_quantile": 0.5, "off_policy_mask_threshold": 0.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("regime", "settings"),
+    [("prp", {}), ("prp", {"denominator": "snapshot", "clip": "band"}), ("xgrpo", {}), ("sgt", {})],
+    ids=str,
+)
+def test_regimes_train_under_trls_settings(
+    tiny: dict[str, Path], tmp_path: Path, peers: Peers, keys: dict[str, Any], regime: str, settings: dict[str, Any]
+) -> None:
+    rounds = 2 if "max_steps" in keys else STEPS
+    root = peers("x", rounds=rounds, repeat=2 if "max_steps" in keys else 1)
+    shared = sharing(root, regime, tokenizers=tokenizers(tiny), **settings)
+    learner = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, **keys)
+    assert len(learner.kept) == keys.get("max_steps", STEPS)
+    assert all(row["grad_norm"] == row["grad_norm"] and row["grad_norm"] > 0 for row in learner.kept)
+    assert all("ppo_kl" in row for row in learner.kept)
+    if regime == "prp":
+        assert all(row["prp/ratio_p99"] > 0 for row in learner.kept)
+        assert learner.kept[0]["prp/rows"] == 32
+
+
+def test_the_snapshots_ratio_is_1_before_the_policy_moves_and_not_after(
+    tiny: dict[str, Path], tmp_path: Path, peers: Peers
+) -> None:
+    shared = sharing(peers("x", rounds=1, repeat=2), "prp", denominator="snapshot")
+    learner = train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared, num_iterations=2, max_steps=2)
+    assert learner.kept[0]["prp/ratio_p99"] == pytest.approx(1.0, abs=1e-5)
+    assert abs(learner.kept[1]["prp/ratio_p99"] - 1.0) > 1e-3
+    assert learner.kept[0]["ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert learner.kept[1]["ppo_kl"] != 0.0
+
+
+def test_the_published_trace_is_that_of_the_sampling_policy(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """At the sampling temperature, from a forward pass that leaves training as it was."""
+    from transformers import AutoModelForCausalLM
+
+    keys = {"temperature": 1.3, "max_steps": 1}
+    plain = train(GRPOTrainer, tiny["ada"], tmp_path / "a", **keys)
+    traced = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "b", sharing(tmp_path / "x", "prp", peers=()), **keys)
+    same_training(plain, traced)
+    shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
+    assert shard is not None
+    model = AutoModelForCausalLM.from_pretrained(tiny["ada"])
+    tokenizer = load_tokenizer(str(tiny["ada"]))
+    from training_harness import BY_ID
+
+    for prompt_id, ids, trace in list(zip(*map(shard.column, ("prompt_id", "token_ids", "logprobs")), strict=True))[:8]:
+        prompt = tokenizer(BY_ID[prompt_id].text)["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0].double() / 1.3
+        logps = torch.log_softmax(logits, -1)
+        expected = [logps[len(prompt) - 1 + i, token].item() for i, token in enumerate(ids)]
+        assert trace == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("regime", ["xgrpo", "sgt", "grpo-noise", "grpo"])
+def test_a_regime_publishes_no_more_than_is_read(
+    tiny: dict[str, Path], tmp_path: Path, peers: Peers, regime: str
+) -> None:
+    root = peers("x")
+    train(ReplayedMutual, tiny["ada"], tmp_path / "a", sharing(root, regime))
+    shard = Exchange(root, "eve", "script").read("ada", 0)
+    if regime.startswith("grpo"):
+        assert shard is None
+        return
+    assert shard is not None
+    assert set(shard.column("token_ids")) == set(shard.column("logprobs")) == {None}
+    texts = shard.column("y_text")
+    if regime == "xgrpo":
+        assert set(texts) == {None}
+    else:
+        assert [t is not None for t in texts] == [r > 0.8 for r in shard.column("reward")]
