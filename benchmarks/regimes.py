@@ -1,0 +1,111 @@
+"""Every regime and control of the paper on the embedded pool: same pool, prompts, steps, decoding; three seeds.
+
+    python benchmarks/regimes.py                 # eight arms, three seeds: about 45 minutes on 2 cores
+
+Runs `mutualrl train` for each seed and arm and writes benchmarks/results/regimes.{json,md}. Accuracy is greedy, on all
+held-out problems; entropy and KL are means over the last 50 steps (paper, Section "Optimization Diagnostics").
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+ARMS: dict[str, tuple[str, ...]] = {
+    "grpo": (),
+    "xgrpo": (),
+    "xgrpo, shuffled pool": ("regime.pool=shuffled",),
+    "grpo-noise": (),
+    "prp": (),
+    "prp, band": ("regime.clip=band",),
+    "prp, snapshot": ("regime.denominator=snapshot",),
+    "sgt": (),
+}
+CELLS = (("ada", "*"), ("ada", "+"), ("bob", "+"), ("bob", "*"))
+VALIDATION = ("run.validation_limit=1000", "run.validate_every=0")
+LAST = 50
+
+
+def train(arm: str, seed: int, steps: int | None, directory: Path) -> dict[str, Any]:
+    """One run; its summary, and the optimization diagnostics of both policies."""
+    where = directory / f"{list(ARMS).index(arm)}-{seed}"
+    command = [
+        sys.executable, "-m", "mutualrl", "train", "--regime", arm.split(",", maxsplit=1)[0], "--pool", "tiny",
+        "--seed", str(seed), "--run-dir", str(where), "--json",
+    ]  # fmt: skip
+    for assignment in (*VALIDATION, *ARMS[arm]):
+        command += ["--set", assignment]
+    if steps is not None:
+        command += ["--steps", str(steps)]
+    print(" ".join(command[2:]), file=sys.stderr, flush=True)
+    summary = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    policies = {}
+    for policy, result in summary["policies"].items():
+        lines = (where / "policies" / policy / "metrics.jsonl").read_text().splitlines()[-LAST:]
+        rows = [json.loads(line) for line in lines]
+        policies[policy] = {
+            "initial": result["initial_validation"],
+            "final": result["validation"],
+            "entropy": statistics.mean(row["entropy"] for row in rows),
+            "kl": statistics.mean(row["kl"] for row in rows),
+            "train_seconds": round(result["train_seconds"], 1),
+        }
+    return {"arm": arm, "seed": seed, "steps": summary["steps"], "policies": policies}
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean, and the sample deviation over seeds."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """One line an arm, and one for the models before training."""
+    lines = [
+        "| arm | ada `*` (weak) | ada `+` | bob `+` (weak) | bob `*` | both policies | entropy ada, bob | KL ada, bob |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    first = runs[0]["policies"]
+    before = [f"{first[p]['initial']['by_group'][g]:.2f}" for p, g in CELLS]
+    mean = statistics.mean(first[p]["initial"]["accuracy"] for p in first)
+    lines.append(f"| before training | {' | '.join(before)} | {mean:.2f} | | |")
+    for arm in dict.fromkeys(run["arm"] for run in runs):
+        mine = [run["policies"] for run in runs if run["arm"] == arm]
+        cells = [spread([run[p]["final"]["by_group"][g] for run in mine]) for p, g in CELLS]
+        both = spread([statistics.mean(run[p]["final"]["accuracy"] for p in run) for run in mine])
+        signals = [
+            ", ".join(f"{statistics.mean(run[p][key] for run in mine):.2f}" for p in ("ada", "bob"))
+            for key in ("entropy", "kl")
+        ]
+        lines.append(f"| {arm} | {' | '.join(cells)} | {both} | {' | '.join(signals)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run all and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--steps", type=int, default=None, help="other than the pool's own")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        runs = [train(arm, seed, given.steps, Path(directory)) for seed in given.seeds for arm in given.arms]
+    text = table(runs)
+    given.out.mkdir(parents=True, exist_ok=True)
+    result = {"command": "python benchmarks/regimes.py", "runs": runs}
+    (given.out / "regimes.json").write_text(json.dumps(result, indent=1) + "\n")
+    (given.out / "regimes.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
