@@ -70,7 +70,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 def table(runs: list[dict[str, Any]]) -> str:
     """One line an arm, and one for the models before training."""
     lines = [
-        "| arm | ada `*` (weak) | ada `+` | bob `+` (weak) | bob `*` | both policies | entropy ada, bob | KL ada, bob |",
+        "| arm | ada `*` (weak) | ada `+` | bob `+` (weak) | bob `*` | both | entropy ada, bob | KL ada, bob |",
         "|---|---|---|---|---|---|---|---|",
     ]
     first = runs[0]["policies"]

@@ -132,15 +132,19 @@ def sampled_rounds(prompts: int, rounds: int, repeat: int = 1) -> list[list[str]
 
 
 def publish_rollouts(
-    root: Path, tokenizer: Any, rounds: Sequence[Sequence[str]], *, name: str = "bob", rollouts: int = 4
-) -> None:
-    """Rounds of a peer, with texts, ids and traces: all that any regime reads."""
+    root: Path, tokenizer: Any, rounds: Sequence[Sequence[str]], *, name: str = "bob", rollouts: int = 4,
+    fitting: int | None = None,
+) -> None:  # fmt: skip
+    """Rounds of a peer, with texts, ids and traces: all that any regime reads. All rows of a round but the first
+    `fitting` are too long for any learner."""
     exchange = Exchange(root, name, "script")
     for number, prompt_ids in enumerate(rounds):
         records = []
         for prompt_id in dict.fromkeys(prompt_ids):
             for rollout in range(rollouts):
                 text = rollout_text(BY_ID[prompt_id], rollout, name)
+                if fitting is not None and len(records) >= fitting:
+                    text = " 1+1=" * 40 + text
                 ids = retokenize(text, tokenizer, ended=True).ids
                 trace = tuple(-0.05 - 0.3 * ((i * 7 + rollout) % 5) for i in range(len(ids)))
                 reward = boxed_score(text, BY_ID[prompt_id].answer)

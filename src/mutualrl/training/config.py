@@ -43,7 +43,7 @@ def grpo_config(recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, ou
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "trust_remote_code": recipe.policy(policy).trust_remote_code,
-        **_deepspeed(strategy),
+        **deepspeed_config(strategy),
     }
     if cpu and strategy != "ddp":
         keys["use_cpu"] = False  # else accelerate would not look at DeepSpeed
@@ -59,7 +59,7 @@ def grpo_config(recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, ou
         raise RecipeError([f"trainer, policy {policy!r}: TRL refuses these settings: {error}"]) from error
 
 
-def _deepspeed(strategy: str) -> dict[str, Any]:
+def deepspeed_config(strategy: str) -> dict[str, Any]:
     """The DeepSpeed configuration of a strategy; nothing for DDP. The batch sizes are the trainer's."""
     if strategy == "ddp":
         return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import DistributedType
@@ -24,11 +24,18 @@ from mutualrl.training.sharing import SharedRound
 Inputs = dict[str, Any]
 
 
+class Chunk(NamedTuple):
+    """Peer rows of one pass, by their place in the plan; and how many rows, masked ones included, it has on all ranks."""
+
+    rows: list[int]
+    width: int
+
+
 class PeerRows:
     """The peer rows of one round, micro-batch by micro-batch.
 
-    Ranks stay in step: all run as many chunks in a micro-batch as the rank with the most rows there, over a masked row
-    where they have none left (a missing forward hangs DDP and ZeRO-3).
+    Ranks stay in step: all run the same chunks of the same number of rows in a micro-batch, masked rows standing in
+    where a rank has fewer (a missing forward hangs DDP and ZeRO-3, and TRL gathers a number a row).
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -81,13 +88,13 @@ class PeerRows:
 
     # ---- which rows
 
-    def _chunks(self, step: int, micro: int) -> list[list[int]]:
-        """This rank's rows in a micro-batch, in as many chunks as every rank has; empty ones are masked passes."""
+    def _chunks(self, step: int, micro: int) -> list[Chunk]:
+        """This rank's rows in a micro-batch, in chunks as large as those of the rank with the most rows."""
         size = self._trainer.args.per_device_train_batch_size
         ranks = range(self._trainer.accelerator.num_processes)
-        count = max(-(-len(self._table[Slot(step, micro, rank)]) // size) for rank in ranks)
+        most = max(len(self._table[Slot(step, micro, rank)]) for rank in ranks)
         mine = self._table[Slot(step, micro, self._trainer.accelerator.process_index)]
-        return [mine[i * size : (i + 1) * size] for i in range(count)]
+        return [Chunk(mine[at : at + size], min(size, most - at)) for at in range(0, most, size)]
 
     def _tokens(self, indices: Sequence[int]) -> int:
         return sum(self._covered[i] for i in indices)
@@ -112,9 +119,9 @@ class PeerRows:
 
     # ---- their passes
 
-    def _chunk_loss(self, model: Any, chunk: list[int], step: int, micro: int, inputs: Inputs) -> torch.Tensor:
+    def _chunk_loss(self, model: Any, chunk: Chunk, step: int, micro: int, inputs: Inputs) -> torch.Tensor:
         rows = self._rows(chunk, inputs)
-        share = self._shares(step, micro, inputs, len(rows["advantages"]), chunk).peer
+        share = self._shares(step, micro, inputs, chunk.width, chunk.rows).peer
         rows["advantages"] *= share
         items = inputs["num_items_in_batch"] + sum(self._covered)
         if self._plan.clip == "band":
@@ -122,7 +129,7 @@ class PeerRows:
         else:
             with self._peer_terms():
                 loss = self._trainer._compute_loss(model, {**rows, "num_items_in_batch": items})
-        if chunk:
+        if chunk.rows:
             logps, mask = self._trainer.last_logps, _loss_mask(rows).bool()
             behaviour = rows.get("old_per_token_logps", logps)
             self._ratios.append((logps - behaviour)[mask].exp().float().cpu())
@@ -147,18 +154,15 @@ class PeerRows:
             / trainer.accelerator.num_processes,
         )
 
-    def _rows(self, chunk: list[int], inputs: Inputs) -> Inputs:
-        """A chunk as TRL's inputs; an empty one as one masked row. `tool_mask` is the loss mask: TRL's own name for
-        tokens that are seen and not trained on."""
+    def _rows(self, chunk: Chunk, inputs: Inputs) -> Inputs:
+        """A chunk as TRL's inputs. `tool_mask` is the loss mask: TRL's own name for tokens that are seen and not
+        trained on. The masked rows are a prompt's first token twice."""
         device = inputs["prompt_ids"].device
-        rows = [self._plan.rows[i] for i in chunk]
-        if rows:
-            prompts = [torch.tensor(self._prompts[row.prompt_id]) for row in rows]
-            answers = [torch.tensor(row.ids) for row in rows]
-            covered = [torch.from_numpy(row.covered.astype("int64")) for row in rows]
-        else:
-            prompts, answers = [inputs["prompt_ids"][0].cpu()], [inputs["completion_ids"][0].cpu()]
-            covered = [torch.zeros_like(answers[0])]
+        rows, missing = [self._plan.rows[i] for i in chunk.rows], chunk.width - len(chunk.rows)
+        filler = inputs["prompt_ids"][inputs["prompt_mask"].bool()][:1].cpu()
+        prompts = [torch.tensor(self._prompts[row.prompt_id]) for row in rows] + [filler] * missing
+        answers = [torch.tensor(row.ids) for row in rows] + [filler] * missing
+        covered = [torch.from_numpy(row.covered.astype("int64")) for row in rows] + [torch.zeros_like(filler)] * missing
 
         def padded(values: list[torch.Tensor], value: float, side: str) -> torch.Tensor:
             return pad(values, padding_value=value, padding_side=side).to(device)
@@ -170,19 +174,19 @@ class PeerRows:
             "completion_ids": padded(answers, token, "right"),
             "completion_mask": padded([torch.ones_like(a) for a in answers], 0, "right"),
             "tool_mask": padded(covered, 0, "right"),
-            "advantages": torch.tensor([row.advantage for row in rows] or [0.0], device=device),
+            "advantages": torch.tensor([row.advantage for row in rows] + [0.0] * missing, device=device),
             "importance_sampling_ratio": torch.ones((len(answers), 1), device=device),
         }
-        behaviour = self._behaviour(chunk, rows)
+        behaviour = self._behaviour(chunk.rows, rows)
         if behaviour is not None:
-            found["old_per_token_logps"] = padded(behaviour, 0.0, "right")
+            found["old_per_token_logps"] = padded([*behaviour, *[torch.zeros(1)] * missing], 0.0, "right")
         return found
 
-    def _behaviour(self, chunk: list[int], rows: Sequence[PeerRow]) -> list[torch.Tensor] | None:
+    def _behaviour(self, indices: list[int], rows: Sequence[PeerRow]) -> list[torch.Tensor] | None:
         """Denominators: the aligned traces, or the snapshot; None where the current policy is the snapshot."""
-        if rows and rows[0].logprobs is not None:
+        if self._plan.rows[0].logprobs is not None:
             return [torch.from_numpy(row.logprobs) for row in rows]
-        return [self._snapshot[i] for i in chunk] if chunk and self._snapshot else None
+        return [self._snapshot[i] for i in indices] if self._snapshot else None
 
     def _take_snapshot(self, batch: Inputs) -> None:
         trainer, args = self._trainer, self._trainer.args
@@ -196,7 +200,7 @@ class PeerRows:
                     keep = rows["completion_ids"].size(1)
                     with torch.no_grad():
                         logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, keep)
-                    for at, index in enumerate(chunk):
+                    for at, index in enumerate(chunk.rows):
                         found[index] = logps[at, : len(self._plan.rows[index].ids)].cpu()
         self._snapshot = found
 

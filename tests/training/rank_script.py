@@ -1,0 +1,75 @@
+"""Run by test_ranks.py on several ranks: a list of trainings, one after another, in one process group.
+
+python -m torch.distributed.run ... rank_script.py SPEC.json OUT MODEL
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from trl import GRPOTrainer
+
+import training_harness as harness
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.training import MutualGRPOTrainer
+from mutualrl.training.config import deepspeed_config
+from mutualrl.training.worker import leave_group
+from mutualrl.training.zero_on_cpu import allow_zero_on_cpu
+
+KINDS = {
+    "trl": GRPOTrainer,
+    "ours": MutualGRPOTrainer,
+    "trl-replayed": harness.ReplayedGRPO,
+    "ours-replayed": harness.ReplayedMutual,
+}
+
+
+def failing(completions: list[str], **_: object) -> list[float]:
+    """The verifier of a task that the learner cannot do: every prompt that a peer solved is gated."""
+    return [0.0] * len(completions)
+
+
+def main(spec: list[dict[str, Any]], out: Path, model: Path, bob: Path) -> None:
+    """Every training of `spec`: logs of every rank, and the weights, into `out`."""
+    for run in spec:
+        keys = dict(run.get("keys", {}))
+        if run.get("strategy", "ddp") != "ddp":
+            allow_zero_on_cpu()
+            keys |= {"use_cpu": False, **deepspeed_config(run["strategy"])}
+        sharing = None
+        if "regime" in run:
+            sharing = harness.sharing(
+                Path(run["exchange"]), run["regime"], tokenizers={"bob": load_tokenizer(str(bob))}, **run["settings"]
+            )
+        trainer = harness.train(
+            KINDS[run["kind"]],
+            model,
+            out / run["name"],
+            sharing,
+            reward=failing if run.get("failing") else None,
+            **keys,
+        )
+        rank = trainer.accelerator.process_index
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        if rank == 0:
+            whole = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+            save_file(whole, out / f"{run['name']}.safetensors")
+        found = {
+            "kept": trainer.kept,
+            "distributed": str(trainer.accelerator.distributed_type),
+            "uses": dict(sharing.uses) if sharing else {},
+        }
+        (out / f"{run['name']}.{rank}.json").write_text(json.dumps(found))
+        trainer.accelerator.wait_for_everyone()
+        last = trainer
+    leave_group(last)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))

@@ -1,0 +1,164 @@
+"""Several ranks: DDP and DeepSpeed ZeRO on CPU. Nothing hangs, and nothing but the order of sums changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mutualrl.engines.transformers_engine import load_tokenizer
+from training_harness import (
+    STEPS,
+    ReplayedMutual,
+    publish_peer,
+    publish_rollouts,
+    sampled_rounds,
+    sharing,
+    train,
+)
+
+pytestmark = pytest.mark.slow
+
+REGIMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "xgrpo": ("xgrpo", {}),
+    "prp": ("prp", {}),
+    "naive": ("prp", {"denominator": "snapshot", "clip": "band"}),
+    "sgt": ("sgt", {}),
+    "noise": ("grpo-noise", {}),
+}
+
+
+def launch(spec: list[dict[str, Any]], tmp_path: Path, tiny: dict[str, Path], ranks: int = 2) -> dict[str, list[Any]]:
+    """Run the trainings of `spec` on `ranks` ranks; what every rank said, by training."""
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+         f"--nproc-per-node={ranks}", str(Path(__file__).with_name("rank_script.py")), str(tmp_path / "spec.json"),
+         str(tmp_path), str(tiny["ada"]), str(tiny["bob"])],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {
+        run["name"]: [json.loads((tmp_path / f"{run['name']}.{rank}.json").read_text()) for rank in range(ranks)]
+        for run in spec
+    }
+
+
+def publish(root: Path, tiny: dict[str, Path]) -> str:
+    publish_rollouts(root, load_tokenizer(str(tiny["bob"])), sampled_rounds(8, STEPS))
+    return str(root)
+
+
+def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[str, Any]) -> list[dict[str, Any]]:
+    """One training a regime, on recorded completions."""
+    return [
+        {"name": name, "kind": "ours-replayed", "regime": regime, "settings": settings, "strategy": strategy,
+         "exchange": publish(tmp_path / f"{name}-x", tiny), "keys": keys}
+        for name, (regime, settings) in REGIMES.items()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
+def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
+    """All regimes, with two micro-batches a step; sampling is per rank, so the completions are recorded ones."""
+    spec = recorded(tiny, tmp_path, strategy, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2})
+    found = launch(spec, tmp_path, tiny)
+    for name, (regime, settings) in REGIMES.items():
+        tokenizers = {"bob": load_tokenizer(str(tiny["bob"]))}
+        publish(tmp_path / f"{name}-one", tiny)
+        alone = train(
+            ReplayedMutual, tiny["ada"], tmp_path / f"{name}-a",
+            sharing(tmp_path / f"{name}-one", regime, tokenizers=tokenizers, **settings),
+        )  # fmt: skip
+        assert {rank["distributed"] for rank in found[name]} == {
+            "DistributedType.MULTI_CPU" if strategy == "ddp" else "DistributedType.DEEPSPEED"
+        }
+        for one, two in zip(alone.kept, found[name][0]["kept"], strict=True):
+            for key in ("reward", "loss", "grad_norm", "sgt/nll", "prp/ratio_p99", "prp/clip_rate"):
+                assert two.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=2e-3, abs=2e-5), (name, key)
+        assert any(row["grad_norm"] > 0 for row in alone.kept)
+        weights = load_file(tmp_path / f"{name}.safetensors")
+        for key, value in alone.model.state_dict().items():
+            if key in weights:
+                assert torch.allclose(weights[key], value, atol=3e-4), (name, key)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
+    """Without an exchange, under regime grpo, with a gate that never opens, and under XGRPO with mix 0."""
+    keys = {"per_device_train_batch_size": 16}
+    rounds = sampled_rounds(8, STEPS)
+    publish_peer(tmp_path / "closed", rounds, solved=[])
+    publish_peer(tmp_path / "rewards", rounds)
+    spec: list[dict[str, Any]] = [
+        {"name": "plain", "kind": "trl"},
+        {"name": "alone", "kind": "ours"},
+        {"name": "grpo", "kind": "ours", "regime": "grpo", "settings": {"publish": "full"}, "exchange": "full"},
+        {"name": "closed", "kind": "ours", "regime": "sgt", "settings": {}, "exchange": "closed"},
+        {"name": "unmixed", "kind": "ours", "regime": "xgrpo", "settings": {"mix": 0.0, "length_correction": 0.0},
+         "exchange": "rewards"},
+    ]  # fmt: skip
+    for run in spec:
+        run |= {"strategy": strategy, "keys": keys, "exchange": str(tmp_path / run.get("exchange", "none"))}
+    found = launch(spec, tmp_path, tiny)
+    assert any(row["grad_norm"] > 0 for row in found["plain"][0]["kept"])
+    expected = load_file(tmp_path / "plain.safetensors")
+    for name in ("alone", "grpo", "closed", "unmixed"):
+        for one, other in zip(found["plain"][0]["kept"], found[name][0]["kept"], strict=True):
+            for key in ("loss", "grad_norm", "reward", "kl", "entropy"):
+                assert one[key] == other[key], (name, key)
+        weights = load_file(tmp_path / f"{name}.safetensors")
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[key], expected[key]) for key in expected), name
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
+    """A pair, or a peer row, on one rank alone, in one micro-batch alone, or nowhere: ranks that run unequal passes
+    would wait for ever under DDP and ZeRO-3."""
+    rounds = sampled_rounds(8, 2)
+    tokenizer = load_tokenizer(str(tiny["bob"]))
+    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 2}
+    spec: list[dict[str, Any]] = []
+    for solved in (0, 1, 3):
+        publish_peer(tmp_path / f"s{solved}", rounds, solved=rounds[0][:solved])
+        spec.append({"name": f"sgt-{solved}", "regime": "sgt", "exchange": str(tmp_path / f"s{solved}"), "failing": 1})
+    for rows in (0, 1, 5):  # of the peer's that fit, over 2 ranks x 2 micro-batches
+        publish_rollouts(tmp_path / f"p{rows}", tokenizer, rounds, rollouts=1, fitting=rows)
+        spec.append({"name": f"prp-{rows}", "regime": "prp", "exchange": str(tmp_path / f"p{rows}")})
+    for run in spec:
+        run |= {"kind": "ours", "strategy": strategy, "keys": keys, "settings": {}}
+    found = launch(spec, tmp_path, tiny)
+    for solved in (0, 1, 3):
+        both = found[f"sgt-{solved}"]
+        assert both[0]["uses"] == both[1]["uses"]
+        assert both[0]["kept"][0]["sgt/pairs"] == solved
+        assert ("sgt/nll" in both[0]["kept"][0]) == (solved > 0)
+    for rows in (0, 1, 5):
+        first = found[f"prp-{rows}"][0]["kept"][0]
+        assert (first["prp/rows"], first["prp/unfit"]) == (rows, 8 - rows)
+        assert ("prp/ratio_p99" in first) == (rows > 0)
+
+
+def test_two_policies_of_four_zero3_ranks_each_run_through_the_command_line(cli: Any, tmp_path: Path) -> None:
+    """The shape of `2qwen` on 8 GPUs, with the embedded models on CPU ranks."""
+    done = cli(
+        "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / "run", "--json",
+        "--set", "launch.strategy=zero3", "--set", "launch.processes=4",
+        "--set", "trainer.per_device_train_batch_size=16", "--set", "run.validation_limit=8", timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert {p: r["steps"] for p, r in summary["policies"].items()} == {"ada": 3, "bob": 3}
+    assert sum(r["rescued_pairs"] for r in summary["policies"].values()) > 0
+    for policy in ("ada", "bob"):
+        parts = list((tmp_path / "run" / "exchange" / policy).glob("000000*.parquet"))
+        assert len(parts) == 4
+        assert "DeepSpeed" in (tmp_path / "run" / "policies" / policy / "logs" / "attempt-0.log").read_text()
