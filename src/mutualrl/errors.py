@@ -38,6 +38,12 @@ class DataError(UsageError):
     kind = "data"
 
 
+class RewardError(MutualRLError, RuntimeError):
+    """A reward function raised, or returned what is not one number (or None) for each completion."""
+
+    kind = "reward"
+
+
 class RunDirectoryError(UsageError):
     """The run directory cannot be used: already taken, or not writable."""
 

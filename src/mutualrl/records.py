@@ -8,17 +8,30 @@ Shape suffixes, used for arrays and ragged lists alike:
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One problem: the text every policy sees, the canonical answer, and the group it is reported under."""
+    """One problem: the text every policy sees, the canonical answer, and the group it is reported under.
+
+    `messages`: (role, content) pairs where the problem is a conversation; `text` then holds their contents. `columns`:
+    what else its row of data has, for the reward function.
+    """
 
     id: str
     text: str
     answer: str
     group: str
+    messages: tuple[tuple[str, str], ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def content(self) -> str | list[dict[str, str]]:
+        """The text, or the conversation in TRL's form."""
+        return [{"role": role, "content": text} for role, text in self.messages] or self.text
 
 
 def prompt_id(task: str, split: str, row: str | int, text: str) -> str:

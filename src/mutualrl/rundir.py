@@ -39,6 +39,11 @@ class PolicyFiles:
         return self.root / "model"
 
     @property
+    def adapter(self) -> Path:
+        """The trained adapter, where the policy trained one."""
+        return self.root / "adapter"
+
+    @property
     def result(self) -> Path:
         """What the policy reports at its end."""
         return self.root / "result.json"

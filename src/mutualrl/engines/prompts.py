@@ -9,17 +9,27 @@ from jinja2.exceptions import TemplateError
 
 from mutualrl.errors import ModelError
 
-
-def as_prompt(text: str, tokenizer: Any) -> str | list[dict[str, str]]:
-    """The prompt in TRL's form: one user message when the tokenizer has a chat template, else the text."""
-    return [{"role": "user", "content": text}] if tokenizer.chat_template else text
+Content = str | list[dict[str, str]]
 
 
-def prompt_ids(texts: Sequence[str], tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[list[int]]:
+def as_prompt(content: Content, tokenizer: Any) -> Content:
+    """The prompt in TRL's form: a conversation as it is; a text as one user message when the tokenizer has a chat
+    template, else as it is. Raises ModelError for a conversation and a tokenizer without a chat template."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}] if tokenizer.chat_template else content
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, which conversational prompts "
+            "need; give it one (tokenizer.chat_template), or prompts that are plain text"
+        )
+    return content
+
+
+def prompt_ids(texts: Sequence[Content], tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[list[int]]:
     """Token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text.
 
-    `template`: arguments of the chat template (TRL's `chat_template_kwargs`). Raises ModelError when the chat template
-    cannot be carried out.
+    `texts`: texts, or conversations. `template`: arguments of the chat template (TRL's `chat_template_kwargs`). Raises
+    ModelError when the chat template cannot be carried out, or is missing where it is needed.
     """
     if not texts:
         return []

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from mutualrl.engines.base import Completion, Sampling
-from mutualrl.engines.prompts import prompt_ids
+from mutualrl.engines.prompts import Content, prompt_ids
 from mutualrl.errors import ModelError
 from mutualrl.thl import ended
 
@@ -58,7 +58,7 @@ class TransformersEngine:
         return cls(model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer, batch_size)
 
     def generate(
-        self, prompts: Sequence[str], sampling: Sampling, on_batch: Callable[[int], None] | None = None
+        self, prompts: Sequence[Content], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
         """Completions of every prompt; `on_batch` is told the number of prompts done."""
         ids = prompt_ids(prompts, self.tokenizer, self.template)

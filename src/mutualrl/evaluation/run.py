@@ -19,7 +19,7 @@ def evaluate_models(request: EvalRequest, console: Console) -> dict[str, Any]:
     from mutualrl.engines.transformers_engine import TransformersEngine
     from mutualrl.tiny.cache import located
 
-    texts = [p.text for p in request.prompts]
+    texts = [p.content for p in request.prompts]
     sampling = Sampling(max_new_tokens=request.max_new_tokens)
     models: dict[str, Any] = {}
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:

@@ -16,7 +16,8 @@ from mutualrl.recipes.schema import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One policy's share: its GPUs (empty on CPU), processes, threads a process, strategy and batch plan."""
+    """One policy's share: its GPUs (empty on CPU), processes, threads a process, strategy, batch plan, and how many
+    policies run on each of its GPUs."""
 
     policy: str
     gpus: tuple[str, ...]
@@ -24,6 +25,7 @@ class Seat:
     threads: int
     strategy: str
     batch: BatchPlan
+    tenants: int = 1
 
     @property
     def devices(self) -> str:
@@ -78,17 +80,26 @@ def _on_cpu(recipe: Recipe, machine: Machine) -> Placement:
 
 def _on_gpus(recipe: Recipe, machine: Machine) -> Placement:
     policies = recipe.policies
+    strategy = "zero3" if recipe.launch.strategy == "auto" else recipe.launch.strategy
+    if recipe.launch.share_gpus:
+        count = len(machine.gpus)
+        threads = max(machine.cores // (count * len(policies)), 1)
+        seats = [
+            Seat(p.name, machine.gpus, count, threads, strategy, plan_batch(recipe, p.name, count), len(policies))
+            for p in policies
+        ]
+        _same_rounds(recipe, seats)
+        return Placement(tuple(seats), (f"{len(policies)} policies share every GPU",))
     if len(machine.gpus) < len(policies):
         raise MachineError(
             f"{len(policies)} policies need {len(policies)} GPUs at least, found {len(machine.gpus)}; use a smaller "
-            "pool, or run on CPU with --set hardware.gpus=0"
+            "pool, let them share with --set launch.share_gpus=true, or run on CPU with --set hardware.gpus=0"
         )
     sizes = [p.parameters or 0.0 for p in policies]
     counts = best_split(len(machine.gpus), sizes, lambda i, n: _divides(recipe, policies[i].name, n))
     if counts is None:
         raise RecipeError([f"no split of {len(machine.gpus)} GPUs over {len(policies)} policies divides the batch"])
     seats, start = [], 0
-    strategy = "zero3" if recipe.launch.strategy == "auto" else recipe.launch.strategy
     for policy, count in zip(policies, counts, strict=True):
         gpus = machine.gpus[start : start + count]
         start += count

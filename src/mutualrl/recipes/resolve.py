@@ -15,9 +15,11 @@ from mutualrl.files import user_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch import OWN_BATCHING
 from mutualrl.recipes.layers import Layers, find, named, shipped
+from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
     HardwareSection,
     LaunchSection,
+    LoraSection,
     Policy,
     Recipe,
     RoundSection,
@@ -46,6 +48,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "run": RunSection,
     "hardware": HardwareSection,
     "launch": LaunchSection,
+    "lora": LoraSection,
 }
 
 
@@ -133,6 +136,8 @@ def validate(layers: Layers) -> Recipe:
         recipe = Recipe.model_validate(_with_round(value))
     except ValidationError as error:
         problems.extend(_explain(error, layers, ()))
+    if recipe is not None and not problems:
+        problems.extend(_conflicts(recipe, layers))
     for path, settings in _regime_sections(value):
         try:
             get_regime(value["regime"]["name"]).settings(**settings)
@@ -141,6 +146,24 @@ def validate(layers: Layers) -> Recipe:
     if problems or recipe is None:
         raise RecipeError(problems)
     return recipe
+
+
+def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
+    """Settings that are right one by one and wrong together: they would bias the regime's ratios or advantages."""
+    try:
+        traced = "logprobs" in recipe.demanded_fields
+    except ValidationError:
+        return []  # the regime's own settings are wrong, and reported by themselves
+    moves = get_regime(recipe.regime_name).moves_advantages
+    lines = []
+    for index, policy in enumerate(recipe.policies):
+        settings = recipe.trainer_settings(policy.name)
+        found = ratio_problems(settings, traced=traced) + aggregation_problem(settings, moves_advantages=moves)
+        for key, problem in found:
+            path = ("policies", str(index), "trainer", key) if key in policy.trainer else ("trainer", key)
+            lines.append(_line(layers, path, problem))
+    lines += server_problems({p.name: recipe.trainer_settings(p.name) for p in recipe.policies})
+    return list(dict.fromkeys(lines))
 
 
 def _regime_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:

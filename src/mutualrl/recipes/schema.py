@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mutualrl.files import user_path
 from mutualrl.regimes import RegimeSettings, get_regime
+from mutualrl.tasks.rewards import FORM, IMPORT_PATH
 
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
@@ -39,6 +40,16 @@ def known_model(value: str) -> str:
     return value
 
 
+class LoraSection(Section):
+    """Train low-rank adapters (LoRA, `peft`) in place of the weights. The reference of the KL term is the model with the
+    adapter switched off, so that no second copy is loaded."""
+
+    r: int = Field(16, ge=1, description="rank")
+    alpha: float = Field(32.0, gt=0, description="scale: the adapter's output is multiplied by alpha / r")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | Literal["all-linear"] = "all-linear"
+
+
 class Policy(Section):
     """One language model of the pool. `trainer` and `regime` override the run's keys for this policy alone."""
 
@@ -47,6 +58,7 @@ class Policy(Section):
     revision: str | None = None
     trust_remote_code: bool = False
     parameters: float | None = Field(None, gt=0, description="number of weights, a hint for the placement")
+    lora: LoraSection | None = None
     trainer: dict[str, Any] = {}
     regime: dict[str, Any] = {}
 
@@ -59,13 +71,34 @@ def _absolute(value: str) -> str:
 UserPath = Annotated[str, AfterValidator(_absolute)]
 
 
+def _importable(value: str) -> str:
+    """`boxed`, or an import path; a path to a file is made absolute."""
+    if value == "boxed":
+        return value
+    match = IMPORT_PATH.fullmatch(value)
+    if match is None:
+        raise ValueError(f"found {value!r}, {FORM}")
+    return f"{user_path(match['module'])}:{match['name']}" if match["module"].endswith(".py") else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+RewardPath = Annotated[str, AfterValidator(_importable)]
+
+
 class TaskSection(Section):
-    """Which prompts: `data` and `validation_data` are JSON Lines files where the task reads files."""
+    """Which prompts and rewards. `data` and `validation_data` are files where the task reads files. `reward`: `boxed`,
+    or any TRL reward function by import path, or several (weighted by `trainer.reward_weights`)."""
 
     name: str = "arithmetic"
     data: UserPath | None = None
     validation_data: UserPath | None = None
     max_prompt_tokens: int = Field(1024, ge=1, description="longer under any policy: dropped for all")
+    reward: Annotated[tuple[RewardPath, ...], BeforeValidator(_as_tuple), Field(min_length=1, strict=False)] = (
+        "boxed",
+    )
 
 
 class RoundSection(Section):
@@ -102,6 +135,7 @@ class LaunchSection(Section):
     """How a policy's process group is started. `auto`: ZeRO-3 on GPUs; one process, or DDP, on CPU."""
 
     strategy: Literal["auto", "ddp", "zero2", "zero3"] = "auto"
+    share_gpus: bool = Field(False, description="every policy runs on all GPUs, beside the others")
     processes: int | None = Field(None, ge=1, description="processes a policy, on CPU only")
 
 
@@ -117,6 +151,7 @@ class Recipe(Section):
     run: RunSection = RunSection()
     hardware: HardwareSection = HardwareSection()
     launch: LaunchSection = LaunchSection()
+    lora: LoraSection | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> Recipe:
@@ -145,6 +180,16 @@ class Recipe(Section):
         merged = {**self.regime, **self.policy(policy).regime}
         merged.pop("name", None)
         return get_regime(self.regime_name).settings(**merged)
+
+    def lora_settings(self, policy: str) -> LoraSection | None:
+        """The adapter that one policy trains, or None where it trains its weights."""
+        return self.policy(policy).lora or self.lora
+
+    @property
+    def demanded_fields(self) -> frozenset[str]:
+        """Optional record fields that some policy's regime reads, so that all publish them."""
+        publishes = get_regime(self.regime_name).publishes
+        return frozenset().union(*(publishes(self.regime_settings(p.name)) for p in self.policies))
 
     def trainer_settings(self, policy: str) -> dict[str, Any]:
         """The GRPOConfig keys as they hold for one policy, without those that the run decides."""

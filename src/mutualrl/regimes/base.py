@@ -135,6 +135,7 @@ class RegimeSpec:
     `text_above`: with `y_text` published, only rollouts rewarded above this have their text published.
     `reads_peers`: whether a round waits for the peers (a pool of one is refused then).
     `plan`: from a view of the round to what joins the learner's update, pure; None changes nothing.
+    `moves_advantages`: whether the plan has advantages of its own, made from one reward a rollout.
     """
 
     name: str
@@ -144,6 +145,7 @@ class RegimeSpec:
     text_above: Callable[[RegimeSettings], float]
     reads_peers: bool
     plan: Callable[[RoundView, RegimeSettings], RoundPlan] | None
+    moves_advantages: bool = False
 
 
 def advantage_metrics(name: str, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:

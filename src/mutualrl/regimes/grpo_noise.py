@@ -47,4 +47,5 @@ SPEC = RegimeSpec(
     text_above=lambda settings: float("inf"),
     reads_peers=False,
     plan=plan,
+    moves_advantages=True,
 )

@@ -192,4 +192,5 @@ SPEC = RegimeSpec(
     text_above=lambda settings: float("-inf"),
     reads_peers=True,
     plan=plan,
+    moves_advantages=True,
 )

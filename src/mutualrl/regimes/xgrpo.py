@@ -96,4 +96,5 @@ SPEC = RegimeSpec(
     text_above=lambda settings: float("inf"),
     reads_peers=True,
     plan=plan,
+    moves_advantages=True,
 )

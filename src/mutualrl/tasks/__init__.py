@@ -5,9 +5,10 @@ from __future__ import annotations
 from mutualrl.errors import UsageError
 from mutualrl.tasks.arithmetic import ArithmeticTask
 from mutualrl.tasks.base import Split, Task, TaskSource
+from mutualrl.tasks.dataset import DatasetTask
 from mutualrl.tasks.math import MathTask
 
-TASKS: dict[str, Task] = {task.name: task for task in (ArithmeticTask(), MathTask())}
+TASKS: dict[str, Task] = {task.name: task for task in (ArithmeticTask(), MathTask(), DatasetTask())}
 
 
 def get_task(name: str) -> Task:

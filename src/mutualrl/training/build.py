@@ -15,14 +15,16 @@ from mutualrl.recipes.batch import BatchPlan, plan_batch
 from mutualrl.records import Prompt
 from mutualrl.rundir import RunDirectory
 from mutualrl.see import Exchange, Heartbeat, Patience
-from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tiny.cache import located
+from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset, within_limit
 from mutualrl.training.models import load_tokenizers
 from mutualrl.training.plan import compare, fingerprint, load_prompts, policy_seed, require_enough
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.trainer import MutualGRPOTrainer
+from mutualrl.training.vllm_engine import prepare_vllm
 
 
 class Built(NamedTuple):
@@ -43,7 +45,9 @@ def build_trainer(run: RunDirectory, recipe: Recipe, policy: str, info: dict[str
     tokenizers = load_tokenizers(recipe)
     prompts, validation = _fitting(recipe, prompts, tokenizers, batch)
     cpu = not torch.cuda.is_available() or not seat["gpus"]
-    args = grpo_config(recipe, policy, batch, seat["strategy"], run.policy(policy).root / "trainer", cpu=cpu)
+    output = run.policy(policy).root / "trainer"
+    args = grpo_config(recipe, policy, batch, seat["strategy"], output, cpu=cpu, tenants=seat["tenants"])
+    prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
     sharing = Sharing(
         exchange=Exchange(
             run.exchange,
@@ -65,10 +69,11 @@ def build_trainer(run: RunDirectory, recipe: Recipe, policy: str, info: dict[str
     try:
         trainer = MutualGRPOTrainer(
             model=model,
-            reward_funcs=boxed_reward,
+            reward_funcs=load_rewards(recipe.task.reward),
             args=args,
             train_dataset=as_dataset(prompts, tokenizers[policy]),
             processing_class=tokenizers[policy],
+            peft_config=lora_config(recipe.lora_settings(policy)),
             sharing=sharing,
         )
     except (OSError, SafetensorError) as error:

@@ -10,6 +10,7 @@ from trl import GRPOConfig
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.recipes.batch import BatchPlan
 from mutualrl.recipes.schema import Recipe
+from mutualrl.training.vllm_engine import vllm_keys
 from mutualrl.training.zero_on_cpu import allow_zero_on_cpu
 
 # TRL's defaults are for GPUs; on CPU bf16 is 4.5 times slower and checkpointing saves nothing that is scarce.
@@ -21,7 +22,9 @@ CPU_DEFAULTS: dict[str, Any] = {
 }
 
 
-def grpo_config(recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, output: Path, *, cpu: bool) -> GRPOConfig:
+def grpo_config(
+    recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, output: Path, *, cpu: bool, tenants: int = 1
+) -> GRPOConfig:
     """The trainer's configuration: TRL's defaults < ours for the device < recipe < what the run decides.
 
     Raises RecipeError when TRL refuses the combination, MachineError when a package is missing.
@@ -44,6 +47,7 @@ def grpo_config(recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, ou
         "remove_unused_columns": False,
         "trust_remote_code": recipe.policy(policy).trust_remote_code,
         **deepspeed_config(strategy),
+        **vllm_keys(recipe.trainer_settings(policy), tenants),
     }
     if cpu and strategy != "ddp":
         keys["use_cpu"] = False  # else accelerate would not look at DeepSpeed

@@ -19,16 +19,18 @@ def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[st
     """
     kept = set(range(len(prompts)))
     for tokenizer, template in readers:
-        lengths = [len(ids) for ids in prompt_ids([p.text for p in prompts], tokenizer, template)]
+        lengths = [len(ids) for ids in prompt_ids([p.content for p in prompts], tokenizer, template)]
         kept &= {i for i, length in enumerate(lengths) if length <= limit}
     return [prompts[i] for i in sorted(kept)]
 
 
 def as_dataset(prompts: Sequence[Prompt], tokenizer: Any) -> Dataset:
-    """Columns `prompt` (text, or a conversation), `answer`, `prompt_id` and `group`, in the prompts' order."""
+    """Columns `prompt` (text, or a conversation), `answer`, `prompt_id`, `group` and those of the data set."""
+    others = dict.fromkeys(key for p in prompts for key in p.columns)
     return Dataset.from_dict(
         {
-            "prompt": [as_prompt(p.text, tokenizer) for p in prompts],
+            **{key: [p.columns.get(key) for p in prompts] for key in others},
+            "prompt": [as_prompt(p.content, tokenizer) for p in prompts],
             "answer": [p.answer for p in prompts],
             "prompt_id": [p.id for p in prompts],
             "group": [p.group for p in prompts],

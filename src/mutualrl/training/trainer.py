@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from mutualrl.errors import UsageError
+from mutualrl.errors import RewardError, UsageError
+from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
 from mutualrl.records import Record, prompt_id
 from mutualrl.regimes import get_regime
 from mutualrl.thl import decode_completion, ended
@@ -33,8 +34,9 @@ class MutualGRPOTrainer(GRPOTrainer):
     Args:
         sharing: the exchange, peers and regime; None trains alone, exactly as GRPOTrainer does.
 
-    Raises UsageError when a regime that adds pairs meets `steps_per_generation` that is not a multiple of
-    `gradient_accumulation_steps`: its mean over the optimizer step would not be exact.
+    Raises UsageError when a regime meets settings under which its numbers would be off: `steps_per_generation` that is
+    not a multiple of `gradient_accumulation_steps` (its means over the optimizer step would not be exact), a cut
+    sampling distribution below an importance ratio, or rewards that are normalised before they are summed.
     """
 
     def __init__(self, *args: Any, sharing: Sharing | None = None, **kwargs: Any) -> None:
@@ -48,22 +50,43 @@ class MutualGRPOTrainer(GRPOTrainer):
         if sharing.max_length is None:
             sharing.max_length = self.args.max_completion_length
         self.add_callback(SharingCallback(sharing))
-        if (
-            get_regime(sharing.regime).reads_peers
-            and self.args.steps_per_generation % self.args.gradient_accumulation_steps
-        ):
-            raise UsageError(
-                f"steps_per_generation ({self.args.steps_per_generation}) must be a multiple of "
-                f"gradient_accumulation_steps ({self.args.gradient_accumulation_steps}) for regime {sharing.regime!r}"
+        self._check_settings(sharing)
+
+    def _check_settings(self, sharing: Sharing) -> None:
+        """Raise UsageError for settings under which the regime would not compute what it says."""
+        args, spec = self.args, get_regime(sharing.regime)
+        settings = vars(args)
+        problems = [
+            f"{key}: {problem}"
+            for key, problem in (
+                *ratio_problems(settings, traced=sharing.wants_trace),
+                *aggregation_problem(settings, moves_advantages=spec.moves_advantages),
             )
+        ]
+        if spec.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
+            problems.append(
+                f"steps_per_generation ({args.steps_per_generation}) must be a multiple of "
+                f"gradient_accumulation_steps ({args.gradient_accumulation_steps}) for regime {sharing.regime!r}"
+            )
+        if problems:
+            raise UsageError("; ".join(problems))
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        if self.sharing is not None:
+        if self.sharing is None:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        try:
+            rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        except Exception as error:
+            names = ", ".join(self.reward_func_names)
+            raise RewardError(f"reward function {names}: {type(error).__name__}: {error}") from error
+        if torch.isinf(rewards).any():
+            raise RewardError(f"reward function {', '.join(self.reward_func_names)}: an infinite reward")
+        if self.model.training:
             total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
             total[torch.isnan(rewards).all(dim=1)] = torch.nan  # unscorable: neither success nor failure
             start = self.accelerator.process_index * len(inputs)
             self._scored = _Scored(inputs, completion_ids_list, total[start : start + len(inputs)].tolist())
+            self._metrics["train"]["rewards/unscorable"].append(float(torch.isnan(total).sum()))
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:

@@ -8,14 +8,19 @@ from typing import Any
 from accelerate.utils import gather_object
 from trl.models.utils import unwrap_model_for_generation
 
-from mutualrl.engines.base import Sampling
+from mutualrl.engines.base import Completion, Sampling
+from mutualrl.engines.prompts import as_prompt, prompt_ids
 from mutualrl.engines.transformers_engine import TransformersEngine
+from mutualrl.errors import RewardError
 from mutualrl.records import Prompt
-from mutualrl.tasks.scoring import score
+from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tasks.scoring import Score, score, score_rewards
+from mutualrl.training.vllm_engine import greedy
 
 
 class Validator:
-    """Greedy pass@1 of the model under training: one completion a prompt, exact boxed match.
+    """Greedy pass@1 of the model under training: one completion a prompt, exact boxed match, or the mean reward where
+    the task has reward functions of its own.
 
     The prompts are shared out over the ranks; every rank returns the score of all.
     """
@@ -27,20 +32,73 @@ class Validator:
 
     def __call__(self) -> dict[str, Any]:
         """The score as `{"n", "accuracy", "by_group", "no_box"}`."""
-        trainer, accelerator = self._trainer, self._trainer.accelerator
+        accelerator = self._trainer.accelerator
         # Ranks with unequal shares would run unequal numbers of batches, and hang where a forward is a collective.
         share = -(-len(self._prompts) // accelerator.num_processes)
         mine = list(self._prompts[accelerator.process_index :: accelerator.num_processes])
         mine += [self._prompts[0]] * (share - len(mine))
+        completions = self._with_vllm(mine) if self._trainer.use_vllm else self._with_transformers(mine)
+        answers = gather_object([(p.id, completion) for p, completion in zip(mine, completions, strict=True)])
+        by_id = dict(answers)
+        return self._score([by_id[p.id] for p in self._prompts]).to_json()
+
+    def _with_transformers(self, prompts: list[Prompt]) -> list[Completion]:
+        trainer = self._trainer
         training = trainer.model.training
         trainer.model.eval()
         with unwrap_model_for_generation(
-            trainer.model_wrapped, accelerator, gather_deepspeed3_params=trainer.args.ds3_gather_for_generation
+            trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=trainer.args.ds3_gather_for_generation
         ) as model:
             engine = TransformersEngine(model, trainer._tokenizer, self._batch_size, trainer.chat_template_kwargs)
             sampling = Sampling(max_new_tokens=trainer.max_completion_length)
-            groups = engine.generate([p.text for p in mine], sampling)
+            groups = engine.generate([p.content for p in prompts], sampling)
         trainer.model.train(training)
-        answers = gather_object([(p.id, group[0].text) for p, group in zip(mine, groups, strict=True)])
-        by_id = dict(answers)
-        return score(self._prompts, [by_id[p.id] for p in self._prompts]).to_json()
+        return [group[0] for group in groups]
+
+    def _with_vllm(self, prompts: list[Prompt]) -> list[Completion]:
+        trainer = self._trainer
+        return greedy(
+            trainer, prompt_ids([p.content for p in prompts], trainer._tokenizer, trainer.chat_template_kwargs)
+        )
+
+    def _score(self, completions: list[Completion]) -> Score:
+        functions = self._trainer.reward_funcs
+        if functions == [boxed_reward]:
+            return score(self._prompts, [completion.text for completion in completions])
+        return score_rewards(self._prompts, self._rewards(completions))
+
+    def _rewards(self, completions: list[Completion]) -> list[float]:
+        """The weighted sum of the reward functions, each called as TRL does; None counts as 0."""
+        trainer = self._trainer
+        prompts = [as_prompt(p.content, trainer._tokenizer) for p in self._prompts]
+        texts = [completion.text for completion in completions]
+        keys = dict.fromkeys(key for p in self._prompts for key in p.columns)
+        given = {
+            **{key: [p.columns.get(key) for p in self._prompts] for key in keys},
+            "answer": [p.answer for p in self._prompts],
+            "prompt_id": [p.id for p in self._prompts],
+            "group": [p.group for p in self._prompts],
+            "prompts": prompts,
+            "completions": [
+                text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+                for prompt, text in zip(prompts, texts, strict=True)
+            ],
+            "completion_ids": [list(completion.token_ids) for completion in completions],
+            "trainer_state": trainer.state,
+            "log_extra": lambda column, values: None,
+            "log_metric": lambda name, value: None,
+        }
+        total = [0.0] * len(completions)
+        for function, name, weight in zip(
+            trainer.reward_funcs, trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True
+        ):
+            try:
+                values = list(function(**given))
+            except Exception as error:
+                raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
+            if len(values) != len(total):
+                raise RewardError(
+                    f"reward function {name}: {len(values)} rewards for {len(total)} completions, expected one each"
+                )
+            total = [t + weight * float(0.0 if v is None else v) for t, v in zip(total, values, strict=True)]
+        return total

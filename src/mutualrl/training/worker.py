@@ -93,7 +93,7 @@ def work(run: RunDirectory, policy: str) -> None:
     heartbeat.set("validating")
     final = validator()
     heartbeat.set("saving")
-    save_model(trainer, files.model)
+    save_model(trainer, files.model, files.adapter)
     if rank == 0:
         write_json(
             files.result,
@@ -117,14 +117,21 @@ def leave_group(trainer: Any) -> None:
     trainer.accelerator.end_training()
 
 
-def save_model(trainer: Any, directory: Path) -> None:
-    """Save what transformers needs to load the model: safetensors, configurations, tokenizer.
+def save_model(trainer: Any, directory: Path, adapter: Path) -> None:
+    """Save what transformers needs to load the model: safetensors, configurations, tokenizer. A policy that trained an
+    adapter gets it merged there, and alone in `adapter`.
 
     (`Trainer.save_model` would add its arguments as a pickle; run.json and recipe.yaml say it all.)
     """
+    from mutualrl.training.adapters import save_adapter
+
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if trainer.accelerator.is_main_process:
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(directory, state_dict=state)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if hasattr(model, "peft_config"):
+            save_adapter(trainer, state, directory, adapter)
+        else:
+            model.save_pretrained(directory, state_dict=state)
         trainer.processing_class.save_pretrained(directory)
 
 

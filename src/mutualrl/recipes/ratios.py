@@ -1,0 +1,68 @@
+"""Settings under which an importance ratio would be biased, or a regime would mean something else. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: settings that cut or bend the sampling distribution, and their plain values.
+PLAIN_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0, None),
+    "top_k": (0, -1, None),
+    "min_p": (0.0, None),
+    "repetition_penalty": (1.0, None),
+}
+
+
+def bent_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling settings (TRL's keys, or keys of its `generation_kwargs`) that are not plain."""
+    given = {**(settings.get("generation_kwargs") or {})}
+    given |= {key: settings[key] for key in PLAIN_SAMPLING if key in settings}
+    return {key: value for key, value in given.items() if key in PLAIN_SAMPLING and value not in PLAIN_SAMPLING[key]}
+
+
+def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[str, str]]:
+    """(key, what is wrong with it) for settings that bias an importance ratio.
+
+    The learner's log-probs are of the whole distribution at the sampling temperature. Where its samples came from a cut
+    one, a ratio to a published trace (`traced`), or TRL's correction between vLLM and the trainer, is off.
+    """
+    corrected = bool(settings.get("use_vllm")) and settings.get("vllm_importance_sampling_correction", True)
+    if not traced and not corrected:
+        return []
+    use = "the regime's importance ratios" if traced else "TRL's correction between vLLM and the trainer"
+    way_out = "" if traced else ", or set vllm_importance_sampling_correction: false"
+    return [
+        (key, f"found {value!r}, which biases {use}; expected {PLAIN_SAMPLING[key][0]!r}{way_out}")
+        for key, value in bent_sampling(settings).items()
+    ]
+
+
+def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) -> list[tuple[str, str]]:
+    """(key, what is wrong) where a regime computes advantages from summed rewards and TRL is told not to."""
+    if moves_advantages and settings.get("multi_objective_aggregation") == "normalize_then_sum":
+        return [
+            (
+                "multi_objective_aggregation",
+                "found 'normalize_then_sum', but the regime shares one reward a rollout; expected 'sum_then_normalize'",
+            )
+        ]
+    return []
+
+
+def server_problems(policies: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One line for each two policies that would load their weights into one vLLM server."""
+    seen: dict[str, str] = {}
+    lines = []
+    for name, settings in policies.items():
+        if settings.get("use_vllm") and settings.get("vllm_mode") == "server":
+            address = settings.get("vllm_server_base_url") or (
+                f"http://{settings.get('vllm_server_host', '0.0.0.0')}:{settings.get('vllm_server_port', 8000)}"
+            )
+            if address in seen:
+                lines.append(
+                    f"policies {seen[address]!r} and {name!r} both use the vLLM server {address}; give each a "
+                    "server of its own (policies[].trainer.vllm_server_port, or vllm_server_base_url)"
+                )
+            seen[address] = name
+    return lines

@@ -1,0 +1,42 @@
+"""LoRA through `peft`: the configuration, and what is saved of a policy that trained an adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from mutualrl.recipes.schema import LoraSection
+
+
+def lora_config(section: LoraSection | None) -> LoraConfig | None:
+    """`peft`'s configuration; None where the policy trains its weights."""
+    if section is None:
+        return None
+    targets = section.target_modules
+    return LoraConfig(
+        r=section.r,
+        lora_alpha=section.alpha,
+        lora_dropout=section.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+def save_adapter(trainer: Any, state: dict[str, Any], model: Path, adapter: Path) -> None:
+    """The adapter alone into `adapter`, and the model with the adapter merged into `model`; by one process.
+
+    The model is read again from where the policy started: under ZeRO-3 no process holds its weights.
+    """
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    trained.save_pretrained(adapter, state_dict=state)
+    unset_hf_deepspeed_config()  # else the copy would be partitioned, and wait for ranks that do not load it
+    start = trained.get_base_model().config
+    keys = {key: value for key, value in (trainer.args.model_init_kwargs or {}).items() if key == "revision"}
+    base = AutoModelForCausalLM.from_pretrained(
+        start._name_or_path, dtype=trained.dtype, trust_remote_code=trainer.args.trust_remote_code, **keys
+    )
+    PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(model)

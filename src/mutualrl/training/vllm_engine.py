@@ -1,0 +1,85 @@
+"""vLLM inside a policy's trainer: what TRL leaves to be set, and greedy decoding on the trainer's own engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mutualrl.engines.base import Completion
+from mutualrl.errors import MachineError
+from mutualrl.thl import ended
+
+DEFAULT_MEMORY_SHARE = 0.3  # TRL's
+
+
+def vllm_keys(settings: Mapping[str, Any], tenants: int) -> dict[str, Any]:
+    """GRPOConfig keys that follow from where a policy runs; empty without vLLM.
+
+    `tenants`: policies on each of its GPUs. In colocate mode `vllm_gpu_memory_utilization` is the share of a GPU that
+    all of them may take together. In server mode the port over which weights travel is a free one, unless it is given:
+    TRL's default is the same for every run and policy of a machine.
+    """
+    if not settings.get("use_vllm"):
+        return {}
+    if settings.get("vllm_mode", "colocate") == "server":
+        return {} if "vllm_group_port" in settings else {"vllm_group_port": free_port()}
+    share = float(settings.get("vllm_gpu_memory_utilization", DEFAULT_MEMORY_SHARE))
+    return {"vllm_gpu_memory_utilization": share / tenants}
+
+
+def free_port() -> int:
+    """A TCP port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def prepare_vllm(settings: Mapping[str, Any], *, cpu: bool) -> None:
+    """Set what vLLM reads when it is imported. Must precede the trainer's construction."""
+    if not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") != "colocate":
+        return
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # TRL loads weights into the engine of this process
+    if cpu:
+        keep_weights_loadable()
+
+
+def keep_weights_loadable() -> None:
+    """Let the weights of vLLM's CPU build be loaded again while it runs.
+
+    It packs the weights of linear layers once and drops the originals: a later load fails, or changes nothing that is
+    computed with. Here its plain fallback is taken, which reads the weights at every call. Raises MachineError for a
+    build in which that cannot be done.
+    """
+    from vllm.model_executor.layers import utils
+
+    if not hasattr(utils, "dispatch_cpu_unquantized_gemm"):
+        raise MachineError("this build of vLLM cannot take new weights on CPU; expected the CPU build of vLLM 0.31")
+    import torch
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, weight, bias)
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch
+
+
+def greedy(trainer: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+    """Greedy completions of the prompts (token ids) from the engine that training samples from, with its weights.
+
+    All ranks call this with equally many prompts. Greedy decoding draws no random number.
+    """
+    engine = trainer.vllm_generation
+    if trainer.state.global_step != trainer._last_loaded_step:
+        engine.sync_weights()
+        trainer._last_loaded_step = trainer.state.global_step
+    kept, engine.temperature = engine.temperature, 0.0
+    try:
+        _, completions, _, _ = engine.generate(prompts=[list(ids) for ids in prompts], images=None, num_generations=1)
+    finally:
+        engine.temperature = kept
+    texts = trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
+    return [
+        Completion(tuple(ids), text, ended(list(ids), trainer.eos_token_ids))
+        for ids, text in zip(completions, texts, strict=True)
+    ]
