@@ -41,8 +41,8 @@ def known_model(value: str) -> str:
 
 
 class LoraSection(Section):
-    """Train low-rank adapters (LoRA, `peft`) in place of the weights. The reference of the KL term is the model with the
-    adapter switched off, so that no second copy is loaded."""
+    """Train low-rank adapters (LoRA, `peft`) in place of the weights. The reference of the KL term is the model with
+    the adapter switched off, so that no second copy is loaded."""
 
     r: int = Field(16, ge=1, description="rank")
     alpha: float = Field(32.0, gt=0, description="scale: the adapter's output is multiplied by alpha / r")
@@ -86,6 +86,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 RewardPath = Annotated[str, AfterValidator(_importable)]
+Rewards = Annotated[tuple[RewardPath, ...], BeforeValidator(_as_tuple), Field(min_length=1, strict=False)]
 
 
 class TaskSection(Section):
@@ -96,9 +97,7 @@ class TaskSection(Section):
     data: UserPath | None = None
     validation_data: UserPath | None = None
     max_prompt_tokens: int = Field(1024, ge=1, description="longer under any policy: dropped for all")
-    reward: Annotated[tuple[RewardPath, ...], BeforeValidator(_as_tuple), Field(min_length=1, strict=False)] = (
-        "boxed",
-    )
+    reward: Rewards = ("boxed",)
 
 
 class RoundSection(Section):

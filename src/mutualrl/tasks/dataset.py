@@ -23,7 +23,7 @@ _OURS = ("prompt", "answer", "group", "prompt_id")
 
 
 class DatasetTask:
-    """Prompts and answers from a file; scored by exact match of the boxed answer unless `task.reward` says otherwise."""
+    """Prompts and answers from a file; scored by exact match of the boxed answer unless `task.reward` is set."""
 
     name = "dataset"
 
@@ -85,7 +85,8 @@ def _prompt(value: Any, path: Path, number: int) -> tuple[str, tuple[tuple[str, 
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if role not in ROLES or not isinstance(content, str):
             raise DataError(
-                f"{where}: found message {repr(message)[:80]}, expected a 'role' of {', '.join(ROLES)} and a text 'content'"
+                f"{where}: found message {repr(message)[:80]}, expected a 'role' of {', '.join(ROLES)} and a "
+                "text 'content'"
             )
         messages.append((role, unicode_text(content, "prompt", path, number)))
     return "\n".join(content for _, content in messages), tuple(messages)

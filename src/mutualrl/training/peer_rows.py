@@ -25,7 +25,7 @@ Inputs = dict[str, Any]
 
 
 class Chunk(NamedTuple):
-    """Peer rows of one pass, by their place in the plan; and how many rows, masked ones included, it has on all ranks."""
+    """Peer rows of one pass, by their place in the plan; and its number of rows on all ranks, masked ones included."""
 
     rows: list[int]
     width: int

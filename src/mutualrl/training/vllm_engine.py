@@ -59,9 +59,15 @@ def keep_weights_loadable() -> None:
     import torch
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, weight, bias)
+        layer.cpu_linear = torch.nn.functional.linear
 
     utils.dispatch_cpu_unquantized_gemm = dispatch
+
+
+def shut_down(trainer: Any) -> None:
+    """End the engine of a policy, before the process group that it uses goes."""
+    if trainer.use_vllm and trainer.vllm_mode == "colocate":
+        trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
 
 
 def greedy(trainer: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:

@@ -113,7 +113,10 @@ def work(run: RunDirectory, policy: str) -> None:
 
 def leave_group(trainer: Any) -> None:
     """Leave the process group together. A rank that exits with gloo's threads still running may abort (SIGABRT)."""
+    from mutualrl.training.vllm_engine import shut_down
+
     trainer.accelerator.wait_for_everyone()
+    shut_down(trainer)
     trainer.accelerator.end_training()
 
 
