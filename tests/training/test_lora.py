@@ -1,0 +1,63 @@
+"""Policies that train adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file
+
+from mutualrl.engines.transformers_engine import load_tokenizer
+from training_harness import STEPS, ReplayedMutual, publish_rollouts, sampled_rounds, sharing, train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("regime", "settings"), [("sgt", {}), ("prp", {}), ("prp", {"denominator": "snapshot"})])
+def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
+    tiny: dict[str, Path], tmp_path: Path, regime: str, settings: dict[str, Any]
+) -> None:
+    bob = load_tokenizer(str(tiny["bob"]))
+    publish_rollouts(tmp_path / "x", bob, sampled_rounds(8, STEPS))
+    learner = train(
+        ReplayedMutual, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", regime, tokenizers={"bob": bob}, **settings),
+        peft_config=LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules="all-linear", task_type="CAUSAL_LM"),
+        beta=0.1,
+    )  # fmt: skip
+    assert learner.ref_model is None
+    assert learner.kept[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # an adapter starts as nothing
+    assert learner.kept[-1]["kl"] > 1e-6
+    start = load_file(tiny["ada"] / "model.safetensors")
+    for name, tensor in learner.model.get_base_model().state_dict().items():
+        plain = name.replace(".base_layer", "")
+        if plain in start:
+            assert torch.equal(tensor, start[plain]), name
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_the_command_line_saves_the_adapter_and_the_merged_model(
+    cli: Any, tmp_path: Path, tiny: dict[str, Path], strategy: str
+) -> None:
+    done = cli(
+        "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / "run", "--json",
+        "--set", "lora.r=4", "--set", "lora.alpha=64", "--set", "trainer.learning_rate=5e-3",
+        "--set", f"launch.strategy={strategy}", "--set", "launch.processes=2",
+        "--set", "trainer.per_device_train_batch_size=64",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = json.loads(done.stdout)["policies"]
+    for policy in ("ada", "bob"):
+        files = tmp_path / "run" / "policies" / policy
+        assert (files / "adapter" / "adapter_model.safetensors").is_file()
+        merged, start = (load_file(d / "model.safetensors") for d in (files / "model", tiny[policy]))
+        moved = {name for name in start if not torch.equal(start[name], merged[name])}
+        assert moved
+        assert all("proj" in name for name in moved)
+    evaluated = cli("eval", "--run", tmp_path / "run", "--json")
+    assert evaluated.returncode == 0, evaluated.stderr[-2000:]
+    for policy, result in json.loads(evaluated.stdout)["models"].items():
+        assert result["accuracy"] == pytest.approx(expected[policy]["validation"]["accuracy"], abs=0.05)

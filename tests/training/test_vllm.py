@@ -1,0 +1,77 @@
+"""vLLM in the trainer, on CPU. Server mode moves weights over NCCL and is not run here: only its settings are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutualrl.training.vllm_engine import vllm_keys
+
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_the_engine_has_the_trainers_weights_and_its_traces_are_published(
+    tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    script = Path(__file__).with_name("vllm_script.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tiny["ada"]), str(tmp_path)],
+        env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    # vLLM computes in bfloat16 here, so that a near tie may go the other way
+    assert found["agreement_before"] > 0.8
+    assert found["agreement_after_training"] > 0.8
+    assert found["difference_before"] < 0.03
+    assert found["difference_stale"] > 0.1
+    assert found["difference_in_step"] < 0.03
+    assert found["rng_untouched"]
+    assert found["same_seed"]
+    assert found["other_seed"]
+    assert all(found["traces"])
+    for row in found["kept"]:
+        assert 0.9 < row["sampling/importance_sampling_ratio/mean"] < 1.1
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_path: Path) -> None:
+    done = cli(
+        "train", "--regime", "prp", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / "run", "--json",
+        "--set", "trainer.use_vllm=true", "--set", "trainer.vllm_gpu_memory_utilization=0.2",
+        "--set", "trainer.vllm_max_model_length=128", "--set", "run.validate_every=1", timeout=290, **ENVIRONMENT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for policy in ("ada", "bob"):
+        files = tmp_path / "run" / "policies" / policy
+        rows = [json.loads(line) for line in (files / "metrics.jsonl").read_text().splitlines()]
+        assert [row["prp/rows"] + row["prp/unfit"] for row in rows] == [128.0] * 3
+        assert all("sampling/importance_sampling_ratio/mean" in row for row in rows)
+        assert rows[0]["validation"]["n"] == 64
+        assert "Traceback" not in (files / "logs" / "attempt-0.log").read_text()
+
+
+def test_policies_on_one_gpu_divide_the_memory_share() -> None:
+    colocated = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.6}
+    assert vllm_keys(colocated, tenants=3) == {"vllm_gpu_memory_utilization": pytest.approx(0.2)}
+    assert vllm_keys({"use_vllm": True}, tenants=1) == {"vllm_gpu_memory_utilization": 0.3}
+    assert vllm_keys({}, tenants=2) == {}
+
+
+def test_server_mode_takes_a_free_port_for_weights_unless_one_is_given() -> None:
+    server = {"use_vllm": True, "vllm_mode": "server"}
+    ports = {vllm_keys(server, tenants=1)["vllm_group_port"] for _ in range(5)}
+    assert len(ports) > 1
+    assert 51216 not in ports  # TRL's default, the same for every run
+    assert vllm_keys({**server, "vllm_group_port": 7000}, tenants=1) == {}

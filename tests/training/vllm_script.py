@@ -1,0 +1,85 @@
+"""Run by test_vllm.py in a process of its own: one policy whose trainer samples with vLLM. Prints what was seen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import set_seed
+
+from mutualrl.engines import Sampling
+from mutualrl.engines.prompts import prompt_ids
+from mutualrl.engines.scoring import completion_logprobs
+from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
+from mutualrl.see import Exchange
+from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.training import MutualGRPOTrainer
+from mutualrl.training.data import as_dataset
+from mutualrl.training.vllm_engine import greedy, prepare_vllm, shut_down
+from training_harness import PROMPTS, Logs, config, sharing
+
+model, root = sys.argv[1], Path(sys.argv[2])
+torch.set_num_threads(1)
+settings = {"use_vllm": True, "vllm_mode": "colocate"}
+prepare_vllm(settings, cpu=True)
+tokenizer = load_tokenizer(model)
+logs = Logs()
+trainer = MutualGRPOTrainer(
+    model=model, reward_funcs=boxed_reward, processing_class=tokenizer, train_dataset=as_dataset(PROMPTS, tokenizer),
+    args=config(root / "out", vllm_gpu_memory_utilization=0.1, vllm_max_model_length=128, max_steps=2, **settings),
+    sharing=sharing(root / "x", "prp", peers=()), callbacks=[logs],
+)  # fmt: skip
+ids = prompt_ids([p.text for p in PROMPTS], tokenizer)
+
+
+def sampled(seed: int) -> list[list[int]]:
+    set_seed(seed)
+    return [list(row) for row in trainer.vllm_generation.generate(prompts=ids, images=None, num_generations=1)[1]]
+
+
+def difference() -> float:
+    """Mean |log-prob that vLLM gave its samples - log-prob that the trainer's weights give them|, nats."""
+    set_seed(3)
+    _, completions, logprobs, _ = trainer.vllm_generation.generate(prompts=ids, images=None, num_generations=1)
+    own = completion_logprobs(trainer.accelerator.unwrap_model(trainer.model).eval(), ids, completions)
+    engines = [[token[0] for token in row] for row in logprobs]
+    return float(np.mean(np.abs(np.concatenate(own) - np.concatenate(engines))))
+
+
+def agreement() -> float:
+    """Share of the prompts whose greedy text from vLLM is that of transformers on the trainer's weights."""
+    mine = [completion.text for completion in greedy(trainer, ids)]
+    engine = TransformersEngine(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
+    theirs = [group[0].text for group in engine.generate([p.text for p in PROMPTS], Sampling(max_new_tokens=20))]
+    return sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine)
+
+
+found: dict[str, object] = {"agreement_before": agreement()}
+before = torch.get_rng_state()
+first = [c.text for c in greedy(trainer, ids)]
+found["rng_untouched"] = torch.equal(before, torch.get_rng_state())
+found["same_seed"] = sampled(1) == sampled(1)
+found["other_seed"] = sampled(1) != sampled(2)
+
+set_seed(11)
+trainer.train()
+found["kept"] = logs.rows
+found["agreement_after_training"] = agreement()
+shard = Exchange(root / "x", "eve", "script").read("ada", 0)
+assert shard is not None
+found["traces"] = [len(t) == len(i) for t, i in zip(shard.column("logprobs"), shard.column("token_ids"), strict=True)]
+
+found["difference_before"] = difference()
+with torch.no_grad():  # another model altogether: a stale engine would go on answering as before
+    generator = torch.Generator().manual_seed(0)
+    for parameter in trainer.model.parameters():
+        parameter.add_(0.3 * parameter.std() * torch.randn(parameter.shape, generator=generator))
+found["difference_stale"] = difference()
+trainer.state.global_step += 1  # what an optimizer step does
+greedy(trainer, ids)
+found["difference_in_step"] = difference()
+(root / "found.json").write_text(json.dumps(found))
+shut_down(trainer)
