@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -68,7 +69,7 @@ class Validator:
         return score_rewards(self._prompts, self._rewards(completions))
 
     def _rewards(self, completions: list[Completion]) -> list[float]:
-        """The weighted sum of the reward functions, each called as TRL does; None counts as 0."""
+        """The weighted sum of the reward functions, each called as TRL does; None and NaN count as 0."""
         trainer = self._trainer
         prompts = [as_prompt(p.content, trainer._tokenizer) for p in self._prompts]
         texts = [completion.text for completion in completions]
@@ -93,12 +94,12 @@ class Validator:
             trainer.reward_funcs, trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True
         ):
             try:
-                values = list(function(**given))
+                values = [0.0 if value is None else float(value) for value in function(**given)]
             except Exception as error:
                 raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
             if len(values) != len(total):
                 raise RewardError(
                     f"reward function {name}: {len(values)} rewards for {len(total)} completions, expected one each"
                 )
-            total = [t + weight * float(0.0 if v is None else v) for t, v in zip(total, values, strict=True)]
+            total = [t + weight * (0.0 if isnan(v) else v) for t, v in zip(total, values, strict=True)]
         return total

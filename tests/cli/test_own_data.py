@@ -1,0 +1,215 @@
+"""A user's own data, reward function and pool: any columns, any prompts, any mixture of tokenizers and templates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import Cli
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.tasks import TaskSource, get_task
+
+TEMPLATES = {
+    "cat": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
+    "dan": "{% for m in messages %}{{ m['role'][0] }}= {{ m['content'] }}{% endfor %}",
+}
+REWARDS = '''
+def near(completions, answer, difficulty, log_metric=None, **kwargs):
+    """Counts the right characters; needs a column of its own; gives no reward to some."""
+    text = lambda c: c if isinstance(c, str) else c[0]["content"]
+    log_metric("difficulty", sum(difficulty) / len(difficulty))
+    return [None if a[-1] in "2468" else float(a in text(c)) for c, a in zip(completions, answer)]
+
+def raises(completions, **kwargs):
+    raise KeyError("no such column")
+
+def short(completions, **kwargs):
+    return [1.0]
+
+def words(completions, **kwargs):
+    return ["good"] * len(completions)
+
+def endless(completions, **kwargs):
+    return [float("inf")] * len(completions)
+
+def nothing(completions, **kwargs):
+    return [None] * len(completions)
+
+def nan(completions, **kwargs):
+    return [float("nan")] * len(completions)
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, tiny: dict[str, Path]) -> Path:
+    """Files in the command's working directory: data as JSON Lines, Parquet, CSV and a saved data set; a pool of four
+    with two chat templates, one without a pad token; reward functions."""
+    prompts = get_task("arithmetic").load("train", TaskSource())[:64]
+    plain = [
+        {"prompt": p.text, "answer": p.answer, "difficulty": i % 3, "group": p.group} for i, p in enumerate(prompts)
+    ]
+    talk = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in plain]
+    for name, rows in (("plain", plain), ("talk", talk)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from datasets import Dataset
+
+    data = Dataset.from_list(plain)
+    data.to_parquet(tmp_path / "plain.parquet")
+    data.to_csv(tmp_path / "plain.csv")
+    data.save_to_disk(tmp_path / "saved")
+    for name, source in (("cat", "ada"), ("dan", "bob")):
+        shutil.copytree(tiny[source], tmp_path / name)
+        tokenizer = load_tokenizer(str(tiny[source]))
+        tokenizer.chat_template = TEMPLATES[name]
+        if name == "dan":
+            tokenizer.pad_token = None
+        tokenizer.save_pretrained(tmp_path / name)
+    four = [{"name": "ada", "model": "tiny:ada"}, {"name": "bob", "model": "tiny:bob"},
+            {"name": "cat", "model": str(tmp_path / "cat")}, {"name": "dan", "model": str(tmp_path / "dan")}]  # fmt: skip
+    shared: dict[str, Any] = {
+        "task": "dataset", "round": {"prompts": 8}, "run": {"validate_every": 0, "steps": 3},
+        "trainer": {"num_generations": 4, "per_device_train_batch_size": 32, "max_completion_length": 20,
+                    "learning_rate": 5e-4},
+    }  # fmt: skip
+    (tmp_path / "four.yaml").write_text(yaml.safe_dump({"policies": four, **shared}))
+    (tmp_path / "chatty.yaml").write_text(yaml.safe_dump({"policies": four[2:], **shared}))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"policies": four[:2], **shared}))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return tmp_path
+
+
+def metrics(run: Path, policy: str) -> list[dict[str, Any]]:
+    lines = (run / "policies" / policy / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("regime", ["prp", "xgrpo", "sgt"])
+def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path, regime: str) -> None:
+    done = cli(
+        "train", "--regime", regime, "--pool", "four.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--json"
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for policy in ("ada", "bob", "cat", "dan"):
+        rows = metrics(own / "run", policy)
+        assert len(rows) == 3
+        assert all(row["see/bytes"] > 0 for row in rows)
+        if regime == "prp":
+            assert rows[0]["prp/rows"] + rows[0]["prp/unfit"] == 3 * 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["talk.jsonl", "plain.parquet", "plain.csv", "saved"])
+def test_any_data_set_with_a_users_reward_function(cli: Cli, own: Path, data: str) -> None:
+    done = cli(
+        "train", "--regime", "sgt", "--pool", "chatty.yaml", "--data", data, "--run-dir", "run", "--json",
+        "--set", "task.reward=rewards.py:near", "--set", "regime.success_above=0.5",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = metrics(own / "run", "cat")
+    assert {"rewards/near/mean", "difficulty", "rewards/unscorable"} <= set(rows[0])
+    assert sum(row["rewards/unscorable"] for row in rows) > 0  # None is neither success nor failure
+    summary = json.loads(done.stdout)["policies"]["cat"]["validation"]
+    assert 0 <= summary["accuracy"] <= 1
+    assert summary["no_box"] is None
+
+
+@pytest.mark.slow
+def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) -> None:
+    done = cli(
+        "train", "--regime", "xgrpo", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--steps", "1",
+        "--set", 'task.reward=["boxed","rewards.py:near"]', "--set", "trainer.reward_weights=[1.0,0.5]",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    row = metrics(own / "run", "ada")[0]
+    assert {"rewards/boxed_reward/mean", "rewards/near/mean"} <= set(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "code", "said"),
+    [
+        ("raises", 1, "reward function raises: KeyError: 'no such column'"),
+        ("short", 1, "reward function short"),
+        ("words", 1, "reward function words"),
+        ("endless", 1, "reward function endless: an infinite reward"),
+    ],
+)
+def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, code: int, said: str) -> None:
+    done = cli(
+        "train", "--regime", "sgt", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--json",
+        "--set", f"task.reward=rewards.py:{function}",
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr[-2000:]
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "reward"
+    assert said in error["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["nothing", "nan"])
+def test_rewards_that_are_nothing_train_nothing_and_are_counted(cli: Cli, own: Path, function: str) -> None:
+    done = cli(
+        "train", "--regime", "prp", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--steps", "1",
+        "--set", f"task.reward=rewards.py:{function}", "--set", "trainer.beta=0.0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    row = metrics(own / "run", "ada")[0]
+    assert row["rewards/unscorable"] == 32
+    assert row["grad_norm"] == 0.0
+
+
+CASES = [
+    (["--set", "task.reward=rewards.py:gone"], 2, "has no function 'gone'"),
+    (["--set", "task.reward=absent.py:f"], 2, "no such file"),
+    (["--set", "task.reward=no_such_module:f"], 2, "No module named 'no_such_module'"),
+    (["--set", "task.reward=nonsense"], 2, "expected 'boxed', 'package.module:function'"),
+    (["--set", "trainer.top_p=0.9", "--regime", "prp"], 2, "trainer.top_p: found 0.9, which biases the regime's"),
+    (
+        ["--set", "trainer.top_k=20", "--set", "trainer.use_vllm=true"],
+        2,
+        "TRL's correction between vLLM and the trainer",
+    ),
+    (["--set", "trainer.multi_objective_aggregation=normalize_then_sum", "--regime", "xgrpo"], 2, "expected 'sum_then"),
+    (["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_mode=server"], 2, "both use the vLLM server"),
+    (["--set", "launch.processes=3"], 2, "32 completions a round do not divide"),
+    (["--data", "talk.jsonl"], 4, "has no chat template, which conversational prompts need"),
+    (["--set", "lora.r=0"], 2, "lora.r: found 0"),
+    (["--set", "regime.mix=2", "--regime", "xgrpo"], 2, "regime.mix: found 2"),
+    (["--set", "regime.denominator=mine", "--regime", "prp"], 2, "regime.denominator: found 'mine'"),
+    (["--regime", "xgpo"], 2, "did you mean 'xgrpo'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), CASES, ids=lambda value: str(value)[:60])
+def test_what_cannot_be_right_is_refused_by_name(
+    cli: Cli, own: Path, arguments: list[str], code: int, said: str
+) -> None:
+    given = ["--data", "plain.jsonl"] if "--data" not in arguments else []
+    done = cli("train", "--pool", "two.yaml", *given, *arguments)
+    assert done.returncode == code, done.stderr[-2000:]
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+ROWS = [
+    ('{"prompt": "x"}', "row 1: no field 'answer'"),
+    ('{"prompt": 3, "answer": "1"}', "field 'prompt': found int, expected a text or a list of messages"),
+    ('{"prompt": [{"role": "robot", "content": "x"}], "answer": "1"}', "expected a 'role' of system"),
+    ('{"prompt": "  ", "answer": "1"}', "is empty, expected a text"),
+    ('{"prompt": "x", "answer": ""}', "an empty box would count as a success"),
+    ('{"prompt": "x", "answer": ["1"]}', "field 'answer': found list, expected a text"),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), ROWS, ids=lambda value: str(value)[:40])
+def test_rows_that_do_not_fit_are_named(cli: Cli, own: Path, row: str, said: str) -> None:
+    (own / "bad.jsonl").write_text(row + "\n")
+    done = cli("train", "--pool", "two.yaml", "--data", "bad.jsonl")
+    assert done.returncode == 2
+    assert said in done.stderr
