@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from mutualrl.training.sharing import Sharing
@@ -40,7 +41,8 @@ class SharingCallback(TrainerCallback):
 class MetricsCallback(TrainerCallback):
     """One JSON line a step in `metrics.jsonl`, flushed when the step ends; greedy validation every N steps.
 
-    A value that is not finite is written as null: JSON has no NaN.
+    A value that is not finite is written as null: JSON has no NaN. On a GPU the line has the peak of the memory that
+    the first rank's tensors took so far.
     """
 
     def __init__(self, path: Path, validate: Callable[[], dict[str, Any]], every: int, steps: int) -> None:
@@ -62,6 +64,8 @@ class MetricsCallback(TrainerCallback):
             return
         line: dict[str, Any] = {"step": state.global_step}
         line |= {key: _finite(value) for key, value in logs.items()}
+        if torch.cuda.is_available():
+            line["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if self._validation is not None:
             line["validation"], self._validation = self._validation, None
         with self._path.open("a", encoding="utf-8") as file:

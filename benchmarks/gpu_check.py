@@ -1,0 +1,105 @@
+"""Does everything run on this GPU machine, and how fast? The embedded pool under ZeRO-3, every regime.
+
+    python benchmarks/gpu_check.py               # a few minutes on one node; needs pip install 'mutualrl[node]'
+    python benchmarks/gpu_check.py --cpu         # a rehearsal on two CPU ranks a policy
+
+With two GPUs or more the two policies split them; on any number they share them; where vLLM is installed it samples
+once more. Prints seconds a step, tokens a second and peak memory of every policy, and writes
+benchmarks/results/gpu_check.json. Exit code 1 when a run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+REGIMES = ("grpo", "grpo-noise", "xgrpo", "prp", "sgt")
+
+
+def gpus() -> list[str]:
+    """Names of the GPUs that nvidia-smi sees."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except FileNotFoundError:
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def layouts(count: int, *, cpu: bool) -> dict[str, list[str]]:
+    """Settings of each way to place two policies."""
+    if cpu:
+        return {"2 CPU ranks a policy": ["hardware.gpus=0", "launch.processes=2"]}
+    share = {"sharing": [f"hardware.gpus={count}", "launch.share_gpus=true"]}
+    return ({"splitting": [f"hardware.gpus={count - count % 2}"]} if count >= 2 else {}) | share
+
+
+def run(regime: str, settings: list[str], steps: int, directory: Path) -> dict[str, Any]:
+    """One run through the command line: what each policy measured, or the error."""
+    command = [
+        sys.executable, "-m", "mutualrl", "train", "--regime", regime, "--pool", "tiny", "--steps", str(steps),
+        "--run-dir", str(directory), "--json",
+    ]  # fmt: skip
+    for assignment in (
+        "launch.strategy=zero3", "trainer.per_device_train_batch_size=16", "run.validation_limit=16",
+        "run.validate_every=0", *settings,
+    ):  # fmt: skip
+        command += ["--set", assignment]
+    print(" ".join(command[2:]), file=sys.stderr, flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    answer = json.loads(done.stdout)
+    if done.returncode:
+        return {"error": answer["error"]["message"]}
+    return {policy: measured(directory / "policies" / policy / "metrics.jsonl") for policy in answer["policies"]}
+
+
+def measured(path: Path) -> dict[str, float | None]:
+    """Medians over the steps after the first."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    seconds = statistics.median(row["step_time"] for row in rows[1:])
+    tokens = statistics.median(b["num_tokens"] - a["num_tokens"] for a, b in zip(rows, rows[1:], strict=False))
+    return {
+        "step_s": round(seconds, 4),
+        "tokens_per_s": round(tokens / seconds, 1),
+        "peak_memory_gib": rows[-1].get("memory/peak_gib"),
+    }
+
+
+def main() -> None:
+    """Run all, print as it comes, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--cpu", action="store_true", help="rehearse on CPU ranks")
+    parser.add_argument("--regimes", nargs="+", default=list(REGIMES), choices=REGIMES)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    names = gpus()
+    if not names and not given.cpu:
+        sys.exit("no GPU found by nvidia-smi; --cpu rehearses on CPU ranks")
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        for layout, settings in layouts(len(names), cpu=given.cpu).items():
+            for engine in ("transformers", "vllm") if find_spec("vllm") and not given.cpu else ("transformers",):
+                more = ["trainer.use_vllm=true", "trainer.vllm_max_model_length=128"] if engine == "vllm" else []
+                for regime in given.regimes:
+                    where = Path(directory) / f"{len(runs)}"
+                    found = run(regime, settings + more, given.steps, where)
+                    runs.append({"layout": layout, "engine": engine, "regime": regime, "policies": found})
+                    print(json.dumps(runs[-1]), flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    command = "python benchmarks/gpu_check.py" + (" --cpu" if given.cpu else "")
+    result = {"command": command, "gpus": names, "runs": runs}
+    (given.out / "gpu_check.json").write_text(json.dumps(result, indent=1) + "\n")
+    sys.exit(any("error" in entry["policies"] for entry in runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""What each regime adds to a GRPO step: forward tokens, time, peak memory. One run, one process, alternating arms.
+
+    python benchmarks/regime_cost.py             # about eight minutes on 2 cores
+
+The learner is a Qwen3 of 0.9 M random weights with the embedded model's tokenizer; its rows are recorded (so that all
+arms train on the same tokens), yet it really generates as many. Peers have published in advance: waiting is not
+counted. Time is the median over steps; memory is the peak of torch's allocations in a step, by its profiler. Writes
+benchmarks/results/regime_cost.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PROMPTS, ROLLOUTS, ROWS, LENGTH, GATED = 8, 8, 16, 64, 0.25
+ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "grpo": ("grpo", 0, {}),
+    "xgrpo, 1 peer": ("xgrpo", 1, {}),
+    "xgrpo, 3 peers": ("xgrpo", 3, {}),
+    "sgt, 1 peer": ("sgt", 1, {}),
+    "prp, 1 peer": ("prp", 1, {}),
+    "prp, 2 peers": ("prp", 2, {}),
+    "prp, 3 peers": ("prp", 3, {}),
+    "prp snapshot, 3 peers": ("prp", 3, {"denominator": "snapshot"}),
+}
+
+
+def text_of(*key: object) -> str:
+    """A text of about LENGTH tokens that depends on its key alone."""
+    draw = random.Random(repr(key))
+    return " " + "".join(draw.choice("0123456789+*=") for _ in range(LENGTH - 2))
+
+
+def cpu_peak(function: Callable[[], Any], where: Path) -> int:
+    """Bytes by which torch's CPU allocations rose at most above where they stood, while `function` ran."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    profiler.export_chrome_trace(str(where))
+    events = [e for e in json.loads(where.read_text())["traceEvents"] if e.get("name") == "[memory]"]
+    level = peak = 0
+    for event in sorted(events, key=lambda e: e["ts"]):
+        level += event["args"]["Bytes"]
+        peak = max(peak, level)
+    return peak
+
+
+def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> None:
+    """A peer's rounds: the right answer on a quarter of the prompts, texts, ids and traces on all."""
+    from mutualrl.records import Record
+    from mutualrl.see import Exchange
+    from mutualrl.thl import retokenize
+
+    exchange = Exchange(root, name, "script")
+    for number, prompts in enumerate(rounds):
+        records = []
+        for place, prompt in enumerate(prompts):
+            for rollout in range(ROLLOUTS):
+                text = text_of(name, prompt.id, rollout)
+                ids = retokenize(text, tokenizer, ended=True).ids
+                reward = float(rollout == 0 and place < GATED * len(prompts))
+                trace = tuple(-1.0 for _ in ids)
+                records.append(Record(prompt.id, rollout, reward, True, y_text=text, token_ids=ids, logprobs=trace))
+        exchange.publish(number, records, number)
+
+
+class Clock:
+    """Seconds of each step, and of generation within it."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+        self.generation: list[float] = []
+
+
+def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tuple[Any, Clock]:
+    """A learner of an arm whose peers have published; its clock."""
+    from transformers import PrinterCallback, TrainerCallback
+    from trl import GRPOConfig
+    from trl.trainer.utils import RepeatSampler
+
+    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.regimes import get_regime
+    from mutualrl.see import Exchange, Patience
+    from mutualrl.tasks import TaskSource, get_task
+    from mutualrl.thl import retokenize
+    from mutualrl.tiny.cache import ensure
+    from mutualrl.training import MutualGRPOTrainer, Sharing
+    from mutualrl.training.data import as_dataset
+
+    regime, peers, settings = ARMS[arm]
+    names = ["bob", "eve", "dan"][:peers]
+    own, other = load_tokenizer(str(ensure("ada"))), load_tokenizer(str(ensure("bob")))
+    prompts = get_task("arithmetic").load("train", TaskSource())[:64]
+    sampler = RepeatSampler(prompts, mini_repeat_count=1, batch_size=PROMPTS, seed=seed)
+    ids = list(sampler) * steps
+    for name in names:
+        rounds = [[prompts[i] for i in ids[r * PROMPTS : (r + 1) * PROMPTS]] for r in range(steps)]
+        publish(root, name, other, rounds)
+    clock = Clock()
+
+    class Recorded(MutualGRPOTrainer):
+        """Generates, and trains on recorded rows."""
+
+        def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **more: Any) -> Any:
+            began = time.perf_counter()
+            super()._generate_single_turn(prompt_ids, *rest, **more)
+            clock.generation.append(time.perf_counter() - began)
+            texts = [text_of("own", tuple(row), i % ROLLOUTS) for i, row in enumerate(prompt_ids)]
+            return [list(retokenize(text, own, ended=True).ids) for text in texts], None
+
+    class Steps(TrainerCallback):
+        """Times the steps."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.steps.append(time.perf_counter() - self.began)
+
+    sharing = Sharing(
+        Exchange(root, "ada", "script", patience=Patience(5.0, 60.0)), names, regime,
+        get_regime(regime).settings(**settings), 0, None, tokenizers=dict.fromkeys(names, other),
+    )  # fmt: skip
+    trainer = Recorded(
+        model=str(model), processing_class=own, train_dataset=as_dataset(prompts, own), callbacks=[Steps()],
+        reward_funcs=lambda completions, **_: [0.0] * len(completions), sharing=sharing,
+        args=GRPOConfig(
+            output_dir=str(root / "out"), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+            disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=steps, seed=seed, learning_rate=0.0,
+            remove_unused_columns=False, num_generations=ROLLOUTS, max_completion_length=LENGTH + 8, beta=0.0,
+            per_device_train_batch_size=ROWS, gradient_accumulation_steps=PROMPTS * ROLLOUTS // ROWS,
+            dataloader_pin_memory=False, loss_type="grpo",
+        ),
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)
+    return trainer, clock
+
+
+def random_model(directory: Path) -> Path:
+    """A Qwen3 of 128 x 4 random weights with the vocabulary of the embedded model `ada`."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.tiny.cache import ensure
+
+    tokenizer = load_tokenizer(str(ensure("ada")))
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=32, max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=True,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
+    """Times of all arms, alternating, and the memory of one step of each."""
+    import torch
+
+    torch.set_num_threads(1)
+    times: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as text:
+        directory = Path(text)
+        model = random_model(directory / "model")
+        for repeat in range(repeats):
+            for number, arm in enumerate(ARMS):
+                trainer, clock = make_trainer(model, directory / f"{repeat}-{number}", arm, steps + 1, seed=repeat)
+                trainer.train()
+                times[arm] += list(zip(clock.steps, clock.generation, strict=True))[1:]
+                logs = [row for row in trainer.state.log_history if "loss" in row][-1]
+                found[arm] = {"extra_tokens": logs.get("sgt/extra_tokens", logs.get("prp/extra_tokens", 0.0))}
+        for number, arm in enumerate(ARMS):
+            trainer, _ = make_trainer(model, directory / f"m-{number}", arm, 1, seed=0)
+            found[arm]["peak_bytes"] = cpu_peak(trainer.train, directory / "trace.json")
+            found[arm]["step_s"] = statistics.median(whole for whole, _ in times[arm])
+            found[arm]["training_s"] = statistics.median(whole - part for whole, part in times[arm])
+            found[arm]["generation_s"] = statistics.median(part for _, part in times[arm])
+    return found
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """The table of design/regimes.md."""
+    base = found["grpo"]
+    lines = [
+        "| arm | extra tokens a step | step, s | against grpo | training part, s | against grpo | peak memory, MB "
+        "| against grpo |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for arm, row in found.items():
+        cells = [f"{row['extra_tokens']:.0f}"]
+        for key, digits, unit in (("step_s", 3, 1.0), ("training_s", 3, 1.0), ("peak_bytes", 1, 1e6)):
+            cells += [f"{row[key] / unit:.{digits}f}", f"{row[key] / base[key]:.2f}"]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    found = measure(given.repeats, given.steps)
+    given.out.mkdir(parents=True, exist_ok=True)
+    result = {"command": "python benchmarks/regime_cost.py", "own_tokens": PROMPTS * ROLLOUTS * LENGTH, "arms": found}
+    (given.out / "regime_cost.json").write_text(json.dumps(result, indent=1) + "\n")
+    (given.out / "regime_cost.md").write_text(table(found) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
