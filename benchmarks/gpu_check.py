@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def measured(path: Path) -> dict[str, float | None]:
     """Medians over the steps after the first."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     seconds = statistics.median(row["step_time"] for row in rows[1:])
-    tokens = statistics.median(b["num_tokens"] - a["num_tokens"] for a, b in zip(rows, rows[1:], strict=False))
+    tokens = statistics.median(b["num_tokens"] - a["num_tokens"] for a, b in pairwise(rows))
     return {
         "step_s": round(seconds, 4),
         "tokens_per_s": round(tokens / seconds, 1),

@@ -252,3 +252,24 @@ def test_a_regime_publishes_no_more_than_is_read(
         assert set(texts) == {None}
     else:
         assert [t is not None for t in texts] == [r > 0.8 for r in shard.column("reward")]
+
+
+def test_peak_memory_does_not_grow_with_the_number_of_peers(tmp_path: Path) -> None:
+    """torch's own allocations in a step, at equal token lengths: at most 1.3 times GRPO's with one peer or three."""
+    import importlib.util
+
+    from conftest import REPOSITORY
+
+    script = REPOSITORY / "benchmarks" / "regime_cost.py"
+    spec = importlib.util.spec_from_file_location("regime_cost", script)
+    assert spec is not None
+    assert spec.loader is not None
+    cost = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(cost)
+    model = cost.random_model(tmp_path / "model")
+    peaks = {}
+    for arm in ("grpo", "prp, 1 peer", "prp, 3 peers", "prp snapshot, 3 peers"):
+        trainer, _ = cost.make_trainer(model, tmp_path / arm.replace(" ", "-"), arm, 1, seed=0)
+        peaks[arm] = cost.cpu_peak(trainer.train, tmp_path / "trace.json")
+    assert peaks["grpo"] > 10_000_000
+    assert max(peaks.values()) <= 1.3 * peaks["grpo"], peaks

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from mutualrl.errors import MutualRLError, RunInterruptedError
 from mutualrl.files import write_json
@@ -111,13 +111,20 @@ def work(run: RunDirectory, policy: str) -> None:
     leave_group(trainer)
 
 
-def leave_group(trainer: Any) -> None:
-    """Leave the process group together. A rank that exits with gloo's threads still running may abort (SIGABRT)."""
+def leave_group(trainer: Any) -> NoReturn:
+    """Leave the process group together and end this process, with exit code 0. Everything is written by now.
+
+    The interpreter's own end would destroy communication threads that may still run (gloo's, and those of the groups
+    that DeepSpeed makes), which aborts a finished rank now and then (SIGABRT).
+    """
     from mutualrl.training.vllm_engine import shut_down
 
     trainer.accelerator.wait_for_everyone()
     shut_down(trainer)
     trainer.accelerator.end_training()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def save_model(trainer: Any, directory: Path, adapter: Path) -> None:

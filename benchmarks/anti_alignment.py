@@ -1,0 +1,85 @@
+"""What pooling does in the paper's three-action bandit (Proposition "Naive PRP can be anti-aligned").
+
+    python benchmarks/anti_alignment.py          # seconds
+
+For each eta, the cosine between the learner's on-policy GRPO direction and: the peer's rows alone with the paper's
+baseline and the learner's snapshot as denominator (the proposition); the peer's rows alone, and the whole pool, with our
+pooled advantages, under each denominator and clip. Expectations are exact. Writes
+benchmarks/results/anti_alignment.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mutualrl.regimes.prp import band_loss
+
+RESULTS = Path(__file__).parent / "results"
+Vector = npt.NDArray[np.float64]
+REWARDS = np.array([1.0, 0.0, 0.0])
+
+
+def direction(pi: Vector, sampler: Vector, behaviour: Vector, advantages: Vector, low: float, high: float) -> Vector:
+    """E over `sampler` of clip(pi / behaviour) * A * score, by our `band_loss`."""
+    logits = torch.tensor(np.log(pi), requires_grad=True)
+    logps = torch.log_softmax(logits, 0)[:, None]
+    loss = band_loss(logps, torch.tensor(np.log(behaviour))[:, None], torch.tensor(advantages)[:, None], low, high)
+    (loss[:, 0] * torch.tensor(sampler)).sum().backward()
+    assert logits.grad is not None
+    return -logits.grad.numpy()
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    """Cosine of the angle between two directions."""
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def row(eta: float) -> dict[str, float]:
+    """All cosines for one eta."""
+    pi, mu = np.array([1 / 3, 2 / 3 - eta, eta]), np.array([eta, eta, 1 - 2 * eta])
+    mixture = (pi + mu) / 2
+    mean = float(mixture @ REWARDS)
+    pooled = (REWARDS - mean) / (math.sqrt(float(mixture @ (REWARDS - mean) ** 2)) + 1e-4)
+    on = direction(pi, pi, pi, REWARDS - 1 / 3, 1.0, math.inf)
+    own = direction(pi, pi, pi, pooled, 1.0, math.inf)
+    naive = direction(pi, mu, pi, pooled, 0.2, 0.2)
+    exact = direction(pi, mu, mu, pooled, 1.0, math.inf)
+    band = direction(pi, mu, mu, pooled, 0.2, 0.2)
+    return {
+        "eta": eta,
+        "paper's baseline, peer rows, snapshot": cosine(on, direction(pi, mu, pi, REWARDS - 1 / 3, 0.2, 0.2)),
+        "peer rows, snapshot": cosine(on, naive),
+        "peer rows, peer": cosine(on, exact),
+        "peer rows, peer, band": cosine(on, band),
+        "pool, snapshot": cosine(on, own + naive),
+        "pool, peer": cosine(on, own + exact),
+        "pool, peer, band": cosine(on, own + band),
+    }
+
+
+def main() -> None:
+    """Compute, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    rows = [row(eta) for eta in (0.001, 0.01, 0.02, 0.04)]
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += [
+        "| " + " | ".join([f"{r['eta']:g}", *(f"{v:.2f}" for k, v in r.items() if k != "eta")]) + " |" for r in rows
+    ]
+    given.out.mkdir(parents=True, exist_ok=True)
+    result = {"command": "python benchmarks/anti_alignment.py", "rows": rows}
+    (given.out / "anti_alignment.json").write_text(json.dumps(result, indent=1) + "\n")
+    (given.out / "anti_alignment.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
