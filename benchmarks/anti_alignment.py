@@ -3,8 +3,8 @@
     python benchmarks/anti_alignment.py          # seconds
 
 For each eta, the cosine between the learner's on-policy GRPO direction and: the peer's rows alone with the paper's
-baseline and the learner's snapshot as denominator (the proposition); the peer's rows alone, and the whole pool, with our
-pooled advantages, under each denominator and clip. Expectations are exact. Writes
+baseline and the learner's snapshot as denominator (the proposition); the peer's rows alone, and the whole pool, with
+our pooled advantages, under each denominator and clip. Expectations are exact. Writes
 benchmarks/results/anti_alignment.{json,md}.
 """
 
@@ -71,9 +71,9 @@ def main() -> None:
     given = parser.parse_args()
     rows = [row(eta) for eta in (0.001, 0.01, 0.02, 0.04)]
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += [
-        "| " + " | ".join([f"{r['eta']:g}", *(f"{v:.2f}" for k, v in r.items() if k != "eta")]) + " |" for r in rows
-    ]
+    for found in rows:
+        cells = [f"{found['eta']:g}", *(f"{value:.2f}" for key, value in found.items() if key != "eta")]
+        lines.append("| " + " | ".join(cells) + " |")
     given.out.mkdir(parents=True, exist_ok=True)
     result = {"command": "python benchmarks/anti_alignment.py", "rows": rows}
     (given.out / "anti_alignment.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -20,7 +20,7 @@ def evaluate(
         typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False),
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Task: arithmetic, math. A run's own by default.", show_default=False)
+        str | None, typer.Option(help="Task: arithmetic, math, dataset. A run's own by default.", show_default=False)
     ] = None,
     data: Annotated[
         Path | None,

@@ -15,13 +15,17 @@ def train(
     recipe: Annotated[
         Path | None, typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False)
     ] = None,
-    regime: Annotated[str | None, typer.Option(help="How the policies share: grpo, sgt.", show_default=False)] = None,
+    regime: Annotated[
+        str | None, typer.Option(help="How the policies share: grpo, grpo-noise, xgrpo, prp, sgt.", show_default=False)
+    ] = None,
     pool: Annotated[
         str | None, typer.Option(help="A shipped pool, or a YAML file with `policies:`.", show_default=False)
     ] = None,
-    task: Annotated[str | None, typer.Option(help="What they train on: arithmetic, math.", show_default=False)] = None,
+    task: Annotated[
+        str | None, typer.Option(help="What they train on: arithmetic, math, dataset.", show_default=False)
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Training rows (JSON Lines), for tasks that read a file.", show_default=False)
+        Path | None, typer.Option(help="Training rows, for tasks that read a file.", show_default=False)
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run.", show_default=False)] = None,
