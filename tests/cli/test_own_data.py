@@ -19,6 +19,23 @@ TEMPLATES = {
     "dan": "{% for m in messages %}{{ m['role'][0] }}= {{ m['content'] }}{% endfor %}",
 }
 REWARDS = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import ClassVar
+
+@dataclass
+class Bonus:
+    """Data classes look their module up in sys.modules."""
+    size: ClassVar[float] = 0.5
+    of: int = 1
+
+async def asking(completions, **kwargs):
+    """A judge that is waited for; imports what lies beside it when it is called."""
+    import asyncio
+    import helper_beside_it
+    await asyncio.sleep(0)
+    return [Bonus.size * helper_beside_it.ONE for _ in completions]
+
 def near(completions, answer, difficulty, log_metric=None, **kwargs):
     """Counts the right characters; needs a column of its own; gives no reward to some."""
     text = lambda c: c if isinstance(c, str) else c[0]["content"]
@@ -80,6 +97,7 @@ def own(tmp_path: Path, tiny: dict[str, Path]) -> Path:
     (tmp_path / "chatty.yaml").write_text(yaml.safe_dump({"policies": four[2:], **shared}))
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({"policies": four[:2], **shared}))
     (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "helper_beside_it.py").write_text("ONE = 1.0\n")
     return tmp_path
 
 
@@ -117,6 +135,35 @@ def test_any_data_set_with_a_users_reward_function(cli: Cli, own: Path, data: st
     summary = json.loads(done.stdout)["policies"]["cat"]["validation"]
     assert 0 <= summary["accuracy"] <= 1
     assert summary["no_box"] is None
+
+
+@pytest.mark.slow
+def test_a_reward_function_may_be_asynchronous_and_import_later(cli: Cli, own: Path) -> None:
+    done = cli(
+        "train", "--regime", "xgrpo", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--steps", "1",
+        "--set", "task.reward=rewards:asking", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert metrics(own / "run", "ada")[0]["reward"] == 0.5
+    assert json.loads(done.stdout)["policies"]["ada"]["validation"]["accuracy"] == 0.5
+
+
+def test_labels_of_a_csv_file_stay_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("prompt,answer\na,3\nb,2.5\nc,007\nd,NA\n")
+    source = TaskSource(data=tmp_path / "d.csv", validation_data=tmp_path / "d.csv")
+    assert [p.answer for p in get_task("dataset").load("train", source)] == ["3", "2.5", "007", "NA"]
+
+
+def test_a_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path) -> None:
+    from mutualrl.errors import DataError
+    from mutualrl.training.data import as_dataset
+
+    rows = [{"prompt": f"p{i}", "answer": "1", "note": note} for i, note in enumerate([1, "a"])]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = TaskSource(data=tmp_path / "d.jsonl", validation_data=tmp_path / "d.jsonl")
+    prompts = get_task("dataset").load("train", source)
+    with pytest.raises(DataError, match="column 'note': rows of different types"):
+        as_dataset(prompts, load_tokenizer(str(tiny["ada"])))
 
 
 @pytest.mark.slow
@@ -179,6 +226,12 @@ CASES = [
     (["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_mode=server"], 2, "both use the vLLM server"),
     (["--set", "launch.processes=3"], 2, "32 completions a round do not divide"),
     (["--data", "talk.jsonl"], 4, "has no chat template, which conversational prompts need"),
+    (["--set", 'trainer.generation_kwargs={"top_p": 0.5}', "--regime", "prp"], 2, "trainer.top_p: found 0.5"),
+    (["--set", 'trainer.generation_kwargs={"typical_p": 0.5}', "--regime", "prp"], 2, "typical_p: found 0.5"),
+    (["--set", "lora.r=4", "--set", "lora.dropout=0.1", "--regime", "prp"], 2, "lora.dropout: found 0.1"),
+    (["--set", "regime.clip=band", "--set", "trainer.loss_type=cispo", "--regime", "prp"], 2, "regime.clip: band does"),
+    (["--set", "regime.clip=band", "--set", "trainer.top_entropy_quantile=0.5", "--regime", "prp"], 2, "expected 1.0"),
+    (["--set", "trainer.epsilon_high=9.0", "--regime", "prp"], 2, "expected a larger delta"),
     (["--set", "lora.r=0"], 2, "lora.r: found 0"),
     (["--set", "regime.mix=2", "--regime", "xgrpo"], 2, "regime.mix: found 2"),
     (["--set", "regime.denominator=mine", "--regime", "prp"], 2, "regime.denominator: found 'mine'"),
@@ -204,6 +257,11 @@ ROWS = [
     ('{"prompt": "  ", "answer": "1"}', "is empty, expected a text"),
     ('{"prompt": "x", "answer": ""}', "an empty box would count as a success"),
     ('{"prompt": "x", "answer": ["1"]}', "field 'answer': found list, expected a text"),
+    ('{"prompt": "x", "answer": "1", "image": "i"}', "column 'image' has a meaning of its own in TRL"),
+    (
+        '{"prompt": "x", "answer": "1", "prompt_id": "a"}\n{"prompt": "y", "answer": "1", "prompt_id": "a"}',
+        "rows 1 and 2 have the same prompt_id 'a'",
+    ),
 ]
 
 

@@ -51,6 +51,19 @@ def test_rows_that_do_not_fit_or_were_not_scored_leave_the_pool_and_are_counted(
     assert sum(got.advantages[:2]) + got.rows[0].advantage == pytest.approx(0)  # p's pool without the lost success
 
 
+def test_a_trace_that_is_not_read_may_be_anything() -> None:
+    peer = Peer([(*row[:4], [math.nan] * len(row[3])) for row in BOB])
+    assert len(plan(view(OWN, {"bob": peer}), PRPSettings(denominator="snapshot")).rows) == 4
+    assert plan(view(OWN, {"bob": peer}), PRPSettings()).metrics["prp/unfit"] == 4
+
+
+def test_truncated_rows_are_masked_where_the_trainer_masks_its_own() -> None:
+    peer = Peer([(*BOB[0], False), *BOB[1:]])
+    for masked, tokens in ((True, 0), (False, 2)):
+        rows = plan(view(OWN, {"bob": peer}, mask_truncated=masked), PRPSettings()).rows
+        assert [int(row.covered.sum()) for row in rows] == [tokens, 1, 2, 1]  # still in the pool
+
+
 def test_without_peers_nothing_changes() -> None:
     got = plan(view(OWN), PRPSettings())
     assert got.advantages is None

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from trl import GRPOTrainer
 
 from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.errors import UsageError
 from mutualrl.see import Exchange
 from mutualrl.training import MutualGRPOTrainer
 from training_harness import (
@@ -233,6 +235,67 @@ def test_the_published_trace_is_that_of_the_sampling_policy(tiny: dict[str, Path
         logps = torch.log_softmax(logits, -1)
         expected = [logps[len(prompt) - 1 + i, token].item() for i, token in enumerate(ids)]
         assert trace == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("keys", [{}, {"num_iterations": 2}], ids=str)
+def test_truncated_rollouts_have_a_trace_where_trl_masks_them(
+    tiny: dict[str, Path], tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    traces = []
+    for mask in (False, True):
+        shared = sharing(tmp_path / f"x{mask}", "prp", peers=())
+        train(
+            MutualGRPOTrainer, tiny["ada"], tmp_path / f"a{mask}", shared, max_steps=1, max_completion_length=5,
+            mask_truncated_completions=mask, **keys,
+        )  # fmt: skip
+        shard = Exchange(tmp_path / f"x{mask}", "eve", "script").read("ada", 0)
+        assert shard is not None
+        assert not all(shard.column("ended"))
+        traces.append(shard.column("logprobs"))
+    for plain, masked in zip(*traces, strict=True):
+        assert masked == pytest.approx(plain, abs=1e-5)
+
+
+def test_settings_that_would_bias_a_ratio_or_share_unsampled_text_are_refused(
+    tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    def refused(match: str, peft_config: Any = None, regime: str = "prp", extra: Any = None, **keys: Any) -> None:
+        number = len(list(tmp_path.iterdir()))
+        with pytest.raises(UsageError, match=match):
+            shared = sharing(tmp_path / f"{number}", regime, peers=(), **(extra or {}))
+            train(MutualGRPOTrainer, tiny["ada"], tmp_path / f"{number}-a", shared, peft_config=peft_config, **keys)
+
+    refused("top_p: found 0.5", generation_kwargs={"top_p": 0.5})
+    refused("top_k: found 5", top_k=5)
+    refused("dropout 0.2", peft_config=LoraConfig(r=2, lora_dropout=0.2, target_modules="all-linear"))
+    refused("importance_sampling_level", extra={"clip": "band"}, importance_sampling_level="sequence")
+    refused("expected a larger delta", extra={"delta": 1.1})
+    refused("multi_objective_aggregation", regime="xgrpo", multi_objective_aggregation="normalize_then_sum")
+
+
+def test_two_prompts_with_one_id_are_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    import training_harness
+
+    rows = [{"prompt": p.text, "answer": p.answer, "prompt_id": "same"} for p in training_harness.PROMPTS]
+    tokenizer = load_tokenizer(str(tiny["ada"]))
+    trainer = MutualGRPOTrainer(
+        model=str(tiny["ada"]), reward_funcs=training_harness.boxed_reward, processing_class=tokenizer,
+        args=training_harness.config(tmp_path / "a"), train_dataset=Dataset.from_list(rows),
+        sharing=sharing(tmp_path / "x", "grpo", publish="full"),
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="two different prompts have the id 'same'"):
+        trainer.train()
+
+
+def test_what_any_policy_of_the_pool_reads_is_published(tmp_path: Path) -> None:
+    from mutualrl.regimes.sgt import SGTSettings
+
+    shared = sharing(tmp_path / "x", "sgt", success_above=0.9)
+    assert not shared.publishes_text(0.6)
+    shared.demands = [SGTSettings(success_above=0.5)]
+    assert shared.publishes_text(0.6)
 
 
 @pytest.mark.parametrize("regime", ["xgrpo", "sgt", "grpo-noise", "grpo"])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mutualrl.regimes import RegimeSettings
+from mutualrl.regimes.prp import PRPSettings
+
 #: settings that cut or bend the sampling distribution, and their plain values.
 PLAIN_SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0, None),
@@ -14,11 +17,20 @@ PLAIN_SAMPLING: dict[str, tuple[Any, ...]] = {
 }
 
 
+#: keys of `generation_kwargs` that leave the distribution of a token as it is.
+HARMLESS = frozenset(
+    ("max_new_tokens", "max_tokens", "use_cache", "cache_implementation", "disable_compile", "stop", "stop_strings")
+) | {"stop_token_ids", "pad_token_id", "bos_token_id", "eos_token_id"}
+
+
 def bent_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling settings (TRL's keys, or keys of its `generation_kwargs`) that are not plain."""
-    given = {**(settings.get("generation_kwargs") or {})}
-    given |= {key: settings[key] for key in PLAIN_SAMPLING if key in settings}
-    return {key: value for key, value in given.items() if key in PLAIN_SAMPLING and value not in PLAIN_SAMPLING[key]}
+    """The sampling settings (TRL's keys, or any key of its `generation_kwargs` not known to be harmless) that are not
+    plain."""
+    own = {key: settings[key] for key in PLAIN_SAMPLING if key in settings}
+    given = {**own, **(settings.get("generation_kwargs") or {})}  # TRL's order: the latter win
+    return {
+        key: value for key, value in given.items() if key not in HARMLESS and value not in PLAIN_SAMPLING.get(key, ())
+    }
 
 
 def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[str, str]]:
@@ -33,7 +45,7 @@ def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[s
     use = "the regime's importance ratios" if traced else "TRL's correction between vLLM and the trainer"
     way_out = "" if traced else ", or set vllm_importance_sampling_correction: false"
     return [
-        (key, f"found {value!r}, which biases {use}; expected {PLAIN_SAMPLING[key][0]!r}{way_out}")
+        (key, f"found {value!r}, which biases {use}; expected {PLAIN_SAMPLING.get(key, ('nothing',))[0]!r}{way_out}")
         for key, value in bent_sampling(settings).items()
     ]
 
@@ -48,6 +60,32 @@ def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) 
             )
         ]
     return []
+
+
+def prp_problems(settings: Mapping[str, Any], regime: RegimeSettings) -> list[tuple[str, str]]:
+    """(key, what is wrong with it) for trainer settings that PRP's loss over peer rows does not have."""
+    assert isinstance(regime, PRPSettings)
+    high = settings.get("epsilon_high")
+    above = 1 + float(settings.get("epsilon", 0.2) if high is None else high)
+    found = []
+    if regime.clip == "ppo" and settings.get("loss_type") not in ("cispo", "sapo", "vespo") and regime.delta <= above:
+        problem = f"the upper clip is {above:g}, and regime.delta {regime.delta:g}; expected a larger delta"
+        found.append(("epsilon", problem))
+    if regime.clip == "band":
+        for key, plain in BAND_PLAIN.items():
+            if settings.get(key, plain[0]) not in plain:
+                problem = f"found {settings[key]!r}, which regime.clip: band does not have; expected {plain[0]!r}"
+                found.append((key, problem))
+    return found
+
+
+#: settings of TRL's loss that `clip: band` has no counterpart for, and the values that mean it is not used.
+BAND_PLAIN: dict[str, tuple[Any, ...]] = {
+    "importance_sampling_level": ("token",),
+    "off_policy_mask_threshold": (None,),
+    "top_entropy_quantile": (1.0, 1),
+    "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "luspo"),
+}
 
 
 def server_problems(policies: Mapping[str, Mapping[str, Any]]) -> list[str]:

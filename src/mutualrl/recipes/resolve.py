@@ -15,7 +15,7 @@ from mutualrl.files import user_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch import OWN_BATCHING
 from mutualrl.recipes.layers import Layers, find, named, shipped
-from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
+from mutualrl.recipes.ratios import aggregation_problem, prp_problems, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
     HardwareSection,
     LaunchSection,
@@ -159,6 +159,15 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
         found = ratio_problems(settings, traced=traced) + aggregation_problem(settings, moves_advantages=moves)
+        if recipe.regime_name == "prp":
+            found += prp_problems(settings, recipe.regime_settings(policy.name))
+        lora = recipe.lora_settings(policy.name)
+        if traced and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):
+            problem = (
+                f"found {lora.dropout}; TRL samples with it, so that the traces which regime {recipe.regime_name!r} "
+                "publishes would be another policy's; expected 0"
+            )
+            lines.append(_line(layers, ("lora", "dropout"), problem))
         for key, problem in found:
             path = ("policies", str(index), "trainer", key) if key in policy.trainer else ("trainer", key)
             lines.append(_line(layers, path, problem))

@@ -20,20 +20,6 @@ EPSILON = 1e-4  # TRL's
 SCALES = ("group", "batch", "none")
 
 
-def group_advantages(rewards_P_G: npt.ArrayLike, *, scale: str = "group") -> Floats:
-    """Group-relative advantages A = (r - mean) / (std + 1e-4), of shape (prompts, rollouts).
-
-    The mean is a group's, the deviation the sample deviation (n - 1) of the group (`scale="group"`), of
-    all rewards (`"batch"`), or left out (`"none"`): TRL's rule. Source: paper, Section "Preliminaries".
-    Raises ValueError for another shape or scale.
-    """
-    rewards = np.asarray(rewards_P_G, dtype=np.float64)
-    if rewards.ndim != 2 or rewards.shape[1] < 2:
-        raise ValueError(f"rewards: found shape {rewards.shape}, expected (prompts, at least 2 rollouts)")
-    every = deviation(rewards.ravel())
-    return np.stack([pool_advantages(row, row, scale=scale, batch_deviation=every) for row in rewards])
-
-
 def pool_advantages(
     rewards_G: npt.ArrayLike,
     pool: npt.ArrayLike,
@@ -49,7 +35,7 @@ def pool_advantages(
     holds `rewards_G`. `batch_deviation` is s with `scale="batch"`; with `"none"` nothing is divided. With
     `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper, Assumption
     "Baseline comparison"). A pool of equal rewards gives 0 everywhere, whatever the shift. Raises ValueError for
-    another scale, and for a leave-one-out baseline over fewer than two rewards.
+    another scale.
     """
     if scale not in SCALES:
         raise ValueError(f"scale: found {scale!r}, expected one of: {', '.join(SCALES)}")
@@ -59,8 +45,6 @@ def pool_advantages(
         return np.zeros_like(own)
     centre: float | Floats = float(scored.mean())
     if baseline == "leave_one_out":
-        if scored.size < 2:
-            raise ValueError("a leave-one-out baseline needs two scored rollouts at least")
         centre = (scored.sum() - own) / (scored.size - 1)
     advantages: Floats = own - centre - shift
     if scale != "none":

@@ -56,9 +56,9 @@ class RoundView:
     """All that a regime may look at: one learner, one round.
 
     `prompt_ids`, `rewards`, `advantages` (TRL's) and `lengths` (tokens) are of the learner's own rollouts, row by row,
-    over all its ranks. `scale` is the trainer's `scale_rewards`. `fit` turns a peer's text (and whether it had ended)
-    into the learner's token ids, or None when it is too long or cannot be carried; `align` puts a peer's trace on
-    them. `uses` counts the pairs each prompt has given so far in the run.
+    over all its ranks. `scale` is the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`.
+    `fit` turns a peer's text (and whether it had ended) into the learner's token ids, or None when it is too long or
+    cannot be carried; `align` puts a peer's trace on them. `uses` counts the pairs each prompt has given so far.
     """
 
     round: int
@@ -72,6 +72,7 @@ class RoundView:
     fit: Callable[[str, bool], tuple[int, ...] | None]
     uses: Mapping[str, int] = field(default_factory=dict)
     scale: Scale = "group"
+    mask_truncated: bool = False
     align: Aligner = no_alignment
 
     def own_groups(self) -> dict[str, list[float]]:

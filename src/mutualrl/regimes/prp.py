@@ -38,7 +38,11 @@ class PRPSettings(RegimeSettings):
     clip: Literal["ppo", "band"] = Field(
         "ppo", description="ppo: TRL's surrogate, two-sided; band: the ratio cut to [1 - eps, 1 + eps], detached"
     )
-    delta: float = Field(4.0, gt=1, description="bound on a peer row's ratio under clip: ppo (TRL's `delta`)")
+    delta: float = Field(
+        4.0,
+        gt=1,
+        description="TRL's `delta` on peer rows, under clip: ppo (cispo, sapo, vespo bound theirs)",
+    )
     anchor: Literal["span", "word", "char", "paper"] = Field("span", description="how traces are aligned (THL)")
 
 
@@ -121,13 +125,16 @@ def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Scored], int
     for name, peer in sorted(view.peers.items()):
         for row in _rows(name, peer, traced=settings.denominator == "peer"):
             ids = view.fit(row.text, row.ended)
-            if ids is None or (row.trace is not None and np.isnan(row.trace).any()):  # a token that was not scored
+            traced = settings.denominator == "peer"
+            if ids is None or (traced and np.isnan(row.trace).any()):  # a token that the engine could not score
                 unfit += 1
                 continue
             logprobs, covered = None, np.ones(len(ids), dtype=np.bool_)
-            if row.ids is not None and row.trace is not None and settings.denominator == "peer":
+            if traced:
                 values, covered = view.align(name, row.text, row.ended, row.ids, row.trace, settings.anchor)
                 logprobs = values.astype(np.float32)
+            if view.mask_truncated and not row.ended:  # as TRL does with own rows: in the pool, not in the loss
+                covered = np.zeros_like(covered)
             found.append((PeerRow(row.prompt_id, name, row.rollout, 0.0, ids, logprobs, covered), row.reward))
     found.sort(key=lambda entry: (entry[0].prompt_id, entry[0].policy, entry[0].rollout))
     return found, unfit
@@ -140,8 +147,8 @@ class _Row:
     reward: float
     ended: bool
     text: str
-    ids: Sequence[int] | None
-    trace: Sequence[float] | None
+    ids: Sequence[int]
+    trace: Sequence[float]
 
 
 def _rows(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:

@@ -7,6 +7,7 @@ accuracy is reported by. Without a validation file, one row in 16 is held out.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 from collections.abc import Iterator
 from functools import cache
@@ -19,6 +20,10 @@ from mutualrl.tasks.base import Split, TaskSource, read_jsonl, unicode_text
 
 HELD_OUT_SHARE = 16
 ROLES = ("system", "user", "assistant", "tool", "developer")
+#: names that TRL gives to what it passes to a reward function, or reads from a row itself.
+RESERVED = frozenset(
+    ("prompts", "completions", "completion", "completion_ids", "image", "images", "tools", "environment")
+) | {"environments", "trainer_state", "log_extra", "log_metric", "chat_template_kwargs"}
 _OURS = ("prompt", "answer", "group", "prompt_id")
 
 
@@ -44,8 +49,11 @@ def _held_out(text: str) -> bool:
 @cache
 def read_prompts(path: Path, split: str) -> tuple[Prompt, ...]:
     """The rows of a data set as prompts, in order. Raises DataError naming file, row and field."""
-    prompts = []
+    prompts: list[Prompt] = []
+    seen: dict[str, int] = {}
     for number, row in _rows(path):
+        if taken := sorted(RESERVED & set(row)):
+            raise DataError(f"{path}, row {number}: column {taken[0]!r} has a meaning of its own in TRL; rename it")
         for field in ("prompt", "answer"):
             if row.get(field) is None:
                 found = ", ".join(sorted(map(str, row))[:12])[:200] or "none"
@@ -66,6 +74,8 @@ def read_prompts(path: Path, split: str) -> tuple[Prompt, ...]:
                 columns={str(key): value for key, value in row.items() if key not in _OURS},
             )
         )
+        if (first := seen.setdefault(prompts[-1].id, number)) != number:
+            raise DataError(f"{path}, rows {first} and {number} have the same prompt_id {prompts[-1].id!r}")
     if not prompts:
         raise DataError(f"{path}: the data set has no rows")
     return tuple(prompts)
@@ -100,6 +110,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     if not path.exists():
         raise DataError(f"data file not found: {path} (expected .jsonl, .csv, .parquet, or a directory of `datasets`)")
+    if suffix == ".csv":  # by hand: any guess at types would turn the label 3 into 3.0, and 007 into 7
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from enumerate(csv.DictReader(file), 1)
+        return
     from datasets import load_dataset, load_from_disk
     from datasets.exceptions import DatasetGenerationError
 
@@ -108,7 +122,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
             data = load_from_disk(str(path)) if saved else load_dataset(str(path), split="train")
         else:
-            data = load_dataset(suffix[1:], data_files=str(path), split="train")
+            data = load_dataset("parquet", data_files=str(path), split="train")
     except (OSError, ValueError, DatasetGenerationError) as error:
         raise DataError(f"{path}: cannot be read as a data set ({error})") from error
     if isinstance(data, dict):

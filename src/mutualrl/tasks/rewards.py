@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import UsageError
+from mutualrl.errors import RewardError, UsageError
 from mutualrl.tasks.boxed import boxed_reward
 
 Reward = Callable[..., Any]
@@ -41,22 +45,62 @@ def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
     return [load_reward(path) for path in ([paths] if isinstance(paths, str) else paths)]
 
 
+def named(function: Reward, name: str) -> Reward:
+    """`function`, whose exceptions become RewardErrors with its name. A model (TRL's other kind of reward) stays as it
+    is; `__wrapped__` is the function itself."""
+    if not callable(function) or not hasattr(function, "__name__"):
+        return function
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def later(*args: Any, **kwargs: Any) -> Any:
+            with _naming(name):
+                return await function(*args, **kwargs)
+
+        return later
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _naming(name):
+            return function(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
+
+
 def _import(name: str, path: str) -> Any:
     try:
         if not name.endswith(".py"):
-            sys.path.append(str(Path.cwd()))  # last: nothing there hides an installed package
-            try:
-                return importlib.import_module(name)
-            finally:
-                sys.path.remove(str(Path.cwd()))
-        file = Path(name).expanduser()
-        spec = importlib.util.spec_from_file_location(f"mutualrl_reward_{file.stem}", file)
-        if spec is None or spec.loader is None or not file.is_file():
-            raise UsageError(f"task.reward: {path!r}: no such file: {file}")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+            if str(Path.cwd()) not in sys.path:
+                sys.path.append(str(Path.cwd()))  # last: nothing there hides an installed package
+            return importlib.import_module(name)
+        return _run_file(Path(name).expanduser().absolute(), path)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"task.reward: {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _run_file(file: Path, path: str) -> Any:
+    """The module that a file makes; run once, however many functions are taken from it."""
+    known = f"mutualrl_reward_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    if known in sys.modules:
+        return sys.modules[known]
+    spec = importlib.util.spec_from_file_location(known, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise UsageError(f"task.reward: {path!r}: no such file: {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[known] = module  # dataclasses, among others, look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[known]
+        raise
+    return module

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 from datasets import Dataset
 
 from mutualrl.engines.prompts import as_prompt, prompt_ids
+from mutualrl.errors import DataError
 from mutualrl.records import Prompt
 
 
@@ -26,7 +28,12 @@ def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[st
 
 def as_dataset(prompts: Sequence[Prompt], tokenizer: Any) -> Dataset:
     """Columns `prompt` (text, or a conversation), `answer`, `prompt_id`, `group` and those of the data set."""
-    others = dict.fromkeys(key for p in prompts for key in p.columns)
+    others = list(dict.fromkeys(key for p in prompts for key in p.columns))
+    for key in others:
+        try:
+            pa.array([p.columns.get(key) for p in prompts])
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise DataError(f"data column {key!r}: rows of different types ({error})") from error
     return Dataset.from_dict(
         {
             **{key: [p.columns.get(key) for p in prompts] for key in others},

@@ -204,6 +204,7 @@ class Sharing:
             fit=fitter(trainer._tokenizer, self.max_length),
             uses=self.uses,
             scale=trainer.scale_rewards,
+            mask_truncated=trainer.mask_truncated_completions,
             align=aligner(self.tokenizers, trainer._tokenizer),
         )
         plan = make(view, self.settings)

@@ -9,9 +9,10 @@ import torch
 from trl import GRPOTrainer
 
 from mutualrl.errors import RewardError, UsageError
-from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
+from mutualrl.recipes.ratios import aggregation_problem, prp_problems, ratio_problems
 from mutualrl.records import Record, prompt_id
 from mutualrl.regimes import get_regime
+from mutualrl.tasks.rewards import named
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.callback import SharingCallback
 from mutualrl.training.pairs import PairTerm
@@ -51,6 +52,9 @@ class MutualGRPOTrainer(GRPOTrainer):
             sharing.max_length = self.args.max_completion_length
         self.add_callback(SharingCallback(sharing))
         self._check_settings(sharing)
+        self.reward_funcs: list[Any] = [
+            named(function, name) for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+        ]
 
     def _check_settings(self, sharing: Sharing) -> None:
         """Raise UsageError for settings under which the regime would not compute what it says."""
@@ -63,6 +67,9 @@ class MutualGRPOTrainer(GRPOTrainer):
                 *aggregation_problem(settings, moves_advantages=spec.moves_advantages),
             )
         ]
+        problems += self._what_a_peer_cannot_read(sharing)
+        if spec.name == "prp":
+            problems += [f"{key}: {problem}" for key, problem in prp_problems(settings, sharing.settings)]
         if spec.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
                 f"steps_per_generation ({args.steps_per_generation}) must be a multiple of "
@@ -71,12 +78,33 @@ class MutualGRPOTrainer(GRPOTrainer):
         if problems:
             raise UsageError("; ".join(problems))
 
+    def _what_a_peer_cannot_read(self, sharing: Sharing) -> list[str]:
+        """Rollouts that are not plain sampled text: a peer would train on what nobody sampled."""
+        if "y_text" not in sharing.fields:
+            return []
+        found = {
+            "tools": bool(self.tools),
+            "environment_factory": self.environment_factories is not None,
+            "rollout_func": self.rollout_func is not None,
+            "a vision-language model": self._is_vlm,
+        }
+        lines = [
+            f"{what}: not possible under regime {sharing.regime!r}, which shares texts" for what in found if found[what]
+        ]
+        dropout = max((m.p for m in self.model.modules() if isinstance(m, torch.nn.Dropout)), default=0.0)
+        if sharing.wants_trace and dropout > 0 and not self.use_vllm:
+            lines.append(
+                f"dropout {dropout}: TRL samples with it, so that no pass gives the sampling policy's log-probs, which "
+                f"regime {sharing.regime!r} publishes; expected 0 (lora.dropout)"
+            )
+        return lines
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         if self.sharing is None:
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         try:
             rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        except Exception as error:
+        except (TypeError, ValueError) as error:  # what TRL finds wrong with what a function returned
             names = ", ".join(self.reward_func_names)
             raise RewardError(f"reward function {names}: {type(error).__name__}: {error}") from error
         if torch.isinf(rewards).any():
@@ -155,12 +183,14 @@ class MutualGRPOTrainer(GRPOTrainer):
         assert scored is not None and sharing is not None
         first = self.accelerator.process_index * len(scored.inputs)
         advantages, traces = batch["advantages"].tolist(), self._behaviour_trace(batch, sharing)
-        records, tokens = [], {}
+        records: list[Record] = []
+        tokens: dict[str, tuple[int, ...]] = {}
         for row, example in enumerate(scored.inputs):
             ids, reward = scored.completion_ids[row], scored.rewards[row]
             key = _prompt_key(example)
-            if key not in tokens:
-                tokens[key] = tuple(batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist())
+            prompt = tuple(batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist())
+            if tokens.setdefault(key, prompt) != prompt:
+                raise UsageError(f"two different prompts have the id {key!r}; give every prompt an id of its own")
             records.append(
                 Record(
                     prompt_id=key,
@@ -178,16 +208,21 @@ class MutualGRPOTrainer(GRPOTrainer):
 
     def _behaviour_trace(self, batch: dict[str, Any], sharing: Sharing) -> torch.Tensor | None:
         """The sampling policy's log-probs, shape (rows, T), where they are published: the sampling engine's own, else
-        TRL's from before the update, else those of one forward pass without dropout, which draws no random number."""
+        TRL's from before the update, else those of one forward pass, which draws no random number."""
         if "logprobs" not in sharing.fields:
             return None
-        for key in ("sampling_per_token_logps", "old_per_token_logps"):
+        # TRL masks truncated rows before its passes: what it computed of them is of no use as a trace.
+        usable = () if self.mask_truncated_completions else ("old_per_token_logps",)
+        for key in ("sampling_per_token_logps", *usable):
             if key in batch:
                 return batch[key].cpu()
         if not sharing.wants_trace:
             return None  # `full` publishes what is there; it costs no pass
+        assert self._scored is not None
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        lengths = torch.tensor([len(row) for row in self._scored.completion_ids], device=ids.device)
+        sampled = torch.arange(batch["completion_ids"].size(1), device=ids.device) < lengths[:, None]
+        mask = torch.cat([batch["prompt_mask"], sampled.to(batch["prompt_mask"].dtype)], dim=1)
         keep, size = batch["completion_ids"].size(1), self.args.per_device_train_batch_size
         self.model.eval()
         with torch.no_grad():

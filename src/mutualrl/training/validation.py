@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import inspect
+from collections.abc import Awaitable, Sequence
 from math import isnan
 from typing import Any
 
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from trl.models.utils import unwrap_model_for_generation
 
 from mutualrl.engines.base import Completion, Sampling
@@ -41,7 +43,12 @@ class Validator:
         completions = self._with_vllm(mine) if self._trainer.use_vllm else self._with_transformers(mine)
         answers = gather_object([(p.id, completion) for p, completion in zip(mine, completions, strict=True)])
         by_id = dict(answers)
-        return self._score([by_id[p.id] for p in self._prompts]).to_json()
+        score: list[dict[str, Any] | None] = [None]
+        if accelerator.is_main_process:  # a reward may be slow, or cost money
+            score = [self._score([by_id[p.id] for p in self._prompts]).to_json()]
+        found = broadcast_object_list(score, from_process=0)[0]
+        assert found is not None
+        return found
 
     def _with_transformers(self, prompts: list[Prompt]) -> list[Completion]:
         trainer = self._trainer
@@ -64,7 +71,7 @@ class Validator:
 
     def _score(self, completions: list[Completion]) -> Score:
         functions = self._trainer.reward_funcs
-        if functions == [boxed_reward]:
+        if [getattr(function, "__wrapped__", function) for function in functions] == [boxed_reward]:
             return score(self._prompts, [completion.text for completion in completions])
         return score_rewards(self._prompts, self._rewards(completions))
 
@@ -93,9 +100,13 @@ class Validator:
         for function, name, weight in zip(
             trainer.reward_funcs, trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True
         ):
+            returned = function(**given)
             try:
-                values = [0.0 if value is None else float(value) for value in function(**given)]
-            except Exception as error:
+                values = [
+                    0.0 if value is None else float(value)
+                    for value in (asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned)
+                ]
+            except (TypeError, ValueError) as error:
                 raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
             if len(values) != len(total):
                 raise RewardError(
@@ -103,3 +114,7 @@ class Validator:
                 )
             total = [t + weight * (0.0 if isnan(v) else v) for t, v in zip(total, values, strict=True)]
         return total
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value

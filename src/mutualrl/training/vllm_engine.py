@@ -71,7 +71,8 @@ def shut_down(trainer: Any) -> None:
 
 
 def greedy(trainer: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:
-    """Greedy completions of the prompts (token ids) from the engine that training samples from, with its weights.
+    """Greedy completions of the prompts (token ids) from the engine that training samples from, with its weights, and
+    none of the settings that training samples with.
 
     All ranks call this with equally many prompts. Greedy decoding draws no random number.
     """
@@ -79,11 +80,14 @@ def greedy(trainer: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:
     if trainer.state.global_step != trainer._last_loaded_step:
         engine.sync_weights()
         trainer._last_loaded_step = trainer.state.global_step
-    kept, engine.temperature = engine.temperature, 0.0
+    plain: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
+    plain |= {"generation_kwargs": {}, "structured_outputs_regex": None}
+    kept = {name: getattr(engine, name) for name in plain}
     try:
+        vars(engine).update(plain)
         _, completions, _, _ = engine.generate(prompts=[list(ids) for ids in prompts], images=None, num_generations=1)
     finally:
-        engine.temperature = kept
+        vars(engine).update(kept)
     texts = trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
     return [
         Completion(tuple(ids), text, ended(list(ids), trainer.eos_token_ids))
