@@ -49,7 +49,7 @@ def peers(tiny: dict[str, Path], tmp_path: Path) -> Peers:
 
 def tokenizers(tiny: dict[str, Path]) -> dict[str, Any]:
     own = load_tokenizer(str(tiny["ada"]))
-    return {"bob": load_tokenizer(str(tiny["bob"])), "eve": own, "dan": own}
+    return {"bob": load_tokenizer(str(tiny["bob"])), "eve": own, "dan": own, "cat": own}
 
 
 REGIMES: list[tuple[str, dict[str, Any]]] = [
@@ -156,7 +156,7 @@ def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
 def test_no_forward_with_gradients_holds_more_rows_than_the_batch_size(
     tiny: dict[str, Path], tmp_path: Path, peers: Peers
 ) -> None:
-    """Three peers, four times the rows; a micro-batch of 8."""
+    """Four peers, five times the rows; a micro-batch of 8."""
     rows: list[int] = []
 
     class Watched(ReplayedMutual):
@@ -165,10 +165,11 @@ def test_no_forward_with_gradients_holds_more_rows_than_the_batch_size(
                 rows.append(len(ids))
             return super()._get_per_token_logps_and_entropies(model, ids, *args, **kwargs)
 
-    shared = sharing(peers("x", "bob", "eve", "dan"), "prp", peers=("bob", "eve", "dan"), tokenizers=tokenizers(tiny))
+    names = ("bob", "eve", "dan", "cat")
+    shared = sharing(peers("x", *names), "prp", peers=names, tokenizers=tokenizers(tiny))
     train(Watched, tiny["ada"], tmp_path / "a", shared, gradient_accumulation_steps=4, per_device_train_batch_size=8)
     assert max(rows) == 8
-    assert len(rows) == STEPS * 4 * 4  # own rows and three chunks of the peers', in each of four micro-batches
+    assert len(rows) == STEPS * 4 * 5  # own rows and four chunks of the peers', in each of four micro-batches
 
 
 @pytest.mark.parametrize(

@@ -75,16 +75,16 @@ class PeerRows:
         step, micro = divmod(index, args.gradient_accumulation_steps)
         chunks = self._chunks(step, micro)
         own_share = self._shares(step, micro, inputs, 0).own
-        total = torch.zeros((), device=inputs["advantages"].device)
+        values = []
         for chunk in chunks:
             with self._apart(model):
                 loss = self._chunk_loss(model, chunk, step, micro, inputs)
                 self._backward(loss)
-                total += loss.detach()
+                values.append(loss.detach())
         loss = own_loss({**inputs, "advantages": inputs["advantages"] * own_share})
         if micro == args.gradient_accumulation_steps - 1:
             self._log()
-        return loss + total
+        return loss + torch.stack(values).sum() if values else loss
 
     # ---- which rows
 

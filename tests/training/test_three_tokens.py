@@ -1,0 +1,194 @@
+"""Each regime's loss and gradient inside TRL's loss, on a vocabulary of three tokens, against numbers worked by hand.
+
+The policy is a softmax over three logits z = (ln 1, ln 2, ln 5) at every position: probabilities 1/8, 2/8, 5/8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.utils import DistributedType
+from trl import GRPOTrainer
+
+from mutualrl.regimes.base import PeerRow, RoundPlan
+from mutualrl.regimes.grpo_noise import NoiseSettings
+from mutualrl.regimes.grpo_noise import plan as plan_noise
+from mutualrl.regimes.xgrpo import XGRPOSettings
+from mutualrl.regimes.xgrpo import plan as plan_xgrpo
+from mutualrl.training.peer_rows import PeerRows
+from mutualrl.training.sharing import SharedRound
+from regime_views import Peer, view
+
+Z = (0.0, math.log(2), math.log(5))
+P = (1 / 8, 2 / 8, 5 / 8)
+
+
+class Policy:
+    """As much of a GRPOTrainer as its loss reads; TRL's own `_compute_loss` on the softmax over `z`."""
+
+    def __init__(self, z: torch.Tensor, rows: int, loss_type: str = "grpo") -> None:
+        self.z, self.loss_type = z, loss_type
+        self.args = SimpleNamespace(
+            delta=None, use_bias_correction_kl=False, steps_per_generation=1, gradient_accumulation_steps=1,
+            per_device_train_batch_size=rows,
+        )  # fmt: skip
+        self.accelerator = SimpleNamespace(
+            num_processes=1, process_index=0, device=torch.device("cpu"), distributed_type=DistributedType.NO,
+            sync_gradients=True, gradient_state=SimpleNamespace(_set_sync_gradients=lambda value: None),
+            gather=lambda tensor: tensor, reduce=lambda tensor, reduction: tensor, no_sync=lambda model: nullcontext(),
+            backward=lambda loss: loss.backward(),
+        )  # fmt: skip
+        self.model, self._tokenizer = SimpleNamespace(training=True), SimpleNamespace(pad_token_id=0)
+        self.beta, self.epsilon_low, self.epsilon_high = 0.0, 0.2, 0.2
+        self.top_entropy_quantile, self.off_policy_mask_threshold, self.importance_sampling_level = 1.0, None, "token"
+        self.use_vllm = self._entropy_bonus_enabled = self.aux_loss_enabled = False
+        self.current_gradient_accumulation_steps = self.num_iterations = 1
+        self.max_completion_length, self._step = 4, 0
+        self._metrics: dict[str, Any] = {"train": defaultdict(list)}
+
+    def _get_per_token_logps_and_entropies(self, model: Any, ids: Any, mask: Any, keep: int, **_: Any) -> Any:
+        logps = torch.log_softmax(self.z, 0)[ids[:, -keep:]]
+        self.last_logps = logps.detach()
+        return logps, torch.zeros_like(logps), None
+
+    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        return GRPOTrainer._compute_loss(self, model, inputs)
+
+
+def own(ids: list[list[int]], advantages: list[float], old: list[list[float]] | None = None) -> dict[str, Any]:
+    """Own rows as TRL's inputs."""
+    tokens = torch.tensor(ids)
+    inputs: dict[str, Any] = {
+        "prompt_ids": torch.zeros((len(ids), 1), dtype=torch.long), "prompt_mask": torch.ones((len(ids), 1)),
+        "completion_ids": tokens, "completion_mask": torch.ones_like(tokens),
+        "advantages": torch.tensor(advantages, dtype=torch.float64), "num_items_in_batch": torch.tensor(tokens.numel()),
+    }  # fmt: skip
+    return inputs if old is None else {**inputs, "old_per_token_logps": torch.tensor(old, dtype=torch.float64)}
+
+
+def row(
+    ids: tuple[int, ...], advantage: float, trace: list[float] | None, covered: list[bool] | None = None
+) -> PeerRow:
+    return PeerRow(
+        "p", "bob", 0, advantage, ids, None if trace is None else np.array(trace, dtype=np.float32),
+        np.array(covered or [True] * len(ids)),
+    )  # fmt: skip
+
+
+def pooled(
+    rows: list[PeerRow], inputs: dict[str, Any], z: tuple[float, ...] = Z, loss_type: str = "grpo", **plan: Any
+) -> tuple[float, list[float]]:
+    """Value and gradient of the pool's loss."""
+    logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+    trainer = Policy(logits, len(inputs["advantages"]), loss_type)
+    peers = PeerRows(trainer)
+    peers.load(SharedRound(RoundPlan(rows=tuple(rows), **plan), {"p": (0,)}), inputs)
+    loss = peers.loss(None, inputs, lambda rows: trainer._compute_loss(None, rows))
+    loss.backward()
+    assert logits.grad is not None
+    return loss.item(), logits.grad.tolist()
+
+
+def score(token: int) -> list[float]:
+    return [float(j == token) - P[j] for j in range(3)]
+
+
+def test_prp_by_hand() -> None:
+    # Own row: token 2, A = 1, ratio 1. Peer's: token 1 with trace ln 1/4: ratio 1, A = -2; and token 0 with trace
+    # ln 1/2: ratio 1/4, A = 3, below the band: PPO's minimum keeps it (A > 0). Three rows: the mean over them.
+    rows = [row((1,), -2.0, [math.log(1 / 4)]), row((0,), 3.0, [math.log(1 / 2)])]
+    value, gradient = pooled(rows, own([[2]], [1.0]), delta=4.0)
+    assert value == pytest.approx((-1 + 2 - 3 / 4) / 3)
+    by_hand = [(-1 * score(2)[j] + 2 * score(1)[j] - 3 / 4 * score(0)[j]) / 3 for j in range(3)]
+    assert gradient == pytest.approx(by_hand)
+
+
+def test_prp_clips_both_ways_by_hand() -> None:
+    # Ratios 5/4 and 10: with A > 0 the first is cut to 1.2 and gives no gradient; with A < 0 the second is bounded by
+    # delta = 4 and gives none. The own row's token 0, A = 1.
+    rows = [row((2,), 1.0, [math.log(1 / 2)]), row((2,), -1.0, [math.log(1 / 16)])]
+    value, gradient = pooled(rows, own([[0]], [1.0]), delta=4.0)
+    assert value == pytest.approx((-1 - 1.2 + 4) / 3)
+    assert gradient == pytest.approx([-score(0)[j] / 3 for j in range(3)])
+
+
+def test_prp_masks_what_is_not_covered_by_hand() -> None:
+    # The peer's row: token 1 covered at ratio 1, token 2 not; A = 2. A mean over the row's one covered token.
+    rows = [row((1, 2), 2.0, [math.log(1 / 4), 0.0], [True, False])]
+    value, gradient = pooled(rows, own([[2]], [0.0]), delta=4.0)
+    assert value == pytest.approx(-2 / 2)
+    assert gradient == pytest.approx([-2 * score(1)[j] / 2 for j in range(3)])
+
+
+@pytest.mark.parametrize(("loss_type", "own_part", "peer_part"), [("dapo", 1 / 3, 1 / 3), ("dr_grpo", 1 / 8, 1 / 8)])
+def test_prp_has_one_normaliser_for_all_rows_by_hand(loss_type: str, own_part: float, peer_part: float) -> None:
+    # One own token and two of the peer's: dapo divides by the 3 tokens, dr_grpo by 2 rows x 4 tokens.
+    value, gradient = pooled([row((0, 1), -2.0, [math.log(1 / 8), math.log(1 / 4)])], own([[2]], [1.0]), delta=4.0,
+                             loss_type=loss_type)  # fmt: skip
+    assert value == pytest.approx(-own_part + 2 * 2 * peer_part)
+    by_hand = [-own_part * score(2)[j] + 2 * peer_part * (score(0)[j] + score(1)[j]) for j in range(3)]
+    assert gradient == pytest.approx(by_hand)
+
+
+def test_prp_snapshot_and_band_by_hand() -> None:
+    value, gradient = pooled([row((1,), -2.0, None)], own([[2]], [1.0]), delta=4.0)
+    assert value == pytest.approx((-1 + 2) / 2)
+    assert gradient == pytest.approx([(-score(2)[j] + 2 * score(1)[j]) / 2 for j in range(3)])
+    # band: ratio 2 is cut to 1.2, detached; -1.2 * A * log pi
+    value, gradient = pooled([row((1,), 3.0, [math.log(1 / 8)])], own([[2]], [0.0]), clip="band")
+    assert value == pytest.approx(1.2 * 3 * math.log(4) / 2)
+    assert gradient == pytest.approx([-1.2 * 3 * score(1)[j] / 2 for j in range(3)])
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "luspo"])
+def test_prp_gradient_is_the_finite_difference_of_its_loss(loss_type: str) -> None:
+    rows = [row((1, 0), -2.0, [-1.1, -1.9]), row((2,), 0.7, [-0.9]), row((0, 2, 2), 1.3, [-2.0, -0.5, -0.6])]
+    inputs = own([[2, 1], [0, 0]], [1.0, -0.5], [[-0.45, -1.4], [-2.1, -2.0]])
+    _, gradient = pooled(rows, dict(inputs), loss_type=loss_type, delta=4.0)
+    for j in range(3):
+        up, down = (
+            pooled(rows, dict(inputs), tuple(v + s * 1e-5 * (i == j) for i, v in enumerate(Z)), loss_type, delta=4.0)[0]
+            for s in (1, -1)
+        )
+        assert gradient[j] == pytest.approx((up - down) / 2e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("regime", ["xgrpo", "grpo-noise"])
+def test_value_sharing_by_hand_and_by_finite_differences(regime: str) -> None:
+    # Own rewards 1, 0 on tokens 2, 1; the peer's 1, 1: pool mean 3/4, deviation 1/2, so A = 1/4 and -3/4 over .5001.
+    seen = view([("p", 1.0), ("p", 0.0)], {"bob": Peer([("p", 1.0), ("p", 1.0)])})
+    if regime == "xgrpo":
+        settings = XGRPOSettings(mix=1.0, length_correction=0.0)
+        advantages, expected = plan_xgrpo(seen, settings).advantages, [0.25 / 0.5001, -0.75 / 0.5001]
+    else:
+        advantages = plan_noise(seen, NoiseSettings(noise=0.1)).advantages
+        assert advantages is not None
+        shift = 0.5 - advantages[0] * (math.sqrt(0.5) + 1e-4)
+        expected = [(0.5 - shift) / (math.sqrt(0.5) + 1e-4), (-0.5 - shift) / (math.sqrt(0.5) + 1e-4)]
+    assert advantages == pytest.approx(expected)
+    assert advantages is not None
+
+    def loss(z: tuple[float, ...]) -> torch.Tensor:
+        logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+        policy = Policy(logits, 2)
+        found = policy._compute_loss(None, own([[2], [1]], list(advantages), [[math.log(P[2])], [math.log(P[1])]]))
+        if torch.is_grad_enabled():
+            found.backward()
+            assert logits.grad is not None
+            return logits.grad
+        return found
+
+    gradient = loss(Z).tolist()
+    by_hand = [-(expected[0] * score(2)[j] + expected[1] * score(1)[j]) / 2 for j in range(3)]
+    assert gradient == pytest.approx(by_hand)
+    with torch.no_grad():
+        for j in range(3):
+            up, down = (loss(tuple(v + s * 1e-5 * (i == j) for i, v in enumerate(Z))).item() for s in (1, -1))
+            assert gradient[j] == pytest.approx((up - down) / 2e-5, abs=1e-6)
