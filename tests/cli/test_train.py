@@ -238,3 +238,17 @@ def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Pa
     assert scored.returncode == 0, scored.stderr
     (result,) = json.loads(scored.stdout)["models"].values()
     assert (result["n"], result["accuracy"]) == (8, 0.0)
+
+
+def test_validation_leaves_training_as_it_is(cli: Cli, tmp_path: Path) -> None:
+    weights = []
+    for every in (0, 1):
+        done = cli(
+            "train", "--regime", "prp", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / f"v{every}",
+            "--set", f"run.validate_every={every}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        weights.append((tmp_path / f"v{every}" / "policies" / "ada" / "model" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    lines = (tmp_path / "v1" / "policies" / "ada" / "metrics.jsonl").read_text().splitlines()
+    assert ["validation" in json.loads(line) for line in lines] == [True, True, False]  # the last is the run's own

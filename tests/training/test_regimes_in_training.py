@@ -337,3 +337,26 @@ def test_peak_memory_does_not_grow_with_the_number_of_peers(tmp_path: Path) -> N
         peaks[arm] = cost.cpu_peak(trainer.train, tmp_path / "trace.json")
     assert peaks["grpo"] > 10_000_000
     assert max(peaks.values()) <= 1.3 * peaks["grpo"], peaks
+
+
+@pytest.mark.parametrize("regime", ["prp", "sgt"])
+def test_a_peers_empty_answer_is_an_end_and_an_unfinished_one_is_left_out(
+    tiny: dict[str, Path], tmp_path: Path, regime: str
+) -> None:
+    from mutualrl.records import Record
+
+    bob = load_tokenizer(str(tiny["bob"]))
+    exchange = Exchange(tmp_path / "x", "bob", "script")
+    for number, prompts in enumerate(sampled_rounds(8, STEPS)):
+        records = []
+        for at, prompt in enumerate(dict.fromkeys(prompts)):
+            ended = at % 2 == 0  # the others are cut off before their first character
+            ids, trace = ((bob.eos_token_id,), (-0.5,)) if ended else ((), ())
+            records.append(Record(prompt, 0, 1.0, ended, y_text="", token_ids=ids, logprobs=trace))
+        exchange.publish(number, records, number)
+    shared = sharing(tmp_path / "x", regime, tokenizers={"bob": bob})
+    failing = lambda completions, **_: [0.0] * len(completions)  # noqa: E731
+    learner = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, reward=failing)
+    first = learner.kept[0]
+    assert first["grad_norm"] > 0
+    assert (first["prp/rows"], first["prp/unfit"]) == (4, 4) if regime == "prp" else first["sgt/pairs"] == 4

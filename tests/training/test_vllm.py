@@ -75,3 +75,10 @@ def test_server_mode_takes_a_free_port_for_weights_unless_one_is_given() -> None
     assert len(ports) > 1
     assert 51216 not in ports  # TRL's default, the same for every run
     assert vllm_keys({**server, "vllm_group_port": 7000}, tenants=1) == {}
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_it_is_named_with_what_to_type(cli: Any) -> None:
+    done = cli("train", "--pool", "tiny", "--set", "trainer.use_vllm=true")
+    assert done.returncode == 4
+    assert "vllm, for trainer.use_vllm (pip install 'mutualrl[node]'" in done.stderr
