@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,11 @@ def real_data() -> Path:
         pytest.skip(f"no real data at {REAL_DATA}")
     return REAL_DATA
 
+
+#: DeepSpeed builds a small C++ operator when a process group first starts on CPU.
+needs_zero = pytest.mark.skipif(
+    find_spec("deepspeed") is None or shutil.which("c++") is None, reason="DeepSpeed or a C++ compiler is missing"
+)
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

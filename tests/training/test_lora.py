@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+from conftest import needs_zero
 from mutualrl.engines.transformers_engine import load_tokenizer
 from training_harness import STEPS, ReplayedMutual, publish_rollouts, sampled_rounds, sharing, train
 
@@ -38,7 +39,7 @@ def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
             assert torch.equal(tensor, start[plain]), name
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=needs_zero)])
 def test_the_command_line_saves_the_adapter_and_the_merged_model(
     cli: Any, tmp_path: Path, tiny: dict[str, Path], strategy: str
 ) -> None:

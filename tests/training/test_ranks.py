@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conftest import needs_zero
 from mutualrl.engines.transformers_engine import load_tokenizer
 from training_harness import (
     STEPS,
@@ -65,7 +66,9 @@ def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[st
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", pytest.param("zero2", marks=needs_zero), pytest.param("zero3", marks=needs_zero)]
+)
 def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """All regimes, with two micro-batches a step; sampling is per rank, so the completions are recorded ones."""
     spec = recorded(tiny, tmp_path, strategy, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2})
@@ -90,7 +93,7 @@ def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], t
                 assert torch.allclose(weights[key], value, atol=3e-4), (name, key)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=needs_zero)])
 def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """Without an exchange, under regime grpo, with a gate that never opens, and under XGRPO with mix 0."""
     keys = {"per_device_train_batch_size": 16}
@@ -119,7 +122,7 @@ def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_
         assert all(torch.equal(weights[key], expected[key]) for key in expected), name
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=needs_zero)])
 def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """A pair, or a peer row, on one rank alone, in one micro-batch alone, or nowhere: ranks that run unequal passes
     would wait for ever under DDP and ZeRO-3."""
@@ -147,6 +150,7 @@ def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tm
         assert ("prp/ratio_p99" in first) == (rows > 0)
 
 
+@needs_zero
 def test_two_policies_of_four_zero3_ranks_each_run_through_the_command_line(cli: Any, tmp_path: Path) -> None:
     """The shape of `2qwen` on 8 GPUs, with the embedded models on CPU ranks."""
     done = cli(
