@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from trl.trainer.utils import pad
 
 from mutualrl.regimes.base import Pair
 from mutualrl.regimes.dealing import Slot, deal
 from mutualrl.regimes.sgt import pair_nll, sgt_loss
+from mutualrl.training.rows import as_batch, whole
 from mutualrl.training.sharing import SharedRound
 
 
@@ -86,18 +86,9 @@ class PairTerm:
             real = True
         else:
             prompts, answers, real = [inputs["prompt_ids"][0].cpu()], [inputs["completion_ids"][0].cpu()], False
-        tokenizer, device = self._trainer._tokenizer, self._trainer.accelerator.device
-
-        def padded(rows: list[torch.Tensor], value: int, side: str) -> torch.Tensor:
-            return pad(rows, padding_value=value, padding_side=side).to(device)
-
-        ids = torch.cat(
-            [padded(prompts, tokenizer.pad_token_id, "left"), padded(answers, tokenizer.pad_token_id, "right")], dim=1
-        )
-        answer_mask = padded([torch.ones_like(a) for a in answers], 0, "right")
-        mask = torch.cat([padded([torch.ones_like(p) for p in prompts], 0, "left"), answer_mask], dim=1)
-        logps = self._token_logps(model, ids, mask, answer_mask.size(1))
-        return pair_nll(logps, answer_mask.bool() & real)
+        batch = as_batch(prompts, answers, self._trainer._tokenizer.pad_token_id, self._trainer.accelerator.device)
+        logps = self._token_logps(model, *whole(batch))
+        return pair_nll(logps, batch["completion_mask"].bool() & real)
 
     def _token_logps(self, model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         """Log-probs of the last `keep` tokens at temperature 1.

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import DistributedType
-from trl.trainer.utils import pad
 
 from mutualrl.regimes.base import PeerRow, RoundPlan
 from mutualrl.regimes.dealing import Slot, deal
 from mutualrl.regimes.prp import BY_ROWS, Shares, aggregate, band_loss, shares
+from mutualrl.training.rows import as_batch, padded, whole
 from mutualrl.training.sharing import SharedRound
 
 Inputs = dict[str, Any]
@@ -137,9 +137,7 @@ class PeerRows:
 
     def _band(self, model: Any, rows: Inputs, items: torch.Tensor) -> torch.Tensor:
         trainer, args = self._trainer, self._trainer.args
-        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(model, ids, mask, rows["completion_ids"].size(1))
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(model, *whole(rows))
         behaviour = rows.get("old_per_token_logps", logps.detach())
         per_token = band_loss(logps, behaviour, rows["advantages"][:, None], trainer.epsilon_low, trainer.epsilon_high)
         return aggregate(
@@ -164,22 +162,15 @@ class PeerRows:
         answers = [torch.tensor(row.ids) for row in rows] + [filler] * missing
         covered = [torch.from_numpy(row.covered.astype("int64")) for row in rows] + [torch.zeros_like(filler)] * missing
 
-        def padded(values: list[torch.Tensor], value: float, side: str) -> torch.Tensor:
-            return pad(values, padding_value=value, padding_side=side).to(device)
-
-        token = self._trainer._tokenizer.pad_token_id
         found = {
-            "prompt_ids": padded(prompts, token, "left"),
-            "prompt_mask": padded([torch.ones_like(p) for p in prompts], 0, "left"),
-            "completion_ids": padded(answers, token, "right"),
-            "completion_mask": padded([torch.ones_like(a) for a in answers], 0, "right"),
-            "tool_mask": padded(covered, 0, "right"),
+            **as_batch(prompts, answers, self._trainer._tokenizer.pad_token_id, device),
+            "tool_mask": padded(covered, 0, "right", device),
             "advantages": torch.tensor([row.advantage for row in rows] + [0.0] * missing, device=device),
             "importance_sampling_ratio": torch.ones((len(answers), 1), device=device),
         }
         behaviour = self._behaviour(chunk.rows, rows)
         if behaviour is not None:
-            found["old_per_token_logps"] = padded([*behaviour, *[torch.zeros(1)] * missing], 0.0, "right")
+            found["old_per_token_logps"] = padded([*behaviour, *[torch.zeros(1)] * missing], 0.0, "right", device)
         return found
 
     def _behaviour(self, indices: list[int], rows: Sequence[PeerRow]) -> list[torch.Tensor] | None:
@@ -195,11 +186,8 @@ class PeerRows:
             for micro in range(args.gradient_accumulation_steps):
                 for chunk in self._chunks(step, micro):
                     rows = self._rows(chunk, batch)
-                    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-                    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-                    keep = rows["completion_ids"].size(1)
                     with torch.no_grad():
-                        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, keep)
+                        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, *whole(rows))
                     for at, index in enumerate(chunk.rows):
                         found[index] = logps[at, : len(self._plan.rows[index].ids)].cpu()
         self._snapshot = found

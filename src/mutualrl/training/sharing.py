@@ -242,7 +242,7 @@ def fitter(tokenizer: Any, max_length: int | None) -> Callable[[str, bool], tupl
 def aligner(peers: Mapping[str, Any], learner: Any) -> Aligner:
     """A function that puts a peer's trace on the tokens that `fitter` gives the learner."""
 
-    def align(
+    def align(  # the protocol `Aligner`
         policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         if policy not in peers:
