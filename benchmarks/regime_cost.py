@@ -177,8 +177,12 @@ def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         model = random_model(directory / "model")
+        make_trainer(model, directory / "warm", "grpo", 3, seed=0)[0].train()
         for repeat in range(repeats):
-            for number, arm in enumerate(ARMS):
+            order = list(enumerate(ARMS))
+            for number, arm in (
+                order[repeat % len(order) :] + order[: repeat % len(order)]
+            ):  # no arm is always the first
                 trainer, clock = make_trainer(model, directory / f"{repeat}-{number}", arm, steps + 1, seed=repeat)
                 trainer.train()
                 times[arm] += list(zip(clock.steps, clock.generation, strict=True))[1:]
