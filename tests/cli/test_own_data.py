@@ -39,7 +39,7 @@ async def asking(completions, **kwargs):
 def near(completions, answer, difficulty, log_metric=None, **kwargs):
     """Counts the right characters; needs a column of its own; gives no reward to some."""
     text = lambda c: c if isinstance(c, str) else c[0]["content"]
-    log_metric("difficulty", sum(difficulty) / len(difficulty))
+    log_metric("difficulty", sum(map(float, difficulty)) / len(difficulty))  # a CSV column is text
     return [None if a[-1] in "2468" else float(a in text(c)) for c, a in zip(completions, answer)]
 
 def raises(completions, **kwargs):
@@ -107,7 +107,7 @@ def metrics(run: Path, policy: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("regime", ["prp", "xgrpo", "sgt"])
+@pytest.mark.parametrize("regime", ["prp", "sgt"])
 def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path, regime: str) -> None:
     done = cli(
         "train", "--regime", regime, "--pool", "four.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--json"
@@ -122,7 +122,7 @@ def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["talk.jsonl", "plain.parquet", "plain.csv", "saved"])
+@pytest.mark.parametrize("data", ["talk.jsonl", "plain.csv", "saved"])
 def test_any_data_set_with_a_users_reward_function(cli: Cli, own: Path, data: str) -> None:
     done = cli(
         "train", "--regime", "sgt", "--pool", "chatty.yaml", "--data", data, "--run-dir", "run", "--json",
@@ -146,6 +146,30 @@ def test_a_reward_function_may_be_asynchronous_and_import_later(cli: Cli, own: P
     assert done.returncode == 0, done.stderr[-3000:]
     assert metrics(own / "run", "ada")[0]["reward"] == 0.5
     assert json.loads(done.stdout)["policies"]["ada"]["validation"]["accuracy"] == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "said"), [("short", "returned 1 rewards, but 32 were expected"), ("endless", "an infinite reward")]
+)
+def test_rewards_of_another_number_or_size_are_named_in_a_script(
+    tiny: dict[str, Path], own: Path, tmp_path: Path, function: str, said: str
+) -> None:
+    from mutualrl.errors import RewardError
+    from mutualrl.tasks.rewards import load_reward
+    from mutualrl.training import MutualGRPOTrainer
+    from training_harness import sharing, train
+
+    shared = sharing(tmp_path / "x", "grpo-noise")
+    with pytest.raises(RewardError, match=f"reward function {function}.*{said}"):
+        train(
+            MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, reward=load_reward(f"{own}/rewards.py:{function}")
+        )
+
+
+def test_a_parquet_file_is_read_as_it_is(own: Path) -> None:
+    rows = [get_task("dataset").load("train", TaskSource(data=own / f"plain.{kind}")) for kind in ("parquet", "jsonl")]
+    assert [(p.text, p.answer, p.columns) for p in rows[0]] == [(p.text, p.answer, p.columns) for p in rows[1]]
 
 
 def test_labels_of_a_csv_file_stay_as_they_are_written(tmp_path: Path) -> None:
@@ -182,9 +206,7 @@ def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) 
     ("function", "code", "said"),
     [
         ("raises", 1, "reward function raises: KeyError: 'no such column'"),
-        ("short", 1, "reward function short"),
         ("words", 1, "reward function words"),
-        ("endless", 1, "reward function endless: an infinite reward"),
     ],
 )
 def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, code: int, said: str) -> None:

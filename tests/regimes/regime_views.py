@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mutualrl.regimes.base import RoundView
+from mutualrl.regimes.base import RoundView, Trace
 
 
 class Peer:
@@ -28,11 +28,9 @@ class Peer:
         return [self.rows[i][2] for i in rows]
 
 
-def same_tokens(
-    policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
-) -> tuple[Any, Any]:
+def same_tokens(trace: Trace, ids: Sequence[int], anchor: str) -> tuple[Any, Any]:
     """The alignment of two policies with one tokenizer: a copy."""
-    return np.array(logprobs, dtype=np.float64), np.ones(len(logprobs), dtype=np.bool_)
+    return np.array(trace.logprobs, dtype=np.float64), np.ones(len(ids), dtype=np.bool_)
 
 
 def view(own: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None, **changes: Any) -> RoundView:

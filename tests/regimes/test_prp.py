@@ -71,9 +71,9 @@ def test_without_peers_nothing_changes() -> None:
 
 
 def test_uncovered_tokens_are_masked_and_counted() -> None:
-    def half(policy: str, text: str, ended: bool, ids: Any, trace: Any, anchor: str) -> tuple[Any, Any]:
-        covered = np.arange(len(trace)) % 2 == 0
-        return np.where(covered, trace, 0.0), covered
+    def half(trace: Any, ids: Any, anchor: str) -> tuple[Any, Any]:
+        covered = np.arange(len(ids)) % 2 == 0
+        return np.where(covered, trace.logprobs, 0.0), covered
 
     got = plan(view(OWN, {"bob": Peer(BOB)}, align=half), PRPSettings())
     assert got.rows[0].covered.tolist() == [True, False]

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,19 +34,28 @@ class PeerRound(Protocol):
         ...
 
 
+class Trace(NamedTuple):
+    """A peer's response as it was sampled: its text, whether it had ended, its ids, and a log-prob for each, nats."""
+
+    policy: str
+    text: str
+    ended: bool
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+
+
+Aligned = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
+
+
 class Aligner(Protocol):
     """Puts a peer's trace on the learner's tokens: log-probs, 0 where there is none, and where there is one."""
 
-    def __call__(
-        self, policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Both of shape (T,), T the learner's tokens of `text` as `RoundView.fit` gives them."""
+    def __call__(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
+        """`ids`: the learner's T tokens of the text, as `RoundView.fit` gives them. Both arrays of shape (T,)."""
         ...
 
 
-def no_alignment(
-    policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def no_alignment(trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
     """The aligner where there are no tokenizers of the peers."""
     raise UsageError("this regime aligns traces: give the peers' tokenizers (Sharing.over(..., tokenizers={...}))")
 

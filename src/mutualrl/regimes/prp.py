@@ -17,7 +17,7 @@ from pydantic import Field
 
 from mutualrl.errors import DataError
 from mutualrl.regimes.advantages import Floats, by_prompt, deviation, in_rows, pool_advantages
-from mutualrl.regimes.base import PeerRound, PeerRow, RegimeSettings, RegimeSpec, RoundPlan, RoundView
+from mutualrl.regimes.base import PeerRound, PeerRow, RegimeSettings, RegimeSpec, RoundPlan, RoundView, Trace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +131,8 @@ def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Scored], int
                 continue
             logprobs, covered = None, np.ones(len(ids), dtype=np.bool_)
             if traced:
-                values, covered = view.align(name, row.text, row.ended, row.ids, row.trace, settings.anchor)
+                trace = Trace(name, row.text, row.ended, row.ids, row.trace)
+                values, covered = view.align(trace, ids, settings.anchor)
                 logprobs = values.astype(np.float32)
             if view.mask_truncated and not row.ended:  # as TRL does with own rows: in the pool, not in the loss
                 covered = np.zeros_like(covered)

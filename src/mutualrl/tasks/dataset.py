@@ -1,8 +1,8 @@
 """Any data set with `prompt` and `answer` columns: JSON Lines, CSV, Parquet, or a directory of Hugging Face `datasets`.
 
 `prompt` is a text or a conversation (a list of messages with `role` and `content`); `answer` is the canonical label, or
-what the reward function expects. Other columns reach the reward function as they are; a text column `group` names what
-accuracy is reported by. Without a validation file, one row in 16 is held out.
+what the reward function expects. Other columns reach the reward function as they are (of a CSV file: as text); a text
+column `group` names what accuracy is reported by. Without a validation file, one row in 16 is held out.
 """
 
 from __future__ import annotations

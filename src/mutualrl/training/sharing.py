@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.errors import PlanMismatchError, UsageError
 from mutualrl.records import Record
 from mutualrl.regimes import RegimeSettings, get_regime
-from mutualrl.regimes.base import Aligner, RoundPlan, RoundView
+from mutualrl.regimes.base import Aligned, Aligner, RoundPlan, RoundView, Trace
 from mutualrl.see import OPTIONAL_FIELDS, Exchange, Heartbeat, Shard
 from mutualrl.thl import align_logprobs, retokenize
 
@@ -175,7 +174,9 @@ class Sharing:
             if self._writes:
                 self.exchange.commit(round_, [entry[0] for entry in everyone], step)
             every_row = [row for entry in everyone for row in entry[1]]
-            tokens = {key: ids for entry in everyone for key, ids in entry[2].items()}
+            tokens: dict[str, tuple[int, ...]] = {}
+            for key, ids in (pair for entry in everyone for pair in entry[2].items()):
+                remember(tokens, key, ids)
             answer = [self._plan(round_, every_row, tokens, trainer)]
         shared = broadcast_object_list(answer, from_process=0)[0]
         assert shared is not None
@@ -229,6 +230,12 @@ class Sharing:
             self.heartbeat.set(phase)
 
 
+def remember(tokens: dict[str, tuple[int, ...]], prompt_id: str, ids: tuple[int, ...]) -> None:
+    """Note a prompt's token ids under its id. Raises UsageError when another prompt has that id."""
+    if tokens.setdefault(prompt_id, ids) != ids:
+        raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt an id of its own")
+
+
 def fitter(tokenizer: Any, max_length: int | None) -> Callable[[str, bool], tuple[int, ...] | None]:
     """A function from a peer's text to the learner's ids; None when too long, empty or not carried exactly."""
 
@@ -242,15 +249,14 @@ def fitter(tokenizer: Any, max_length: int | None) -> Callable[[str, bool], tupl
 def aligner(peers: Mapping[str, Any], learner: Any) -> Aligner:
     """A function that puts a peer's trace on the tokens that `fitter` gives the learner."""
 
-    def align(  # the protocol `Aligner`
-        policy: str, text: str, ended: bool, token_ids: Sequence[int], logprobs: Sequence[float], anchor: str
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        if policy not in peers:
-            raise UsageError(f"no tokenizer of peer {policy!r} was given; regime prp aligns traces with it")
-        target = retokenize(text, learner, ended=ended).ids
+    def align(trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
+        """See `Aligner`. Raises UsageError for a peer whose tokenizer was not given."""
+        if trace.policy not in peers:
+            raise UsageError(f"no tokenizer of peer {trace.policy!r} was given; regime prp aligns traces with it")
+        source_eos, target_eos = (trace.token_ids[-1:], ids[-1:]) if trace.ended else ((), ())
         aligned = align_logprobs(
-            text, token_ids, logprobs, peers[policy], learner, target_ids=target, anchor=anchor,  # type: ignore[arg-type]
-            source_eos_ids=token_ids[-1:] if ended else (), target_eos_ids=target[-1:] if ended else (),
+            trace.text, trace.token_ids, trace.logprobs, peers[trace.policy], learner, target_ids=ids,
+            anchor=anchor, source_eos_ids=source_eos, target_eos_ids=target_eos,  # type: ignore[arg-type]
         )  # fmt: skip
         covered = np.asarray(aligned.covered, dtype=np.bool_)
         return np.where(covered, aligned.logprobs, 0.0), covered

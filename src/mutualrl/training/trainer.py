@@ -17,7 +17,7 @@ from mutualrl.thl import decode_completion, ended
 from mutualrl.training.callback import SharingCallback
 from mutualrl.training.pairs import PairTerm
 from mutualrl.training.peer_rows import PeerRows
-from mutualrl.training.sharing import OwnRound, Sharing
+from mutualrl.training.sharing import OwnRound, Sharing, remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +188,7 @@ class MutualGRPOTrainer(GRPOTrainer):
         for row, example in enumerate(scored.inputs):
             ids, reward = scored.completion_ids[row], scored.rewards[row]
             key = _prompt_key(example)
-            prompt = tuple(batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist())
-            if tokens.setdefault(key, prompt) != prompt:
-                raise UsageError(f"two different prompts have the id {key!r}; give every prompt an id of its own")
+            remember(tokens, key, tuple(batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()))
             records.append(
                 Record(
                     prompt_id=key,
