@@ -5,6 +5,7 @@ python -m torch.distributed.run ... rank_script.py SPEC.json OUT MODEL
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from trl import GRPOTrainer
+from trl.models.utils import unwrap_model_for_generation
 
 import training_harness as harness
 from mutualrl.engines.transformers_engine import load_tokenizer
@@ -32,6 +34,12 @@ KINDS = {
 def failing(completions: list[str], **_: object) -> list[float]:
     """The verifier of a task that the learner cannot do: every prompt that a peer solved is gated."""
     return [0.0] * len(completions)
+
+
+def weights_digest(trainer: Any) -> str:
+    """Hash of the weights that this rank computes with."""
+    with unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model:
+        return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
 
 
 def main(spec: list[dict[str, Any]], out: Path, model: Path, bob: Path) -> None:
@@ -63,6 +71,7 @@ def main(spec: list[dict[str, Any]], out: Path, model: Path, bob: Path) -> None:
             "kept": trainer.kept,
             "distributed": str(trainer.accelerator.distributed_type),
             "uses": dict(sharing.uses) if sharing else {},
+            "digest": weights_digest(trainer),
         }
         (out / f"{run['name']}.{rank}.json").write_text(json.dumps(found))
         trainer.accelerator.wait_for_everyone()

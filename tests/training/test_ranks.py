@@ -144,6 +144,8 @@ def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tm
         assert both[0]["uses"] == both[1]["uses"]
         assert both[0]["kept"][0]["sgt/pairs"] == solved
         assert ("sgt/nll" in both[0]["kept"][0]) == (solved > 0)
+        assert both[0]["digest"] == both[1]["digest"]  # the same weights on both ranks
+        assert len(list((tmp_path / f"s{solved}" / "ada").glob("000000*.parquet"))) == 2  # each rank wrote its own
     for rows in (0, 1, 5):
         first = found[f"prp-{rows}"][0]["kept"][0]
         assert (first["prp/rows"], first["prp/unfit"]) == (rows, 8 - rows)

@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import UsageError
+from mutualrl.files import write_atomic
 from mutualrl.see import Exchange
 from mutualrl.training import MutualGRPOTrainer
 from training_harness import (
@@ -132,7 +133,7 @@ def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
             time.sleep(0.8)
             for suffix in ("parquet", "json"):
                 data = (root / "bob" / f"{number:06d}.{suffix}").read_bytes()
-                (late / "bob" / f"{number:06d}.{suffix}").write_bytes(data)
+                write_atomic(late / "bob" / f"{number:06d}.{suffix}", data)  # as any writer does
 
     from mutualrl.see import Heartbeat
 
