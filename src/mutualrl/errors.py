@@ -57,6 +57,13 @@ class MachineError(MutualRLError, RuntimeError):
     exit_code = 4
 
 
+class DiskError(MachineError):
+    """A file could not be written: no space, a read-only or failing disk, too many open files. Nothing that was
+    complete is lost; the message has the path."""
+
+    kind = "disk"
+
+
 class ModelError(MachineError):
     """A model or tokenizer could not be loaded."""
 
@@ -113,8 +120,15 @@ class ExchangeDamagedError(MutualRLError, OSError):
     exit_code = 6
 
 
+class CheckpointDamagedError(MutualRLError, OSError):
+    """A checkpoint does not match its marker. It is never loaded."""
+
+    kind = "checkpoint-damaged"
+    exit_code = 6
+
+
 class FencedError(MutualRLError, RuntimeError):
-    """A newer attempt of the same policy has already published this round; this one must stop."""
+    """A newer attempt of the same policy has started, or has published this round; this one must stop."""
 
     kind = "fenced"
 
@@ -132,7 +146,10 @@ class RunInterruptedError(MutualRLError):
     exit_code = 130
 
 
-#: exit code of every kind, for processes that report a kind to their supervisor.
+class RoundAbortedError(RunInterruptedError):
+    """A round was left while it waited for the peers: the policy is as it was after its last step."""
+
+
 def exit_code_of(kind: str) -> int | None:
     """Exit code of an error kind, or None when the kind is not one of ours."""
     pending = [MutualRLError]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import UsageError
+from mutualrl.errors import DiskError, UsageError
+
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EFBIG}
+#: how safetensors and torch report what the system said, without its number
+_DISK_WORDS = ("(os error", "PytorchStreamWriter failed", "No space left", "file write failed")
 
 
 def user_path(text: str | Path) -> Path:
@@ -40,22 +46,36 @@ def _encodes(text: str) -> bool:
     return True
 
 
+def is_disk_failure(error: BaseException) -> bool:
+    """Whether an error says that the disk, or the limit of open files, refused a write."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _DISK_ERRORS
+    return any(word in str(error) for word in _DISK_WORDS)
+
+
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Put `data` at `path` so that a reader sees the old file, or the new one, never a part.
 
-    Steps: temporary file in the same directory, write, fsync, rename over the name, fsync of the directory.
-    With `durable=False` the two fsyncs are left out (heartbeats: torn is forbidden, lost is harmless).
-    A writer killed in between leaves a `.tmp` file that no reader looks at.
-    """
+    Steps: temporary file in the same directory, write, fsync, rename over the name, fsync of the directory. With
+    `durable=False` the two fsyncs are left out (heartbeats: torn is forbidden, lost is harmless). A writer killed in
+    between leaves a `.tmp` file that no reader looks at. Raises DiskError with the path and the bytes needed when the
+    disk refuses."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
         if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
-    if durable:
-        sync_directory(path.parent)
+            sync_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if not is_disk_failure(error):
+            raise
+        raise DiskError(f"{path}: {len(data):,} bytes cannot be written: {error.strerror}") from error
 
 
 def sync_directory(path: Path) -> None:

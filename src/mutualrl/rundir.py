@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import platform
+import re
+import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +20,8 @@ from typing import Any
 from mutualrl.errors import RunDirectoryError, UsageError
 from mutualrl.files import read_json
 
+FORMAT = 1  # of a run directory; raised when an older mutualrl could not go on with a run
+_LOCK = re.compile(r"\.node-[0-9]+\.lock")
 PACKAGES = ("mutualrl", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "vllm")
 
 
@@ -76,6 +84,11 @@ class RunDirectory:
         return self.root / "exchange"
 
     @property
+    def stop_file(self) -> Path:
+        """There while the run was asked to stop: the workers save a checkpoint and end."""
+        return self.root / "supervisor" / "stop.json"
+
+    @property
     def summary(self) -> Path:
         """The run's results."""
         return self.root / "summary.json"
@@ -84,14 +97,26 @@ class RunDirectory:
         """The files of one policy."""
         return PolicyFiles(self.root / "policies" / name)
 
+    def lock(self, node: int) -> Path:
+        """The file that the supervisor of a node holds while it lives."""
+        return self.root / f".node-{node}.lock"
+
     def info(self) -> dict[str, Any]:
-        """The content of run.json. Raises UsageError when the directory is not a run's."""
+        """The content of run.json. Raises UsageError when the directory is not a run's, or a newer version's."""
         try:
             value = read_json(self.run_json)
         except (ValueError, OSError, RecursionError) as error:
             raise UsageError(f"{self.run_json}: cannot be read ({error})") from None
         if value is None:
             raise UsageError(f"{self.root} is not a run directory: it has no run.json")
+        if not isinstance(value.get("run_id"), str):
+            raise UsageError(f"{self.run_json}: not a run's (it has no run_id)")
+        if not isinstance(value.get("format", 0), int) or value.get("format", 0) > FORMAT:
+            raise UsageError(
+                f"{self.root} was written by a newer mutualrl (format {value.get('format')!r}, this one reads "
+                f"{FORMAT}); "
+                f"use the version that wrote it ({value.get('versions', {}).get('mutualrl', 'unknown')})"
+            )
         return value
 
 
@@ -106,15 +131,92 @@ def default_path(regime: str, pool: str) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Raise RunDirectoryError when `path` is a file, or a directory that holds anything."""
-    if path.is_dir() and not any(path.iterdir()):
+    """Raise RunDirectoryError when `path` is a file, a link, or a directory that holds anything."""
+    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
         return
-    if path.exists() or path.is_symlink():
-        what = "already holds a run" if (path / "run.json").exists() else "already exists and is not empty"
+    if path.is_symlink():
+        raise RunDirectoryError(f"run directory {path} is a symbolic link; name the directory itself with --run-dir")
+    if (path / "run.json").exists():
         raise RunDirectoryError(
-            f"run directory {path} {what}; name another with --run-dir, leave --run-dir out for a new one under "
-            "runs/, or remove it first"
+            f"run directory {path} already holds a run ({_what_run(path)}); go on with it: --resume, throw it away: "
+            "--clean, or name another with --run-dir"
         )
+    if path.exists():
+        raise RunDirectoryError(
+            f"run directory {path} already exists and is not empty, and holds no run of ours: name another with "
+            "--run-dir (or leave --run-dir out for a new one under runs/); --resume and --clean are for runs"
+        )
+
+
+def _what_run(path: Path) -> str:
+    run = RunDirectory(path)
+    if (holder := holder_of(run.lock(0))) is not None:
+        return f"it is running now: {holder}"
+    return "finished" if run.summary.exists() else "not finished"
+
+
+#: everything that a run makes in its directory; run.json is removed last, so that a half-removed run is known as one
+CONTENT = ("exchange", "policies", "supervisor", "warm-up", "recipe.yaml", "summary.json", "run.json")
+
+
+def clean(path: Path) -> None:
+    """Remove the run in `path`, under the lock of its supervisor. Raises RunDirectoryError, with nothing removed, when
+    the directory is a link, is not a run's, holds other files, or the run is running."""
+    if not path.exists() and not path.is_symlink():
+        return
+    run = RunDirectory(path)
+    if path.is_symlink() or not path.is_dir() or not run.run_json.is_file():
+        raise RunDirectoryError(f"--clean: {path} is not a run directory; nothing was removed")
+    run.info()
+    others = sorted(p.name for p in path.iterdir() if p.name not in CONTENT and not _LOCK.fullmatch(p.name))
+    if others:
+        raise RunDirectoryError(
+            f"--clean: {path} holds files that are not the run's ({', '.join(others[:5])}); nothing was removed: move "
+            "them, or name another directory with --run-dir"
+        )
+    with hold(run.lock(0), f"{path}"):
+        for name in CONTENT:
+            entry = path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+    for lock in path.glob(".node-*.lock"):
+        lock.unlink()
+
+
+@contextmanager
+def hold(lock: Path, what: str) -> Iterator[None]:
+    """Hold a supervisor's lock; the system releases it when the process ends, however it ends.
+
+    Raises RunDirectoryError when another process holds it.
+    """
+    with lock.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(
+                f"run directory {what} is in use: {holder_of(lock)}; wait for it, stop it (Ctrl-C there), or name "
+                f"another "
+                "with --run-dir"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
+
+
+def holder_of(lock: Path) -> str | None:
+    """Who holds a supervisor's lock, in words; None when nobody does."""
+    try:
+        with lock.open("r", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read(200) or "another process"
+            return None
+    except FileNotFoundError:
+        return None
 
 
 def create(path: Path, info: dict[str, Any]) -> RunDirectory:

@@ -10,37 +10,57 @@ from rich.table import Table
 
 from mutualrl.cli.output import emit
 from mutualrl.errors import MutualRLError
+from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.devices import Machine, this_machine
+from mutualrl.mwra.memory import Estimate, estimate_seat, in_words
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.requirements import lacking
+from mutualrl.mwra.session import Launch
 from mutualrl.recipes import Recipe, dump
 
 
-def show(recipe: Recipe, *, as_json: bool) -> None:
+def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     """Print the recipe, the placement on the hardware it is for, and the placement on this machine."""
     machine = this_machine()
+    pins = None if launch.device_map is None else read_device_map(launch.device_map)
     planned: dict[str, Placement | str] = {}
+
+    def add(where: str, machine: Machine) -> None:
+        try:
+            planned[where] = place(recipe, machine, launch.nodes, pins)
+        except MutualRLError as error:
+            planned[where] = str(error)
+
     if recipe.hardware.gpus:
         meant = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
-        planned[f"the recipe's hardware: {recipe.hardware.gpus} GPUs"] = _try(recipe, meant)
-    planned[f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores"] = _try(recipe, machine)
+        add(f"the recipe's hardware: {recipe.hardware.gpus} GPUs" + _a_node(launch), meant)
+    add(f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores" + _a_node(launch), machine)
     missing = lacking(recipe, machine)
+    memory = {
+        where: {seat.policy: estimate_seat(recipe, seat) for seat in placement.seats}
+        for where, placement in planned.items()
+        if not isinstance(placement, str)
+    }
     if as_json:
-        emit({"recipe": recipe.model_dump(mode="json"), "placement": _as_json(planned), "lacking": missing})
+        emit(
+            {
+                "recipe": recipe.model_dump(mode="json"),
+                "placement": _as_json(planned),
+                "memory": {w: {p: e and asdict(e) for p, e in found.items()} for w, found in memory.items()},
+                "lacking": missing,
+            }
+        )
         return
     console = Console()
     console.print(dump(recipe), markup=False, highlight=False, soft_wrap=True, end="")
     for where, placement in planned.items():
-        console.print(_table(where, placement))
+        console.print(_table(where, placement, memory.get(where, {})))
     for line in missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _try(recipe: Recipe, machine: Machine) -> Placement | str:
-    try:
-        return place(recipe, machine)
-    except MutualRLError as error:
-        return str(error)
+def _a_node(launch: Launch) -> str:
+    return f" a node, {launch.nodes} nodes" if launch.nodes > 1 else ""
 
 
 def _as_json(planned: dict[str, Placement | str]) -> dict[str, Any]:
@@ -50,11 +70,11 @@ def _as_json(planned: dict[str, Placement | str]) -> dict[str, Any]:
     }
 
 
-def _table(where: str, placement: Placement | str) -> Table | str:
+def _table(where: str, placement: Placement | str, memory: dict[str, Estimate | None]) -> Table | str:
     if isinstance(placement, str):
         return f"Placement on {where}: {placement}"
     table = Table(
-        "policy", "devices", "strategy", "a round", "an optimizer step", title=f"Placement on {where}",
+        "policy", "devices", "strategy", "a round", "an optimizer step", "memory a GPU", title=f"Placement on {where}",
         title_justify="left", caption="; ".join(placement.notes) or None,
     )  # fmt: skip
     for seat in placement.seats:
@@ -64,5 +84,6 @@ def _table(where: str, placement: Placement | str) -> Table | str:
             seat.policy, seat.devices, strategy,
             f"{plan.prompts} prompts x {plan.rollouts} rollouts = {plan.optimizer_steps} step(s)",
             f"{plan.micro_batches} x {plan.per_device} completions x {seat.processes} device(s)",
+            in_words(memory.get(seat.policy)) if seat.gpus else "-",
         )  # fmt: skip
     return table

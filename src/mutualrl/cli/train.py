@@ -42,6 +42,24 @@ def train(
             show_default=False,
         ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --run-dir, each policy from its last checkpoint.")
+    ] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Throw away the run in --run-dir first, if there is one.")
+    ] = False,
+    exchange: Annotated[
+        str | None,
+        typer.Option(help="What the policies publish: regime (what it reads), or full.", show_default=False),
+    ] = None,
+    device_map: Annotated[
+        Path | None, typer.Option(help="A YAML file: which policy on which devices.", show_default=False)
+    ] = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Machines of the run; one command on each.")] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
+    master_addr: Annotated[
+        str, typer.Option(help="This machine's address for the other nodes' processes.")
+    ] = "127.0.0.1",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the resolved recipe and the placement; start nothing.")
     ] = False,
@@ -51,20 +69,26 @@ def train(
 
     Without arguments: the embedded `tiny` pool under plain GRPO. Example: mutualrl train --regime sgt --pool tiny
     """
-    from mutualrl.recipes import Request, resolve
+    from mutualrl.cli.starting import recipe_of
+    from mutualrl.mwra.session import Launch
+    from mutualrl.recipes import Request
 
-    resolved = resolve(Request(recipe, regime, pool, task, data, steps, seed, run_dir, tuple(assignments or ())))
+    if exchange is not None:
+        assignments = [*(assignments or ()), f"run.publish={exchange}"]
+    launch = Launch(resume, clean, device_map, nnodes, node_rank, master_addr)
+    request = Request(recipe, regime, pool, task, data, steps, seed, run_dir, tuple(assignments or ()))
+    resolved = recipe_of(request, launch)
     if dry_run:
         from mutualrl.cli.dry_run import show
 
-        show(resolved, as_json=as_json)
+        show(resolved, launch, as_json=as_json)
         return
     from mutualrl.cli.results import show_summary
     from mutualrl.mwra.supervisor import train as supervise
 
     console = prose()
-    run, summary = supervise(resolved, console)
+    run, summary = supervise(resolved, console, launch)
     if as_json:
         emit({"run_dir": str(run.root), **summary})
-    else:
+    elif node_rank == 0:
         show_summary(summary, run.root)

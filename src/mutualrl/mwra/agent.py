@@ -1,6 +1,7 @@
 """The agent of one policy's process group: torch.distributed.run, watching the supervisor above it.
 
-python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --processes N --parent PID
+python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --attempt A --processes N --parent PID
+    [--nodes N --node-rank R --rendezvous HOST:PORT]      (a group over several nodes: N agents, one each)
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--policy", required=True)
     parser.add_argument("--processes", type=int, required=True)
+    parser.add_argument("--attempt", type=int, default=0)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
+    parser.add_argument("--rendezvous", default="")
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
     watch_parent(given.parent)
@@ -30,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run.main(
             [
-                "--standalone",  # a rendezvous on a port that the system chooses: two runs never collide
-                "--local-addr=127.0.0.1",
+                *_meeting(given),
                 f"--nproc-per-node={given.processes}",
                 "--max-restarts=0",
                 "--module",
                 "mutualrl.training.worker",
                 f"--run-dir={given.run_dir}",
                 f"--policy={given.policy}",
+                f"--attempt={given.attempt}",
                 f"--parent={os.getpid()}",
             ]
         )
@@ -45,6 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         code = error.get_first_failure()[1].exitcode
         sys.exit(code if code > 0 else 128 - code)
+
+
+def _meeting(given: argparse.Namespace) -> list[str]:
+    """How the group's processes find each other: on one node on a port that the system chooses, so that two runs never
+    collide; over several nodes where the policy's first node said."""
+    if given.nodes == 1:
+        return ["--standalone", "--local-addr=127.0.0.1"]
+    host, _, port = given.rendezvous.rpartition(":")
+    return [
+        f"--nnodes={given.nodes}",
+        f"--node-rank={given.node_rank}",
+        f"--master-addr={host}",
+        f"--master-port={port}",
+    ]
 
 
 if __name__ == "__main__":

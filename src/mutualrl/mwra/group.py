@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from mutualrl.mwra.placement import Seat
 from mutualrl.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+#: in the environment of every process of a run: what a worker starts (an engine, say) carries it, too
+MARK = "MUTUALRL_RUN"
 
 
 class Group:
@@ -54,15 +57,27 @@ class Group:
         self._output.close()
 
 
-def agent(run: RunDirectory, seat: Seat) -> Group:
-    """Start the torch.distributed.run group of a policy on its seat."""
+def agent(run: RunDirectory, seat: Seat, attempt: int, node: int = 0, rendezvous: str = "") -> Group:
+    """Start a policy's torch.distributed.run group on its seat; `node` is this machine, `rendezvous` where the agents
+    of a seat over several nodes meet."""
     command = [
         sys.executable, "-m", "mutualrl.mwra.agent",
-        f"--run-dir={run.root}", f"--policy={seat.policy}",
-        f"--processes={seat.processes}", f"--parent={os.getpid()}",
+        f"--run-dir={run.root}", f"--policy={seat.policy}", f"--attempt={attempt}",
+        f"--processes={seat.processes_a_node}", f"--parent={os.getpid()}",
     ]  # fmt: skip
-    log = run.policy(seat.policy).logs / "attempt-0.log"
-    return Group(seat.policy, command, log, environment(seat.threads, seat.gpus))
+    suffix = ""
+    if len(seat.nodes) > 1:
+        rank = seat.nodes.index(node)
+        command += [f"--nodes={len(seat.nodes)}", f"--node-rank={rank}", f"--rendezvous={rendezvous}"]
+        suffix = f".node-{node}"
+    log = run.policy(seat.policy).logs / f"attempt-{attempt}{suffix}.log"
+    return Group(seat.policy, command, log, {**environment(seat.threads, seat.gpus), MARK: str(run.root)})
+
+
+def next_attempt(run: RunDirectory, policy: str) -> int:
+    """The number of a policy's next start, over all sessions: one after the newest that left a log."""
+    names = (re.match(r"attempt-([0-9]+)\.", p.name) for p in run.policy(policy).logs.glob("attempt-*"))
+    return max((int(match[1]) for match in names if match), default=-1) + 1
 
 
 def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
@@ -78,17 +93,17 @@ def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
     }
 
 
-def end(groups: Iterable[Group], marks: Iterable[str] = ()) -> None:
-    """End groups with everything below them: SIGTERM, then SIGKILL after a grace.
+def end(groups: Iterable[Group], marks: Iterable[str] = (), grace: float = GRACE_SECONDS) -> None:
+    """End groups with everything below them: SIGTERM, then SIGKILL after a grace, in seconds.
 
-    `marks` are texts (such as a run directory) by which processes whose parent is already gone are found
-    in the process table; this process and its parents are spared.
+    `marks` are run directories, by which processes whose parent is already gone are found in the process table; this
+    process and its parents are spared.
     """
     groups = list(groups)
     pending = {p for group in groups for p in group.processes()} | _marked(marks)
     for process in pending:
         _signal(process, kill=False)
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + grace
     while any(_alive(p) for p in pending) and time.monotonic() < deadline:
         for group in groups:
             group.exit_code()  # reaps
@@ -115,11 +130,14 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
 
 
 def _marked(marks: Iterable[str]) -> set[psutil.Process]:
+    marks = set(marks)
     spared = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     wanted = {f"--run-dir={mark}" for mark in marks}
     found = set()
-    for process in psutil.process_iter(["cmdline"]):
-        if process.pid not in spared and wanted & set(process.info["cmdline"] or ()):
+    for process in psutil.process_iter(["cmdline", "environ"]):  # None where another user's process hides them
+        if process.pid in spared:
+            continue
+        if wanted & set(process.info["cmdline"] or ()) or (process.info["environ"] or {}).get(MARK) in marks:
             found.add(process)
     return found
 

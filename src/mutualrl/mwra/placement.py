@@ -5,19 +5,21 @@ Source: paper, Section "Multi-Worker Resource Allocation": workers of different 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mutualrl.errors import MachineError, RecipeError
+from mutualrl.mwra.device_map import Pin, pin_problems
 from mutualrl.mwra.devices import Machine
 from mutualrl.recipes.batch import BatchPlan, plan_batch
-from mutualrl.recipes.schema import Recipe
+from mutualrl.recipes.schema import Policy, Recipe
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One policy's share: its GPUs (empty on CPU), processes, threads a process, strategy, batch plan, and how many
-    policies run on each of its GPUs."""
+    """One policy's share: its GPUs on each of its nodes (empty on CPU), processes in all, threads a process, strategy,
+    batch plan, how many policies run on each of its GPUs, the nodes, and its share of each GPU's memory where one was
+    given."""
 
     policy: str
     gpus: tuple[str, ...]
@@ -26,15 +28,23 @@ class Seat:
     strategy: str
     batch: BatchPlan
     tenants: int = 1
+    nodes: tuple[int, ...] = (0,)
+    memory: float | None = None
+
+    @property
+    def processes_a_node(self) -> int:
+        """Processes on each of its nodes."""
+        return self.processes // len(self.nodes)
 
     @property
     def devices(self) -> str:
         """The devices in words."""
+        where = f" on node {','.join(map(str, self.nodes))}" if self.nodes != (0,) else ""
         if self.gpus:
-            return "GPU " + ",".join(self.gpus)
-        return f"CPU, {self.processes} process{'es' if self.processes > 1 else ''} x {self.threads} thread" + (
-            "s" if self.threads > 1 else ""
-        )
+            return "GPU " + ",".join(self.gpus) + where
+        each = self.processes_a_node
+        threads = f"{self.threads} thread" + ("s" if self.threads > 1 else "")
+        return f"CPU, {each} process{'es' if each > 1 else ''} x {threads}{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +58,45 @@ class Placement:
         """The seat of a policy."""
         return next(s for s in self.seats if s.policy == policy)
 
+    def on(self, node: int) -> tuple[Seat, ...]:
+        """The seats that have a part on a node."""
+        return tuple(s for s in self.seats if node in s.nodes)
 
-def place(recipe: Recipe, machine: Machine) -> Placement:
+
+def place(recipe: Recipe, machine: Machine, nodes: int = 1, pins: Mapping[str, Pin] | None = None) -> Placement:
     """Split the machine over the policies: `hardware.gpus` of its GPUs (all of them by default), else its cores.
 
-    Raises MachineError when there are fewer GPUs than policies, RecipeError when no split divides the batch.
-    """
+    With several `nodes` (all like this machine), whole policies are dealt to the nodes in turn; with fewer policies
+    than nodes each policy spans all of them. `pins` (a device map) say where each policy runs instead. Raises
+    MachineError when there are fewer GPUs than policies, RecipeError when no split divides the batch or a pin does not
+    fit."""
     gpus = machine.gpus[: recipe.hardware.gpus]
-    if gpus:
-        return _on_gpus(recipe, Machine(gpus, machine.cores))
-    return _on_cpu(recipe, machine)
+    here = Machine(gpus, machine.cores)
+    if pins is not None:
+        seats, notes = _pinned(recipe, here, nodes, pins)
+    elif nodes == 1 or len(recipe.policies) < nodes:
+        seats, notes = _on_a_node(recipe, recipe.policies, here, tuple(range(nodes)))
+    else:
+        seats, notes = [], []
+        share = -(-len(recipe.policies) // nodes)
+        for node in range(nodes):
+            part = recipe.policies[node * share : (node + 1) * share]
+            more, words = _on_a_node(recipe, part, here, (node,)) if part else ([], [f"node {node} stays idle"])
+            seats.extend(more)
+            notes.extend(words)
+    _same_rounds(recipe, seats)
+    return Placement(tuple(seats), tuple(notes))
 
 
-def _on_cpu(recipe: Recipe, machine: Machine) -> Placement:
-    policies = [p.name for p in recipe.policies]
+def _on_a_node(
+    recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
+) -> tuple[list[Seat], list[str]]:
+    return (_on_gpus if machine.gpus else _on_cpu)(recipe, policies, machine, nodes)
+
+
+def _on_cpu(
+    recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
+) -> tuple[list[Seat], list[str]]:
     processes = recipe.launch.processes or 1
     share = machine.cores // (len(policies) * processes)
     notes = []
@@ -70,33 +105,45 @@ def _on_cpu(recipe: Recipe, machine: Machine) -> Placement:
             f"{len(policies) * processes} processes share {machine.cores} CPU cores: steps take longer, results "
             "do not change"
         )
-    strategy = "ddp" if recipe.launch.strategy == "auto" else recipe.launch.strategy
-    seats = tuple(
-        Seat(name, (), processes, max(share, 1), strategy, plan_batch(recipe, name, processes)) for name in policies
-    )
-    _same_rounds(recipe, seats)
-    return Placement(seats, tuple(notes))
+    strategy = _strategy(recipe, "ddp")
+    total = processes * len(nodes)
+    return [
+        Seat(p.name, (), total, max(share, 1), strategy, plan_batch(recipe, p.name, total), nodes=nodes)
+        for p in policies
+    ], notes
 
 
-def _on_gpus(recipe: Recipe, machine: Machine) -> Placement:
-    policies = recipe.policies
-    strategy = "zero3" if recipe.launch.strategy == "auto" else recipe.launch.strategy
+def _strategy(recipe: Recipe, default: str) -> str:
+    return default if recipe.launch.strategy == "auto" else recipe.launch.strategy
+
+
+def _on_gpus(
+    recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
+) -> tuple[list[Seat], list[str]]:
+    strategy, span = _strategy(recipe, "zero3"), len(nodes)
     if recipe.launch.share_gpus:
         count = len(machine.gpus)
         threads = max(machine.cores // (count * len(policies)), 1)
-        seats = [
-            Seat(p.name, machine.gpus, count, threads, strategy, plan_batch(recipe, p.name, count), len(policies))
+        return [
+            Seat(
+                p.name, machine.gpus, count * span, threads, strategy, plan_batch(recipe, p.name, count * span),
+                len(policies), nodes,
+            )
             for p in policies
-        ]
-        _same_rounds(recipe, seats)
-        return Placement(tuple(seats), (f"{len(policies)} policies share every GPU",))
+        ], [f"{len(policies)} policies share every GPU"]  # fmt: skip
     if len(machine.gpus) < len(policies):
         raise MachineError(
-            f"{len(policies)} policies need {len(policies)} GPUs at least, found {len(machine.gpus)}; use a smaller "
-            "pool, let them share with --set launch.share_gpus=true, or run on CPU with --set hardware.gpus=0"
+            f"{len(policies)} policies need {len(policies)} GPUs at least, one each: found {len(machine.gpus)}, "
+            f"{len(policies) - len(machine.gpus)} short; use a smaller pool, let them share with "
+            "--set launch.share_gpus=true (each takes its part of every GPU) or with --device-map FILE (memory shares "
+            "that "
+            "add up to 1 on each GPU), or run on CPU with --set hardware.gpus=0"
         )
     sizes = [p.parameters or 0.0 for p in policies]
-    counts = best_split(len(machine.gpus), sizes, lambda i, n: _divides(recipe, policies[i].name, n))
+    weights = [recipe.launch.weights.get(p.name, 1.0) for p in policies] if recipe.launch.weights else None
+    counts = best_split(
+        len(machine.gpus), sizes, lambda i, n: _divides(recipe, policies[i].name, n * span), weights=weights
+    )
     if counts is None:
         raise RecipeError([f"no split of {len(machine.gpus)} GPUs over {len(policies)} policies divides the batch"])
     seats, start = [], 0
@@ -104,12 +151,34 @@ def _on_gpus(recipe: Recipe, machine: Machine) -> Placement:
         gpus = machine.gpus[start : start + count]
         start += count
         threads = max(machine.cores // len(machine.gpus), 1)
-        seats.append(Seat(policy.name, gpus, count, threads, strategy, plan_batch(recipe, policy.name, count)))
-    notes = (
-        [f"{len(machine.gpus) - start} GPU(s) stay idle: no even split uses them"] if start < len(machine.gpus) else []
-    )
-    _same_rounds(recipe, seats)
-    return Placement(tuple(seats), tuple(notes))
+        batch = plan_batch(recipe, policy.name, count * span)
+        seats.append(Seat(policy.name, gpus, count * span, threads, strategy, batch, nodes=nodes))
+    idle = len(machine.gpus) - start
+    return seats, [f"{idle} GPU(s) stay idle: no split uses them"] if idle else []
+
+
+def _pinned(recipe: Recipe, machine: Machine, nodes: int, pins: Mapping[str, Pin]) -> tuple[list[Seat], list[str]]:
+    problems = pin_problems([p.name for p in recipe.policies], machine, nodes, pins)
+    if problems:
+        raise RecipeError(problems)
+    seats = []
+    for policy in recipe.policies:
+        pin = pins[policy.name]
+        count = len(pin.gpus) or pin.processes or 1
+        total = count * len(pin.nodes)
+        users = [p for p in pins.values() if set(p.gpus) & set(pin.gpus) and set(p.nodes) & set(pin.nodes)]
+        here = [p for p in pins.values() if set(p.nodes) & set(pin.nodes)]
+        strategy = _strategy(recipe, "zero3" if pin.gpus else "ddp")
+        threads = max(machine.cores // sum(len(p.gpus) or p.processes or 1 for p in here), 1)
+        seats.append(
+            Seat(
+                policy.name, pin.gpus, total, threads, strategy, plan_batch(recipe, policy.name, total),
+                max(len(users), 1), pin.nodes, pin.memory,
+            )
+        )  # fmt: skip
+    used = {gpu for pin in pins.values() for gpu in pin.gpus}
+    idle = [gpu for gpu in machine.gpus if gpu not in used]
+    return seats, [f"GPU {','.join(idle)} stay idle: the device map does not name them"] if idle and used else []
 
 
 def _divides(recipe: Recipe, policy: str, processes: int) -> bool:
@@ -120,16 +189,27 @@ def _divides(recipe: Recipe, policy: str, processes: int) -> bool:
     return True
 
 
-def best_split(devices: int, sizes: Sequence[float], allowed: Callable[[int, int], bool]) -> tuple[int, ...] | None:
-    """Devices for each policy: all of them if possible, then as even as possible, then most for the largest.
+def best_split(
+    devices: int,
+    sizes: Sequence[float],
+    allowed: Callable[[int, int], bool],
+    weights: Sequence[float] | None = None,
+) -> tuple[int, ...] | None:
+    """Devices for each policy: all of them if possible, then as even as possible (with `weights`: as near to their
+    proportion), then most for the largest.
 
     `allowed(i, n)` says whether policy i can run on n devices. None when no split is allowed.
     Example: three policies of which the last is the largest, 8 devices, powers of two allowed: (2, 2, 4).
     """
 
+    def uneven(counts: tuple[int, ...]) -> float:
+        if weights is None:
+            return max(counts) - min(counts)
+        return sum(abs(c / sum(counts) - w / sum(weights)) for c, w in zip(counts, weights, strict=True))
+
     def rank(counts: tuple[int, ...]) -> tuple[float, ...]:
         weighted = sum(size * count for size, count in zip(sizes, counts, strict=True))
-        return (-sum(counts), max(counts) - min(counts), -weighted, *(-c for c in counts))
+        return (-sum(counts), uneven(counts), -weighted, *(-c for c in counts))
 
     most = devices - len(sizes) + 1
     possible = [[n for n in range(1, most + 1) if allowed(i, n)] for i in range(len(sizes))]

@@ -1,191 +1,213 @@
-"""The supervisor of a run: claims the directory, starts a group per policy, watches, and collects the results."""
+"""The supervisor of a run on one node: claims or takes up the directory, starts the policies, watches, collects."""
 
 from __future__ import annotations
 
-import json
 import signal
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
-from mutualrl.display import clean
-from mutualrl.errors import MutualRLError, PeerLostError, RunDirectoryError, RunInterruptedError, exit_code_of
-from mutualrl.files import read_json, write_atomic, write_json
-from mutualrl.mwra.devices import this_machine
-from mutualrl.mwra.group import Group, agent, end, failure_of, tail
+from mutualrl.checkpoints import Checkpoints
+from mutualrl.display import clean as cleaned
+from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
+from mutualrl.files import read_json, write_json
+from mutualrl.mwra.crew import Crew
+from mutualrl.mwra.device_map import read_device_map
+from mutualrl.mwra.devices import Machine, this_machine
+from mutualrl.mwra.group import end
+from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.prepare import prepare
 from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.requirements import require
-from mutualrl.recipes import Recipe, dump
-from mutualrl.rundir import RunDirectory, check_free, command_line, create, default_path, versions
-from mutualrl.see.liveness import PeerWatch
+from mutualrl.mwra.session import Launch, accept_changes, begin, go_on, next_session, resumable, same_plan
+from mutualrl.recipes import Recipe, load
+from mutualrl.rundir import RunDirectory, check_free, clean, hold
 from mutualrl.tiny.cache import embedded, require_writable
 from mutualrl.training.plan import fingerprint, load_prompts, require_enough
 
 POLL_SECONDS = 0.2
-#: a policy that ends because a peer ended is not the cause; the others get so long to be found.
-CAUSE_SECONDS = 1.0
-#: a frozen policy is found by the peer that waits for it, and only so much later by the supervisor.
-FROZEN_SECONDS = 10.0
 
 
-def train(recipe: Recipe, console: Console) -> tuple[RunDirectory, dict[str, Any]]:
-    """Carry out a run from its recipe; returns its directory and the summary.
+def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tuple[RunDirectory, dict[str, Any]]:
+    """Carry out a run from its recipe, or go on with one; returns its directory and the summary.
 
     Everything that can be checked without a model is checked before the directory is made. Raises
     RunInterruptedError, PeerLostError, or the error of the policy that failed; no process is left then.
     """
-    began = time.monotonic()
-    if recipe.run.dir is not None:
-        check_free(Path(recipe.run.dir))
+    launch, began = launch or Launch(), time.monotonic()
+    with stop_signals() as request:
+        run, placement, notes = _open(recipe, launch, console, request)
+        if launch.node != 0:
+            recipe = load(run.recipe)  # node 0 has settled it
+        with hold(run.lock(launch.node), str(run.root)):
+            session = next_session(run) if launch.node == 0 else 0
+            end([], marks=[str(run.root)], grace=0)  # what a supervisor that was killed a moment ago left
+            console.print(f"Run directory: {cleaned(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
+            for note in notes:
+                console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+            run_policies(run, recipe, placement, launch, session, console, request)
+            if launch.node != 0:
+                return run, {"node": launch.node}
+            summary = collect(run, recipe, time.monotonic() - began)
+            write_json(run.summary, summary)
+    return run, summary
+
+
+def _open(
+    recipe: Recipe, launch: Launch, console: Console, request: StopSignals
+) -> tuple[RunDirectory, Placement, list[str]]:
+    """The run's directory, made or taken up, after every check that needs no model; where the policies run; what to
+    say."""
+    path = None if recipe.run.dir is None else Path(recipe.run.dir)
+    if launch.node > 0:
+        return Node(launch, recipe).join(path, console, request)
+    run, notes = None, []
+    if launch.resume:
+        if path is None:
+            raise UsageError(
+                "--resume: name the run with --run-dir DIR (the command that began it printed the directory)"
+            )
+        run = resumable(path)
+        notes += accept_changes(load(run.recipe), recipe)
+    elif path is not None and not launch.clean:
+        check_free(path)
     machine = this_machine()
+    placement, plan = planned(recipe, machine, launch)
+    if run is not None:
+        notes += same_plan(run.info(), placement, plan)
+        with hold(run.lock(0), str(run.root)):
+            go_on(run, recipe, placement)
+    else:
+        if launch.clean and path is not None:
+            clean(path)
+        run = begin(recipe, placement, plan, launch)
+    return run, placement, [*placement.notes, *notes]
+
+
+def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Placement, dict[str, Any]]:
+    """Where the policies run, and the batch plan that all of them must have. Raises what a look at the machine, the
+    data and the cache can find wrong."""
     require(recipe, machine)
-    placement = place(recipe, machine)
+    pins = None if launch.device_map is None else read_device_map(launch.device_map)
+    placement = place(recipe, machine, launch.nodes, pins)
     prompts = load_prompts(recipe, "train")
     load_prompts(recipe, "validation")
     batch = placement.seats[0].batch
     require_enough(prompts, batch)
     require_writable(embedded(p.model for p in recipe.policies))
-    text = f"# {json.dumps(command_line())}\n{dump(without_directory(recipe))}"
-    with stop_signals() as stopping:
-        run = claim(recipe, run_info(recipe, placement, fingerprint(recipe, batch, prompts)))
-        write_atomic(run.recipe, text.encode())
-        console.print(f"Run directory: {clean(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
-        for note in placement.notes:
-            console.print(f"Note: {note}", markup=False)
-        prepare(run, recipe, console, stopping)
-        run_groups(run, recipe, placement, console, stopping)
-    summary = collect(run, recipe, time.monotonic() - began)
-    write_json(run.summary, summary)
-    return run, summary
+    return placement, fingerprint(recipe, batch, prompts)
 
 
-def claim(recipe: Recipe, info: dict[str, Any]) -> RunDirectory:
-    """The run's directory: the one asked for, or a new one under runs/ that no other run has taken."""
-    if recipe.run.dir is not None:
-        return create(Path(recipe.run.dir), info)
-    while True:
-        path = default_path(recipe.regime_name, recipe.pool or "pool")
-        try:
-            return create(path, info)
-        except RunDirectoryError:
-            if not path.exists():  # not taken by another run: it cannot be written
-                raise
+class StopSignals:
+    """SIGINT and SIGTERM of this process, counted: the first asks for a checkpoint, the second for an end at once."""
 
+    def __init__(self) -> None:
+        self.received: list[int] = []
 
-def without_directory(recipe: Recipe) -> Recipe:
-    """The recipe as it is kept in the run: whoever runs it again gets a directory of their own."""
-    return recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": None})})
+    @property
+    def name(self) -> str:
+        """The first signal's name."""
+        return signal.Signals(self.received[0]).name
 
-
-def run_info(recipe: Recipe, placement: Placement, plan: dict[str, Any]) -> dict[str, Any]:
-    """The content of run.json."""
-    return {
-        "run_id": uuid.uuid4().hex,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": command_line(),
-        "versions": versions(),
-        "seed": recipe.run.seed,
-        "regime": recipe.regime_name,
-        "pool": recipe.pool,
-        "fingerprint": plan,
-        "placement": {seat.policy: asdict(seat) for seat in placement.seats},
-    }
+    def raise_if_any(self) -> None:
+        """Raise RunInterruptedError once a signal has come."""
+        if self.received:
+            raise RunInterruptedError(f"stopped by {self.name}")
 
 
 @contextmanager
-def stop_signals() -> Iterator[Callable[[], None]]:
-    """Explicit handlers for SIGINT and SIGTERM; yields a function that raises once one has come.
-
-    (A job started in the background inherits SIGINT as ignored; the explicit handler undoes that.)
-    """
-    received: list[int] = []
+def stop_signals() -> Iterator[StopSignals]:
+    """Explicit handlers for SIGINT and SIGTERM. (A job started in the background inherits SIGINT as ignored.)"""
+    found = StopSignals()
 
     def handler(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    def stopping() -> None:
-        if received:
-            raise RunInterruptedError(f"stopped by {signal.Signals(received[0]).name}")
+        found.received.append(number)
 
     previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stopping
+        yield found
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
 
 
-def run_groups(
-    run: RunDirectory, recipe: Recipe, placement: Placement, console: Console, stopping: Callable[[], None]
+def run_policies(
+    run: RunDirectory,
+    recipe: Recipe,
+    placement: Placement,
+    launch: Launch,
+    session: int,
+    console: Console,
+    request: StopSignals,
 ) -> None:
-    """Start a group per policy and wait for all; end every process when one fails or the user stops."""
-    groups: list[Group] = []
+    """Start this node's policies and see them through; end every process when the run fails or is stopped."""
+    node = Node(launch, recipe)
+    voice = node.voice(run, session)
+    crew = Crew(run, recipe, placement.on(launch.node), launch.node, launch.address, voice, console)
+    at_once = False
     try:
+        prepare(run, recipe, console, request.raise_if_any)
+        node.meet(run, console, request, voice)
         with Progress(run, [p.name for p in recipe.policies], recipe.run.steps, console) as progress:
-            groups.extend(agent(run, seat) for seat in placement.seats)
-            watch = PeerWatch(run.exchange)
-            while any(group.exit_code() is None for group in groups):
-                stopping()
-                if any(group.exit_code() for group in groups):
+            crew.start()
+            deadline = None
+            while crew.active or (not crew.stopping and node.others_active(run, recipe)):
+                if request.received and deadline is None:
+                    deadline = time.monotonic() + recipe.run.round_timeout
+                    _ask_to_stop(run, crew, console)
+                if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
+                    at_once = True
                     break
+                if run.stop_file.exists():
+                    crew.stopping = True
+                crew.look()
+                node.check(run, recipe, crew)
                 progress.update()
-                _check_alive(groups, watch, recipe.run.peer_timeout)
                 time.sleep(POLL_SECONDS)
             progress.update()
-        if any(group.exit_code() for group in groups):
-            raise _cause(run, groups)
+        if crew.stopping or at_once:
+            raise RunInterruptedError(_stopped(run, recipe, request))
+        voice.conclude("finished")
+    except MutualRLError as error:
+        voice.conclude(f"{error.kind}: {error}")
+        raise
     finally:
-        end(groups, marks=[str(run.root)])
+        end(crew.groups, marks=[str(run.root)], **({"grace": 0.0} if at_once else {}))
 
 
-def _check_alive(groups: list[Group], watch: PeerWatch, peer_timeout: float) -> None:
-    """Raise PeerLostError for a policy that runs but is frozen. Its peers are given the time to find out first."""
-    for group in groups:
-        silent, phase = watch.silence(group.name)
-        if group.exit_code() is None and phase != "not started" and silent > peer_timeout + FROZEN_SECONDS:
-            raise PeerLostError(
-                f"policy {group.name!r} is frozen: no heartbeat for {silent:.0f} s (last seen: {phase}); "
-                f"log: {group.log}"
-            )
+def _ask_to_stop(run: RunDirectory, crew: Crew, console: Console) -> None:
+    """Ask every worker of every node for a checkpoint and an end."""
+    crew.stopping = True
+    write_json(run.stop_file, {"at": time.time()}, durable=False)
+    console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop at once)")
 
 
-def _cause(run: RunDirectory, groups: list[Group]) -> MutualRLError:
-    """The error of the policy that failed first: one that died without a word, before one that lost a peer."""
-    time.sleep(CAUSE_SECONDS)
-    failed = [(group, failure_of(run, group.name)) for group in groups if group.exit_code()]
-    failed.sort(key=lambda pair: pair[1] is not None and pair[1][0] in ("peer-lost", "wait-timeout", "interrupted"))
-    group, failure = failed[0]
-    where = f"log: {group.log}"
-    if failure is None:
-        return PeerLostError(
-            f"policy {group.name!r} died (exit code {group.exit_code()}, no error of its own); {where}\n"
-            f"{tail(group.log)}"
-        )
-    kind, message = failure
-    error = MutualRLError(f"policy {group.name!r} failed (exit code {group.exit_code()}): {message}\n{where}")
-    code = exit_code_of(kind)
-    # An exception that is not one of ours is a death like any other: the pool has lost a policy.
-    error.kind, error.exit_code = (kind, code) if code is not None else (PeerLostError.kind, PeerLostError.exit_code)
-    return error
+def _stopped(run: RunDirectory, recipe: Recipe, request: StopSignals) -> str:
+    """What a stopped run leaves, in words."""
+    steps = {p.name: max(Checkpoints(run.policy(p.name).root).steps(), default=None) for p in recipe.policies}
+    kept = ", ".join(f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items())
+    why = f"by {request.name}" if request.received else "on request of another node"
+    return f"stopped {why}; checkpoints: {kept}; go on with: mutualrl train --resume --run-dir {run.root}"
 
 
 def collect(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, Any]:
-    """The summary of a finished run, from the policies' results."""
-    policies = {}
+    """The summary of a finished run, from the policies' results. A policy that was lost on the way has none and is
+    named."""
+    policies, lost = {}, []
     for policy in recipe.policies:
         result = read_json(run.policy(policy.name).result)
-        if result is None:
+        if result is not None:
+            policies[policy.name] = result
+        elif recipe.run.on_peer_loss == "continue":
+            lost.append(policy.name)
+        else:
             raise MutualRLError(f"policy {policy.name!r} ended without a result; logs: {run.policy(policy.name).logs}")
-        policies[policy.name] = result
     return {
         "regime": recipe.regime_name,
         "pool": recipe.pool,
@@ -194,4 +216,5 @@ def collect(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, Any]
         "steps": recipe.run.steps,
         "seconds": round(seconds, 3),
         "policies": policies,
+        "lost": lost,
     }

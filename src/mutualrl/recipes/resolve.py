@@ -99,6 +99,20 @@ def resolve(request: Request) -> Recipe:
     return validate(layers)
 
 
+def revise(kept: Path, request: Request) -> Recipe:
+    """The recipe of a run that goes on: the one it kept, with `--set` and the plain flags laid over it. Where the
+    request names a recipe, pool, regime or task, it is resolved whole, as if it were new. Raises RecipeError as
+    `resolve` does."""
+    if any((request.recipe, request.pool, request.regime, request.task)):
+        return resolve(request)
+    layers = Layers()
+    layers.add_file(kept)
+    _add_flags(layers, request)
+    for assignment in request.assignments:
+        layers.set(assignment)
+    return validate(layers)
+
+
 def _pool(layer: dict[str, Any]) -> str | None:
     value = layer.get("pool")
     if value is not None and not isinstance(value, str):

@@ -116,6 +116,13 @@ class RunSection(Section):
     validate_every: int = Field(5, ge=0, description="optimizer steps between validations; 0: at both ends only")
     validation_limit: int = Field(64, ge=1, description="validation prompts at most")
     publish: Literal["regime", "full"] = Field("regime", description="fields that go into the exchange")
+    keep_rounds: int | None = Field(None, ge=1, description="rounds of each policy kept in the exchange; null: all")
+    save_every: int = Field(20, ge=0, description="optimizer steps between checkpoints; 0: at the last step only")
+    keep_checkpoints: int = Field(2, ge=1, description="newest complete checkpoints kept, for each policy")
+    max_restarts: int = Field(2, ge=0, description="how often a policy that died is started again")
+    on_peer_loss: Literal["fail", "wait", "continue"] = Field(
+        "fail", description="what the others do when a policy is lost for good"
+    )
     peer_timeout: float = Field(60.0, gt=0, description="a peer silent for so long is dead")
     round_timeout: float = Field(3600.0, gt=0, description="longest wait for a peer that is alive")
 
@@ -135,7 +142,10 @@ class LaunchSection(Section):
 
     strategy: Literal["auto", "ddp", "zero2", "zero3"] = "auto"
     share_gpus: bool = Field(False, description="every policy runs on all GPUs, beside the others")
-    processes: int | None = Field(None, ge=1, description="processes a policy, on CPU only")
+    processes: int | None = Field(None, ge=1, description="processes a policy and node, on CPU only")
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="GPUs in this proportion, by policy (1 where not named); empty: as even as the batch allows"
+    )
 
 
 class Recipe(Section):
@@ -158,6 +168,10 @@ class Recipe(Section):
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise ValueError(f"two policies are named {', '.join(map(repr, twice))}; every name must be its own")
+        if unknown := sorted(set(self.launch.weights) - set(names)):
+            raise ValueError(
+                f"launch.weights names {', '.join(map(repr, unknown))}; the policies are {', '.join(names)}"
+            )
         if get_regime(self.regime_name).reads_peers and len(self.policies) < 2:
             raise ValueError(
                 f"regime {self.regime_name!r} shares between policies, and this pool has one ({names[0]!r}); "

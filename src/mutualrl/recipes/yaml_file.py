@@ -10,6 +10,8 @@ import yaml
 
 from mutualrl.errors import RecipeError
 
+MAX_BYTES = 1_000_000
+
 
 class _Loader(yaml.SafeLoader):
     """PyYAML reads YAML 1.1, where `5e-4` is a string, `no` is false and a date is an object. This one does not."""
@@ -84,7 +86,11 @@ def parse(text: str, source: str) -> Any:
 def read(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises RecipeError when it is missing, unreadable or not a mapping."""
     try:
-        text = path.read_text("utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise RecipeError([f"{path}: over {MAX_BYTES:,} bytes; a recipe is a page of YAML"])
+        text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError([f"{path}: cannot be read ({error})"]) from None
     value = parse(text, str(path))

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutualrl.errors import DiskError
 from mutualrl.files import read_json, write_json
 
 HEARTBEAT = "heartbeat.json"
@@ -66,7 +67,7 @@ class Heartbeat:
         while not self._stop.wait(self._interval):
             try:
                 self.beat()
-            except OSError as error:  # a full disk, say: the next beat may get through
+            except (OSError, DiskError) as error:  # a full disk, say: the next beat may get through
                 print(f"mutualrl: the heartbeat of {self._policy!r} cannot be written: {error}", file=sys.stderr)
 
 
@@ -97,3 +98,7 @@ class PeerWatch:
             self._seen[peer] = _Seen(counter, now, phase)
             return 0.0, phase
         return now - seen.at, seen.phase
+
+    def forget(self, peer: str) -> None:
+        """Count a peer's silence from the next call on."""
+        self._seen.pop(peer, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.errors import ExchangeDamagedError
+from mutualrl.see.files import PART_NAME
 from mutualrl.see.schema import SCHEMA, SCHEMA_VERSION, Marker, Part, combined_hash
-
-_PART_NAME = re.compile(r"[0-9]+(\.[0-9]+)?(\.a[0-9]+)?\.parquet")
 
 
 class Shard:
@@ -72,7 +70,7 @@ def load_shard(directory: Path, marker: Marker) -> Shard:
 
 def _load_part(directory: Path, part: Part) -> pq.ParquetFile:
     path = directory / part.file
-    if _PART_NAME.fullmatch(part.file) is None:
+    if PART_NAME.fullmatch(part.file) is None:
         raise ExchangeDamagedError(f"{directory}: the marker names a file outside its directory: {part.file!r}")
     try:
         data = path.read_bytes()

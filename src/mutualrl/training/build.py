@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,8 @@ from mutualrl.recipes import Recipe
 from mutualrl.recipes.batch import BatchPlan, plan_batch
 from mutualrl.records import Prompt
 from mutualrl.rundir import RunDirectory
-from mutualrl.see import Exchange, Heartbeat, Patience
+from mutualrl.see import Absences, Exchange, Heartbeat
+from mutualrl.see.absences import FILE as ABSENCES
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tiny.cache import located
 from mutualrl.training.adapters import lora_config
@@ -22,6 +24,7 @@ from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset, within_limit
 from mutualrl.training.models import load_tokenizers
 from mutualrl.training.plan import compare, fingerprint, load_prompts, policy_seed, require_enough
+from mutualrl.training.safe_deepspeed import keep_loads_safe
 from mutualrl.training.sharing import Sharing
 from mutualrl.training.trainer import MutualGRPOTrainer
 from mutualrl.training.vllm_engine import prepare_vllm
@@ -35,7 +38,15 @@ class Built(NamedTuple):
     validation: list[Prompt]
 
 
-def build_trainer(run: RunDirectory, recipe: Recipe, policy: str, info: dict[str, Any], heartbeat: Heartbeat) -> Built:
+def build_trainer(
+    run: RunDirectory,
+    recipe: Recipe,
+    policy: str,
+    info: dict[str, Any],
+    exchange: Exchange,
+    heartbeat: Heartbeat,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Built:
     """Everything one policy trains with, after its batch plan was found to be the run's."""
     logging.disable_progress_bar()
     seat = info["placement"][policy]
@@ -46,15 +57,14 @@ def build_trainer(run: RunDirectory, recipe: Recipe, policy: str, info: dict[str
     prompts, validation = _fitting(recipe, prompts, tokenizers, batch)
     cpu = not torch.cuda.is_available() or not seat["gpus"]
     output = run.policy(policy).root / "trainer"
-    args = grpo_config(recipe, policy, batch, seat["strategy"], output, cpu=cpu, tenants=seat["tenants"])
+    args = grpo_config(
+        recipe, policy, batch, seat["strategy"], output, cpu=cpu, tenants=seat["tenants"], memory=seat["memory"]
+    )
+    if seat["strategy"] != "ddp":
+        keep_loads_safe()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
     sharing = Sharing(
-        exchange=Exchange(
-            run.exchange,
-            policy,
-            info["run_id"],
-            patience=Patience(recipe.run.peer_timeout, recipe.run.round_timeout),
-        ),
+        exchange=exchange,
         peers=[p.name for p in recipe.policies if p.name != policy],
         regime=recipe.regime_name,
         settings=recipe.regime_settings(policy),
@@ -64,6 +74,8 @@ def build_trainer(run: RunDirectory, recipe: Recipe, policy: str, info: dict[str
         heartbeat=heartbeat,
         tokenizers=tokenizers,
         demands=[recipe.regime_settings(p.name) for p in recipe.policies if p.name != policy],
+        stopping=stopping,
+        absences=Absences(exchange.directory / ABSENCES),
     )
     model = located(recipe.policy(policy).model)
     try:

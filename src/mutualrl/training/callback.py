@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
+from mutualrl.files import write_atomic
+from mutualrl.training.checkpointing import random_state
 from mutualrl.training.sharing import Sharing
 
 
@@ -36,6 +39,34 @@ class SharingCallback(TrainerCallback):
         """Tell the peers that no further round will come."""
         if self._sharing.heartbeat is not None and state.is_world_process_zero:
             self._sharing.heartbeat.set("trained", state.global_step)
+
+
+class AlreadyTrainedError(Exception):
+    """The checkpoint that was loaded is the last one: nothing is left to train, where transformers would go on."""
+
+
+class StopCallback(TrainerCallback):
+    """Notes the generators at each step's end, and ends training with a checkpoint once the main rank was asked to
+    stop.
+
+    All ranks take the main rank's word, so that they stop after the same step.
+    """
+
+    def __init__(self, trainer: Any, stopping: Callable[[], bool]) -> None:
+        self._trainer = trainer
+        self._stopping = stopping
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the generators. Raises AlreadyTrainedError when the loaded checkpoint is the last step's."""
+        self._trainer.at_step_end = random_state()
+        if state.global_step >= state.max_steps:
+            raise AlreadyTrainedError
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the generators, and stop if asked to."""
+        self._trainer.at_step_end = random_state()
+        if broadcast_object_list([self._stopping()], from_process=0)[0]:
+            control.should_save = control.should_training_stop = True
 
 
 class MetricsCallback(TrainerCallback):
@@ -74,3 +105,15 @@ class MetricsCallback(TrainerCallback):
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Cut `metrics.jsonl` after a step, so that a resumed run has each step once; a torn last line goes too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n") or int(json.loads(line)["step"]) > step:
+            break
+        kept.append(line)
+    write_atomic(path, b"".join(kept))

@@ -23,7 +23,15 @@ CPU_DEFAULTS: dict[str, Any] = {
 
 
 def grpo_config(
-    recipe: Recipe, policy: str, batch: BatchPlan, strategy: str, output: Path, *, cpu: bool, tenants: int = 1
+    recipe: Recipe,
+    policy: str,
+    batch: BatchPlan,
+    strategy: str,
+    output: Path,
+    *,
+    cpu: bool,
+    tenants: int = 1,
+    memory: float | None = None,
 ) -> GRPOConfig:
     """The trainer's configuration: TRL's defaults < ours for the device < recipe < what the run decides.
 
@@ -40,14 +48,15 @@ def grpo_config(
         "max_steps": recipe.run.steps,
         "logging_steps": 1,
         "logging_strategy": "steps",
-        "save_strategy": "no",
+        "save_strategy": "steps",
+        "save_steps": recipe.run.save_every or recipe.run.steps,
         "eval_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "trust_remote_code": recipe.policy(policy).trust_remote_code,
         **deepspeed_config(strategy),
-        **vllm_keys(recipe.trainer_settings(policy), tenants),
+        **vllm_keys(recipe.trainer_settings(policy), tenants, memory),
     }
     if cpu and strategy != "ddp":
         keys["use_cpu"] = False  # else accelerate would not look at DeepSpeed

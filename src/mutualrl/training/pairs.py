@@ -23,14 +23,14 @@ class PairTerm:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._shared: SharedRound | None = None
+        self.shared: SharedRound | None = None
         self._table: dict[Slot, list[int]] = {}
         self._nll_sum = 0.0
 
     def load(self, shared: SharedRound) -> None:
         """Deal the pairs of a new round over its optimizer steps, ranks and micro-batches."""
         args = self._trainer.args
-        self._shared = shared
+        self.shared = shared
         self._table = deal(
             len(shared.plan.pairs),
             steps=args.steps_per_generation // args.gradient_accumulation_steps,
@@ -40,7 +40,7 @@ class PairTerm:
 
     def loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
         """This micro-batch's share of the auxiliary loss; None when no rank has a pair in it."""
-        if self._shared is None or not self._shared.plan.pairs:
+        if self.shared is None or not self.shared.plan.pairs:
             return None
         args, accelerator = self._trainer.args, self._trainer.accelerator
         index = self._trainer._step % args.steps_per_generation
@@ -48,10 +48,10 @@ class PairTerm:
         slots = [self._table[Slot(step, micro, rank)] for rank in range(accelerator.num_processes)]
         loss = None
         if any(slots):
-            pairs = [self._shared.plan.pairs[i] for i in slots[accelerator.process_index]]
+            pairs = [self.shared.plan.pairs[i] for i in slots[accelerator.process_index]]
             nll = self._nll(model, pairs, inputs)
             self._nll_sum += float(nll.detach().sum())
-            plan = self._shared.plan
+            plan = self.shared.plan
             loss = sgt_loss(nll, weight=plan.weight, count=self._count(step), ranks=accelerator.num_processes)
         if micro == args.gradient_accumulation_steps - 1:
             self._log(step)
@@ -62,8 +62,8 @@ class PairTerm:
 
     def _count(self, step: int) -> int:
         """What the sum of NLLs is divided by: the step's pairs, or all its prompts."""
-        assert self._shared is not None
-        if self._shared.plan.normalize == "pairs":
+        assert self.shared is not None
+        if self.shared.plan.normalize == "pairs":
             return self._pairs_of(step)
         args = self._trainer.args
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -80,8 +80,8 @@ class PairTerm:
     def _nll(self, model: Any, pairs: list[Pair], inputs: dict[str, Any]) -> torch.Tensor:
         """Per-token mean NLL of each pair; with no pair, of one masked row (value and gradient 0)."""
         if pairs:
-            assert self._shared is not None
-            prompts = [torch.tensor(self._shared.prompt_tokens[pair.prompt_id]) for pair in pairs]
+            assert self.shared is not None
+            prompts = [torch.tensor(self.shared.prompt_tokens[pair.prompt_id]) for pair in pairs]
             answers = [torch.tensor(pair.ids) for pair in pairs]
             real = True
         else:

@@ -44,7 +44,7 @@ class PeerRows:
         self._prompts: dict[str, tuple[int, ...]] = {}
         self._table: dict[Slot, list[int]] = {}
         self._covered: list[int] = []
-        self._snapshot: dict[int, torch.Tensor] = {}
+        self.snapshot: dict[int, torch.Tensor] = {}
         self._ratios: list[torch.Tensor] = []
 
     @property
@@ -55,7 +55,15 @@ class PeerRows:
     def load(self, shared: SharedRound, batch: Inputs) -> None:
         """Deal the rows of a new round; take the learner's snapshot of them where it is their denominator."""
         args = self._trainer.args
-        self._plan, self._prompts, self._snapshot = shared.plan, shared.prompt_tokens, {}
+        self.resume(shared, {})
+        aligned = args.gradient_accumulation_steps % (args.steps_per_generation * self._trainer.num_iterations) == 0
+        if self._plan.rows and self._plan.rows[0].logprobs is None and not aligned:
+            self._take_snapshot(batch)
+
+    def resume(self, shared: SharedRound, snapshot: dict[int, torch.Tensor]) -> None:
+        """Deal the rows of a round again, whose snapshot was taken before."""
+        args = self._trainer.args
+        self._plan, self._prompts, self.snapshot = shared.plan, shared.prompt_tokens, snapshot
         self._covered = [int(row.covered.sum()) for row in self._plan.rows]
         self._table = deal(
             len(self._plan.rows),
@@ -63,9 +71,6 @@ class PeerRows:
             micro_batches=args.gradient_accumulation_steps,
             ranks=self._trainer.accelerator.num_processes,
         )
-        aligned = args.gradient_accumulation_steps % (args.steps_per_generation * self._trainer.num_iterations) == 0
-        if self._plan.rows and self._plan.rows[0].logprobs is None and not aligned:
-            self._take_snapshot(batch)
 
     def loss(self, model: Any, inputs: Inputs, own_loss: Callable[[Inputs], torch.Tensor]) -> torch.Tensor:
         """The pool's loss on this micro-batch: its value is whole, its gradient that of the own rows alone; the
@@ -177,7 +182,7 @@ class PeerRows:
         """Denominators: the aligned traces, or the snapshot; None where the current policy is the snapshot."""
         if self._plan.rows[0].logprobs is not None:
             return [torch.from_numpy(row.logprobs) for row in rows]
-        return [self._snapshot[i] for i in indices] if self._snapshot else None
+        return [self.snapshot[i] for i in indices] if self.snapshot else None
 
     def _take_snapshot(self, batch: Inputs) -> None:
         trainer, args = self._trainer, self._trainer.args
@@ -190,7 +195,7 @@ class PeerRows:
                         logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, *whole(rows))
                     for at, index in enumerate(chunk.rows):
                         found[index] = logps[at, : len(self._plan.rows[index].ids)].cpu()
-        self._snapshot = found
+        self.snapshot = found
 
     # ---- their backward
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from accelerate.utils import broadcast_object_list, gather_object
 
-from mutualrl.errors import PlanMismatchError, UsageError
+from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
 from mutualrl.records import Record
 from mutualrl.regimes import RegimeSettings, get_regime
 from mutualrl.regimes.base import Aligned, Aligner, RoundPlan, RoundView, Trace
-from mutualrl.see import OPTIONAL_FIELDS, Exchange, Heartbeat, Shard
+from mutualrl.see import OPTIONAL_FIELDS, Absences, Exchange, Heartbeat, Listener, Shard
 from mutualrl.thl import align_logprobs, retokenize
 
 
@@ -55,7 +56,9 @@ class Sharing:
     `run_seed` seeds the regime's draws. `max_length` bounds a peer's text in the learner's tokens; None takes the
     trainer's `max_completion_length`. `publish` is `"regime"` (what the regime asks for) or `"full"`. `tokenizers` are
     the peers', by name, for regimes that align traces. `demands` are the settings of all policies of the pool where
-    they differ: what any of them reads is published.
+    they differ: what any of them reads is published. `stopping` is asked while it waits; a true answer ends the round
+    with RoundAbortedError, on all ranks, before the policy has changed. `absences` are the rounds in which it went on
+    without a peer; `waited_for` are the seconds that each peer was waited for.
     """
 
     exchange: Exchange
@@ -68,8 +71,11 @@ class Sharing:
     heartbeat: Heartbeat | None = None
     tokenizers: Mapping[str, Any] = field(default_factory=dict)
     demands: Sequence[RegimeSettings] = ()
+    stopping: Callable[[], bool] = lambda: False
+    absences: Absences = field(default_factory=Absences)
     uses: Counter[str] = field(default_factory=Counter)
     wait_seconds: float = 0.0
+    waited_for: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def over(
@@ -177,9 +183,13 @@ class Sharing:
             tokens: dict[str, tuple[int, ...]] = {}
             for key, ids in (pair for entry in everyone for pair in entry[2].items()):
                 remember(tokens, key, ids)
-            answer = [self._plan(round_, every_row, tokens, trainer)]
+            try:
+                answer = [self._plan(round_, every_row, tokens, trainer)]
+            except RoundAbortedError as error:
+                print(f"mutualrl: {error}", file=sys.stderr)
         shared = broadcast_object_list(answer, from_process=0)[0]
-        assert shared is not None
+        if shared is None:  # said by the main rank, heard by all: every rank leaves the round together
+            raise RoundAbortedError(f"asked to stop in round {round_}")
         self.uses.update(pair.prompt_id for pair in shared.plan.pairs)
         return shared
 
@@ -211,7 +221,8 @@ class Sharing:
         plan = make(view, self.settings)
         if self.reads_peers:
             size = float(sum(shard.bytes for shard in shards.values()))
-            plan = replace(plan, metrics={**plan.metrics, "see/wait_seconds": waited, "see/bytes": size})
+            seen = {"see/round": float(round_), "see/peers": float(len(shards)), "see/bytes": size}
+            plan = replace(plan, metrics={**plan.metrics, **seen, "see/wait_seconds": waited})
         joining = {pair.prompt_id for pair in plan.pairs} | {row.prompt_id for row in plan.rows}
         return SharedRound(plan, {prompt_id: tokens[prompt_id] for prompt_id in sorted(joining)})
 
@@ -219,11 +230,22 @@ class Sharing:
         if not self.reads_peers:
             return {}, 0.0
         began = time.monotonic()
-        shards = self.exchange.wait(self.peers, round_, self._say)
+        expected = [peer for peer in self.peers if not self.absences.absent(peer, round_)]
+        listener = Listener(self._say, self._arrived, self._warn, self.stopping)
+        shards = self.exchange.wait(expected, round_, listener)
+        for peer in set(expected) - set(shards):
+            self.absences.lose(peer, round_)
+            self._warn(f"peer {peer!r} is lost; from round {round_} on the pool does without it")
         waited = time.monotonic() - began
         self._say("training")
         self.wait_seconds += waited
         return shards, waited
+
+    def _arrived(self, peer: str, seconds: float) -> None:
+        self.waited_for[peer] += seconds  # type: ignore[assignment]  # a Counter adds what it is given
+
+    def _warn(self, words: str) -> None:
+        print(f"mutualrl: policy {self.exchange.policy!r}: {words}", file=sys.stderr, flush=True)
 
     def _say(self, phase: str) -> None:
         if self.heartbeat is not None:

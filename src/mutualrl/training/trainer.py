@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from mutualrl.errors import RewardError, UsageError
@@ -15,9 +18,11 @@ from mutualrl.regimes import get_regime
 from mutualrl.tasks.rewards import named
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.callback import SharingCallback
+from mutualrl.training.checkpointing import Checkpointer, random_state, set_random_state
 from mutualrl.training.pairs import PairTerm
 from mutualrl.training.peer_rows import PeerRows
 from mutualrl.training.sharing import OwnRound, Sharing, remember
+from mutualrl.training.state import load_state, save_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +39,22 @@ class MutualGRPOTrainer(GRPOTrainer):
 
     Args:
         sharing: the exchange, peers and regime; None trains alone, exactly as GRPOTrainer does.
+        checkpointer: keeps complete checkpoints in a run's directory; None keeps transformers' own. Either way a
+            checkpoint has what a resumed run needs to go on bit for bit, which TRL's lacks: the generation batch in
+            use.
 
     Raises UsageError when a regime meets settings under which its numbers would be off: `steps_per_generation` that is
     not a multiple of `gradient_accumulation_steps` (its means over the optimizer step would not be exact), a cut
     sampling distribution below an importance ratio, or rewards that are normalised before they are summed.
     """
 
-    def __init__(self, *args: Any, sharing: Sharing | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, sharing: Sharing | None = None, checkpointer: Checkpointer | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.sharing = sharing
+        self.checkpointer = checkpointer
+        self.at_step_end = random_state()
         self._scored: _Scored | None = None
         self._pair_term = PairTerm(self)
         self._peer_rows = PeerRows(self)
@@ -150,6 +162,49 @@ class MutualGRPOTrainer(GRPOTrainer):
         loss = self._peer_rows.loss(model, inputs, own) if self._peer_rows.active else own(inputs)
         extra = self._pair_term.loss(model, inputs)
         return loss if extra is None else loss + extra
+
+    # ---- checkpoints
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """transformers' checkpoint with our state beside it; under a checkpointer whole, or not there at all."""
+        if self.checkpointer is not None:
+            self.checkpointer.save(self, lambda: super(MutualGRPOTrainer, self)._save_checkpoint(model, trial))
+            return
+        super()._save_checkpoint(model, trial)
+        save_state(self, Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
+    def save_as_of_step_end(self) -> None:
+        """A checkpoint of the last finished step, although a round has begun since: the weights have not moved, and the
+        generators are put back to where they were."""
+        set_random_state(self.at_step_end)
+        self._save_checkpoint(self.model, None)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL writes one beside every checkpoint; under a checkpointer none is made there."""
+        if self.checkpointer is None:
+            super().create_model_card(*args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.checkpointer is not None:  # a pickle that nothing here reads; recipe.yaml says it all
+            (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            load_state(self, checkpoint)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """transformers', with TRL's sampler moved past the finished epochs: its generator draws one order an epoch."""
+        epochs, micro_batches = super()._init_training_state(*args, **kwargs)
+        if self._sampler.shuffle:
+            for _ in range(epochs):
+                torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
+        return epochs, micro_batches
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's; the log-probs of the last pass are kept for metrics, since TRL's loss does not return them."""

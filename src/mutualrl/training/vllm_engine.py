@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mutualrl.engines.base import Completion
 from mutualrl.errors import MachineError
+from mutualrl.ports import free_port
 from mutualrl.thl import ended
 
 DEFAULT_MEMORY_SHARE = 0.3  # TRL's
 
 
-def vllm_keys(settings: Mapping[str, Any], tenants: int) -> dict[str, Any]:
+def vllm_keys(settings: Mapping[str, Any], tenants: int, memory: float | None = None) -> dict[str, Any]:
     """GRPOConfig keys that follow from where a policy runs; empty without vLLM.
 
-    `tenants`: policies on each of its GPUs. In colocate mode `vllm_gpu_memory_utilization` is the share of a GPU that
-    all of them may take together. In server mode the port over which weights travel is a free one, unless it is given:
-    TRL's default is the same for every run and policy of a machine.
-    """
+    `tenants`: policies on each of its GPUs; `memory`: the policy's share of them where a device map gave one, else they
+    get equal parts. In colocate mode `vllm_gpu_memory_utilization` is the share of a GPU that all of them may take
+    together. In server mode the port over which weights travel is a free one, unless it is given: TRL's default is the
+    same for every run and policy of a machine."""
     if not settings.get("use_vllm"):
         return {}
     if settings.get("vllm_mode", "colocate") == "server":
         return {} if "vllm_group_port" in settings else {"vllm_group_port": free_port()}
     share = float(settings.get("vllm_gpu_memory_utilization", DEFAULT_MEMORY_SHARE))
-    return {"vllm_gpu_memory_utilization": share / tenants}
-
-
-def free_port() -> int:
-    """A TCP port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return {"vllm_gpu_memory_utilization": share * memory if memory is not None else share / tenants}
 
 
 def prepare_vllm(settings: Mapping[str, Any], *, cpu: bool) -> None:

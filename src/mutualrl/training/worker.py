@@ -6,22 +6,23 @@ python -m mutualrl.training.worker --run-dir DIR --policy NAME --parent PID     
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
-from mutualrl.errors import MutualRLError, RunInterruptedError
-from mutualrl.files import write_json
-from mutualrl.recipes import load
+from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
+from mutualrl.files import is_disk_failure, write_json
+from mutualrl.recipes import Recipe, load
 from mutualrl.rundir import PolicyFiles, RunDirectory
-from mutualrl.see import Heartbeat
+from mutualrl.see import Exchange, Heartbeat, Patience
+from mutualrl.standing import Standing
+from mutualrl.stopping import StopRequest
 from mutualrl.watch import watch_parent
 
 
@@ -30,101 +31,113 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--policy", required=True)
+    parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--parent", required=True, type=int)
     given = parser.parse_args(arguments)
     watch_parent(given.parent)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _on_signal)
     run = RunDirectory(given.run_dir)
     files = run.policy(given.policy)
+    stop = StopRequest(run.stop_file)
+    stop.install()
     try:
-        work(run, given.policy)
+        work(run, given.policy, given.attempt, stop)
     except MutualRLError as error:
         print(f"mutualrl: {error}", file=sys.stderr)
         if not isinstance(error, RunInterruptedError):  # who was told to stop is not the cause of anything
             _report(files, error.kind, str(error))
-        sys.exit(error.exit_code)
-    except Exception as error:  # noqa: BLE001  (the last line of the process: reported, then exit 1)
+        leave(error.exit_code)
+    except Exception as error:  # noqa: BLE001  (the last line of the process: reported, then an exit code)
         traceback.print_exc()
-        _report(files, "died", f"{type(error).__name__}: {error}")
-        sys.exit(1)
+        kind = DiskError.kind if is_disk_failure(error) else "died"
+        _report(files, kind, f"{type(error).__name__}: {error}")
+        leave(exit_code_of(kind) or 1)
 
 
 def _report(files: PolicyFiles, kind: str, message: str) -> None:
-    """Leave the error for the supervisor, unless another rank of this policy was first."""
-    try:
-        with files.failure.open("x", encoding="utf-8") as file:
-            json.dump({"kind": kind, "message": message}, file)
-    except FileExistsError:
-        return
+    """Leave the error for the supervisor, unless another rank of this policy was first, or the disk takes nothing."""
+    with contextlib.suppress(OSError), files.failure.open("x", encoding="utf-8") as file:
+        json.dump({"kind": kind, "message": message}, file)
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    raise RunInterruptedError(f"stopped by {signal.Signals(number).name}")
-
-
-def work(run: RunDirectory, policy: str) -> None:
-    """The life of a rank: prompts, trainer, validation, training, validation, model, result."""
+def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoReturn:
+    """The life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest checkpoint
+    on, if there is one."""
     info = run.info()
     recipe = load(run.recipe)
     rank = int(os.environ.get("RANK", "0"))
     if _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
+    exchange = _exchange(run, recipe, info, policy, attempt)
     heartbeat = Heartbeat(run.exchange / policy, policy)
     if rank == 0:
+        exchange.claim()
         heartbeat.set("loading")
         heartbeat.start()
 
     from mutualrl.training.build import build_trainer, seed_policy
-    from mutualrl.training.callback import MetricsCallback
+    from mutualrl.training.callback import AlreadyTrainedError, MetricsCallback, StopCallback
+    from mutualrl.training.resume import Career, resume_point
     from mutualrl.training.validation import Validator
 
-    trainer, sharing, validation = build_trainer(run, recipe, policy, info, heartbeat)
+    trainer, sharing, validation = build_trainer(run, recipe, policy, info, exchange, heartbeat, lambda: bool(stop))
     validator = Validator(trainer, validation)
     seed_policy(recipe, policy, rank)
     files = run.policy(policy)
+    career = Career(run, policy, attempt, sharing)
+    trainer.checkpointer = career.checkpointer(recipe, info["run_id"])
+    checkpoint = resume_point(trainer, career, files)
     trainer.add_callback(MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps))
-    heartbeat.set("validating")
-    initial = validator()
-    began = time.monotonic()
-    trainer.train()
-    train_seconds = time.monotonic() - began
+    trainer.add_callback(StopCallback(trainer, lambda: bool(stop)))
+    if career.initial_validation is None:
+        heartbeat.set("validating")
+        career.initial_validation = validator()
+    stop.graceful = True
+    career.began = time.monotonic()
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except AlreadyTrainedError:
+        print("mutualrl: trained to the last step before", file=sys.stderr)
+    except RoundAbortedError:
+        heartbeat.set("saving")
+        trainer.save_as_of_step_end()
+        raise
+    if trainer.state.global_step < recipe.run.steps:
+        raise RunInterruptedError(f"stopped after step {trainer.state.global_step}; its checkpoint is complete")
+    stop.graceful = False
+    career.end()
     heartbeat.set("validating")
     final = validator()
     heartbeat.set("saving")
     save_model(trainer, files.model, files.adapter)
     if rank == 0:
-        write_json(
-            files.result,
-            {
-                "initial_validation": initial,
-                "validation": final,
-                "steps": trainer.state.global_step,
-                "rescued_pairs": sum(sharing.uses.values()),
-                "rescued_prompts": len(sharing.uses),
-                "train_seconds": train_seconds,
-                "wait_seconds": sharing.wait_seconds,
-            },
-        )
+        write_json(files.result, career.result(final, trainer.state.global_step))
         heartbeat.stop("finished")
     leave_group(trainer)
 
 
-def leave_group(trainer: Any) -> NoReturn:
-    """Leave the process group together and end this process, with exit code 0. Everything is written by now.
+def _exchange(run: RunDirectory, recipe: Recipe, info: dict[str, Any], policy: str, attempt: int) -> Exchange:
+    patience = Patience(recipe.run.peer_timeout, recipe.run.round_timeout, recipe.run.on_peer_loss)
+    standing = Standing(run.root)
+    return Exchange(run.exchange, policy, info["run_id"], attempt=attempt, patience=patience, standing=standing)
 
-    The interpreter's own end would destroy communication threads that may still run (gloo's, and those of the groups
-    that DeepSpeed makes), which aborts a finished rank now and then (SIGABRT).
-    """
+
+def leave(code: int) -> NoReturn:
+    """End this process now. The interpreter's own end would destroy communication threads that may still run (gloo's,
+    and those of the groups that DeepSpeed makes), which aborts a rank now and then (SIGABRT)."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def leave_group(trainer: Any) -> NoReturn:
+    """Leave the process group together and end this process, with exit code 0. Everything is written by now."""
     from mutualrl.training.vllm_engine import shut_down
 
     trainer.accelerator.wait_for_everyone()
     shut_down(trainer)
     trainer.accelerator.end_training()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    leave(0)
 
 
 def save_model(trainer: Any, directory: Path, adapter: Path) -> None:

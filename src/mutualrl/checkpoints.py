@@ -1,0 +1,223 @@
+"""Checkpoints on disk: complete, or not there at all. No torch.
+
+`<policy>/checkpoints/step-000020/` holds the files of all ranks and, written last, `complete.json` with the size and
+the sha256 of each. It is made under another name and renamed; `latest.json` is replaced atomically after that. A reader
+takes a directory only when every file matches the marker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutualrl.errors import CheckpointDamagedError, DiskError
+from mutualrl.files import read_json, sync_directory, write_json
+
+FORMAT = 1
+MARKER = "complete.json"
+LATEST = "latest.json"
+_NAME = re.compile(r"step-([0-9]{6,})")
+_REPLACED = re.compile(r"\.step-[0-9]{6,}\.replaced")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """Size in bytes and sha256 of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMarker:
+    """What makes a checkpoint complete. `round` is the exchange cursor: the first round that a policy resumed from here
+    reads; no earlier round is needed any more. `progress` is what the policy reports across restarts."""
+
+    run_id: str
+    policy: str
+    step: int
+    round: int
+    attempt: int
+    ranks: int
+    files: dict[str, FileSum]
+    progress: dict[str, Any] = field(default_factory=dict)
+    format: int = FORMAT
+    sha256: str = ""
+
+    def digest(self) -> str:
+        """sha256 over every other field, so that a marker with a changed byte is not taken for a marker."""
+        fields = asdict(self)
+        del fields["sha256"]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The marker as it lies on disk."""
+        return {**asdict(self), "sha256": self.digest()}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> CheckpointMarker:
+        """Parse a marker. Raises KeyError, TypeError or ValueError when it is not one, or was changed."""
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
+        found = cls(**{**value, "files": {name: FileSum(**entry) for name, entry in value["files"].items()}})
+        if found.digest() != found.sha256:
+            raise ValueError("its own sha256 does not match")
+        return found
+
+
+def file_sum(path: Path) -> FileSum:
+    """Size and sha256 of a file, after its bytes are on the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileSum(file.tell(), digest)
+
+
+def relative_files(directory: Path) -> list[str]:
+    """Every file below a directory but the marker, sorted, with `/` between parts."""
+    found = (p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+    return sorted(name for name in found if name != MARKER)
+
+
+class Checkpoints:
+    """The checkpoints of one policy, which it alone writes: complete ones in `<policy>/checkpoints`, the one in the
+    making in `<policy>/trainer`, where transformers writes it."""
+
+    def __init__(self, policy: Path) -> None:
+        self.root = policy / "checkpoints"
+        self.workshop = policy / "trainer"
+
+    def path(self, step: int) -> Path:
+        """Where the complete checkpoint of a step lies."""
+        return self.root / f"step-{step:06d}"
+
+    def staging(self, step: int) -> Path:
+        """Where the checkpoint of a step is made; nobody reads it there. The name is transformers'."""
+        return self.workshop / f"checkpoint-{step}"
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, oldest first. Their bytes are not looked at here."""
+        if not self.root.is_dir():
+            return []
+        matches = (_NAME.fullmatch(p.name) for p in self.root.iterdir() if (p / MARKER).is_file())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def clear_partial(self) -> None:
+        """Remove what an earlier attempt left half made."""
+        if self.workshop.is_dir():
+            shutil.rmtree(self.workshop)
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            if _REPLACED.fullmatch(path.name) or (_NAME.fullmatch(path.name) and not (path / MARKER).exists()):
+                shutil.rmtree(path)
+
+    def require_space(self, step: int, needed: int) -> None:
+        """Raise DiskError naming path and bytes when the disk has less than `needed` bytes free."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.root).free
+        if free < needed:
+            raise DiskError(
+                f"{self.path(step)}: a checkpoint needs {needed:,} bytes, the disk has {free:,} free; make room, or "
+                f"set "
+                "run.keep_checkpoints lower, then: mutualrl train --resume"
+            )
+
+    def size(self) -> int:
+        """Bytes of the newest complete checkpoint; 0 when there is none."""
+        steps = self.steps()
+        return sum(f.bytes for f in self.marker(steps[-1]).files.values()) if steps else 0
+
+    def commit(self, marker: CheckpointMarker) -> Path:
+        """Turn the staged files into the step's checkpoint: marker, rename, `latest`. The files' bytes are on the
+        disk."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        staging, final = self.staging(marker.step), self.path(marker.step)
+        for directory in {staging / Path(name).parent for name in marker.files}:
+            sync_directory(directory)
+        write_json(staging / MARKER, marker.to_json())
+        old = self.root / f".step-{marker.step:06d}.replaced"
+        if final.exists():  # a damaged one, passed over on resume
+            final.replace(old)
+        staging.replace(final)
+        sync_directory(self.root)
+        write_json(self.root / LATEST, {"step": marker.step, "directory": final.name})
+        if old.exists():
+            shutil.rmtree(old)
+        return final
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` complete checkpoints: the marker first, so that none is ever half there."""
+        for step in self.steps()[:-keep]:
+            (self.path(step) / MARKER).unlink()
+            sync_directory(self.path(step))
+            shutil.rmtree(self.path(step))
+
+    def marker(self, step: int) -> CheckpointMarker:
+        """The marker of a step. Raises CheckpointDamagedError when it is missing, changed, or of another format."""
+        path = self.path(step) / MARKER
+        try:
+            value = read_json(path)
+            if value is None:
+                raise ValueError("not there")
+            marker = CheckpointMarker.from_json(value)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointDamagedError(f"{path}: not a checkpoint marker ({error})") from None
+        if marker.step != step:
+            raise CheckpointDamagedError(f"{path}: written for step {marker.step}")
+        return marker
+
+    def verify(self, step: int) -> CheckpointMarker:
+        """The marker of a step whose files were all compared with it. Raises CheckpointDamagedError naming the file."""
+        marker, directory = self.marker(step), self.path(step)
+        found = set(relative_files(directory))
+        for name in sorted(found ^ set(marker.files)):
+            what = "is missing" if name in marker.files else "does not belong there"
+            raise CheckpointDamagedError(f"{directory / name}: {what}")
+        for name, expected in marker.files.items():
+            path = directory / name
+            if path.stat().st_size != expected.bytes:
+                raise CheckpointDamagedError(f"{path}: {path.stat().st_size} bytes, its marker says {expected.bytes}")
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != expected.sha256:
+                raise CheckpointDamagedError(
+                    f"{path}: sha256 {digest[:12]}..., its marker says {expected.sha256[:12]}..."
+                )
+        return marker
+
+    def newest(self, run_id: str, policy: str, say: Callable[[str], None]) -> CheckpointMarker | None:
+        """The newest checkpoint that is whole and this policy's; a damaged one is passed over, and `say` is told
+        why."""
+        for step in reversed(self.steps()):
+            try:
+                marker = self.verify(step)
+                if (marker.run_id, marker.policy) != (run_id, policy):
+                    raise CheckpointDamagedError(
+                        f"{self.path(step)}: of run {marker.run_id!r}, policy {marker.policy!r}, not of this one"
+                    )
+            except CheckpointDamagedError as error:
+                say(f"checkpoint passed over: {error}")
+                continue
+            return marker
+        return None
+
+
+def oldest_cursor(policies: Sequence[Path]) -> int:
+    """The first round that some policy may still need: the smallest cursor in any policy's oldest kept complete
+    checkpoint; 0 where a policy has none. `policies` are the directories of all policies of the pool."""
+    cursors = []
+    for policy in policies:
+        store = Checkpoints(policy)
+        kept = []
+        for step in store.steps():
+            try:
+                kept.append(store.marker(step).round)
+            except CheckpointDamagedError:
+                return 0  # what cannot be read cannot be said to have passed anything
+        cursors.append(min(kept, default=0))
+    return min(cursors, default=0)

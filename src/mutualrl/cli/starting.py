@@ -1,0 +1,28 @@
+"""Which recipe a `train` command means: a new one, or that of the run it goes on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mutualrl.errors import UsageError
+from mutualrl.files import user_path
+from mutualrl.mwra.session import Launch, resumable
+from mutualrl.recipes import Recipe, Request, resolve, revise
+
+
+def recipe_of(request: Request, launch: Launch) -> Recipe:
+    """The resolved recipe of a command. Raises UsageError for flags that contradict each other, and RecipeError."""
+    if launch.resume and launch.clean:
+        raise UsageError("--resume goes on with a run, --clean throws it away; give one of them")
+    if launch.node >= launch.nodes:
+        raise UsageError(f"--node-rank {launch.node}: expected 0 to {launch.nodes - 1} (--nnodes {launch.nodes})")
+    if launch.nodes > 1 and request.run_dir is None:
+        raise UsageError("--nnodes: name the run's directory, on a file system that all nodes share, with --run-dir")
+    if launch.clean and request.run_dir is None:
+        raise UsageError("--clean: name the run to throw away with --run-dir DIR")
+    if not launch.resume or launch.node > 0:
+        return resolve(request)
+    if request.run_dir is None:
+        raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
+    path = user_path(request.run_dir)
+    return revise(resumable(path).recipe, replace(request, run_dir=path))

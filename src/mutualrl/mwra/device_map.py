@@ -1,0 +1,112 @@
+"""A device map: a YAML file that says which policy runs on which devices.
+
+policies:
+  qwen3: {gpus: [0, 1]}
+  phi4: {gpus: [2, 3], memory: 0.6}   # a part of each GPU's memory, where policies share one
+  ada: {node: 1, processes: 2}        # on CPU: how many processes; `nodes: [0, 1]` spans both
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mutualrl.errors import RecipeError
+from mutualrl.mwra.devices import Machine
+from mutualrl.recipes import yaml_file
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Where a policy was put: GPUs on each of its nodes, or processes on CPU; its share of the GPUs' memory."""
+
+    gpus: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = (0,)
+    processes: int | None = None
+    memory: float | None = None
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    gpus: Annotated[list[Annotated[int, Field(ge=0)] | str], Field(max_length=1024)] = []
+    node: Annotated[int, Field(ge=0)] | None = None
+    nodes: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    processes: Annotated[int, Field(ge=1)] | None = None
+    memory: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class _Map(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    policies: dict[str, _Entry] = Field(min_length=1)
+
+
+def read_device_map(path: Path) -> dict[str, Pin]:
+    """The pins of a device map. Raises RecipeError with every problem of its form, by file and key."""
+    try:
+        found = _Map.model_validate(yaml_file.read(path))
+    except ValidationError as error:
+        raise RecipeError(
+            [
+                f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}; expected policies: "
+                f"{{NAME: {{gpus: [0, 1], node: 0, "
+                "memory: 0.5}}"
+                for e in error.errors(include_url=False)
+            ]
+        ) from None
+    pins = {}
+    for name, entry in found.policies.items():
+        if entry.node is not None and entry.nodes is not None:
+            raise RecipeError([f"{path}: policies.{name}: both node and nodes; give one"])
+        nodes = entry.nodes if entry.nodes is not None else [entry.node or 0]
+        pins[name] = Pin(tuple(map(str, entry.gpus)), tuple(nodes), entry.processes, entry.memory)
+    return pins
+
+
+def pin_problems(policies: Sequence[str], machine: Machine, nodes: int, pins: Mapping[str, Pin]) -> list[str]:
+    """What is wrong with a device map on this machine, one line each: policies missing or unknown, devices that are
+    absent or used twice without memory shares, shares over 1."""
+    lines = [f"device map: no entry for policy {name!r}" for name in policies if name not in pins]
+    lines += [
+        f"device map: {name!r} is no policy of the pool; expected: {', '.join(policies)}"
+        for name in pins
+        if name not in policies
+    ]
+    have = ", ".join(machine.gpus) or "none"
+    for name, pin in pins.items():
+        if absent := [gpu for gpu in pin.gpus if gpu not in machine.gpus]:
+            lines.append(f"device map: policy {name!r}: no GPU {', '.join(absent)} here (GPUs of this machine: {have})")
+        if twice := sorted({gpu for gpu in pin.gpus if pin.gpus.count(gpu) > 1}):
+            lines.append(f"device map: policy {name!r} names GPU {', '.join(twice)} twice")
+        if far := [node for node in pin.nodes if node >= nodes]:
+            lines.append(f"device map: policy {name!r}: no node {far[0]} (--nnodes {nodes}: nodes 0 to {nodes - 1})")
+        if pin.gpus and pin.processes is not None:
+            lines.append(f"device map: policy {name!r}: processes are for the CPU; on GPUs there is one a GPU")
+        if machine.gpus and not pin.gpus:
+            lines.append(f"device map: policy {name!r} names no GPU (GPUs of this machine: {have})")
+    return lines + _shared(pins)
+
+
+def _shared(pins: Mapping[str, Pin]) -> list[str]:
+    lines = []
+    for node, gpu in sorted({(node, gpu) for pin in pins.values() for node in pin.nodes for gpu in pin.gpus}):
+        users = {name: pin.memory for name, pin in pins.items() if node in pin.nodes and gpu in pin.gpus}
+        if len(users) < 2:
+            continue
+        shares = [share for share in users.values() if share is not None]
+        if len(shares) < len(users):
+            lines.append(
+                f"device map: GPU {gpu} of node {node} is used by {', '.join(users)}; policies that share a GPU need a "
+                "memory share each, such as memory: 0.5"
+            )
+        elif sum(shares) > 1 + 1e-9:
+            lines.append(
+                f"device map: GPU {gpu} of node {node}: memory shares {' + '.join(f'{share:g}' for share in shares)} = "
+                f"{sum(shares):g}, more than 1"
+            )
+    return lines

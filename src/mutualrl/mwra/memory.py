@@ -1,0 +1,130 @@
+"""How much memory a policy's training takes on each of its GPUs: an estimate from the model's configuration alone."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutualrl.mwra.placement import Seat
+from mutualrl.recipes.schema import Policy, Recipe
+from mutualrl.tiny.cache import PREFIX, path_of
+
+GIB = 2**30
+_WEIGHT, _GRADIENT, _ADAM = 2, 2, 12  # bytes a weight: bf16, bf16, and single precision for master copy and two moments
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes on one GPU: the weights that train, their gradients and optimizer, the reference of the KL term; and the
+    part of the GPU (0 to 1) that colocated vLLM takes for itself. Activations come on top."""
+
+    weights: float
+    optimizer: float
+    reference: float
+    vllm_share: float
+
+    @property
+    def bytes(self) -> float:
+        """Weights, optimizer and reference together."""
+        return self.weights + self.optimizer + self.reference
+
+
+def estimate(
+    parameters: int, ranks: int, strategy: str, *, trained: int | None = None, reference: bool, vllm_share: float
+) -> Estimate:
+    """Bytes on one of `ranks` GPUs. Every strategy keeps 16 bytes for each trained weight (2 weight, 2 gradient, 12
+    AdamW) and 2 for each frozen one; ZeRO-3 divides all of it by the ranks, ZeRO-2 gradients and optimizer, DDP
+    nothing.
+
+    `trained`: fewer than `parameters` where adapters train. Example: 1.5e9 weights on 4 GPUs under ZeRO-3 take
+    16 * 1.5e9 / 4 = 6.0e9 bytes, and 2 * 1.5e9 / 4 = 0.75e9 for the reference.
+    """
+    count = parameters if trained is None else trained
+    frozen = 0 if trained is None else parameters
+    shard = ranks if strategy == "zero3" else 1
+    moments = ranks if strategy in ("zero2", "zero3") else 1
+    return Estimate(
+        weights=_WEIGHT * (count + frozen) / shard,
+        optimizer=(_GRADIENT + _ADAM) * count / moments,
+        reference=_WEIGHT * parameters / shard if reference else 0.0,
+        vllm_share=vllm_share,
+    )
+
+
+def estimate_seat(recipe: Recipe, seat: Seat) -> Estimate | None:
+    """The estimate for a policy on its GPUs; None where its configuration cannot be reached, or it runs on CPU."""
+    if not seat.gpus:
+        return None
+    policy = recipe.policy(seat.policy)
+    settings = recipe.trainer_settings(seat.policy)
+    parameters = parameter_count(policy)
+    if parameters is None:
+        return None
+    lora = recipe.lora_settings(seat.policy)
+    share = 0.0
+    if settings.get("use_vllm") and settings.get("vllm_mode", "colocate") == "colocate":
+        given = float(settings.get("vllm_gpu_memory_utilization", 0.3))
+        share = given * seat.memory if seat.memory is not None else given / seat.tenants
+    return estimate(
+        parameters,
+        seat.processes,
+        seat.strategy,
+        trained=None if lora is None else _adapter_weights(policy, lora.r),
+        reference=lora is None and float(settings.get("beta", 0.0)) > 0,
+        vllm_share=share,
+    )
+
+
+def parameter_count(policy: Policy) -> int | None:
+    """The number of weights that the configuration of a policy's model describes; none is loaded or allocated.
+
+    None when the configuration cannot be reached: a hub model without a network or cache, an embedded one not made yet.
+    """
+    model = _empty_model(policy)
+    return None if model is None else sum(p.numel() for p in model.parameters())  # type: ignore[attr-defined]
+
+
+def _adapter_weights(policy: Policy, rank: int) -> int:
+    model = _empty_model(policy)
+    import torch
+
+    assert model is not None
+    linear = (m for m in model.modules() if isinstance(m, torch.nn.Linear))  # type: ignore[attr-defined]
+    return sum(rank * (m.in_features + m.out_features) for m in linear)
+
+
+def _empty_model(policy: Policy) -> object | None:
+    import torch
+    import transformers
+
+    where = policy.model
+    if where.startswith(PREFIX):
+        where = str(path_of(where.removeprefix(PREFIX)))
+        if not Path(where).is_dir():
+            return None
+    quiet = logging.getLogger("huggingface_hub")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            where, revision=policy.revision or "main", trust_remote_code=policy.trust_remote_code
+        )
+        with torch.device("meta"):
+            model: object = transformers.AutoModelForCausalLM.from_config(
+                config, trust_remote_code=policy.trust_remote_code
+            )
+    except (OSError, ValueError, KeyError):  # not reachable, or not a model that this version of transformers knows
+        return None
+    finally:
+        quiet.setLevel(level)
+    return model
+
+
+def in_words(found: Estimate | None) -> str:
+    """An estimate for a table's cell."""
+    if found is None:
+        return "unknown"
+    text = f"{found.bytes / GIB:.2f} GiB (weights {found.weights / GIB:.2f}, optimizer {found.optimizer / GIB:.2f}"
+    text += f", reference {found.reference / GIB:.2f})" if found.reference else ")"
+    return text + (f" + vLLM {found.vllm_share:.0%} of the GPU" if found.vllm_share else "")

@@ -1,0 +1,137 @@
+"""A run over several machines: one supervisor each, which meet only in the run's directory on a shared file system."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+
+from mutualrl.errors import MachineError, MutualRLError, PeerLostError, UsageError
+from mutualrl.mwra.crew import Crew, finished
+from mutualrl.mwra.placement import Placement, Seat
+from mutualrl.mwra.session import Launch
+from mutualrl.recipes import Recipe
+from mutualrl.recipes.batch import BatchPlan
+from mutualrl.rundir import RunDirectory
+from mutualrl.standing import Standing, Voice, node_file
+
+if TYPE_CHECKING:
+    from typing import Any
+
+JOIN_SECONDS = 600.0
+POLL_SECONDS = 0.2
+
+
+class Stoppable(Protocol):
+    """What can be asked whether to stop."""
+
+    def raise_if_any(self) -> None:
+        """Raise RunInterruptedError once a signal has come."""
+
+
+class Node:
+    """This machine among the run's."""
+
+    def __init__(self, launch: Launch, recipe: Recipe) -> None:
+        self._launch = launch
+        self._recipe = recipe
+        self._standing: Standing | None = None
+        self._last_heard: dict[int, float] = {}
+
+    @property
+    def _others(self) -> list[int]:
+        return [node for node in range(self._launch.nodes) if node != self._launch.node]
+
+    def voice(self, run: RunDirectory, session: int) -> Voice:
+        """What this node's supervisor says."""
+        return Voice(run.root, self._launch.node, session)
+
+    def join(
+        self, path: Path | None, console: Console, request: Stoppable
+    ) -> tuple[RunDirectory, Placement, list[str]]:
+        """Wait until node 0 has begun (or taken up) the run, and take the placement that it wrote."""
+        if path is None:
+            raise UsageError(
+                "--node-rank: name the run's directory, on a file system that all nodes share, with --run-dir"
+            )
+        run, standing = RunDirectory(path), Standing(path)
+        console.print(f"Node {self._launch.node}: waiting for node 0 in {path}", markup=False, highlight=False)
+        deadline = time.monotonic() + JOIN_SECONDS
+        while standing.read(node_file(path, 0)) is None:
+            request.raise_if_any()
+            if time.monotonic() > deadline:
+                raise MachineError(
+                    f"node 0 has not begun the run in {path} within {JOIN_SECONDS:.0f} s; is the directory on a file "
+                    "system that all nodes share?"
+                )
+            time.sleep(POLL_SECONDS)
+        info = run.info()
+        if info.get("nodes") != self._launch.nodes:
+            raise UsageError(f"--nnodes {self._launch.nodes}: the run in {path} has {info.get('nodes')} nodes")
+        seats = tuple(_seat(entry) for entry in info["placement"].values())
+        return run, Placement(seats, ()), []
+
+    def meet(self, run: RunDirectory, console: Console, request: Stoppable, voice: Voice) -> None:
+        """Wait for the other nodes' supervisors."""
+        self._standing = Standing(run.root)
+        missing = set(self._others)
+        if missing:
+            console.print(f"Waiting for node {', '.join(map(str, sorted(missing)))}", markup=False, highlight=False)
+        deadline = time.monotonic() + JOIN_SECONDS
+        while missing := {n for n in missing if self._standing.read(node_file(run.root, n)) is None}:
+            voice.say()
+            request.raise_if_any()
+            if time.monotonic() > deadline:
+                raise MachineError(
+                    f"node {min(missing)} has not joined within {JOIN_SECONDS:.0f} s; start there: mutualrl train "
+                    f"--nnodes "
+                    f"{self._launch.nodes} --node-rank {min(missing)} --run-dir {run.root}"
+                )
+            time.sleep(POLL_SECONDS)
+        now = time.monotonic()
+        self._last_heard = dict.fromkeys(self._others, now)
+
+    def others_active(self, run: RunDirectory, recipe: Recipe) -> bool:
+        """Whether policies of other nodes still run, so that this supervisor stays to see the run's end."""
+        return (
+            bool(self._others)
+            and any((said := self._said(run, node)) is not None and said["outcome"] is None for node in self._others)
+            and len(finished(run, recipe)) < len(recipe.policies)
+        )
+
+    def check(self, run: RunDirectory, recipe: Recipe, crew: Crew) -> None:
+        """Raise when another node failed, or fell silent."""
+        for node in self._others:
+            said = self._said(run, node)
+            if said is not None and (outcome := said["outcome"]) is not None:
+                if outcome.startswith("interrupted"):
+                    crew.stopping = True
+                elif outcome != "finished":
+                    kind, _, words = outcome.partition(": ")
+                    error = MutualRLError(f"node {node} ended the run: {words}")
+                    error.kind, error.exit_code = kind, PeerLostError.exit_code
+                    raise error
+                self._last_heard[node] = time.monotonic()
+            elif said is not None:
+                self._last_heard[node] = time.monotonic()
+            silent = time.monotonic() - self._last_heard[node]
+            if silent > recipe.run.peer_timeout and recipe.run.on_peer_loss == "fail" and not crew.stopping:
+                raise PeerLostError(f"node {node} is lost: its supervisor has been silent for {silent:.0f} s")
+
+    def _said(self, run: RunDirectory, node: int) -> dict[str, Any] | None:
+        assert self._standing is not None
+        return self._standing.read(node_file(run.root, node))
+
+
+def _seat(entry: dict[str, Any]) -> Seat:
+    """A seat as run.json has it."""
+    return Seat(
+        **{
+            **entry,
+            "gpus": tuple(entry["gpus"]),
+            "nodes": tuple(entry["nodes"]),
+            "batch": BatchPlan(**entry["batch"]),
+        }
+    )

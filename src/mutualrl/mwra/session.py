@@ -1,0 +1,186 @@
+"""Beginning a run, and going on with one: what is checked before any process is started.
+
+A session is one `mutualrl train` over a run directory: the first makes it, `--resume` starts another.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mutualrl.errors import PlanMismatchError, RunDirectoryError, UsageError
+from mutualrl.files import read_json, write_atomic, write_json
+from mutualrl.mwra.placement import Placement
+from mutualrl.recipes import Recipe, dump
+from mutualrl.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
+from mutualrl.training.plan import compare
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a run is started, beside its recipe. `nodes`: how many machines; `node`: which of them this is; `address`:
+    where the others reach node 0; `device_map`: a file that says which policy runs where."""
+
+    resume: bool = False
+    clean: bool = False
+    device_map: Path | None = None
+    nodes: int = 1
+    node: int = 0
+    address: str = "127.0.0.1"
+
+
+#: keys that may change between two sessions: they decide how the run is kept and watched, not what it computes
+HARMLESS = frozenset(
+    {
+        "run.max_restarts", "run.peer_timeout", "run.round_timeout", "run.on_peer_loss", "run.keep_checkpoints",
+        "run.keep_rounds", "run.save_every", "run.validate_every", "run.dir", "hardware.gpus", "hardware.note", "pool",
+    }
+)  # fmt: skip
+
+
+def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Keys in which two resolved recipes differ, with both values."""
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    return {
+        key: (before.get(key), after.get(key))
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key) and key != "run.dir"
+    }
+
+
+def _flat(value: Any, at: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        pairs = [(f"{at}.{key}" if at else key, item) for key, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        pairs = [(f"{at}.{item.get('name', i)}", item) for i, item in enumerate(value)]
+    else:
+        return {at: value}
+    return {key: found for path, item in pairs for key, found in _flat(item, path).items()}
+
+
+def accept_changes(old: Recipe, new: Recipe) -> list[str]:
+    """What changed and is harmless, in words. Raises UsageError naming every change that is not."""
+    changed = changed_keys(old, new)
+    refused = [
+        f"{key}: {after!r}, the run has {before!r}" for key, (before, after) in changed.items() if key not in HARMLESS
+    ]
+    if refused:
+        raise UsageError(
+            "--resume: the recipe differs from the run's in what decides its results: " + "; ".join(refused) + ". "
+            "Leave these out to go on as before, or start another run with --run-dir"
+        )
+    return [f"{key} is now {after!r} (was {before!r})" for key, (before, after) in changed.items()]
+
+
+def same_plan(info: dict[str, Any], placement: Placement, plan: dict[str, Any]) -> list[str]:
+    """What differs between sessions and is harmless, in words. Raises UsageError when the prompts, the batch or the
+    number of processes of a policy are not the run's."""
+    try:
+        compare("resumed", plan, info["fingerprint"])
+    except PlanMismatchError as error:
+        raise UsageError(
+            f"--resume: {error}; the data must be what it was, or start another run with --run-dir"
+        ) from None
+    notes = []
+    for seat in placement.seats:
+        before, now = info["placement"][seat.policy], json.loads(json.dumps(asdict(seat)))
+        for key, words in (("processes", "processes"), ("strategy", "strategy"), ("batch", "batch plan")):
+            if before[key] != now[key]:
+                raise UsageError(
+                    f"--resume: policy {seat.policy!r} ran with {words} {before[key]!r}, here it would be "
+                    f"{now[key]!r}; its "
+                    "checkpoints are one part a process: give it the devices that it had (--set hardware.gpus=N, "
+                    "--set launch.processes=N, --device-map FILE), or start another run with --run-dir"
+                )
+        for key in ("gpus", "nodes"):
+            if before.get(key, now[key]) != now[key]:
+                notes.append(f"policy {seat.policy} runs on {key} {now[key]} (before: {before[key]})")
+    for package, version in versions().items():
+        if (old := info["versions"].get(package)) != version:
+            notes.append(f"{package} is {version}, the run began with {old}: results may differ from an unbroken run")
+    return notes
+
+
+def begin(recipe: Recipe, placement: Placement, plan: dict[str, Any], launch: Launch) -> RunDirectory:
+    """Claim a new run's directory and write what the workers read."""
+    info = {
+        "format": FORMAT,
+        "run_id": uuid.uuid4().hex,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": command_line(),
+        "versions": versions(),
+        "seed": recipe.run.seed,
+        "regime": recipe.regime_name,
+        "pool": recipe.pool,
+        "nodes": launch.nodes,
+        "fingerprint": plan,
+        "placement": {seat.policy: asdict(seat) for seat in placement.seats},
+    }
+    run = _claim(recipe, info)
+    keep_recipe(run, recipe)
+    return run
+
+
+def keep_recipe(run: RunDirectory, recipe: Recipe) -> None:
+    """Write the resolved recipe into the run, without its directory: whoever runs it again gets one of their own."""
+    kept = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": None})})
+    write_atomic(run.recipe, f"# {json.dumps(command_line())}\n{dump(kept)}".encode())
+
+
+def _claim(recipe: Recipe, info: dict[str, Any]) -> RunDirectory:
+    """The run's directory: the one asked for, or a new one under runs/ that no other run has taken."""
+    if recipe.run.dir is not None:
+        return create(Path(recipe.run.dir), info)
+    while True:
+        path = default_path(recipe.regime_name, recipe.pool or "pool")
+        try:
+            return create(path, info)
+        except RunDirectoryError:
+            if not path.exists():  # not taken by another run: it cannot be written
+                raise
+
+
+def resumable(path: Path) -> RunDirectory:
+    """The run in `path`, if there is one to go on with. Raises UsageError saying why not."""
+    run = RunDirectory(path)
+    if path.is_symlink():
+        raise UsageError(f"--resume: {path} is a symbolic link; name the directory itself")
+    if not path.is_dir():
+        raise UsageError(f"--resume: nothing to resume, there is no directory {path}; start a run without --resume")
+    info = run.info()
+    if not run.recipe.is_file() or info.get("format", 0) < FORMAT:
+        what = "recipe.yaml is missing" if not run.recipe.is_file() else "an older mutualrl wrote it"
+        raise UsageError(
+            f"--resume: {path} cannot be gone on with ({what}); throw it away with --clean, or name another"
+        )
+    if (holder := holder_of(run.lock(0))) is not None:
+        raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
+    if run.summary.exists():
+        raise UsageError(
+            f"--resume: nothing to resume, the run in {path} is finished (its results: {run.summary}); start another "
+            "with --run-dir, or this one again with --clean"
+        )
+    return run
+
+
+def go_on(run: RunDirectory, recipe: Recipe, placement: Placement) -> None:
+    """Write what a new session changes: the recipe's harmless keys, the devices; and end an earlier request to stop."""
+    keep_recipe(run, recipe)
+    info = run.info()
+    write_json(run.run_json, {**info, "placement": {seat.policy: asdict(seat) for seat in placement.seats}})
+    run.stop_file.unlink(missing_ok=True)
+
+
+def next_session(run: RunDirectory) -> int:
+    """The number of this session, from 0; noted with its command, so that people see how the run was made."""
+    path = run.root / "supervisor" / "sessions.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    value = read_json(path) or {"sessions": []}
+    number = len(value["sessions"])
+    entry = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command_line()}
+    write_json(path, {"sessions": [*value["sessions"], entry]})
+    return number

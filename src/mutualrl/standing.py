@@ -1,0 +1,104 @@
+"""What the supervisors of a run say about its policies. One file a node, `<run>/supervisor/node-<k>.json`, which that
+node's supervisor alone writes; peers read it to tell a policy that is being restarted from one that is gone for good.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mutualrl.files import read_json, write_json
+
+BEAT_SECONDS = 0.5
+STALE_SECONDS = 5.0  # a supervisor whose counter stood still for so long says nothing any more
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The last word about a policy: `state` is running, restarting, lost or finished; `attempt` counts its starts;
+    `rendezvous` is where the agents of a group over several nodes meet."""
+
+    state: str = "unknown"
+    attempt: int = 0
+    rendezvous: str = ""
+
+
+def node_file(run: Path, node: int) -> Path:
+    """Where the supervisor of a node speaks."""
+    return run / "supervisor" / f"node-{node}.json"
+
+
+class Voice:
+    """A supervisor's own file: call `say` when something changed, and at least twice a second."""
+
+    def __init__(self, run: Path, node: int, session: int) -> None:
+        self._path = node_file(run, node)
+        self._session = session
+        self._counter = 0
+        self._next = 0.0
+        self.words: dict[str, Word] = {}
+        self._outcome: str | None = None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def tell(self, policy: str, word: Word) -> None:
+        """Say something new about a policy, at once."""
+        self.words[policy] = word
+        self._next = 0.0
+        self.say()
+
+    def conclude(self, outcome: str) -> None:
+        """Say how the run ended here: `finished`, or an error's kind and words. The last word."""
+        self._outcome = outcome
+        self._next = 0.0
+        self.say()
+
+    def say(self) -> None:
+        """Raise the counter, if it is time."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + BEAT_SECONDS
+        self._counter += 1
+        state: dict[str, Any] = {
+            "counter": self._counter,
+            "session": self._session,
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "outcome": self._outcome,
+            "policies": {name: asdict(word) for name, word in self.words.items()},
+        }
+        write_json(self._path, state, durable=False)
+
+
+class Standing:
+    """A reader of all supervisors' words, on its own monotonic clock. A word of a supervisor that fell silent, or of
+    one that has not spoken since this reader began, is not believed."""
+
+    def __init__(self, run: Path) -> None:
+        self._directory = run / "supervisor"
+        self._seen: dict[str, tuple[Any, float, bool]] = {}
+
+    def of(self, policy: str) -> Word:
+        """The last word about a policy; state `unknown` when no living supervisor speaks of it."""
+        for path in sorted(self._directory.glob("node-*.json")):
+            state = self.read(path)
+            if state is not None and policy in state["policies"]:
+                return Word(**state["policies"][policy])
+        return Word()
+
+    def read(self, path: Path) -> dict[str, Any] | None:
+        """What a supervisor says, or None when it is not (yet) known to be alive."""
+        now = time.monotonic()
+        state = read_json(path)
+        if state is None:
+            return None
+        mark = (state["session"], state["counter"])
+        before, at, moved = self._seen.get(path.name, (mark, now, False))
+        if mark != before:
+            at, moved = now, True
+        self._seen[path.name] = (mark, at, moved)
+        alive = now - at < STALE_SECONDS or state["outcome"] is not None
+        return state if moved and alive else None

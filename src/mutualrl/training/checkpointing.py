@@ -1,0 +1,113 @@
+"""Saving a policy's checkpoint whole: transformers writes the files, every rank sums its share, the main rank
+commits."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+
+from mutualrl.checkpoints import CheckpointMarker, Checkpoints, file_sum, relative_files
+from mutualrl.errors import DiskError
+from mutualrl.files import is_disk_failure
+from mutualrl.training.state import save_state
+
+
+@dataclass
+class Checkpointer:
+    """Where and as what a trainer's checkpoints are kept. `progress` gives what the policy reports across restarts;
+    `on_commit` is called on the main rank when a checkpoint is complete."""
+
+    store: Checkpoints
+    run_id: str
+    policy: str
+    attempt: int
+    keep: int
+    progress: Callable[[], dict[str, Any]]
+    on_commit: Callable[[], None] = lambda: None
+
+    def save(self, trainer: Any, write: Callable[[], None]) -> None:
+        """Save the trainer as of its last step. `write` is transformers' own saving. A step saved before is left alone.
+
+        Raises DiskError with the path and the bytes needed when it cannot be written; what was complete stays so.
+        """
+        step, accelerator = trainer.state.global_step, trainer.accelerator
+        if step in self.store.steps():
+            return
+        staging = self.store.staging(step)
+        if accelerator.is_main_process:
+            self.store.require_space(step, self.store.size() or estimated_bytes(trainer))
+            if staging.exists():
+                shutil.rmtree(staging)
+        accelerator.wait_for_everyone()
+        try:
+            write()
+            save_state(trainer, staging)
+            accelerator.wait_for_everyone()
+            self._commit(trainer, staging)
+        except Exception as error:
+            if not is_disk_failure(error):
+                raise
+            shutil.rmtree(staging, ignore_errors=True)
+            raise DiskError(
+                f"{self.store.path(step)}: cannot be written ({error}); a checkpoint needs "
+                f"{self.store.size() or estimated_bytes(trainer):,} bytes, the disk has "
+                f"{shutil.disk_usage(self.store.root).free:,} free; earlier checkpoints are whole. When there is room: "
+                "mutualrl train --resume"
+            ) from error
+        accelerator.wait_for_everyone()
+
+    def _commit(self, trainer: Any, staging: Path) -> None:
+        accelerator = trainer.accelerator
+        share = relative_files(staging)[accelerator.process_index :: accelerator.num_processes]
+        sums = dict(gather_object([(name, file_sum(staging / name)) for name in share]))
+        if not accelerator.is_main_process:
+            return
+        every = trainer.args.steps_per_generation * trainer.num_iterations
+        marker = CheckpointMarker(
+            run_id=self.run_id,
+            policy=self.policy,
+            step=trainer.state.global_step,
+            round=-(-trainer._step // every),
+            attempt=self.attempt,
+            ranks=accelerator.num_processes,
+            files=dict(sorted(sums.items())),
+            progress=self.progress(),
+        )
+        self.store.commit(marker)
+        self.store.prune(self.keep)
+        self.on_commit()
+
+
+def estimated_bytes(trainer: Any) -> int:
+    """Size of a first checkpoint: the weights, and two moments in single precision for each that is trained."""
+    total = 0
+    for p in trainer.model.parameters():
+        count = getattr(p, "ds_numel", p.numel())
+        total += count * p.element_size() + (8 * count if p.requires_grad else 0)
+    return total
+
+
+RandomState = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
+
+
+def random_state() -> RandomState:
+    """The states of all generators that training draws from: Python, NumPy, torch, and torch on each GPU."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), gpus
+
+
+def set_random_state(state: RandomState) -> None:
+    """Put all generators back."""
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+    if state[3]:
+        torch.cuda.set_rng_state_all(state[3])

@@ -1,0 +1,120 @@
+"""One policy's way through a run over its restarts: where it goes on, what it saves and reports, what it frees."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from mutualrl.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
+from mutualrl.errors import PlanMismatchError
+from mutualrl.recipes import Recipe
+from mutualrl.rundir import PolicyFiles, RunDirectory
+from mutualrl.see import retention
+from mutualrl.training.callback import keep_until
+from mutualrl.training.checkpointing import Checkpointer
+from mutualrl.training.sharing import Sharing
+
+
+class Career:
+    """What a policy reports across restarts: its first validation, its training time, what it waited for."""
+
+    def __init__(self, run: RunDirectory, policy: str, attempt: int, sharing: Sharing) -> None:
+        self.run = run
+        self.policy = policy
+        self.attempt = attempt
+        self.sharing = sharing
+        self.initial_validation: dict[str, Any] | None = None
+        self.began: float | None = None
+        self._seconds = 0.0
+        self._resumed_from: list[int] = []
+
+    def checkpointer(self, recipe: Recipe, run_id: str) -> Checkpointer:
+        """The keeper of this policy's checkpoints. With each one, the policy's rounds that nobody needs any more go."""
+
+        def free_rounds() -> None:
+            if recipe.run.keep_rounds is not None:
+                needed = oldest_cursor([self.run.policy(p.name).root for p in recipe.policies])
+                retention.collect(self.run.exchange / self.policy, needed, recipe.run.keep_rounds)
+
+        return Checkpointer(
+            store=Checkpoints(self.run.policy(self.policy).root),
+            run_id=run_id,
+            policy=self.policy,
+            attempt=self.attempt,
+            keep=recipe.run.keep_checkpoints,
+            progress=self.progress,
+            on_commit=free_rounds,
+        )
+
+    def progress(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {
+            "initial_validation": self.initial_validation,
+            "train_seconds": self.train_seconds,
+            "resumed_from": self._resumed_from,
+        }
+
+    def go_on(self, marker: CheckpointMarker) -> None:
+        """Take up what a checkpoint kept."""
+        self.initial_validation = marker.progress["initial_validation"]
+        self._seconds = marker.progress["train_seconds"]
+        self._resumed_from = [*marker.progress["resumed_from"], marker.step]
+
+    def end(self) -> None:
+        """Training is over: its clock stops."""
+        self._seconds, self.began = self.train_seconds, None
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds spent in training by all attempts, up to now."""
+        return self._seconds + (0.0 if self.began is None else time.monotonic() - self.began)
+
+    def result(self, validation: dict[str, Any], steps: int) -> dict[str, Any]:
+        """What the policy reports at its end."""
+        sharing = self.sharing
+        return {
+            "initial_validation": self.initial_validation,
+            "validation": validation,
+            "steps": steps,
+            "rescued_pairs": sum(sharing.uses.values()),
+            "rescued_prompts": len(sharing.uses),
+            "train_seconds": self.train_seconds,
+            "wait_seconds": sharing.wait_seconds,
+            "waited_for": dict(sorted(sharing.waited_for.items())),
+            "lost_peers": sharing.absences.away(),
+            "attempts": self.attempt + 1,
+            "resumed_from": self._resumed_from,
+        }
+
+
+def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None:
+    """The checkpoint that all ranks go on from, or None to begin at the start; metrics after it are taken out.
+
+    Raises PlanMismatchError when it was made by another number of ranks.
+    """
+    accelerator = trainer.accelerator
+    store, checkpointer = Checkpoints(files.root), trainer.checkpointer
+    answer: list[CheckpointMarker | None] = [None]
+    if accelerator.is_main_process:
+        store.clear_partial()
+        answer = [store.newest(checkpointer.run_id, checkpointer.policy, _say)]
+        keep_until(files.metrics, 0 if answer[0] is None else answer[0].step)
+    marker = broadcast_object_list(answer, from_process=0)[0]
+    if marker is None:
+        return None
+    if marker.ranks != accelerator.num_processes:
+        raise PlanMismatchError(
+            f"policy {career.policy!r}: the checkpoint of step {marker.step} was made by {marker.ranks} ranks, this is "
+            f"a "
+            f"group of {accelerator.num_processes}; start it with as many as before"
+        )
+    career.go_on(marker)
+    _say(f"policy {career.policy!r}, attempt {career.attempt}: going on from the checkpoint of step {marker.step}")
+    return str(store.path(marker.step))
+
+
+def _say(words: str) -> None:
+    print(f"mutualrl: {words}", file=sys.stderr, flush=True)
