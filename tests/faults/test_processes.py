@@ -3,78 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from runs import Run, members, wait_until
 
 pytestmark = pytest.mark.slow
-
-
-def members(run: Path) -> list[psutil.Process]:
-    """All processes that carry the run directory in their arguments."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if f"--run-dir={run}" in (process.info["cmdline"] or []):
-            found.append(process)
-    return found
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
-def steps_of(run: Path, policy: str) -> int:
-    path = run / "policies" / policy / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-class Run:
-    """A training run in the background."""
-
-    def __init__(self, directory: Path, *extra: str) -> None:
-        self.path = directory / "r"
-        self.errors = directory / "stderr.txt"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3000",
-             "--set", "run.validate_every=0", "--run-dir", str(self.path), *extra],
-            stdout=subprocess.DEVNULL, stderr=self.errors.open("wb"), env={**os.environ, "COLUMNS": "200"},
-        )  # fmt: skip
-
-    def until_training(self) -> None:
-        wait_until(lambda: min(steps_of(self.path, "ada"), steps_of(self.path, "bob")) >= 2, 120)
-
-    def worker(self, policy: str) -> psutil.Process:
-        (found,) = [
-            p
-            for p in members(self.path)
-            if f"--policy={policy}" in p.cmdline() and "mutualrl.training.worker" in p.cmdline()
-        ]
-        return found
 
 
 @pytest.fixture
 def run(tiny: dict[str, Path], tmp_path: Path) -> object:
     started: list[Run] = []
 
-    def start(*extra: str) -> Run:
-        started.append(Run(tmp_path, *extra))
+    def start(*extra: str, restarts: int = 0) -> Run:
+        short = ("--steps", "3000", "--set", "run.validate_every=0", "--set", f"run.max_restarts={restarts}")
+        started.append(Run(tmp_path, *short, *extra))
         return started[-1]
 
     yield start
     for each in started:
-        each.process.kill()
-        for process in members(each.path):
-            process.kill()
+        each.end()
 
 
 def test_every_process_carries_the_run_directory(run: Callable[..., Run]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from mutualrl.cli.doctor import doctor
 from mutualrl.cli.evaluate import evaluate
+from mutualrl.cli.exchange import exchange
 from mutualrl.cli.recipes import recipes
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
@@ -18,7 +20,9 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("thl-check")(thl_check)
+app.command("doctor")(doctor)
 app.add_typer(recipes, name="recipes")
+app.add_typer(exchange, name="exchange")
 
 
 def _version(value: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -9,14 +10,15 @@ from rich.console import Console
 from rich.table import Table
 
 from mutualrl.cli.output import emit
-from mutualrl.errors import MutualRLError
+from mutualrl.errors import DataError, MutualRLError
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.devices import Machine, this_machine
 from mutualrl.mwra.memory import Estimate, estimate_seat, in_words
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.requirements import lacking
-from mutualrl.mwra.session import Launch
+from mutualrl.mwra.session import Launch, counted
 from mutualrl.recipes import Recipe, dump
+from mutualrl.training.plan import load_prompts
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
@@ -35,6 +37,7 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
         meant = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
         add(f"the recipe's hardware: {recipe.hardware.gpus} GPUs" + _a_node(launch), meant)
     add(f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores" + _a_node(launch), machine)
+    recipe = _with_steps(recipe, planned.values())
     missing = lacking(recipe, machine)
     memory = {
         where: {seat.policy: estimate_seat(recipe, seat) for seat in placement.seats}
@@ -57,6 +60,17 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
         console.print(_table(where, placement, memory.get(where, {})))
     for line in missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _with_steps(recipe: Recipe, planned: Iterable[Placement | str]) -> Recipe:
+    """The recipe with its epochs worked out, where its data are there; else as it is."""
+    seat = next((p.seats[0] for p in planned if isinstance(p, Placement)), None)
+    if recipe.run.epochs is None or seat is None:
+        return recipe
+    try:
+        return counted(recipe, seat.batch, len(load_prompts(recipe, "train")))
+    except DataError:
+        return recipe
 
 
 def _a_node(launch: Launch) -> str:

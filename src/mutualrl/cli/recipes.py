@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,17 +15,29 @@ recipes = typer.Typer(help="The recipes that ship with mutualrl.", no_args_is_he
 
 
 def _headline(text: str) -> str:
-    first = text.partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+    lines = [line.removeprefix("#").strip() for line in text.splitlines() if not line.startswith("#!")]
+    return lines[0] if lines and text.startswith("#") else ""
+
+
+def _known(name: str) -> list[tuple[str, str, Path]]:
+    """What ships under a name (`sgt`, or `paper/2qwen-sgt` with its kind). Raises UsageError naming all there is."""
+    from mutualrl.errors import UsageError
+    from mutualrl.recipes import shipped, templates
+
+    every = [*shipped(), *templates()]
+    found = [entry for entry in every if name in (entry[1], f"{entry[0]}/{entry[1]}")]
+    if not found:
+        raise UsageError(f"no recipe {name!r}; there are: {', '.join(sorted(f'{kind}/{n}' for kind, n, _ in every))}")
+    return found
 
 
 @recipes.command("ls")
 @reports_errors
 def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False) -> None:
-    """List pools, regimes and tasks."""
-    from mutualrl.recipes import shipped
+    """List pools, regimes, tasks, the paper's runs and batch scripts."""
+    from mutualrl.recipes import shipped, templates
 
-    rows = [(kind, name, path, _headline(path.read_text("utf-8"))) for kind, name, path in shipped()]
+    rows = [(k, n, path, _headline(path.read_text("utf-8"))) for k, n, path in (*shipped(), *templates())]
     if as_json:
         emit({"recipes": [{"kind": k, "name": n, "path": str(p), "about": a} for k, n, p, a in rows]})
         return
@@ -41,15 +54,46 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Print a recipe as it ships."""
-    from mutualrl.errors import UsageError
-    from mutualrl.recipes import shipped
     from mutualrl.recipes.yaml_file import read
 
-    found = [(kind, path) for kind, known, path in shipped() if known == name]
-    if not found:
-        raise UsageError(f"no recipe {name!r}; there are: {', '.join(sorted({n for _, n, _ in shipped()}))}")
+    found = _known(name)
     if as_json:
-        emit({"recipes": [{"kind": kind, "path": str(path), "content": read(path)} for kind, path in found]})
+        contents = [read(path) if path.suffix == ".yaml" else path.read_text("utf-8") for _, _, path in found]
+        emit(
+            {
+                "recipes": [
+                    {"kind": k, "path": str(p), "content": c} for (k, _, p), c in zip(found, contents, strict=True)
+                ]
+            }
+        )
         return
-    for _, path in found:
+    for _, _, path in found:
         typer.echo(path.read_text("utf-8"), nl=False)
+
+
+@recipes.command("cp")
+@reports_errors
+def cp(
+    name: Annotated[str, typer.Argument(help="Name of a recipe or batch script, such as paper/2qwen-sgt.")],
+    target: Annotated[Path, typer.Argument(help="A directory, or the new file's name.")] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Copy a recipe or a batch script, to be changed."""
+    from mutualrl.errors import UsageError
+    from mutualrl.files import user_path
+
+    found = _known(name)
+    if len(found) > 1:
+        raise UsageError(f"{name!r} is the name of several: {', '.join(f'{k}/{n}' for k, n, _ in found)}; name one")
+    source = found[0][2]
+    path = user_path(target)
+    path = path / source.name if path.is_dir() else path
+    if path.exists():
+        raise UsageError(f"{path} is there already; name another file, or remove it")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no directory {path.parent}")
+    path.write_bytes(source.read_bytes())
+    if as_json:
+        emit({"copied": str(path)})
+    else:
+        Console().print(f"copied to {path}", markup=False, highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutualrl.hub import hub_problem
 from mutualrl.mwra.placement import Seat
 from mutualrl.recipes.schema import Policy, Recipe
 from mutualrl.tiny.cache import PREFIX, path_of
@@ -98,17 +99,22 @@ def _empty_model(policy: Policy) -> object | None:
     import torch
     import transformers
 
-    where = policy.model
+    where, local = policy.model, True
     if where.startswith(PREFIX):
         where = str(path_of(where.removeprefix(PREFIX)))
         if not Path(where).is_dir():
             return None
+    elif not Path(where).is_dir():
+        local = hub_problem() is not None
     quiet = logging.getLogger("huggingface_hub")
     level = quiet.level
     quiet.setLevel(logging.CRITICAL)
     try:
         config = transformers.AutoConfig.from_pretrained(
-            where, revision=policy.revision or "main", trust_remote_code=policy.trust_remote_code
+            where,
+            revision=policy.revision or "main",
+            trust_remote_code=policy.trust_remote_code,
+            local_files_only=local,
         )
         with torch.device("meta"):
             model: object = transformers.AutoModelForCausalLM.from_config(

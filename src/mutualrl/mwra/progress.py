@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,6 +32,7 @@ class PolicyProgress:
     waited: float = 0.0
     validation: dict[str, float] = field(default_factory=dict)
     offset: int = 0
+    file: int = 0
 
     def update(self, run: RunDirectory, policy: str) -> None:
         """Read what is new in the policy's metrics and heartbeat."""
@@ -39,6 +41,8 @@ class PolicyProgress:
             self.phase = str(state["phase"])
         try:
             with run.policy(policy).metrics.open("rb") as file:
+                if self.file != (inode := os.fstat(file.fileno()).st_ino):  # a restarted policy has cut it
+                    self.file, self.offset, self.waited = inode, 0, 0.0
                 file.seek(self.offset)
                 text = file.read()
         except FileNotFoundError:

@@ -16,6 +16,7 @@ from mutualrl.errors import PlanMismatchError, RunDirectoryError, UsageError
 from mutualrl.files import read_json, write_atomic, write_json
 from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
+from mutualrl.recipes.batch import BatchPlan
 from mutualrl.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
 from mutualrl.training.plan import compare
 
@@ -103,6 +104,13 @@ def same_plan(info: dict[str, Any], placement: Placement, plan: dict[str, Any]) 
         if (old := info["versions"].get(package)) != version:
             notes.append(f"{package} is {version}, the run began with {old}: results may differ from an unbroken run")
     return notes
+
+
+def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
+    """The recipe with its epochs worked out in optimizer steps. Prompts that turn out too long for some policy make an
+    epoch a little shorter than counted here."""
+    iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
+    return recipe.with_steps(prompts, batch.prompts, batch.optimizer_steps * iterations)
 
 
 def begin(recipe: Recipe, placement: Placement, plan: dict[str, Any], launch: Launch) -> RunDirectory:

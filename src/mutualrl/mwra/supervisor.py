@@ -25,7 +25,7 @@ from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.prepare import prepare
 from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.requirements import require
-from mutualrl.mwra.session import Launch, accept_changes, begin, go_on, next_session, resumable, same_plan
+from mutualrl.mwra.session import Launch, accept_changes, begin, counted, go_on, next_session, resumable, same_plan
 from mutualrl.recipes import Recipe, load
 from mutualrl.rundir import RunDirectory, check_free, clean, hold
 from mutualrl.tiny.cache import embedded, require_writable
@@ -43,8 +43,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
     launch, began = launch or Launch(), time.monotonic()
     with stop_signals() as request:
         run, placement, notes = _open(recipe, launch, console, request)
-        if launch.node != 0:
-            recipe = load(run.recipe)  # node 0 has settled it
+        recipe = load(run.recipe)  # as node 0 has settled it
         with hold(run.lock(launch.node), str(run.root)):
             session = next_session(run) if launch.node == 0 else 0
             end([], marks=[str(run.root)], grace=0)  # what a supervisor that was killed a moment ago left
@@ -74,12 +73,12 @@ def _open(
                 "--resume: name the run with --run-dir DIR (the command that began it printed the directory)"
             )
         run = resumable(path)
-        notes += accept_changes(load(run.recipe), recipe)
     elif path is not None and not launch.clean:
         check_free(path)
     machine = this_machine()
-    placement, plan = planned(recipe, machine, launch)
+    recipe, placement, plan = planned(recipe, machine, launch)
     if run is not None:
+        notes += accept_changes(load(run.recipe), recipe)
         notes += same_plan(run.info(), placement, plan)
         with hold(run.lock(0), str(run.root)):
             go_on(run, recipe, placement)
@@ -90,9 +89,9 @@ def _open(
     return run, placement, [*placement.notes, *notes]
 
 
-def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Placement, dict[str, Any]]:
-    """Where the policies run, and the batch plan that all of them must have. Raises what a look at the machine, the
-    data and the cache can find wrong."""
+def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, dict[str, Any]]:
+    """The recipe with its steps counted, where the policies run, and the batch plan that all of them must have. Raises
+    what a look at the machine, the data and the cache can find wrong."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(recipe, machine, launch.nodes, pins)
@@ -101,7 +100,8 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Placement
     batch = placement.seats[0].batch
     require_enough(prompts, batch)
     require_writable(embedded(p.model for p in recipe.policies))
-    return placement, fingerprint(recipe, batch, prompts)
+    recipe = counted(recipe, batch, len(prompts))
+    return recipe, placement, fingerprint(recipe, batch, prompts)
 
 
 class StopSignals:

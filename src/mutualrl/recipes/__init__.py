@@ -1,7 +1,7 @@
 """The recipe: its schema, its loading, and the recipes that ship with mutualrl. No torch."""
 
-from mutualrl.recipes.layers import recipe_root, shipped
+from mutualrl.recipes.layers import recipe_root, shipped, templates
 from mutualrl.recipes.resolve import Request, dump, load, resolve, revise
 from mutualrl.recipes.schema import Policy, Recipe
 
-__all__ = ["Policy", "Recipe", "Request", "dump", "load", "recipe_root", "resolve", "revise", "shipped"]
+__all__ = ["Policy", "Recipe", "Request", "dump", "load", "recipe_root", "resolve", "revise", "shipped", "templates"]

@@ -11,7 +11,7 @@ from mutualrl.errors import RecipeError, UsageError
 from mutualrl.files import user_path
 from mutualrl.recipes import yaml_file
 
-KINDS = ("pools", "regimes", "tasks")
+KINDS = ("pools", "regimes", "tasks", "paper")
 
 
 def recipe_root() -> Path:
@@ -26,6 +26,23 @@ def shipped() -> Iterator[tuple[str, str, Path]]:
     for kind in KINDS:
         for path in sorted((recipe_root() / kind).glob("*.yaml")):
             yield kind, path.stem, path
+
+
+def templates() -> Iterator[tuple[str, str, Path]]:
+    """What ships beside the recipes, in the same form: batch scripts of cluster schedulers."""
+    for path in sorted((recipe_root() / "slurm").glob("*.sbatch")):
+        yield "slurm", path.stem, path
+
+
+def recipe_file(path: Path) -> Path:
+    """The file that `mutualrl train RECIPE` means: a path as it is, or `paper/NAME` for a shipped one.
+
+    Raises RecipeError naming those there are when it is neither.
+    """
+    text = str(path)
+    if path.exists() or not text.startswith("paper/") or text.endswith((".yaml", ".yml")):
+        return path
+    return find("paper", text.removeprefix("paper/"))
 
 
 def find(kind: str, name: str) -> Path:
@@ -55,7 +72,13 @@ class Layers:
     source: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def add(self, layer: dict[str, Any], source: str) -> None:
-        """Lay `layer` over what is there: mappings merge key by key, anything else replaces."""
+        """Lay `layer` over what is there: mappings merge key by key, anything else replaces. A run's length is given in
+        steps or in epochs: whichever comes last counts."""
+        run, before = layer.get("run"), self.value.get("run")
+        if isinstance(run, dict) and isinstance(before, dict):
+            for given, other in (("steps", "epochs"), ("epochs", "steps")):
+                if given in run and other not in run:
+                    before.pop(other, None)
         self._merge(self.value, layer, (), source)
 
     def add_file(self, path: Path) -> None:

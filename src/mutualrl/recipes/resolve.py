@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from mutualrl.errors import RecipeError
 from mutualrl.files import user_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch import OWN_BATCHING
-from mutualrl.recipes.layers import Layers, find, named, shipped
+from mutualrl.recipes.layers import Layers, find, named, recipe_file, shipped
 from mutualrl.recipes.ratios import aggregation_problem, prp_problems, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
     HardwareSection,
@@ -72,6 +72,8 @@ def resolve(request: Request) -> Recipe:
 
     Raises RecipeError with every problem found, each with its source, key, and what was expected.
     """
+    if request.recipe is not None:
+        request = replace(request, recipe=recipe_file(request.recipe))
     own = {} if request.recipe is None else named(yaml_file.read(request.recipe), str(request.recipe))
     wishes = Layers()
     for assignment in request.assignments:

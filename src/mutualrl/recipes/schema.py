@@ -111,6 +111,11 @@ class RunSection(Section):
     """The run as a whole. Times are in seconds."""
 
     steps: int = Field(100, ge=1, le=10**9, description="optimizer steps")
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="passes over the training prompts, in place of steps: a run works out its steps from them",
+    )
     seed: int = Field(0, ge=0, le=2**31 - 1)
     dir: UserPath | None = None
     validate_every: int = Field(5, ge=0, description="optimizer steps between validations; 0: at both ends only")
@@ -183,6 +188,14 @@ class Recipe(Section):
     def regime_name(self) -> str:
         """Name of the regime."""
         return str(self.regime.get("name", "grpo"))
+
+    def with_steps(self, prompts: int, prompts_a_round: int, steps_a_round: int) -> Recipe:
+        """The recipe with `run.epochs` worked out: `run.steps = epochs * (prompts // prompts_a_round) * steps_a_round`.
+        One that counts steps stays as it is."""
+        if self.run.epochs is None:
+            return self
+        steps = self.run.epochs * (prompts // prompts_a_round) * steps_a_round
+        return self.model_copy(update={"run": self.run.model_copy(update={"steps": max(steps, 1), "epochs": None})})
 
     def policy(self, name: str) -> Policy:
         """The policy of that name. Raises KeyError when there is none."""

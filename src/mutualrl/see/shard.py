@@ -48,6 +48,10 @@ class Shard:
         array = self._array("y_text")
         return [array[row].as_py() for row in rows]
 
+    def table(self) -> pa.Table:
+        """All records with every column that this version knows; more than one part follow each other in rank order."""
+        return pa.concat_tables([file.read(columns=SCHEMA.names, use_threads=False) for file in self._files])
+
     def _array(self, name: str) -> pa.ChunkedArray:
         if name not in self._arrays:
             tables = [file.read(columns=[name], use_threads=False) for file in self._files]

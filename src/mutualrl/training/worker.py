@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
 from mutualrl.files import is_disk_failure, write_json
@@ -24,6 +24,9 @@ from mutualrl.see import Exchange, Heartbeat, Patience
 from mutualrl.standing import Standing
 from mutualrl.stopping import StopRequest
 from mutualrl.watch import watch_parent
+
+if TYPE_CHECKING:
+    from mutualrl.training.resume import Career
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,7 +79,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
         heartbeat.start()
 
     from mutualrl.training.build import build_trainer, seed_policy
-    from mutualrl.training.callback import AlreadyTrainedError, MetricsCallback, StopCallback
+    from mutualrl.training.callback import MetricsCallback, StopCallback
     from mutualrl.training.resume import Career, resume_point
     from mutualrl.training.validation import Validator
 
@@ -92,20 +95,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     if career.initial_validation is None:
         heartbeat.set("validating")
         career.initial_validation = validator()
-    stop.graceful = True
-    career.began = time.monotonic()
-    try:
-        trainer.train(resume_from_checkpoint=checkpoint)
-    except AlreadyTrainedError:
-        print("mutualrl: trained to the last step before", file=sys.stderr)
-    except RoundAbortedError:
-        heartbeat.set("saving")
-        trainer.save_as_of_step_end()
-        raise
-    if trainer.state.global_step < recipe.run.steps:
-        raise RunInterruptedError(f"stopped after step {trainer.state.global_step}; its checkpoint is complete")
-    stop.graceful = False
-    career.end()
+    _train(trainer, career, checkpoint, stop, heartbeat)
     heartbeat.set("validating")
     final = validator()
     heartbeat.set("saving")
@@ -114,6 +104,26 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
         write_json(files.result, career.result(final, trainer.state.global_step))
         heartbeat.stop("finished")
     leave_group(trainer)
+
+
+def _train(trainer: Any, career: Career, checkpoint: str | None, stop: StopRequest, heartbeat: Heartbeat) -> None:
+    """Train to the last step. Asked to stop, it leaves a complete checkpoint and raises RunInterruptedError."""
+    from mutualrl.training.callback import AlreadyTrainedError
+
+    stop.graceful = True
+    career.began = time.monotonic()
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except AlreadyTrainedError:
+        print("mutualrl: it was trained to its last step before", file=sys.stderr)
+    except RoundAbortedError:
+        heartbeat.set("saving")
+        trainer.save_as_of_step_end()
+        raise
+    if trainer.state.global_step < trainer.args.max_steps:
+        raise RunInterruptedError(f"stopped after step {trainer.state.global_step}; its checkpoint is complete")
+    stop.graceful = False
+    career.end()
 
 
 def _exchange(run: RunDirectory, recipe: Recipe, info: dict[str, Any], policy: str, attempt: int) -> Exchange:

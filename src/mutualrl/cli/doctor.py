@@ -1,0 +1,51 @@
+"""`mutualrl doctor`: is this machine ready for a run?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mutualrl.cli.output import emit, reports_errors
+
+
+@reports_errors
+def doctor(
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where a run would be kept: its file system is probed (here by default).", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Check versions, devices, NCCL, vLLM, the hub, shared memory, ports and the file system. Exits 4 when one
+    fails."""
+    from dataclasses import asdict
+
+    from mutualrl.display import cell
+    from mutualrl.errors import MachineError, UsageError
+    from mutualrl.files import user_path
+    from mutualrl.mwra.doctor import examine
+
+    wanted = user_path(run_dir or Path())
+    directory = next((p for p in (wanted, *wanted.parents) if p.exists()), Path("/"))
+    if not directory.is_dir():
+        raise UsageError(f"--run-dir {run_dir}: {directory} is a file")
+    rows = list(examine(directory))
+    failed = [row.check for row in rows if row.status == "fail"]
+    if as_json:
+        emit({"ok": not failed, "checks": [asdict(row) for row in rows]})
+        if failed:
+            raise typer.Exit(MachineError.exit_code)
+        return
+    table = Table("", "check", "found", "what to do")
+    colors = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
+    for row in rows:
+        table.add_row(colors[row.status], cell(row.check), cell(row.found), cell(row.advice))
+    Console().print(table)
+    if failed:
+        raise MachineError(f"this machine is not ready: {', '.join(failed)}")

@@ -1,0 +1,175 @@
+"""`mutualrl exchange`: what lies in a run's exchange, whether it is whole, one file of it, and room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mutualrl.cli.output import emit, prose, reports_errors
+
+if TYPE_CHECKING:
+    from mutualrl.rundir import RunDirectory
+    from mutualrl.see.survey import PolicySurvey
+
+exchange = typer.Typer(help="Look into the exchange of a run: its rounds, their bytes, damage.", no_args_is_help=True)
+
+RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@exchange.command("ls")
+@reports_errors
+def ls(run: RunArgument, as_json: JsonFlag = False) -> None:
+    """Rounds, records and bytes of every policy, and gaps between rounds. Looks at the commit markers alone."""
+    found = _surveys(_open(run), verify=False)
+    if as_json:
+        emit({"policies": [s.to_json() for s in found]})
+        return
+    _show(found)
+
+
+@exchange.command("verify")
+@reports_errors
+def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
+    """Compare every byte with its commit marker, and decode it. Exits 6 when a shard or a marker is damaged."""
+    from mutualrl.errors import ExchangeDamagedError
+
+    directory = _open(run)
+    found = _surveys(directory, verify=True)
+    damaged = [line for s in found for line in s.damaged]
+    damaged += [f"policy {s.policy}: round {gap} is missing between others" for s in found for gap in s.gaps]
+    damaged += _damaged_checkpoints(directory)
+    if as_json:
+        emit({"whole": not damaged, "damaged": damaged, "policies": [s.to_json() for s in found]})
+    else:
+        _show(found)
+    if damaged:
+        for line in damaged:
+            prose().print(f"damaged: {line}", markup=False, highlight=False, soft_wrap=True)
+        if as_json:
+            raise typer.Exit(ExchangeDamagedError.exit_code)
+        raise ExchangeDamagedError(f"{len(damaged)} of what the run keeps is damaged; readers refuse it")
+
+
+@exchange.command("export")
+@reports_errors
+def export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option("--out", help="The file to write: .parquet or .jsonl.", show_default=False)],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Only this policy; may be given again.", show_default=False)
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write all records into one Parquet or JSONL file, which `datasets`, pandas and DuckDB load."""
+    from mutualrl.errors import UsageError
+    from mutualrl.files import user_path
+    from mutualrl.see.survey import export as write
+    from mutualrl.see.survey import writers
+
+    directory, target = _open(run), user_path(out)
+    if target.suffix not in (".parquet", ".jsonl"):
+        raise UsageError(f"--out {out}: expected a name that ends in .parquet or .jsonl")
+    if target.exists():
+        raise UsageError(f"--out {out}: it is there already; name another file, or remove it")
+    if not target.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no directory {target.parent}")
+    known = writers(directory.exchange)
+    if unknown := sorted(set(policy or ()) - set(known)):
+        raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; there are: {', '.join(known)}")
+    rows = write(directory.exchange, directory.info()["run_id"], policy or known, target)
+    if not rows:
+        raise UsageError(
+            f"the exchange of {run} holds no records (under regimes that read no peer nothing is published; "
+            "train with --exchange full to keep every field)"
+        )
+    if as_json:
+        emit({"out": str(target), "records": rows})
+    else:
+        Console().print(f"{rows:,} records in {target}", markup=False, highlight=False, soft_wrap=True)
+
+
+@exchange.command("gc")
+@reports_errors
+def gc(
+    run: RunArgument,
+    keep_rounds: Annotated[int, typer.Option(min=1, help="Newest rounds of each policy that stay.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; delete nothing.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete rounds that nobody can need any more: older than what the oldest kept checkpoint of any policy may
+    read."""
+    from mutualrl.checkpoints import oldest_cursor
+    from mutualrl.recipes import load
+    from mutualrl.rundir import hold
+    from mutualrl.see.retention import collect
+    from mutualrl.see.survey import writers
+
+    directory = _open(run)
+    policies = [p.name for p in load(directory.recipe).policies]
+    needed = oldest_cursor([directory.policy(name).root for name in policies])
+    gone: dict[str, Any] = {}
+    with hold(directory.lock(0), str(directory.root)):
+        for name in writers(directory.exchange):
+            rounds, size = collect(directory.exchange / name, needed, keep_rounds, dry_run=dry_run)
+            gone[name] = {"rounds": len(rounds), "last": rounds[-1] if rounds else None, "bytes": size}
+    if as_json:
+        emit({"needed_from": needed, "deleted": gone, "dry_run": dry_run})
+        return
+    verb = "would go" if dry_run else "gone"
+    for name, entry in gone.items():
+        Console().print(
+            f"{name}: {entry['rounds']} rounds {verb}, {entry['bytes']:,} bytes", markup=False, highlight=False
+        )
+    Console().print(f"Rounds from {needed} on may still be read by a resumed policy", highlight=False)
+
+
+def _open(path: Path) -> RunDirectory:
+    from mutualrl.errors import UsageError
+    from mutualrl.files import user_path
+    from mutualrl.rundir import RunDirectory
+
+    run = RunDirectory(user_path(path))
+    if not run.root.is_dir():
+        raise UsageError(f"{path} is not a run directory: {'a file' if run.root.exists() else 'not there'}")
+    run.info()
+    return run
+
+
+def _surveys(run: RunDirectory, *, verify: bool) -> list[PolicySurvey]:
+    from mutualrl.see.survey import survey, writers
+
+    run_id = run.info()["run_id"]
+    return [survey(run.exchange, run_id, policy, verify=verify) for policy in writers(run.exchange)]
+
+
+def _damaged_checkpoints(run: RunDirectory) -> list[str]:
+    from mutualrl.checkpoints import Checkpoints
+    from mutualrl.errors import CheckpointDamagedError
+
+    lines = []
+    policies = run.root / "policies"
+    for policy in sorted(policies.iterdir()) if policies.is_dir() else ():
+        store = Checkpoints(policy)
+        for step in store.steps():
+            try:
+                store.verify(step)
+            except (CheckpointDamagedError, FileNotFoundError) as error:
+                if step in store.steps():  # else a running policy has removed it meanwhile
+                    lines.append(str(error))
+    return lines
+
+
+def _show(found: list[PolicySurvey]) -> None:
+    from mutualrl.display import cell
+
+    table = Table("policy", "rounds", "records", "bytes", "gaps", "uncommitted parts")
+    for s in found:
+        span = f"{s.rounds[0]}-{s.rounds[-1]}" if s.rounds else "none"
+        gaps = ", ".join(map(str, s.gaps[:8])) + ("..." if len(s.gaps) > 8 else "") or "-"
+        table.add_row(cell(s.policy), span, f"{s.rows:,}", f"{s.bytes:,}", gaps, str(len(s.stray)))
+    Console().print(table)

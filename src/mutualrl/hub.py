@@ -1,0 +1,22 @@
+"""Whether the model hub answers. One short question, so that nothing waits through a library's retries."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+TIMEOUT_SECONDS = 3.0
+
+
+@functools.cache
+def hub_problem() -> str | None:
+    """Why the hub cannot be used, in words; None when it answers. Asked once a process."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "").lower() in ("1", "true"):
+        return "HF_HUB_OFFLINE is set"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=TIMEOUT_SECONDS)
+    except Exception as error:  # noqa: BLE001  (whatever library carries the request, each has errors of its own)
+        return f"{constants.ENDPOINT} does not answer ({type(error).__name__})"
+    return None

@@ -1,0 +1,143 @@
+"""Stops a process of a run at a named point, so that a test can kill it there from outside.
+
+Python imports this by itself where its directory is on PYTHONPATH. `FAULT_POINT=point:policy:n` stops the policy's process
+the n-th time (from 0) it comes to the point; `FAULT_MARK` is a file that is made then, with the process id in it, and that
+keeps the next attempt from stopping again.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+import time
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+_WANTED = os.environ.get("FAULT_POINT", "::").split(":")
+_SEEN: Counter[str] = Counter()
+
+
+def at(point: str) -> None:
+    """Say that the process has come to a point."""
+    if point != _WANTED[0] or f"--policy={_WANTED[1]}" not in sys.argv:
+        return
+    _SEEN[point] += 1
+    if _SEEN[point] <= int(_WANTED[2]):
+        return
+    try:
+        descriptor = os.open(os.environ["FAULT_MARK"], os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:
+        return
+    os.write(descriptor, str(os.getpid()).encode())
+    os.close(descriptor)
+    while True:
+        time.sleep(1)
+
+
+def around(owner: Any, name: str, before: str = "", after: str = "") -> None:
+    """Put points before and after a function."""
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if before:
+            at(before)
+        result = original(*args, **kwargs)
+        if after:
+            at(after)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def exchange(module: ModuleType) -> None:
+    around(module.Exchange, "write_part", before="before-shard")
+    around(module.Exchange, "commit", before="between-shard-and-marker", after="after-marker")
+    around(module.Exchange, "wait", before="in-the-wait")
+    write = module.write_atomic
+
+    def write_atomic(path: Any, data: bytes, **kwargs: Any) -> None:
+        if path.suffix == ".parquet" and _WANTED[0] == "mid-shard":
+            path.with_name(f".{path.name}.{os.getpid()}.tmp").write_bytes(data[: len(data) // 2])
+            at("mid-shard")
+        write(path, data, **kwargs)
+
+    module.write_atomic = write_atomic
+
+
+def checkpoints(module: ModuleType) -> None:
+    around(module.Checkpoints, "commit", before="checkpoint-summed")
+    around(module.Checkpoints, "prune", before="checkpoint-before-prune", after="checkpoint-pruned")
+    write, sync = module.write_json, module.sync_directory
+
+    def write_json(path: Any, value: object, **kwargs: Any) -> None:
+        if path.name == module.MARKER:
+            write(path, value, **kwargs)
+            at("checkpoint-marked")
+        else:
+            at("checkpoint-renamed")
+            write(path, value, **kwargs)
+            at("checkpoint-latest")
+
+    def sync_directory(path: Any) -> None:
+        sync(path)
+        if path.name.startswith("step-"):
+            at("checkpoint-half-pruned")
+
+    module.write_json, module.sync_directory = write_json, sync_directory
+
+
+def checkpointing(module: ModuleType) -> None:
+    around(module, "save_state", before="checkpoint-files", after="checkpoint-written")
+    around(module.Checkpointer, "save", before="checkpoint-begin", after="checkpoint-done")
+
+
+def trainer(module: ModuleType) -> None:
+    around(module.GRPOTrainer, "_generate", before="in-generation", after="after-generation")
+    around(module.MutualGRPOTrainer, "compute_loss", before="in-the-loss")
+
+
+def validation(module: ModuleType) -> None:
+    around(module.Validator, "__call__", before="in-validation")
+
+
+def resume(module: ModuleType) -> None:
+    around(module.Career, "result", before="before-the-result")
+
+
+POINTS = {
+    "mutualrl.training.resume": resume,
+    "mutualrl.training.validation": validation,
+    "mutualrl.see.exchange": exchange,
+    "mutualrl.checkpoints": checkpoints,
+    "mutualrl.training.checkpointing": checkpointing,
+    "mutualrl.training.trainer": trainer,
+}
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Puts the points into the modules as they are imported."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name not in POINTS:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        assert spec is not None and spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            POINTS[name](module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if _WANTED[0]:
+    sys.meta_path.insert(0, Finder())

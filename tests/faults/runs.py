@@ -1,0 +1,94 @@
+"""A training run in the background, and its processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HOOKS = Path(__file__).parent / "hooks"
+
+
+def members(run: Path) -> list[psutil.Process]:
+    """All processes that carry the run directory in their arguments."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if f"--run-dir={run}" in (process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def steps_of(run: Path, policy: str) -> int:
+    path = run / "policies" / policy / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+class Run:
+    """`mutualrl train` in the background; `begin` may be called again, as a user would."""
+
+    def __init__(self, directory: Path, *arguments: str, **environment: str) -> None:
+        self.path = directory / "r"
+        self.errors = directory / "stderr.txt"
+        self.begin("--regime", "sgt", "--pool", "tiny", *arguments, **environment)
+
+    def begin(self, *arguments: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mutualrl", "train", "--run-dir", str(self.path), *arguments],
+            stdout=subprocess.DEVNULL, stderr=self.errors.open("ab"),
+            env={**os.environ, "COLUMNS": "200", **environment},
+        )  # fmt: skip
+
+    def until_training(self) -> None:
+        wait_until(lambda: min(steps_of(self.path, "ada"), steps_of(self.path, "bob")) >= 2, 120)
+
+    def worker(self, policy: str) -> psutil.Process:
+        (found,) = [
+            p
+            for p in members(self.path)
+            if f"--policy={policy}" in p.cmdline() and "mutualrl.training.worker" in p.cmdline()
+        ]
+        return found
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for process in members(self.path):
+            process.kill()
+
+    def weights(self) -> dict[str, str]:
+        """sha256 of every policy's trained weights."""
+        return {
+            path.parent.parent.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted((self.path / "policies").glob("*/model/model.safetensors"))
+        }
+
+    def metrics(self, policy: str) -> list[dict[str, Any]]:
+        path = self.path / "policies" / policy / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def stop_at(point: str, mark: Path, policy: str = "bob", nth: int = 0) -> dict[str, str]:
+    """The environment under which a policy's process stops at a point, and writes its process id into `mark`."""
+    return {"PYTHONPATH": str(HOOKS), "FAULT_POINT": f"{point}:{policy}:{nth}", "FAULT_MARK": str(mark)}
+
+
+def stopped(mark: Path, run: Run) -> psutil.Process:
+    """The process that came to its point."""
+    wait_until(lambda: (mark.exists() and bool(mark.read_text())) or run.process.poll() is not None, 120)
+    assert mark.exists(), f"the run ended before the point was reached: {run.errors.read_text()[-2000:]}"
+    return psutil.Process(int(mark.read_text()))
