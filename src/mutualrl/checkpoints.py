@@ -6,6 +6,7 @@ takes a directory only when every file matches the marker."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -170,6 +171,13 @@ class Checkpoints:
         if marker.step != step:
             raise CheckpointDamagedError(f"{path}: written for step {marker.step}")
         return marker
+
+    def newest_cursor(self) -> int:
+        """The exchange cursor of the newest checkpoint whose marker is whole; 0 without one."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(CheckpointDamagedError):
+                return self.marker(step).round
+        return 0
 
     def verify(self, step: int) -> CheckpointMarker:
         """The marker of a step whose files were all compared with it. Raises CheckpointDamagedError naming the file."""

@@ -116,7 +116,7 @@ def test_with_json_an_error_is_one_object_on_stdout(cli: Cli) -> None:
 )
 def test_eval_of_a_damaged_run_is_refused(cli: Cli, tmp_path: Path, recipe: str, words: str) -> None:
     (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "run.json").write_text("{}")
+    (tmp_path / "r" / "run.json").write_text('{"run_id": "x"}')
     (tmp_path / "r" / "recipe.yaml").write_text(recipe + "\n")
     done = cli("eval", "--run", "r")
     assert done.returncode == 2

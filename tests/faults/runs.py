@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -92,3 +93,17 @@ def stopped(mark: Path, run: Run) -> psutil.Process:
     wait_until(lambda: (mark.exists() and bool(mark.read_text())) or run.process.poll() is not None, 120)
     assert mark.exists(), f"the run ended before the point was reached: {run.errors.read_text()[-2000:]}"
     return psutil.Process(int(mark.read_text()))
+
+
+def rolled_back(run: Path, to: Path, steps: dict[str, int]) -> Path:
+    """A copy of a finished run as it was when each policy's newest checkpoint was that of the given step (0: none)."""
+    shutil.copytree(run, to)
+    (to / "summary.json").unlink()
+    for policy, step in steps.items():
+        files = to / "policies" / policy
+        (files / "result.json").unlink()
+        shutil.rmtree(files / "model")
+        for checkpoint in (files / "checkpoints").glob("step-*"):
+            if int(checkpoint.name.removeprefix("step-")) > step:
+                shutil.rmtree(checkpoint)
+    return to

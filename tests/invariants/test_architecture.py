@@ -16,9 +16,9 @@ LAYERS: list[set[str]] = [
     {"cli", "__main__"},
     {"mwra", "evaluation", "diagnostics"},
     {"training"},
-    {"tiny", "engines", "recipes", "rundir"},
+    {"tiny", "engines", "recipes", "rundir", "checkpoints"},
     {"regimes", "thl", "see", "tasks"},
-    {"records", "errors", "files", "watch", "display", "__init__"},
+    {"records", "errors", "files", "watch", "display", "standing", "stopping", "hub", "ports", "__init__"},
 ]
 
 

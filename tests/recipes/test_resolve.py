@@ -25,8 +25,8 @@ def problems(*assignments: str, **request: object) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name, _ in shipped()])
 def test_every_shipped_recipe_resolves_and_survives_a_round_trip(kind: str, name: str, tmp_path: Path) -> None:
-    key = {"pools": "pool", "regimes": "regime", "tasks": "task"}[kind]
-    recipe = resolve(Request(**{key: name}))  # type: ignore[arg-type]
+    key = {"pools": "pool", "regimes": "regime", "tasks": "task", "paper": "recipe"}[kind]
+    recipe = resolve(Request(**{key: Path("paper", name) if kind == "paper" else name}))  # type: ignore[arg-type]
     (tmp_path / "recipe.yaml").write_text(dump(recipe))
     assert load(tmp_path / "recipe.yaml") == recipe
 
@@ -115,7 +115,7 @@ def test_models_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         ("trainer.use_vllm=3", "expected bool"),
         ("trainer.loss_type=grpoo", "did you mean 'grpo'?"),
         ("trainer.model_init_kwargs={trust_remote_code: true}", "use policies[].trust_remote_code"),
-        ("trainer.resume_from_checkpoint=x", "a run starts from its models"),
+        ("trainer.resume_from_checkpoint=x", "mutualrl train --resume"),
         ("trainer.seed=3", "use run.seed (--seed)"),
         ("run.stepz=3", "did you mean 'steps'?"),
         ("run.steps=0", "greater than or equal to 1"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
 from mutualrl.records import Record
-from mutualrl.see import Exchange, Heartbeat, Patience
+from mutualrl.see import Exchange, Heartbeat, Listener, Patience
 
 RUN = "run-1"
 
@@ -300,7 +300,7 @@ def test_a_slow_peer_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:
     threading.Timer(2.0, lambda: door(tmp_path).publish(0, RECORDS, 0)).start()
     said: list[str] = []
     reader = door(tmp_path, "ada", patience=Patience(peer_timeout=1.0, round_timeout=30))
-    assert list(reader.wait(["bob"], 0, said.append)) == ["bob"]
+    assert list(reader.wait(["bob"], 0, Listener(waiting=said.append))) == ["bob"]
     assert said == ["waiting for round 0 of bob"]
     heartbeat.stop("finished")
     state = json.loads((tmp_path / "bob" / "heartbeat.json").read_text())

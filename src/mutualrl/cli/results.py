@@ -27,6 +27,8 @@ def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
         table.add_row(cell(name), *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
     console.print(table)
+    for name in summary["lost"]:
+        console.print(f"{cell(name)} was lost on the way; the others went on without it", highlight=False)
     console.print(
         f"{summary['seconds']:.0f} s in all; everything is in {clean(str(run_dir))}",
         markup=False,

@@ -12,12 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mutualrl.checkpoints import Checkpoints
 from mutualrl.errors import PlanMismatchError, RunDirectoryError, UsageError
 from mutualrl.files import read_json, write_atomic, write_json
 from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.batch import BatchPlan
 from mutualrl.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
+from mutualrl.see import Absences
+from mutualrl.see.absences import FILE as ABSENCES
 from mutualrl.training.plan import compare
 
 
@@ -167,7 +170,7 @@ def resumable(path: Path) -> RunDirectory:
         )
     if (holder := holder_of(run.lock(0))) is not None:
         raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
-    if run.summary.exists():
+    if run.summary.exists() and not (read_json(run.summary) or {}).get("lost"):
         raise UsageError(
             f"--resume: nothing to resume, the run in {path} is finished (its results: {run.summary}); start another "
             "with --run-dir, or this one again with --clean"
@@ -176,7 +179,12 @@ def resumable(path: Path) -> RunDirectory:
 
 
 def go_on(run: RunDirectory, recipe: Recipe, placement: Placement) -> None:
-    """Write what a new session changes: the recipe's harmless keys, the devices; and end an earlier request to stop."""
+    """Write what a new session changes: the recipe's harmless keys, the devices, that lost policies are back; and end
+    an earlier request to stop."""
+    run.summary.unlink(missing_ok=True)
+    for policy in recipe.policies:
+        cursor = Checkpoints(run.policy(policy.name).root).newest_cursor()
+        Absences(run.exchange / policy.name / ABSENCES).welcome_back(cursor)
     keep_recipe(run, recipe)
     info = run.info()
     write_json(run.run_json, {**info, "placement": {seat.policy: asdict(seat) for seat in placement.seats}})

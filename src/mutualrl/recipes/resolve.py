@@ -274,7 +274,10 @@ def _line(layers: Layers, path: tuple[str, ...], problem: str) -> str:
 
 def dump(recipe: Recipe) -> str:
     """YAML of a resolved recipe; read back with `load`, it gives the same recipe."""
-    return yaml_file.dump(recipe.model_dump(mode="json", exclude_none=True))
+    value = recipe.model_dump(mode="json", exclude_none=True)
+    if recipe.run.epochs is not None:
+        del value["run"]["steps"]  # not worked out yet
+    return yaml_file.dump(value)
 
 
 def load(path: Path) -> Recipe:

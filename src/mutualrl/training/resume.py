@@ -112,7 +112,8 @@ def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None
             f"group of {accelerator.num_processes}; start it with as many as before"
         )
     career.go_on(marker)
-    _say(f"policy {career.policy!r}, attempt {career.attempt}: going on from the checkpoint of step {marker.step}")
+    if accelerator.is_main_process:
+        _say(f"policy {career.policy!r}, attempt {career.attempt}: going on from the checkpoint of step {marker.step}")
     return str(store.path(marker.step))
 
 

@@ -231,7 +231,7 @@ class Sharing:
             return {}, 0.0
         began = time.monotonic()
         expected = [peer for peer in self.peers if not self.absences.absent(peer, round_)]
-        listener = Listener(self._say, self._arrived, self._warn, self.stopping)
+        listener = Listener(self._say, self._arrived, self._slow, self.stopping)
         shards = self.exchange.wait(expected, round_, listener)
         for peer in set(expected) - set(shards):
             self.absences.lose(peer, round_)
@@ -243,6 +243,10 @@ class Sharing:
 
     def _arrived(self, peer: str, seconds: float) -> None:
         self.waited_for[peer] += seconds  # type: ignore[assignment]  # a Counter adds what it is given
+
+    def _slow(self, words: str) -> None:
+        self._say(words)  # where the supervisor shows it
+        self._warn(words)
 
     def _warn(self, words: str) -> None:
         print(f"mutualrl: policy {self.exchange.policy!r}: {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,438 @@
+"""What the exchange costs: a durable publish and a read, against other stores; by regime and pool size; of a step.
+
+    python benchmarks/exchange.py     # about ten minutes; pip install redis ray, and Debian's redis-server, for all
+    rows
+
+One shape for the stores: a round of 32 prompts x 8 rollouts x 600 tokens with text, ids and log-probs. Every store is
+asked for the same: the records of a round, on the disk when the write returns where it can (Redis: appendonly, fsync
+always; SQLite: WAL, synchronous=FULL; pickle: fsync and rename), and read back as columns by another reader. Ray keeps
+its objects in shared memory alone. All in one run, alternating; medians.
+Writes benchmarks/results/exchange.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import pickle
+import shutil
+import socket
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mutualrl.files import write_atomic
+from mutualrl.records import Record
+from mutualrl.regimes import get_regime
+from mutualrl.see import Exchange
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python benchmarks/exchange.py"
+PROMPTS, ROLLOUTS, TOKENS = 32, 8, 600
+STEP_SECONDS = 5.0
+WORDS = [w for w in __doc__.split() if w.isalpha()]
+
+
+def records(prompts: int, rollouts: int, tokens: int, seed: int, fields: frozenset[str] | None = None) -> list[Record]:
+    """A round of made-up rollouts: about 4 characters a token, ids of a vocabulary of 150,000, plausible log-probs."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for row in range(prompts * rollouts):
+        text = " ".join(rng.choice(WORDS, size=tokens))[: 4 * tokens]
+        every: dict[str, Any] = {
+            "x_text": text[:200],
+            "y_text": text,
+            "advantage": float(rng.normal()),
+            "token_ids": tuple(rng.integers(0, 150_000, tokens).tolist()),
+            "logprobs": tuple((-rng.exponential(0.5, tokens)).astype("float32").tolist()),
+        }
+        kept = {k: v for k, v in every.items() if fields is None or k in fields}
+        made.append(
+            Record(
+                f"math/train/{row // rollouts}/0123456789ab", row % rollouts, float(rng.random() < 0.4), True, **kept
+            )
+        )
+    return made
+
+
+class Store(Protocol):
+    """Something that keeps rounds."""
+
+    def publish(self, round_: int, rows: list[Record]) -> None:
+        """Keep a round."""
+
+    def read(self, round_: int) -> Any:
+        """All columns of a round."""
+
+    def size(self) -> int | None:
+        """Bytes on disk; None where there are none."""
+
+
+def _columns(rows: list[Record]) -> dict[str, list[Any]]:
+    names = ("prompt_id", "rollout", "reward", "ended", "x_text", "y_text", "advantage", "token_ids", "logprobs")
+    return {name: [getattr(row, name) for row in rows] for name in names}
+
+
+def _tree(root: Path) -> int:
+    return sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
+
+
+class Ours:
+    """The exchange: checksummed Parquet and a marker; the reader verifies every byte and decodes every column."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.writer = Exchange(root, "bob", "bench")
+        self.reader = Exchange(root, "ada", "bench")
+
+    def publish(self, round_: int, rows: list[Record]) -> None:
+        """Keep a round."""
+        self.writer.publish(round_, rows, round_)
+
+    def read(self, round_: int) -> Any:
+        """All columns, as Arrow arrays."""
+        shard = self.reader.read("bob", round_)
+        assert shard is not None
+        return shard.table()
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return _tree(self.root)
+
+
+class Pickle:
+    """What a quick script does: pickle, made durable the same way; nothing is verified."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def publish(self, round_: int, rows: list[Record]) -> None:
+        """Keep a round."""
+        write_atomic(self.root / f"{round_}.pickle", pickle.dumps(_columns(rows), protocol=5))
+
+    def read(self, round_: int) -> Any:
+        """All columns, as lists."""
+        return pickle.loads((self.root / f"{round_}.pickle").read_bytes())  # noqa: S301
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return _tree(self.root)
+
+
+class Sqlite:
+    """SQLite in WAL mode with synchronous=FULL: one row a record, arrays as blobs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.writer, self.reader = (sqlite3.connect(root / "rounds.db", isolation_level=None) for _ in range(2))
+        self.writer.execute("pragma journal_mode=wal")
+        self.writer.execute("pragma synchronous=full")
+        self.writer.execute("create table r (round, prompt_id, rollout, reward, ended, x, y, advantage, ids, logprobs)")
+        self.writer.execute("create index by_round on r (round)")
+
+    def publish(self, round_: int, rows: list[Record]) -> None:
+        """Keep a round, in one transaction."""
+        values = [
+            (round_, r.prompt_id, r.rollout, r.reward, r.ended, r.x_text, r.y_text, r.advantage,
+             np.asarray(r.token_ids, "int32").tobytes(), np.asarray(r.logprobs, "float32").tobytes())
+            for r in rows
+        ]  # fmt: skip
+        self.writer.execute("begin")
+        self.writer.executemany("insert into r values (?,?,?,?,?,?,?,?,?,?)", values)
+        self.writer.execute("commit")
+
+    def read(self, round_: int) -> Any:
+        """All columns, arrays as NumPy."""
+        rows = self.reader.execute("select * from r where round = ?", (round_,)).fetchall()
+        return [(*r[:8], np.frombuffer(r[8], "int32"), np.frombuffer(r[9], "float32")) for r in rows]
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return _tree(self.root)
+
+
+class Redis:
+    """Redis over loopback, one value a round (Arrow's own bytes), appendonly with fsync on every write."""
+
+    def __init__(self, root: Path) -> None:
+        import redis
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.root = root
+        self.server = subprocess.Popen(
+            ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(root), "--save", "",
+             "--appendonly", "yes", "--appendfsync", "always"],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.client = redis.Redis(port=port)
+        for _ in range(100):
+            with contextlib.suppress(redis.ConnectionError):
+                self.client.ping()
+                break
+            time.sleep(0.1)
+
+    def publish(self, round_: int, rows: list[Record]) -> None:
+        """Keep a round."""
+        import pyarrow as pa
+
+        table = pa.table(_columns(rows))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        self.client.set(f"round:{round_}", memoryview(sink.getvalue()))
+
+    def read(self, round_: int) -> Any:
+        """All columns, as Arrow arrays."""
+        import pyarrow as pa
+
+        return pa.ipc.open_stream(io.BytesIO(self.client.get(f"round:{round_}"))).read_all()
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return _tree(self.root)
+
+    def close(self) -> None:
+        """End the server."""
+        self.server.terminate()
+        self.server.wait()
+
+
+class Ray:
+    """Ray's object store: shared memory, not durable; the columns as NumPy arrays and lists."""
+
+    def __init__(self, root: Path) -> None:
+        import ray
+
+        self.ray = ray
+        ray.init(
+            num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=10**9, _temp_dir=str(root)
+        )
+        self.kept: dict[int, Any] = {}
+
+    def publish(self, round_: int, rows: list[Record]) -> None:
+        """Keep a round."""
+        self.kept[round_] = self.ray.put(_columns(rows))
+
+    def read(self, round_: int) -> Any:
+        """All columns, as lists."""
+        return self.ray.get(self.kept[round_])
+
+    def size(self) -> None:
+        """Nothing is on disk."""
+
+    def close(self) -> None:
+        """End Ray."""
+        self.ray.shutdown()
+
+
+STORES: dict[str, Callable[[Path], Store]] = {
+    "mutualrl": Ours,
+    "pickle file": Pickle,
+    "SQLite (WAL, full)": Sqlite,
+    "Redis (AOF, always)": Redis,
+    "Ray object store": Ray,
+}
+
+
+@contextlib.contextmanager
+def opened(root: Path) -> Iterator[tuple[dict[str, Store], dict[str, str]]]:
+    """The stores that this machine has, and why the others are missing."""
+    stores: dict[str, Store] = {}
+    missing: dict[str, str] = {}
+    for name, make in STORES.items():
+        directory = root / str(len(stores))
+        directory.mkdir()
+        try:
+            stores[name] = make(directory)
+        except (ImportError, FileNotFoundError) as error:
+            missing[name] = f"not installed ({error})"
+    try:
+        yield stores, missing
+    finally:
+        for store in stores.values():
+            if hasattr(store, "close"):
+                store.close()
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Milliseconds of one call."""
+    began = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - began)
+
+
+def against_others(root: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Publish and read of every store, alternating."""
+    data = [records(PROMPTS, ROLLOUTS, TOKENS, seed) for seed in range(8)]
+    with opened(root) as (stores, missing):
+        times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in stores}
+        for round_ in range(rounds + 3):
+            for name, store in stores.items():
+                rows = data[round_ % len(data)]
+                pair = (timed(lambda: store.publish(round_, rows)), timed(lambda: store.read(round_)))  # noqa: B023
+                if round_ >= 3:  # warm
+                    for list_, value in zip(times[name], pair, strict=True):
+                        list_.append(value)
+        rows_ = []
+        for name, (publish, read) in times.items():
+            size = stores[name].size()
+            rows_.append(
+                {
+                    "store": name,
+                    "publish_p50": statistics.median(publish),
+                    "publish_p95": float(np.quantile(publish, 0.95)),
+                    "read_p50": statistics.median(read),
+                    "read_p95": float(np.quantile(read, 0.95)),
+                    "megabytes_a_round": None if size is None else size / (rounds + 3) / 1e6,
+                }
+            )
+    return rows_, missing
+
+
+def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
+    """What each regime's projection costs a learner in a round, by the number of policies; simulated in one process."""
+    rows = []
+    for regime in ("xgrpo", "sgt", "prp"):
+        spec = get_regime(regime)
+        settings = spec.settings()
+        fields, above = spec.publishes(settings), spec.text_above(settings)
+        for tokens in (150, TOKENS, 2400):
+            full = records(PROMPTS, ROLLOUTS, tokens, 1)
+            trimmed = [_trim(r, fields, above) for r in full]
+            for policies in (2, 4, 8, 16, 32) if tokens == TOKENS else (2,):
+                place = root / f"{regime}-{tokens}-{policies}"
+                doors = [Exchange(place, f"p{i}", "bench") for i in range(policies)]
+                publish, read = [], []
+                for round_ in range(repeats):
+                    for door in doors[1:]:
+                        publish.append(timed(lambda: door.publish(round_, trimmed, 0)))  # noqa: B023
+                    read.append(timed(lambda: _use(doors[0], policies, round_, fields)))  # noqa: B023
+                marker = doors[0].marker_of("p1", 0)
+                assert marker is not None
+                rows.append(
+                    {
+                        "regime": regime, "policies": policies, "tokens": tokens,
+                        "bytes_a_record": marker.bytes / marker.rows,
+                        "publish_ms": statistics.median(publish), "read_ms": statistics.median(read),
+                    }
+                )  # fmt: skip
+                shutil.rmtree(place)
+    return rows
+
+
+def _trim(record: Record, fields: frozenset[str], above: float) -> Record:
+    kept = {name: getattr(record, name) for name in fields}
+    if record.reward <= above:
+        kept.pop("y_text", None)
+    return Record(record.prompt_id, record.rollout, record.reward, record.ended, **kept)
+
+
+def _use(door: Exchange, policies: int, round_: int, fields: frozenset[str]) -> None:
+    """Read all peers' rounds as a regime does: rewards; eight texts where texts are drawn; traces where they are
+    aligned."""
+    shards = door.wait([f"p{i}" for i in range(1, policies)], round_)
+    for shard in shards.values():
+        shard.column("prompt_id"), shard.column("reward")
+        if "logprobs" in fields:
+            shard.column("y_text"), shard.column("token_ids"), shard.column("logprobs")
+        elif "y_text" in fields:
+            shard.texts(range(8))
+
+
+def _use_one(door: Exchange, round_: int) -> None:
+    """What SGT reads of a peer: the rewards, and the texts that it drew."""
+    shard = door.read("bob", round_)
+    assert shard is not None
+    shard.column("prompt_id"), shard.column("reward"), shard.texts(range(8))
+
+
+def of_a_step(root: Path, repeats: int) -> dict[str, float]:
+    """A real run of the tiny pool: its step's time, and the publish and read of its own records again."""
+    command = [
+        sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", "60", "--json",
+        "--set", "run.validate_every=0", "--set", "run.save_every=0", "--run-dir", str(root / "run"),
+    ]  # fmt: skip
+    summary = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    info = json.loads((root / "run" / "run.json").read_text())
+    door = Exchange(root / "run" / "exchange", "reader", info["run_id"])
+    step = statistics.median(p["train_seconds"] / p["steps"] for p in summary["policies"].values())
+    publish, read = [], []
+    again = Exchange(root / "again", "bob", info["run_id"])
+    reader = Exchange(root / "again", "ada", info["run_id"])
+    for round_ in range(repeats):
+        shard = door.read("bob", round_)
+        assert shard is not None
+        names = ("prompt_id", "rollout", "reward", "ended", "y_text")
+        columns = [shard.column(name) for name in names]
+        rows = [Record(*v[:4], y_text=v[4]) for v in zip(*columns, strict=True)]
+        publish.append(timed(lambda: again.publish(round_, rows, 0)))  # noqa: B023
+        read.append(timed(lambda: _use_one(reader, round_)))  # noqa: B023
+    return {"step_ms": 1000 * step, "publish_ms": statistics.median(publish), "read_ms": statistics.median(read)}
+
+
+def markdown(
+    stores: list[dict[str, Any]], missing: dict[str, str], pools: list[dict[str, Any]], step: dict[str, float]
+) -> str:
+    """The tables of the note."""
+    lines = ["| store | publish p50 (p95), ms | read p50 (p95), ms | MB a round |", "|---|---|---|---|"]
+    for row in stores:
+        size = "in memory" if row["megabytes_a_round"] is None else f"{row['megabytes_a_round']:.2f}"
+        lines.append(
+            f"| {row['store']} | {row['publish_p50']:.1f} ({row['publish_p95']:.1f}) "
+            f"| {row['read_p50']:.1f} ({row['read_p95']:.1f}) | {size} |"
+        )
+    lines += [f"| {name} | {why} | | |" for name, why in missing.items()]
+    ours = stores[0]
+    large, small = ours["publish_p50"] + ours["read_p50"], step["publish_ms"] + step["read_ms"]
+    lines += ["", "| a policy's step | publish + read, ms | of the step |", "|---|---|---|"]
+    lines.append(f"| this shape, a step of {STEP_SECONDS:.0f} s | {large:.1f} | {large / 10 / STEP_SECONDS:.2f} % |")
+    lines.append(f"| the tiny pool, {step['step_ms']:.0f} ms | {small:.1f} | {100 * small / step['step_ms']:.1f} % |")
+    lines += ["", "| regime | tokens | bytes a record | publish, ms | read by policies: 2 | 4 | 8 | 16 | 32, ms |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for regime in ("xgrpo", "sgt", "prp"):
+        for tokens in (150, TOKENS, 2400):
+            rows = [r for r in pools if (r["regime"], r["tokens"]) == (regime, tokens)]
+            reads = [f"{r['read_ms']:.1f}" for r in rows] + [""] * (5 - len(rows))
+            lines.append(
+                f"| {regime} | {tokens} | {rows[0]['bytes_a_record']:.0f} | {rows[0]['publish_ms']:.1f} | "
+                f"{' | '.join(reads)} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure (the default: here)")
+    given = parser.parse_args()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(dir=given.directory or Path.cwd(), prefix=".exchange-") as name:
+        root = Path(name)
+        (root / "stores").mkdir()
+        step = of_a_step(root, 20)
+        stores, missing = against_others(root / "stores", given.rounds)
+        pools = by_pool(root, max(given.rounds // 6, 5))
+    text = markdown(stores, missing, pools, step)
+    RESULTS.mkdir(exist_ok=True)
+    found = {"command": COMMAND, "stores": stores, "missing": missing, "pools": pools, "tiny": step}
+    (RESULTS / "exchange.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / "exchange.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

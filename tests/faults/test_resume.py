@@ -1,0 +1,170 @@
+"""A run that goes on from any of its checkpoints ends as if it had never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from runs import Run, rolled_back
+
+from conftest import Cli, needs_zero
+
+BASE = (
+    "--set", "run.save_every=1", "--set", "run.keep_checkpoints=9", "--set", "run.validate_every=0",
+    "--set", "run.validation_limit=4", "--set", "trainer.per_device_train_batch_size=16",
+)  # fmt: skip
+TWICE = ("--steps", "12", "--set", "round.prompts=8", "--set", "round.optimizer_steps=2", "--set",
+         "trainer.num_iterations=2")  # fmt: skip
+DDP = ("--steps", "4", "--set", "round.prompts=16", "--set", "round.optimizer_steps=2", "--set", "launch.processes=2")
+
+#: what the run is, and the steps that its policies go on from
+CASES = {
+    "within a generation batch, used twice, in the third epoch": ((*TWICE, "--data"), {"ada": 9, "bob": 6}),
+    "two ranks, naive pooling within a batch": (
+        (*DDP, "--set", "regime={name: prp, denominator: snapshot}"),
+        {"ada": 3, "bob": 1},
+    ),
+    "ZeRO-3": ((*DDP, "--set", "launch.strategy=zero3"), {"ada": 3, "bob": 2}),
+    "adapters": (
+        ("--steps", "4", "--set", "round.prompts=8", "--set", "round.optimizer_steps=2", "--set", "lora.r=4",
+         "--set", "lora.dropout=0.1"),
+        {"ada": 2, "bob": 3},
+    ),
+    "xgrpo, one policy from its start": (
+        ("--steps", "4", "--set", "round.prompts=8", "--set", "round.optimizer_steps=2", "--set", "regime={name: xgrpo}"),
+        {"ada": 0, "bob": 3},
+    ),
+}  # fmt: skip
+IN_CI = ("within a generation batch, used twice, in the third epoch", "two ranks, naive pooling within a batch")
+
+
+def own_data(directory: Path) -> str:
+    """8 prompts: one round, used for four steps, is an epoch."""
+    rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in (2, 3) for b in (2, 3, 4, 5)]
+    path = directory / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.slow if name in IN_CI else pytest.mark.faults,
+                *([needs_zero] if "ZeRO" in name else []),
+            ],
+        )
+        for name in CASES
+    ],
+)
+@pytest.mark.timeout(600)
+def test_a_resumed_run_is_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path, cli: Cli, case: str) -> None:
+    arguments, steps = CASES[case]
+    if "--data" in arguments:
+        arguments = (
+            *arguments,
+            own_data(tmp_path),
+            "--task",
+            "dataset",
+            "--set",
+            f"task.validation_data={own_data(tmp_path)}",
+        )
+    run = Run(tmp_path, *BASE, *arguments)
+    assert run.process.wait(400) == 0, run.errors.read_text()
+    copy = rolled_back(run.path, tmp_path / "copy", steps)
+    done = cli("train", "--resume", "--run-dir", copy, "--json", timeout=400)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert {name: p["resumed_from"] for name, p in summary["policies"].items()} == {
+        name: [step] if step else [] for name, step in steps.items()
+    }
+    before, after = Run.__new__(Run), Run.__new__(Run)
+    before.path, after.path = run.path, copy
+    assert after.weights() == before.weights()
+    for policy in steps:
+        (one, other) = (before.metrics(policy), after.metrics(policy))
+        assert [line["step"] for line in other] == [line["step"] for line in one]
+        for key in ("loss", "reward", "sgt/pairs", "prp/ratio_p99", "epoch", "num_tokens", "learning_rate"):
+            assert [line.get(key) for line in other] == [line.get(key) for line in one], key
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("finished"), *BASE, "--steps", "2", "--set", "round.prompts=8")
+    assert run.process.wait(120) == 0, run.errors.read_text()
+    return run
+
+
+REFUSED = {
+    "trainer.learning_rate=1e-3": "trainer.learning_rate: 0.001, the run has 0.0005",
+    "run.steps=9": "run.steps: 9, the run has 2",
+    "run.seed=1": "run.seed: 1, the run has 0",
+    "regime.weight=0.5": "regime.weight: 0.5, the run has 0.1",
+    "policies=[{name: ada, model: 'tiny:bob'}, {name: bob, model: 'tiny:bob'}]": "policies.ada.model",
+    "launch.processes=2": "launch.processes: 2, the run has None",
+    "task={name: math}": "task.name: 'math', the run has 'arithmetic'",
+}
+
+
+@pytest.mark.slow
+def test_what_changed_is_refused_by_name_or_said(finished: Run, tmp_path: Path, cli: Cli) -> None:
+    copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 1, "bob": 1})
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    for assignment, words in REFUSED.items():
+        done = cli("train", "--resume", "--run-dir", copy, "--set", assignment)
+        assert done.returncode == 2, done.stderr
+        assert words in done.stderr, done.stderr
+        assert "Leave these out" in done.stderr
+    changed = {p for p in copy.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()}
+    assert {p.name for p in changed} <= {".node-0.lock"}
+    done = cli("train", "--resume", "--run-dir", copy, "--set", "run.max_restarts=5", "--set", "run.peer_timeout=30.0")
+    assert done.returncode == 0, done.stderr
+    assert "run.max_restarts is now 5 (was 2)" in done.stderr
+    assert "run.peer_timeout is now 30.0" in done.stderr
+    again = cli("train", "--resume", "--run-dir", copy)
+    assert again.returncode == 2
+    assert "nothing to resume" in again.stderr
+    assert "--clean" in again.stderr
+
+
+@pytest.mark.slow
+def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tmp_path: Path, cli: Cli) -> None:
+    copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 2, "bob": 2})
+    info = json.loads((copy / "run.json").read_text())
+    for key, value, words in (
+        ("fingerprint", {**info["fingerprint"], "data_sha256": "0"}, "data_sha256"),
+        ("format", 2, "written by a newer mutualrl (format 2"),
+        ("format", 0, "an older mutualrl wrote it"),
+        (
+            "placement",
+            {**info["placement"], "ada": {**info["placement"]["ada"], "processes": 4}},
+            "ran with processes 4",
+        ),
+    ):
+        (copy / "run.json").write_text(json.dumps({**info, key: value}))
+        done = cli("train", "--resume", "--run-dir", copy)
+        assert done.returncode == 2, done.stderr
+        assert words in done.stderr
+    (copy / "run.json").write_text(json.dumps({**info, "versions": {**info["versions"], "trl": "1.15.0"}}))
+    weights = copy / "policies" / "ada" / "checkpoints" / "step-000002" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    shutil.copy(copy / "policies" / "bob" / "metrics.jsonl", tmp_path / "before.jsonl")
+    with (copy / "policies" / "bob" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')  # torn
+    done = cli("train", "--resume", "--run-dir", copy)
+    assert done.returncode == 0, done.stderr
+    assert "trl is 1.16" in done.stderr
+    log = next((copy / "policies" / "ada" / "logs").glob("attempt-1*")).read_text()
+    assert "checkpoint passed over" in log
+    assert str(weights) in log
+    assert "going on from the checkpoint of step 1" in log
+    before, after = Run.__new__(Run), Run.__new__(Run)
+    before.path, after.path = finished.path, copy
+    assert after.weights() == before.weights()
+    assert (copy / "policies" / "bob" / "metrics.jsonl").read_bytes() == (tmp_path / "before.jsonl").read_bytes()
