@@ -65,7 +65,7 @@ class TwoHosts(Run):
     def start(self, *arguments: str) -> None:
         self.processes = [
             subprocess.Popen(
-                ["ip", "netns", "exec", name, sys.executable, "-m", "mutualrl", "train", "--nnodes", "2", "--node-rank",
+                ["ip", "netns", "exec", name, "taskset", "-c", str(rank % (os.cpu_count() or 1)), sys.executable, "-m", "mutualrl", "train", "--nnodes", "2", "--node-rank",
                  str(rank), "--master-addr", address, "--run-dir", str(self.path), *arguments],
                 stdout=subprocess.DEVNULL, stderr=(self.directory / f"node-{rank}.txt").open("ab"),
                 env={**os.environ, "GLOO_SOCKET_IFNAME": interface, "COLUMNS": "200"},
@@ -116,7 +116,7 @@ def test_a_policy_over_both_hosts_survives_a_death_on_either(
     (tmp_path / "2").mkdir()
     run = TwoHosts(tmp_path / "2", hosts, "--set", policies, *SHORT)
     try:
-        wait_until(lambda: (run.path / "policies/ada/checkpoints/step-000002").exists(), 120)
+        wait_until((run.path / "policies/ada/checkpoints/step-000002").exists, 120)
         workers = [p for p in members(run.path) if "mutualrl.training.worker" in p.cmdline()]
         workers[-1].kill()
         run.finish()
@@ -132,7 +132,7 @@ def test_a_host_that_is_gone_ends_the_run_by_name(
 ) -> None:
     run = TwoHosts(tmp_path, hosts, "--regime", "sgt", "--set", "run.peer_timeout=3.0", *SHORT, "--steps", "3000")
     try:
-        wait_until(lambda: (run.path / "policies/bob/metrics.jsonl").exists(), 120)
+        wait_until((run.path / "policies/bob/metrics.jsonl").exists, 120)
         run.processes[1].kill()
         assert run.processes[0].wait(3 + 10) == 5
         assert "node 1 is lost" in run.said() or "lost its peer 'bob'" in run.said()

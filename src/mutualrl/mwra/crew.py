@@ -129,7 +129,9 @@ class Crew:
             self._tell(member, "finished")
             return
         if code is not None:
-            self._ended(member, f"died (exit code {code}, no error of its own)")
+            failure = failure_of(self.run, member.name)
+            words = f"exit code {code}, no error of its own" if failure is None else f"exit code {code}: {failure[1]}"
+            self._ended(member, f"died ({words})")
         elif (silent := self._silence(member)) is not None:
             self._ended(member, f"is frozen: no heartbeat for {silent}")
         elif self._died_elsewhere(member):

@@ -100,9 +100,10 @@ def same_plan(info: dict[str, Any], placement: Placement, plan: dict[str, Any]) 
                     "checkpoints are one part a process: give it the devices that it had (--set hardware.gpus=N, "
                     "--set launch.processes=N, --device-map FILE), or start another run with --run-dir"
                 )
-        for key in ("gpus", "nodes"):
+        for key in ("gpus", "nodes", "threads"):
             if before.get(key, now[key]) != now[key]:
-                notes.append(f"policy {seat.policy} runs on {key} {now[key]} (before: {before[key]})")
+                digits = "; sums may differ in the last digits" if key == "threads" else ""
+                notes.append(f"policy {seat.policy} runs on {key} {now[key]} (before: {before[key]}){digits}")
     for package, version in versions().items():
         if (old := info["versions"].get(package)) != version:
             notes.append(f"{package} is {version}, the run began with {old}: results may differ from an unbroken run")

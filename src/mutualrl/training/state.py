@@ -4,6 +4,7 @@ been."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ from mutualrl.regimes.base import Pair, PeerRow, RoundPlan
 from mutualrl.training.sharing import SharedRound
 
 FORMAT = 1
+
+# transformers maps a checkpoint to the rank's device, which over several CPU hosts is called `cpu:0`; torch knows `cpu`
+# only.
+torch.serialization.register_package(
+    30, lambda storage: None, lambda storage, where: storage if re.fullmatch(r"cpu:[0-9]+", where) else None
+)
 
 
 def state_file(directory: str | Path, rank: int) -> Path:
