@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -91,6 +92,36 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
     """Write `value` as one line of JSON, atomically. NaN and infinities are refused."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=False)
     write_atomic(path, (text + "\n").encode(), durable=durable)
+
+
+SEAL = "seal"  # sha256 of everything else in a sealed file
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object, atomically, with a sha256 of itself: a file of which no byte can change unnoticed."""
+    write_atomic(path, _sealed_bytes(value))
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """The object that `write_sealed` wrote, without its seal, or None when there is no such file. Raises ValueError
+    when a byte was changed, added or lost."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, found {type(value).__name__}")
+    value.pop(SEAL, None)
+    if _sealed_bytes(value) != data:
+        raise ValueError("its bytes do not match its seal")
+    return value
+
+
+def _sealed_bytes(value: dict[str, Any]) -> bytes:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    return (json.dumps({**value, SEAL: seal}, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
+from mutualrl.files import SEAL, write_sealed
 from mutualrl.records import Record
 from mutualrl.see import Exchange, Heartbeat, Listener, Patience
 
@@ -68,7 +69,7 @@ def test_layout_on_disk(tmp_path: Path) -> None:
     data = (tmp_path / "bob" / "000003.parquet").read_bytes()
     assert marker["sha256"] == hashlib.sha256(data).hexdigest()
     assert (marker["bytes"], marker["rows"]) == (len(data), 6)
-    assert (marker["schema_version"], marker["policy_step"], marker["run_id"], marker["attempt"]) == ("1.0", 7, RUN, 0)
+    assert (marker["schema_version"], marker["policy_step"], marker["run_id"], marker["attempt"]) == ("2.0", 7, RUN, 0)
     assert pq.read_table(tmp_path / "bob" / "000003.parquet").column("y_text").to_pylist() == [
         r.y_text for r in RECORDS
     ]
@@ -232,7 +233,7 @@ def test_a_marker_that_is_none_is_named(tmp_path: Path, text: str) -> None:
 
 def edit_marker(root: Path, **values: object) -> None:
     path = root / "bob" / "000000.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    write_sealed(path, {**{k: v for k, v in json.loads(path.read_text()).items() if k != SEAL}, **values})
 
 
 def test_markers_of_another_run_schema_or_place_are_refused(tmp_path: Path) -> None:
@@ -241,18 +242,18 @@ def test_markers_of_another_run_schema_or_place_are_refused(tmp_path: Path) -> N
     edit_marker(tmp_path, run_id="other")
     with pytest.raises(ExchangeDamagedError, match="written for run 'other'"):
         door(tmp_path, "ada").read("bob", 0)
-    edit_marker(tmp_path, run_id=RUN, schema_version="2.0")
-    with pytest.raises(ExchangeDamagedError, match=r"schema 2\.0"):
+    edit_marker(tmp_path, run_id=RUN, schema_version="3.0")
+    with pytest.raises(ExchangeDamagedError, match=r"schema 3\.0, this version reads 2\.0"):
         door(tmp_path, "ada").read("bob", 0)
     for name in ("../bob/000000.parquet", "..", "", "/etc/passwd", "000000.json"):
-        edit_marker(tmp_path, schema_version="1.0", parts=[{**marker["parts"][0], "file": name}])
+        edit_marker(tmp_path, schema_version="2.0", parts=[{**marker["parts"][0], "file": name}])
         with pytest.raises(ExchangeDamagedError, match="outside its directory"):
             door(tmp_path, "ada").read("bob", 0)
 
 
 def test_a_newer_minor_schema_is_read(tmp_path: Path) -> None:
     door(tmp_path).publish(0, RECORDS, 0)
-    edit_marker(tmp_path, schema_version="1.7", a_new_field=1)
+    edit_marker(tmp_path, schema_version="2.7", a_new_field=1)
     assert door(tmp_path, "ada").read("bob", 0) is not None
 
 

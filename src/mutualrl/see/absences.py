@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mutualrl.files import read_json, write_json
+from mutualrl.files import read_sealed, write_sealed
 
 FILE = "absences.json"
 
@@ -15,7 +15,7 @@ class Absences:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        stored = None if path is None else read_json(path)
+        stored = None if path is None else read_sealed(path)
         self._intervals: dict[str, list[list[int | None]]] = {} if stored is None else stored["peers"]
 
     def absent(self, peer: str, round_: int) -> bool:
@@ -48,4 +48,4 @@ class Absences:
 
     def _write(self) -> None:
         if self._path is not None:
-            write_json(self._path, {"peers": self._intervals})
+            write_sealed(self._path, {"peers": self._intervals})

@@ -21,7 +21,7 @@ from mutualrl.errors import (
     RoundAbortedError,
     WaitTimeoutError,
 )
-from mutualrl.files import read_json, write_atomic, write_json
+from mutualrl.files import read_json, read_sealed, write_atomic, write_sealed
 from mutualrl.records import Record
 from mutualrl.see.files import marker_name
 from mutualrl.see.liveness import PeerWatch
@@ -102,13 +102,13 @@ class Exchange:
         Raises FencedError when a newer one has announced itself.
         """
         self.require_newest()
-        write_json(self.directory / ATTEMPT, {"run_id": self.run_id, "attempt": self.attempt})
+        write_sealed(self.directory / ATTEMPT, {"run_id": self.run_id, "attempt": self.attempt})
 
     def require_newest(self) -> None:
         """Raise FencedError when a newer attempt of this policy has started: a frozen process that woke up must
         stop."""
         try:
-            value = read_json(self.directory / ATTEMPT)
+            value = read_sealed(self.directory / ATTEMPT)
             newest = self.attempt if value is None else int(value["attempt"])
         except (ValueError, KeyError, TypeError) as error:
             raise ExchangeDamagedError(f"{self.directory / ATTEMPT}: not an attempt's claim ({error!r})") from None
@@ -164,7 +164,7 @@ class Exchange:
             parts=tuple(parts),
             written_at=time.time(),
         )
-        write_json(self.directory / marker_name(round_), marker.to_json())
+        write_sealed(self.directory / marker_name(round_), marker.to_json())
         return marker
 
     def _refuse_if_fenced(self, current: Marker | None) -> None:
@@ -183,9 +183,10 @@ class Exchange:
         """
         path = self.root / policy / marker_name(round_)
         try:
-            value = read_json(path)
+            _refuse_another_schema(path)
+            value = read_sealed(path)
             marker = None if value is None else Marker.from_json(value)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ExchangeDamagedError(f"{path}: not a commit marker ({error!r})") from None
         if marker is not None and (marker.run_id, marker.policy, marker.round) != (self.run_id, policy, round_):
             raise ExchangeDamagedError(
@@ -290,3 +291,15 @@ class Exchange:
         if silent <= limit or self.patience.on_peer_loss == "wait":
             return None
         return f"no heartbeat for {silent:.0f} s (last seen: {phase})"
+
+
+def _refuse_another_schema(path: Path) -> None:
+    """Raise ExchangeDamagedError for a marker of another major version: what follows its version may mean anything."""
+    value = read_json(path)
+    version = str((value or {}).get("schema_version", SCHEMA_VERSION))
+    if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
+        raise ExchangeDamagedError(
+            f"{path}: written with schema {version}, this version reads {SCHEMA_VERSION}; read it with the mutualrl "
+            f"that "
+            "wrote it"
+        )

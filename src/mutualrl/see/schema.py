@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mutualrl.records import Record
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "2.0"  # of shard and marker; a newer minor version adds columns or fields
 
 SCHEMA = pa.schema(
     [
@@ -52,7 +52,8 @@ class Marker:
     """The commit marker of a round: written last, it alone makes the round exist.
 
     `sha256`, `bytes` and `rows` describe the round: with one part they are the part's own, with several
-    `sha256` is the hash of the parts' hashes in order and the two numbers are sums.
+    `sha256` is the hash of the parts' hashes in order and the two numbers are sums. On disk it is sealed with a hash of
+    itself.
     """
 
     schema_version: str

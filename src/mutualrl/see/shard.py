@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see.files import PART_NAME
-from mutualrl.see.schema import SCHEMA, SCHEMA_VERSION, Marker, Part, combined_hash
+from mutualrl.see.schema import SCHEMA, Marker, Part, combined_hash
 
 
 class Shard:
@@ -61,12 +61,6 @@ class Shard:
 
 def load_shard(directory: Path, marker: Marker) -> Shard:
     """Read the parts that `marker` names. Raises ExchangeDamagedError on any difference, naming the file."""
-    major = marker.schema_version.split(".", maxsplit=1)[0]
-    if major != SCHEMA_VERSION.split(".", maxsplit=1)[0]:
-        raise ExchangeDamagedError(
-            f"{directory}: round {marker.round} has schema {marker.schema_version}, this version reads "
-            f"{SCHEMA_VERSION}; read it with the mutualrl that wrote it"
-        )
     if combined_hash(marker.parts) != marker.sha256:
         raise ExchangeDamagedError(f"{directory}: the marker of round {marker.round} contradicts itself")
     return Shard(marker, [_load_part(directory, part) for part in marker.parts])

@@ -1,0 +1,161 @@
+"""No changed byte of a shard, a marker or a checkpoint is ever taken for what was written."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mutualrl.checkpoints import MARKER, CheckpointMarker, Checkpoints, file_sum, oldest_cursor, relative_files
+from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError
+from mutualrl.records import Record
+from mutualrl.see import Exchange
+from mutualrl.see.survey import decode
+
+N = 1000
+
+
+def exchange(root: Path) -> Exchange:
+    rng = np.random.default_rng(0)
+    rows = [
+        Record(f"p{n // 4}", n % 4, float(n % 2), True, y_text=f"the answer is {n}", token_ids=(1, 2, n),
+               logprobs=tuple(rng.normal(size=3).astype("float32").tolist()))
+        for n in range(16)
+    ]  # fmt: skip
+    writer = Exchange(root, "bob", "run")
+    writer.publish(0, rows, 0)
+    writer.publish(1, rows[:8], 1)
+    return Exchange(root, "ada", "run")
+
+
+def checkpoint(policy: Path, step: int, content: bytes = b"weights" * 50) -> Checkpoints:
+    store = Checkpoints(policy)
+    staging = store.staging(step)
+    (staging / "global").mkdir(parents=True)
+    (staging / "model.safetensors").write_bytes(content + bytes([step]))
+    (staging / "global" / "optimizer.pt").write_bytes(bytes(range(256)))
+    (staging / "empty").touch()
+    files = {name: file_sum(staging / name) for name in relative_files(staging)}
+    store.commit(CheckpointMarker("run", "bob", step, step // 2, 0, 1, files, {"initial_validation": {"n": 4}}))
+    return store
+
+
+def damages(data: bytes, others: list[bytes], rng: random.Random) -> Iterator[bytes]:
+    """Bit flips, truncation at every boundary, zero fill, another file's bytes, bytes added; never the data itself."""
+    for length in range(len(data)):
+        yield data[:length]
+    while True:
+        kind = rng.randrange(5)
+        made = bytearray(data)
+        if kind <= 1 and data:
+            for _ in range(rng.choice([1, 1, 2, 8])):
+                made[rng.randrange(len(made))] ^= 1 << rng.randrange(8)
+        elif kind == 2 and data:
+            start = rng.randrange(len(made))
+            made[start:] = bytes(len(made) - start)
+        elif kind == 3:
+            made = bytearray(rng.choice(others))
+        else:
+            made += rng.randbytes(rng.randrange(1, 9)) if rng.random() < 0.5 else b"\n"
+        if bytes(made) != data:
+            yield bytes(made)
+
+
+def refused(path: Path, others: list[bytes], count: int, read: Callable[[], object]) -> int:
+    """How many of `count` damages of a file were refused."""
+    data, rng, found = path.read_bytes(), random.Random(path.name), 0
+    source = damages(data, others, rng)
+    made = list(dict.fromkeys(next(source) for _ in range(len(data) + 4 * count)))
+    rng.shuffle(made)
+    for damaged in made[:count]:
+        path.write_bytes(damaged)
+        with pytest.raises((ExchangeDamagedError, CheckpointDamagedError)):
+            read()
+        found += 1
+    path.write_bytes(data)
+    read()
+    return found
+
+
+def test_a_thousand_damages_are_refused(tmp_path: Path) -> None:
+    reader = exchange(tmp_path / "exchange")
+    store = checkpoint(tmp_path / "bob", 4)
+    checkpoint(tmp_path / "bob", 8)
+    shards = tmp_path / "exchange" / "bob"
+    step = store.path(8)
+
+    def read_round() -> None:
+        shard = reader.read("bob", 0)
+        if shard is None:
+            raise AssertionError("a damaged round was taken for none")
+        decode(shard)
+
+    total = refused(shards / "000000.parquet", [(shards / "000001.parquet").read_bytes()], 300, read_round)
+    total += refused(shards / "000000.json", [(shards / "000001.json").read_bytes(), b"{}"], 300, read_round)
+    swaps = [(store.path(4) / "model.safetensors").read_bytes(), (step / "global" / "optimizer.pt").read_bytes()]
+    total += refused(step / "model.safetensors", swaps, 100, lambda: store.verify(8))
+    total += refused(step / "global" / "optimizer.pt", swaps[:1], 50, lambda: store.verify(8))
+    total += refused(step / MARKER, [(store.path(4) / MARKER).read_bytes(), b"[]", b"7"], 300, lambda: store.verify(8))
+    (step / "empty").write_bytes(b"x")
+    with pytest.raises(CheckpointDamagedError, match="empty: 1 bytes, its marker says 0"):
+        store.verify(8)
+    assert total + 1 >= N
+
+
+def test_a_file_too_many_or_too_few_and_a_place_that_is_not_its_own(tmp_path: Path) -> None:
+    store = checkpoint(tmp_path / "bob", 8)
+    (store.path(8) / "extra.bin").write_bytes(b"")
+    with pytest.raises(CheckpointDamagedError, match=r"extra\.bin: does not belong there"):
+        store.verify(8)
+    (store.path(8) / "extra.bin").unlink()
+    (store.path(8) / "model.safetensors").unlink()
+    with pytest.raises(CheckpointDamagedError, match=r"model\.safetensors: is missing"):
+        store.verify(8)
+    checkpoint(tmp_path / "other", 4)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "step-000004", store.path(12))
+    with pytest.raises(CheckpointDamagedError, match="written for step 4"):
+        store.verify(12)
+
+
+def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(tmp_path: Path) -> None:
+    store = checkpoint(tmp_path / "bob", 4)
+    checkpoint(tmp_path / "bob", 8)
+    (store.path(8) / "model.safetensors").write_bytes(b"")
+    said: list[str] = []
+    found = store.newest("run", "bob", said.append)
+    assert found is not None
+    assert found.step == 4
+    assert "step-000008/model.safetensors: 0 bytes" in said[0]
+    assert store.newest("another", "bob", said.append) is None
+    assert "of run 'run', policy 'bob', not of this one" in said[-1]
+    checkpoint(tmp_path / "bob", 8)  # made again, over the damaged one
+    assert store.verify(8).step == 8
+    assert sorted(p.name for p in store.root.iterdir()) == ["latest.json", "step-000004", "step-000008"]
+
+
+def test_pruning_keeps_the_newest_and_leaves_none_half_there(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        store = checkpoint(tmp_path / "bob", step)
+    (store.path(2) / MARKER).unlink()  # a writer was killed while it removed this one
+    store.staging(10).mkdir(parents=True)
+    assert store.steps() == [4, 6, 8]
+    store.clear_partial()
+    assert not store.path(2).exists()
+    assert not store.staging(10).exists()
+    store.prune(2)
+    assert store.steps() == [6, 8]
+    assert store.newest_cursor() == 4
+
+
+def test_the_oldest_cursor_is_the_smallest_that_any_kept_checkpoint_has(tmp_path: Path) -> None:
+    for step in (4, 8):
+        checkpoint(tmp_path / "ada", step)
+    store = checkpoint(tmp_path / "bob", 12)
+    assert oldest_cursor([tmp_path / "ada", tmp_path / "bob"]) == 2
+    assert oldest_cursor([tmp_path / "ada", tmp_path / "bob", tmp_path / "new"]) == 0
+    (store.path(12) / MARKER).write_bytes(b"{}")
+    assert oldest_cursor([tmp_path / "ada", tmp_path / "bob"]) == 0
