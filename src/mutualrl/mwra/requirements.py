@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from mutualrl.errors import MachineError
 from mutualrl.mwra.devices import Machine
+from mutualrl.ports import in_use
 from mutualrl.recipes.schema import Recipe
 
 
@@ -30,7 +31,20 @@ def lacking(recipe: Recipe, machine: Machine) -> list[str]:
 
 
 def require(recipe: Recipe, machine: Machine) -> None:
-    """Raise MachineError naming everything that is missing."""
+    """Raise MachineError naming everything that is missing, or a port that is taken."""
+    require_ports(recipe)
     missing = lacking(recipe, machine)
     if missing:
         raise MachineError("this machine lacks " + "; ".join(missing))
+
+
+def require_ports(recipe: Recipe) -> None:
+    """Raise MachineError for a port that the recipe names and something on this machine has taken."""
+    for policy in recipe.policies:
+        port = recipe.trainer_settings(policy.name).get("vllm_group_port")
+        if port is not None and in_use(int(port)):
+            raise MachineError(
+                f"policy {policy.name!r}: port {port} (trainer.vllm_group_port) is in use; leave the key out to have a "
+                f"free "
+                "one chosen, or name another"
+            )

@@ -1,0 +1,223 @@
+"""What a run directory may not be, and what the commands around it say. Nothing is written when they refuse."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from conftest import Cli
+from mutualrl.recipes import shipped, templates
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in root.rglob("*")}
+
+
+def a_run(path: Path, **info: object) -> Path:
+    path.mkdir()
+    (path / "run.json").write_text(json.dumps({"format": 1, "run_id": "x", "versions": {"mutualrl": "9.9"}, **info}))
+    (path / "recipe.yaml").write_text("policies: [{name: a, model: 'tiny:ada'}]\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "words"),
+    [
+        ("link", (), "is a symbolic link"),
+        ("link", ("--resume",), "is a symbolic link"),
+        ("link", ("--clean",), "is not a run directory; nothing was removed"),
+        ("foreign", (), "holds no run of ours"),
+        ("foreign", ("--resume",), "is not a run directory: it has no run.json"),
+        ("foreign", ("--clean",), "is not a run directory; nothing was removed"),
+        ("used", (), "already holds a run (not finished); go on with it: --resume, throw it away: --clean"),
+        ("mixed", ("--clean",), "holds files that are not the run's (thesis.tex); nothing was removed"),
+        ("newer", ("--resume",), "written by a newer mutualrl (format 7, this one reads 1); use the version"),
+        ("newer", ("--clean",), "written by a newer mutualrl"),
+        ("older", ("--resume",), "an older mutualrl wrote it"),
+        ("half", ("--resume",), "recipe.yaml is missing"),
+        ("torn", ("--resume",), "run.json: cannot be read"),
+        ("nothing", ("--resume",), "nothing to resume, there is no directory"),
+        ("file", (), "already exists"),
+        ("a" * 300, (), "File name too long"),
+        ("used", ("--resume", "--clean"), "give one of them"),
+    ],
+)
+def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
+    cli: Cli, tmp_path: Path, name: str, extra: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "link").symlink_to(a_run(tmp_path / "used"))
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "holiday.jpg").write_bytes(b"sea")
+    (a_run(tmp_path / "mixed") / "thesis.tex").write_text("mine")
+    a_run(tmp_path / "newer", format=7)
+    a_run(tmp_path / "older", format=0)
+    (a_run(tmp_path / "half") / "recipe.yaml").unlink()
+    (a_run(tmp_path / "torn") / "run.json").write_text('{"format": 1, "ru')
+    (tmp_path / "file").write_text("")
+    before = tree(tmp_path)
+    done = cli("train", "--run-dir", tmp_path / name, *extra, "--json")
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr, done.stderr
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--resume",), "--resume: name the run with --run-dir"),
+        (("--clean",), "--clean: name the run to throw away"),
+        (("--nnodes", "2"), "--nnodes: name the run's directory"),
+        (("--node-rank", "1"), "--node-rank 1: expected 0 to 0"),
+        (("--device-map", "none.yaml"), "cannot be read"),
+        (("--exchange", "all"), "run.publish"),
+        (("--set", "policies=[{name: ../up, model: 'tiny:ada'}]"), "policies.0.name"),
+        (("--set", f"policies=[{{name: {'a' * 300}, model: 'tiny:ada'}}]"), "policies.0.name"),
+        (("--set", "policies=[{name: a b, model: 'tiny:ada'}]"), "policies.0.name"),
+        (("--set", "run.on_peer_loss=panic"), "run.on_peer_loss"),
+        (("--set", "trainer.save_steps=5"), "run.save_every"),
+    ],
+)
+def test_flags_and_names_that_mean_nothing_are_refused(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    done = cli("train", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_recipes_that_are_no_recipes(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
+    (tmp_path / "bomb.yaml").write_text(
+        "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"b{i}: &b{i} [*a,*a]\n" for i in range(9))
+    )
+    (tmp_path / "large.yaml").write_text("#" * 1_000_001)
+    for name, words in (("binary", "cannot be read"), ("bomb", "aliases"), ("large", "over 1,000,000 bytes")):
+        done = cli("train", tmp_path / f"{name}.yaml")
+        assert done.returncode == 2
+        assert words in done.stderr
+    done = cli("train", "paper/none")
+    assert done.returncode == 2
+    assert "expected one of: 2qwen-prp" in done.stderr
+
+
+def test_a_port_in_use_is_named(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = cli("train", "--set", "trainer.use_vllm=true", "--set", "trainer.vllm_mode=server",
+                   "--set", f"trainer.vllm_group_port={port}")  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert f"port {port} (trainer.vllm_group_port) is in use" in done.stderr
+
+
+def test_clean_throws_a_run_away_and_begins_another(cli: Cli, tmp_path: Path, tiny: dict[str, Path]) -> None:
+    run = a_run(tmp_path / "r")
+    (run / "exchange" / "a").mkdir(parents=True)
+    (run / "policies").mkdir()
+    done = cli("train", "--steps", "1", "--set", "run.validation_limit=4", "--run-dir", run, "--clean", "--json")
+    assert done.returncode == 0, done.stderr
+    assert not (run / "exchange" / "a").exists()
+    assert json.loads((run / "run.json").read_text())["run_id"] != "x"
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n, _ in shipped() if k == "paper"])
+def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
+    cli: Cli, tmp_path: Path, kind: str, name: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    row = {"problem": "1+1?", "answer": "2", "level": "Level 1", "subject": "Algebra"}
+    rows.write_text("".join(json.dumps({**row, "problem": f"{n}+1?"}) + "\n" for n in range(2048)))
+    done = cli("train", f"{kind}/{name}", "--data", rows, "--set", f"task.validation_data={rows}", "--dry-run", "--json",
+               CUDA_VISIBLE_DEVICES="")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    recipe = plan["recipe"]
+    assert recipe["run"]["steps"] == 15 * 2 * 4
+    where, there = next(iter(plan["placement"].items()))
+    assert where == "the recipe's hardware: 8 GPUs"
+    counts = [seat["processes"] for seat in there["seats"]]
+    assert counts == {"3qwen": [2, 2, 4], "4qwen": [2, 2, 2, 2]}.get(name.rpartition("-")[0], [4, 4])
+    assert all(seat["batch"]["prompts"] == 1024 and seat["batch"]["optimizer_steps"] == 4 for seat in there["seats"])
+    assert set(plan["memory"][where].values()) == {None}
+    assert any("8 of the 8 GPUs" in line for line in plan["lacking"])
+    trainer = recipe["trainer"]
+    assert (trainer["learning_rate"], trainer["weight_decay"], trainer["beta"], trainer["epsilon"]) == (
+        1e-6,
+        0.01,
+        1e-3,
+        0.2,
+    )
+    assert (trainer["num_generations"], trainer["max_completion_length"], recipe["task"]["max_prompt_tokens"]) == (
+        5,
+        3072,
+        1024,
+    )
+    assert (trainer["vllm_gpu_memory_utilization"], trainer["full_determinism"], trainer["warmup_steps"]) == (
+        0.9,
+        True,
+        0,
+    )
+    assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (5, 20)
+
+
+def test_recipes_and_batch_scripts_are_copied_out(cli: Cli, tmp_path: Path) -> None:
+    for kind, name, source in (*shipped(), *templates()):
+        done = cli("recipes", "cp", f"{kind}/{name}", tmp_path / f"{kind}-{name}{source.suffix}")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / f"{kind}-{name}{source.suffix}").read_bytes() == source.read_bytes()
+        if len(list(tmp_path.iterdir())) > 3:
+            break
+    for _, name, source in templates():
+        assert cli("recipes", "cp", f"slurm/{name}").returncode == 0
+        assert (tmp_path / source.name).read_bytes().startswith(b"#!/bin/bash")
+    again = cli("recipes", "cp", "slurm/one-node")
+    assert again.returncode == 2
+    assert "is there already" in again.stderr
+    unknown = cli("recipes", "cp", "nothing")
+    assert unknown.returncode == 2
+    assert "slurm/several-nodes" in unknown.stderr
+
+
+def test_doctor_answers_every_question(cli: Cli, tmp_path: Path) -> None:
+    done = cli("doctor", "--run-dir", tmp_path / "runs" / "new", "--json")
+    assert done.returncode == 0, done.stdout
+    found = {row["check"]: row for row in json.loads(done.stdout)["checks"]}
+    for check in ("torch", "trl", "GPUs", "NCCL", "vLLM engine", "model hub", "shared memory", "free ports", "disk space",
+                  "rename", "fsync", "O_EXCL", "file locks", "visibility"):  # fmt: skip
+        assert found[check]["status"] in ("ok", "warn")
+        assert found[check]["status"] == "ok" or found[check]["advice"]
+    assert list(tmp_path.iterdir()) == []
+    table = cli("doctor")
+    assert table.returncode == 0
+    assert "visibility" in table.stdout
+    (tmp_path / "file").write_text("")
+    assert cli("doctor", "--run-dir", tmp_path / "file" / "x").returncode == 2
+
+
+def test_doctor_fails_where_a_run_would(cli: Cli, tmp_path: Path) -> None:
+    """A package of a version that was never tried, and a place that takes no files."""
+    fake = tmp_path / "site" / "trl-9.9.0.dist-info"
+    fake.mkdir(parents=True)
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: trl\nVersion: 9.9.0\n")
+    done = cli("doctor", "--json", PYTHONPATH=str(tmp_path / "site"))
+    assert done.returncode == 4
+    row = next(r for r in json.loads(done.stdout)["checks"] if r["check"] == "trl")
+    assert row["status"] == "fail"
+    assert "9.9.0, supported is" in row["found"]
+    assert "pip install 'trl" in row["advice"]
+    done = cli("doctor", "--run-dir", "/proc/1", "--json")
+    assert done.returncode == 4
+    assert [r["check"] for r in json.loads(done.stdout)["checks"] if r["status"] == "fail"] == ["file system"]
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "gc"])
+def test_exchange_commands_refuse_what_is_no_run(cli: Cli, tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").write_text("")
+    for name, words in (("nothing", "not there"), ("file", "a file"), (".", "it has no run.json")):
+        done = cli("exchange", command, tmp_path / name)
+        assert done.returncode == 2
+        assert words in done.stderr

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mutualrl.errors import MachineError, RecipeError
+from mutualrl.mwra.device_map import Pin, read_device_map
+from mutualrl.mwra.devices import Machine
+from mutualrl.mwra.memory import estimate, estimate_seat, in_words, parameter_count
+from mutualrl.mwra.placement import best_split, place
+from mutualrl.recipes import Recipe, Request, resolve
+
+FOUR = Machine(("0", "1", "2", "3"), 8)
+
+
+def recipe(*assignments: str) -> Recipe:
+    return resolve(
+        Request(
+            pool="tiny",
+            regime="sgt",
+            assignments=("hardware.gpus=4", "trainer.per_device_train_batch_size=8", *assignments),
+        )
+    )
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "map.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_map_pins_policies_to_gpus(tmp_path: Path) -> None:
+    pins = read_device_map(written(tmp_path, "policies:\n  ada: {gpus: [3]}\n  bob: {gpus: [0, 1]}\n"))
+    placement = place(recipe(), FOUR, pins=pins)
+    assert [(s.gpus, s.processes, s.threads) for s in placement.seats] == [(("3",), 1, 2), (("0", "1"), 2, 2)]
+    assert placement.notes == ("GPU 2 stay idle: the device map does not name them",)
+
+
+def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
+    text = "policies:\n  ada: {gpus: [0], memory: 0.25}\n  bob: {gpus: [0, 1], memory: 0.75}\n"
+    ada, bob = place(recipe(), FOUR, pins=read_device_map(written(tmp_path, text))).seats
+    assert (ada.memory, ada.tenants, bob.memory, bob.tenants) == (0.25, 2, 0.75, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("policies: {ada: {gpus: [0]}, bob: {gpus: [0]}}", "GPU 0 of node 0 is used by ada, bob; policies that share"),
+        ("policies: {ada: {gpus: [0], memory: 0.7}, bob: {gpus: [0], memory: 0.5}}", "0.7 + 0.5 = 1.2, more than 1"),
+        ("policies: {ada: {gpus: [9]}, bob: {gpus: [0]}}", "no GPU 9 here (GPUs of this machine: 0, 1, 2, 3)"),
+        ("policies: {ada: {gpus: [1, 1]}, bob: {gpus: [0]}}", "'ada' names GPU 1 twice"),
+        ("policies: {ada: {gpus: [1]}}", "no entry for policy 'bob'"),
+        ("policies: {ada: {gpus: [1]}, bob: {gpus: [0]}, eve: {gpus: [2]}}", "'eve' is no policy of the pool"),
+        ("policies: {ada: {gpus: [1], node: 1}, bob: {gpus: [0]}}", "no node 1 (--nnodes 1"),
+        ("policies: {ada: {gpus: [1], processes: 2}, bob: {gpus: [0]}}", "processes are for the CPU"),
+        ("policies: {ada: {processes: 2}, bob: {gpus: [0]}}", "'ada' names no GPU"),
+        ("policies: {ada: {gpu: [1]}, bob: {gpus: [0]}}", "policies.ada.gpu"),
+        ("policies: {ada: {gpus: [-1]}, bob: {gpus: [0]}}", "policies.ada.gpus.0"),
+        ("policies: {ada: {gpus: [1], memory: 2.0}, bob: {gpus: [0]}}", "policies.ada.memory"),
+        ("policies: {ada: {gpus: [1], node: 0, nodes: [0]}, bob: {gpus: [0]}}", "both node and nodes"),
+        ("policies: {}", "policies"),
+        ("gpus: [0]", "gpus"),
+        ("- a", "expected keys and values"),
+        ("policies: [", "line 1"),
+    ],
+)
+def test_a_wrong_map_is_refused_with_what_was_expected(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        place(recipe(), FOUR, pins=read_device_map(written(tmp_path, text)))
+    assert words in str(caught.value)
+
+
+def test_on_cpu_a_map_gives_processes_and_nodes(tmp_path: Path) -> None:
+    pins = read_device_map(written(tmp_path, "policies:\n  ada: {processes: 2}\n  bob: {nodes: [0, 1]}\n"))
+    assert pins == {"ada": Pin(processes=2), "bob": Pin(nodes=(0, 1))}
+    ada, bob = place(recipe(), Machine((), 8), 2, pins).seats
+    assert (ada.processes, ada.nodes, bob.processes, bob.nodes, bob.processes_a_node) == (2, (0,), 2, (0, 1), 1)
+
+
+def test_weights_split_unevenly_as_near_as_the_batch_allows() -> None:
+    assert best_split(8, [1, 1], lambda i, n: True, weights=[1, 3]) == (2, 6)
+    assert best_split(8, [1, 1], lambda i, n: n in (1, 2, 4), weights=[1, 3]) == (4, 4)  # no device idle comes first
+    placement = place(recipe("launch.weights={bob: 3}"), FOUR)
+    assert [len(s.gpus) for s in placement.seats] == [1, 3] or [s.processes for s in placement.seats] == [2, 2]
+    with pytest.raises(RecipeError, match=r"launch\.weights names 'eve'"):
+        recipe("launch.weights={eve: 1}")
+
+
+def test_more_policies_than_gpus_are_refused_with_the_arithmetic_and_allowed_on_cpu() -> None:
+    with pytest.raises(
+        MachineError, match=r"2 policies need 2 GPUs at least, one each: found 1, 1 short.*--device-map"
+    ):
+        place(recipe(), Machine(("0",), 4))
+    assert "4 processes share 1 CPU cores" in place(recipe("launch.processes=2"), Machine((), 1)).notes[0]
+
+
+def test_whole_policies_are_dealt_to_nodes_and_few_policies_span_them() -> None:
+    apart = place(recipe(), FOUR, nodes=2)
+    assert [(s.nodes, s.gpus, s.processes) for s in apart.seats] == [((0,), FOUR.gpus, 4), ((1,), FOUR.gpus, 4)]
+    assert [s.policy for s in apart.on(1)] == ["bob"]
+    spanning = place(recipe(), FOUR, nodes=4)
+    assert [(s.nodes, s.processes, s.processes_a_node) for s in spanning.seats] == [((0, 1, 2, 3), 8, 2)] * 2
+
+
+def test_the_estimate_by_hand() -> None:
+    whole = estimate(1_500_000_000, 4, "zero3", reference=True, vllm_share=0.4)
+    assert (whole.weights, whole.optimizer, whole.reference) == (0.75e9, 5.25e9, 0.75e9)
+    assert estimate(100, 4, "zero2", reference=False, vllm_share=0).bytes == 200 + 14 * 100 / 4
+    assert estimate(100, 4, "ddp", reference=True, vllm_share=0).bytes == 16 * 100 + 200
+    adapter = estimate(1000, 1, "ddp", trained=10, reference=False, vllm_share=0)
+    assert adapter.bytes == 2 * 1010 + 14 * 10
+    assert in_words(None) == "unknown"
+    assert in_words(whole) == "6.29 GiB (weights 0.70, optimizer 4.89, reference 0.70) + vLLM 40% of the GPU"
+
+
+def test_parameters_are_counted_from_the_configuration_and_unknown_where_it_is_out_of_reach(
+    tiny: dict[str, Path],
+) -> None:
+    from safetensors import safe_open
+
+    found = recipe()
+    with safe_open(tiny["ada"] / "model.safetensors", "pt") as file:
+        stored = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
+    assert parameter_count(found.policy("ada")) == stored
+    seat = place(found, FOUR).seats[0]
+    got = estimate_seat(found, seat)
+    assert got is not None
+    assert got.weights == 2 * stored / 2
+    away = resolve(Request(pool="2qwen", regime="sgt"))
+    assert estimate_seat(away, place(away, Machine(tuple(map(str, range(8))), 8)).seats[0]) is None
