@@ -7,8 +7,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from conftest import Cli
+from mutualrl.cli.app import app
 from mutualrl.recipes import shipped, templates
 
 
@@ -108,8 +110,8 @@ def test_recipes_that_are_no_recipes(cli: Cli, tmp_path: Path) -> None:
 def test_a_port_in_use_is_named(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        done = cli("train", "--set", "trainer.use_vllm=true", "--set", "trainer.vllm_mode=server",
-                   "--set", f"trainer.vllm_group_port={port}")  # fmt: skip
+        alone = "policies=[{name: a, model: 'tiny:ada'}]"
+        done = cli("train", "--set", alone, "--set", f"trainer.vllm_group_port={port}")
     assert done.returncode == 4, done.stderr
     assert f"port {port} (trainer.vllm_group_port) is in use" in done.stderr
 
@@ -124,16 +126,17 @@ def test_clean_throws_a_run_away_and_begins_another(cli: Cli, tmp_path: Path, ti
     assert json.loads((run / "run.json").read_text())["run_id"] != "x"
 
 
-@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n, _ in shipped() if k == "paper"])
+@pytest.mark.parametrize("name", [n for k, n, _ in shipped() if k == "paper"])
 def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
-    cli: Cli, tmp_path: Path, kind: str, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     rows = tmp_path / "rows.jsonl"
     row = {"problem": "1+1?", "answer": "2", "level": "Level 1", "subject": "Algebra"}
     rows.write_text("".join(json.dumps({**row, "problem": f"{n}+1?"}) + "\n" for n in range(2048)))
-    done = cli("train", f"{kind}/{name}", "--data", rows, "--set", f"task.validation_data={rows}", "--dry-run", "--json",
-               CUDA_VISIBLE_DEVICES="")  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    wanted = ["train", f"paper/{name}", "--data", str(rows), "--set", f"task.validation_data={rows}"]
+    done = CliRunner().invoke(app, [*wanted, "--dry-run", "--json"])
+    assert done.exit_code == 0, done.stderr
     plan = json.loads(done.stdout)
     recipe = plan["recipe"]
     assert recipe["run"]["steps"] == 15 * 2 * 4

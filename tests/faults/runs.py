@@ -95,6 +95,25 @@ def stopped(mark: Path, run: Run) -> psutil.Process:
     return psutil.Process(int(mark.read_text()))
 
 
+def verified(run: Path) -> dict[str, Any]:
+    """`exchange verify`, which must find everything whole."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "mutualrl", "exchange", "verify", str(run), "--json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+#: rounds of two optimizer steps, so that the checkpoint of step 3 falls inside a generation batch
+SHORT = (
+    "--steps", "6", "--set", "round.optimizer_steps=2", "--set", "round.prompts=16", "--set", "run.save_every=3",
+    "--set", "trainer.per_device_train_batch_size=32",
+    "--set", "run.validate_every=0", "--set", "run.validation_limit=4", "--set", "run.keep_checkpoints=1",
+)  # fmt: skip
+
+
 def rolled_back(run: Path, to: Path, steps: dict[str, int]) -> Path:
     """A copy of a finished run as it was when each policy's newest checkpoint was that of the given step (0: none)."""
     shutil.copytree(run, to)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from runs import Run, members, stop_at, stopped, wait_until
+from runs import SHORT, Run, members, stop_at, stopped, verified, wait_until
 
-#: rounds of two optimizer steps, so that the checkpoint of step 3 falls inside a generation batch
-SHORT = (
-    "--steps", "6", "--set", "round.optimizer_steps=2", "--set", "round.prompts=16", "--set", "run.save_every=3",
-    "--set", "trainer.per_device_train_batch_size=32",
-    "--set", "run.validate_every=0", "--set", "run.validation_limit=4", "--set", "run.keep_checkpoints=1",
-)  # fmt: skip
 POINTS = {
     "before-shard": 2,
     "mid-shard": 2,
@@ -39,31 +30,15 @@ POINTS = {
     "before-the-result": 0,
 }
 IN_CI = {("mid-shard", "worker"), ("between-shard-and-marker", "supervisor"), ("checkpoint-marked", "agent")}
-CASES = [(point, victim) for point in POINTS for victim in ("worker", "supervisor")]
+BY_SUPERVISOR = ("mid-shard", "between-shard-and-marker", "in-the-wait", "in-generation", "checkpoint-marked",
+                 "checkpoint-half-pruned", "before-the-result")  # fmt: skip
+CASES = [(point, "worker") for point in POINTS] + [(point, "supervisor") for point in BY_SUPERVISOR]
 CASES += [("checkpoint-marked", "agent"), ("in-the-wait", "agent")]
-
-
-@pytest.fixture(scope="session")
-def unbroken(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The run that nobody disturbed."""
-    run = Run(tmp_path_factory.mktemp("unbroken"), *SHORT)
-    assert run.process.wait(120) == 0, run.errors.read_text()
-    return run
-
-
-def verify(run: Run) -> dict[str, object]:
-    answer = subprocess.run(
-        [sys.executable, "-m", "mutualrl", "exchange", "verify", str(run.path), "--json"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stdout
-    found: dict[str, object] = json.loads(answer.stdout)
-    return found
 
 
 def as_if_nothing_had_happened(run: Run, unbroken: Run) -> None:
     assert not members(run.path)
-    assert verify(run)["damaged"] == []
+    assert verified(run.path)["damaged"] == []
     assert run.weights() == unbroken.weights()
     assert len(run.weights()) == 2
     for policy in ("ada", "bob"):

@@ -73,6 +73,7 @@ def _open(
                 "--resume: name the run with --run-dir DIR (the command that began it printed the directory)"
             )
         run = resumable(path)
+        accept_changes(load(run.recipe), recipe)  # before the data are looked for: they may be another task's
     elif path is not None and not launch.clean:
         check_free(path)
     machine = this_machine()

@@ -3,16 +3,22 @@
 Python imports this by itself where its directory is on PYTHONPATH. `FAULT_POINT=point:policy:n` stops the policy's process
 the n-th time (from 0) it comes to the point; `FAULT_MARK` is a file that is made then, with the process id in it, and that
 keeps the next attempt from stopping again.
+
+`FAULT_DISK=policy:part of a path:n:ERRNO` makes every fsync of such a file fail, from the n-th (from 0) on: what a full or
+failing disk says. `FAULT_CLOCK=1` makes the wall clock jump by up to a day, either way, whenever it is asked.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.abc
 import importlib.util
 import os
+import random
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -139,5 +145,31 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def failing_disk(policy: str, part: str, nth: int, code: int) -> None:
+    """Make fsync fail as the system would."""
+    fsync, seen = os.fsync, Counter[str]()
+
+    def failing(descriptor: int) -> None:
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if part in path and f"--policy={policy}" in sys.argv:
+            seen[part] += 1
+            if seen[part] > nth:
+                raise OSError(code, os.strerror(code), path)
+        fsync(descriptor)
+
+    os.fsync = failing
+
+
+def jumping_clock() -> None:
+    """Make time.time() worthless."""
+    now, dice = time.time, random.Random(os.getpid())
+    time.time = lambda: now() + dice.uniform(-86_400, 86_400)
+
+
+if os.environ.get("FAULT_DISK"):
+    _policy, _part, _nth, _code = os.environ["FAULT_DISK"].split(":")
+    failing_disk(_policy, _part, int(_nth), getattr(errno, _code))
+if os.environ.get("FAULT_CLOCK"):
+    jumping_clock()
 if _WANTED[0]:
     sys.meta_path.insert(0, Finder())

@@ -1,0 +1,86 @@
+"""Disks that fill up or fail, and clocks that jump."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runs import HOOKS, SHORT, Run, members, verified
+
+from mutualrl.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.parametrize(
+    ("part", "nth", "code", "words"),
+    [
+        ("/exchange/bob/.000001", 0, "ENOSPC", "000001.parquet: "),
+        ("/exchange/bob/.000002.json", 0, "EIO", "000002.json: "),
+        ("/trainer/checkpoint-6", 2, "ENOSPC", "step-000006: cannot be written"),
+        ("/trainer/checkpoint-6", 0, "EROFS", "step-000006: cannot be written"),
+        ("/exchange/bob/.000002", 0, "EMFILE", "000002.parquet: "),
+    ],
+)
+def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
+    unbroken: Run, tmp_path: Path, part: str, nth: int, code: str, words: str
+) -> None:
+    fault = {"PYTHONPATH": str(HOOKS), "FAULT_DISK": f"bob:{part}:{nth}:{code}"}
+    run = Run(tmp_path, *SHORT, **fault)
+    try:
+        assert run.process.wait(120) == 4, run.errors.read_text()
+        said = run.errors.read_text()
+        assert words in said
+        assert "bytes" in said
+        assert "Starting it again" not in said  # another start would meet the same disk
+        assert not members(run.path)
+        verified(run.path)
+        run.begin("--resume")
+        assert run.process.wait(120) == 0, run.errors.read_text()
+        assert run.weights() == unbroken.weights()
+    finally:
+        run.end()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 9 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a tmpfs may not be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_seen_before_a_checkpoint_is_begun(unbroken: Run, small_disk: Path) -> None:
+    run = Run(small_disk, *SHORT, "--set", "run.save_every=1", "--set", "run.keep_checkpoints=9")
+    try:
+        assert run.process.wait(120) == 4, run.errors.read_text()
+        said = run.errors.read_text()
+        assert "bytes" in said
+        assert "free" in said or "cannot be written" in said
+        kept = {p: Checkpoints(run.path / "policies" / p).steps() for p in ("ada", "bob")}
+        assert all(kept.values())
+        for policy, steps in kept.items():
+            for step in steps:
+                Checkpoints(run.path / "policies" / policy).verify(step)
+        subprocess.run(["mount", "-o", "remount,size=99m", str(small_disk)], check=True)
+        run.begin("--resume")
+        assert run.process.wait(120) == 0, run.errors.read_text()
+        assert run.weights() == unbroken.weights()
+    finally:
+        run.end()
+
+
+def test_a_wall_clock_that_jumps_by_days_changes_nothing(unbroken: Run, tmp_path: Path) -> None:
+    run = Run(tmp_path, *SHORT, "--set", "run.peer_timeout=10.0", PYTHONPATH=str(HOOKS), FAULT_CLOCK="1")
+    try:
+        assert run.process.wait(120) == 0, run.errors.read_text()
+        assert run.weights() == unbroken.weights()
+    finally:
+        run.end()
