@@ -43,6 +43,16 @@ def real_data() -> Path:
     return REAL_DATA
 
 
+@pytest.fixture(scope="session")
+def unbroken(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> object:
+    """A short run of the tiny pool that nobody disturbs: what disturbed ones are compared with."""
+    from runs import SHORT, Run
+
+    run = Run(tmp_path_factory.mktemp("unbroken"), *SHORT)
+    assert run.process.wait(120) == 0, run.errors.read_text()
+    return run
+
+
 #: DeepSpeed builds a small C++ operator when a process group first starts on CPU.
 needs_zero = pytest.mark.skipif(
     find_spec("deepspeed") is None or shutil.which("c++") is None, reason="DeepSpeed or a C++ compiler is missing"

@@ -107,8 +107,8 @@ class Crew:
     # ---- one member
 
     def _start(self, member: Member) -> None:
-        if member.group is not None:
-            end([member.group], grace=0)
+        if member.group is not None:  # its agent is dead; a worker below it may have a moment left
+            end([member.group], marks=[str(self.run.root)], grace=0, policy=member.name)
         member.attempt = next_attempt(self.run, member.name)
         self.run.policy(member.name).failure.unlink(missing_ok=True)
         if len(member.seat.nodes) > 1:

@@ -93,14 +93,16 @@ def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
     }
 
 
-def end(groups: Iterable[Group], marks: Iterable[str] = (), grace: float = GRACE_SECONDS) -> None:
+def end(
+    groups: Iterable[Group], marks: Iterable[str] = (), grace: float = GRACE_SECONDS, policy: str | None = None
+) -> None:
     """End groups with everything below them: SIGTERM, then SIGKILL after a grace, in seconds.
 
     `marks` are run directories, by which processes whose parent is already gone are found in the process table; this
-    process and its parents are spared.
+    process and its parents are spared. With `policy`, only that policy's.
     """
-    groups = list(groups)
-    pending = {p for group in groups for p in group.processes()} | _marked(marks)
+    groups, marks = list(groups), list(marks)
+    pending = {p for group in groups for p in group.processes()} | _marked(marks, policy)
     for process in pending:
         _signal(process, kill=False)
     deadline = time.monotonic() + grace
@@ -108,7 +110,7 @@ def end(groups: Iterable[Group], marks: Iterable[str] = (), grace: float = GRACE
         for group in groups:
             group.exit_code()  # reaps
         time.sleep(0.05)
-    for process in pending | {p for group in groups for p in group.processes()} | _marked(marks):
+    for process in pending | {p for group in groups for p in group.processes()} | _marked(marks, policy):
         _signal(process, kill=True)
     for group in groups:
         group.close()
@@ -129,15 +131,17 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
         return  # gone, or another user's
 
 
-def _marked(marks: Iterable[str]) -> set[psutil.Process]:
+def _marked(marks: Iterable[str], policy: str | None) -> set[psutil.Process]:
     marks = set(marks)
     spared = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     wanted = {f"--run-dir={mark}" for mark in marks}
     found = set()
-    for process in psutil.process_iter(["cmdline", "environ"]):  # None where another user's process hides them
+    for process in psutil.process_iter(["cmdline", "environ"]) if marks else ():
         if process.pid in spared:
             continue
-        if wanted & set(process.info["cmdline"] or ()) or (process.info["environ"] or {}).get(MARK) in marks:
+        words = set(process.info["cmdline"] or ())  # None where another user's process hides them
+        ours = wanted & words or (process.info["environ"] or {}).get(MARK) in marks
+        if ours and (policy is None or f"--policy={policy}" in words):
             found.add(process)
     return found
 

@@ -19,7 +19,7 @@ from mutualrl.files import read_json, write_json
 from mutualrl.mwra.crew import Crew
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.devices import Machine, this_machine
-from mutualrl.mwra.group import end
+from mutualrl.mwra.group import GRACE_SECONDS, end
 from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.prepare import prepare
@@ -179,7 +179,7 @@ def run_policies(
         voice.conclude(f"{error.kind}: {error}")
         raise
     finally:
-        end(crew.groups, marks=[str(run.root)], **({"grace": 0.0} if at_once else {}))
+        end(crew.groups, marks=[str(run.root)], grace=0.0 if at_once else GRACE_SECONDS)
 
 
 def _ask_to_stop(run: RunDirectory, crew: Crew, console: Console) -> None:

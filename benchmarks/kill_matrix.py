@@ -1,0 +1,185 @@
+"""A kill at every named point of a run, and random ones: is what comes out what an undisturbed run gives?
+
+    python benchmarks/kill_matrix.py     # about 25 minutes on 2 cores
+
+First the named points (`pytest -m faults tests/faults/test_kills.py` runs the same cases). Then random kills: runs of
+the tiny pool under `sgt`, each killed with SIGKILL at a random moment in a random process (supervisor, agent or worker
+of either policy), again and again, resumed where the supervisor was hit. After each run: `exchange verify`, the weights
+byte for byte, each step once in metrics.jsonl, each round used once, no process left. Writes
+benchmarks/results/kill_matrix.{json,md}."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python benchmarks/kill_matrix.py"
+STEPS = 24
+OPTIONS = [
+    "--steps", str(STEPS), "--set", "round.optimizer_steps=2", "--set", "round.prompts=16", "--set", "run.save_every=3",
+    "--set", "trainer.per_device_train_batch_size=32", "--set", "run.validate_every=0",
+    "--set", "run.validation_limit=4", "--set", "run.keep_checkpoints=1", "--set", "run.max_restarts=50",
+]  # fmt: skip
+
+
+def start(run: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """`mutualrl train` in the background."""
+    command = [sys.executable, "-m", "mutualrl", "train", "--run-dir", str(run), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(run.parent / "stderr.txt").open("ab"))
+
+
+def processes(run: Path) -> dict[str, psutil.Process]:
+    """The living processes of a run, by what they are."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if f"--run-dir={run}" not in line:
+            continue
+        policy = next(w for w in line if w.startswith("--policy=")).removeprefix("--policy=")
+        found[f"{'worker' if 'mutualrl.training.worker' in line else 'agent'} of {policy}"] = process
+    return found
+
+
+def weights(run: Path) -> dict[str, str]:
+    """sha256 of the trained weights."""
+    paths = sorted((run / "policies").glob("*/model/model.safetensors"))
+    return {p.parent.parent.name: sha256(p.read_bytes()).hexdigest() for p in paths}
+
+
+def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str], int]:
+    """A run with up to `kills` kills at random moments; who was killed, and how often it was resumed."""
+    victims: Counter[str] = Counter()
+    process, resumed = start(run, "--regime", "sgt", "--pool", "tiny", *OPTIONS), 0
+    next_kill = time.monotonic() + rng.uniform(0.5, 14)
+    while True:
+        code = process.poll()
+        if code == 0:
+            return victims, resumed
+        if code is not None and code >= 0:
+            raise SystemExit(f"{run}: exit code {code}\n{(run.parent / 'stderr.txt').read_text()[-3000:]}")
+        if code is not None:  # the supervisor was killed
+            resumed += 1
+            began = time.monotonic()
+            while processes(run):
+                if time.monotonic() - began > 5:
+                    raise SystemExit(f"{run}: processes left 5 s after the supervisor: {processes(run)}")
+                time.sleep(0.1)
+            again = ["--resume"] if (run / "recipe.yaml").exists() else ["--clean", "--regime", "sgt", *OPTIONS]
+            process = start(run, *again)
+            next_kill = time.monotonic() + rng.uniform(0.5, 14)
+        if sum(victims.values()) < kills and time.monotonic() >= next_kill:
+            everyone: dict[str, Any] = {**processes(run), "supervisor": process}
+            name = rng.choice(sorted(everyone))
+            try:
+                everyone[name].kill()
+            except psutil.NoSuchProcess:
+                continue
+            process.wait() if name == "supervisor" else None
+            victims[name] += 1
+            next_kill = time.monotonic() + rng.uniform(0.5, 14)
+        time.sleep(0.02)
+
+
+def problems(run: Path, reference: dict[str, str]) -> list[str]:
+    """What is not as an undisturbed run leaves it."""
+    lines = []
+    verify = subprocess.run(
+        [sys.executable, "-m", "mutualrl", "exchange", "verify", str(run)], capture_output=True, check=False
+    )
+    if verify.returncode:
+        lines.append(f"exchange verify: {verify.returncode}")
+    if weights(run) != reference:
+        lines.append("weights differ")
+    for policy in reference:
+        metrics = [json.loads(x) for x in (run / "policies" / policy / "metrics.jsonl").read_text().splitlines()]
+        if [m["step"] for m in metrics] != list(range(1, STEPS + 1)):
+            lines.append(f"{policy}: steps {[m['step'] for m in metrics]}")
+        if [m["see/round"] for m in metrics if "see/round" in m] != list(range(STEPS // 2)):
+            lines.append(f"{policy}: rounds used")
+    return lines + [f"left: {name}" for name in processes(run)]
+
+
+def random_kills(wanted: int, seed: int) -> dict[str, Any]:
+    """Runs until `wanted` kills have been done."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        plain = Path(name) / "plain" / "r"
+        plain.parent.mkdir()
+        if start(plain, "--regime", "sgt", "--pool", "tiny", *OPTIONS).wait() != 0:
+            raise SystemExit((plain.parent / "stderr.txt").read_text())
+        reference = weights(plain)
+        victims: Counter[str] = Counter()
+        runs = []
+        while sum(victims.values()) < wanted:
+            run = Path(name) / str(len(runs)) / "r"
+            run.parent.mkdir()
+            hit, resumed = killed_run(run, min(6, wanted - sum(victims.values())), rng)
+            victims += hit
+            runs.append({"kills": sum(hit.values()), "resumed": resumed, "problems": problems(run, reference)})
+            print(f"run {len(runs)}: {dict(hit)}, {runs[-1]}", flush=True)
+    return {"kills": sum(victims.values()), "victims": dict(sorted(victims.items())), "runs": runs, "seed": seed}
+
+
+def named_points() -> list[dict[str, Any]]:
+    """The cases of tests/faults/test_kills.py, as pytest reports them."""
+    with tempfile.TemporaryDirectory() as name:
+        report = Path(name) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "faults or slow", "tests/faults/test_kills.py",
+                   f"--junit-xml={report}"]  # fmt: skip
+        subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
+        cases = []
+        for case in ET.parse(report).iter("testcase"):
+            point, _, victim = case.attrib["name"].partition("[")[2].rstrip("]").rpartition("-")
+            cases.append(
+                {"point": point, "victim": victim, "passed": len(case) == 0, "seconds": float(case.attrib["time"])}
+            )
+    return cases
+
+
+def markdown(cases: list[dict[str, Any]], found: dict[str, Any]) -> str:
+    """The table of the note."""
+    lines = ["| killed | where | kills | resumed, and byte for byte the undisturbed run |", "|---|---|---|---|"]
+    for victim in ("worker", "agent", "supervisor"):
+        mine = [c for c in cases if c["victim"] == victim]
+        points = ", ".join(c["point"] for c in mine)
+        lines.append(f"| {victim} | {points} | {len(mine)} | {sum(c['passed'] for c in mine)} |")
+    good = sum(r["kills"] for r in found["runs"] if not r["problems"])
+    who = ", ".join(f"{name} {count}" for name, count in found["victims"].items())
+    lines.append(f"| at random: {who} | any moment of {len(found['runs'])} runs | {found['kills']} | {good} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Kill, compare, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    found = random_kills(given.kills, given.seed)
+    cases = named_points()
+    text = markdown(cases, found)
+    RESULTS.mkdir(exist_ok=True)
+    value = {"command": COMMAND, "points": cases, "random": found}
+    (RESULTS / "kill_matrix.json").write_text(json.dumps(value, indent=1) + "\n")
+    (RESULTS / "kill_matrix.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
