@@ -83,9 +83,14 @@ class Run:
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def hooked() -> str:
+    """PYTHONPATH with the hooks in front."""
+    return os.pathsep.join(filter(None, (str(HOOKS), os.environ.get("PYTHONPATH"))))
+
+
 def stop_at(point: str, mark: Path, policy: str = "bob", nth: int = 0) -> dict[str, str]:
     """The environment under which a policy's process stops at a point, and writes its process id into `mark`."""
-    return {"PYTHONPATH": str(HOOKS), "FAULT_POINT": f"{point}:{policy}:{nth}", "FAULT_MARK": str(mark)}
+    return {"PYTHONPATH": hooked(), "FAULT_POINT": f"{point}:{policy}:{nth}", "FAULT_MARK": str(mark)}
 
 
 def stopped(mark: Path, run: Run) -> psutil.Process:

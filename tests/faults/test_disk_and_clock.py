@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import HOOKS, SHORT, Run, members, verified
+from runs import SHORT, Run, hooked, members, verified
 
 from mutualrl.checkpoints import Checkpoints
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.faults
 def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
     unbroken: Run, tmp_path: Path, part: str, nth: int, code: str, words: str
 ) -> None:
-    fault = {"PYTHONPATH": str(HOOKS), "FAULT_DISK": f"bob:{part}:{nth}:{code}"}
+    fault = {"PYTHONPATH": hooked(), "FAULT_DISK": f"bob:{part}:{nth}:{code}"}
     run = Run(tmp_path, *SHORT, **fault)
     try:
         assert run.process.wait(120) == 4, run.errors.read_text()
@@ -78,7 +78,7 @@ def test_a_full_disk_is_seen_before_a_checkpoint_is_begun(unbroken: Run, small_d
 
 
 def test_a_wall_clock_that_jumps_by_days_changes_nothing(unbroken: Run, tmp_path: Path) -> None:
-    run = Run(tmp_path, *SHORT, "--set", "run.peer_timeout=10.0", PYTHONPATH=str(HOOKS), FAULT_CLOCK="1")
+    run = Run(tmp_path, *SHORT, "--set", "run.peer_timeout=10.0", PYTHONPATH=hooked(), FAULT_CLOCK="1")
     try:
         assert run.process.wait(120) == 0, run.errors.read_text()
         assert run.weights() == unbroken.weights()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
     watch_parent(given.parent)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a batch system signals every process; the workers know what to do
+        signal.signal(number, signal.SIG_IGN)
 
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -38,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 *_meeting(given),
                 f"--nproc-per-node={given.processes}",
                 "--max-restarts=0",
+                "--signals-to-handle=SIGQUIT",
                 "--module",
                 "mutualrl.training.worker",
                 f"--run-dir={given.run_dir}",

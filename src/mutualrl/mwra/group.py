@@ -18,6 +18,7 @@ from mutualrl.mwra.placement import Seat
 from mutualrl.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+_MODULES = {"mutualrl.mwra.agent", "mutualrl.training.worker", "mutualrl.tiny.make"}  # what a run starts
 #: in the environment of every process of a run: what a worker starts (an engine, say) carries it, too
 MARK = "MUTUALRL_RUN"
 
@@ -140,7 +141,7 @@ def _marked(marks: Iterable[str], policy: str | None) -> set[psutil.Process]:
         if process.pid in spared:
             continue
         words = set(process.info["cmdline"] or ())  # None where another user's process hides them
-        ours = wanted & words or (process.info["environ"] or {}).get(MARK) in marks
+        ours = (wanted & words and _MODULES & words) or (process.info["environ"] or {}).get(MARK) in marks
         if ours and (policy is None or f"--policy={policy}" in words):
             found.add(process)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,53 +41,62 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
     RunInterruptedError, PeerLostError, or the error of the policy that failed; no process is left then.
     """
     launch, began = launch or Launch(), time.monotonic()
-    with stop_signals() as request:
-        run, placement, notes = _open(recipe, launch, console, request)
+    with ExitStack() as held, stop_signals() as request:
+        run, placement, notes = _open(recipe, launch, console, request, held)
         recipe = load(run.recipe)  # as node 0 has settled it
-        with hold(run.lock(launch.node), str(run.root)):
-            session = next_session(run) if launch.node == 0 else 0
-            end([], marks=[str(run.root)], grace=0)  # what a supervisor that was killed a moment ago left
-            console.print(f"Run directory: {cleaned(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
-            for note in notes:
-                console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
-            run_policies(run, recipe, placement, launch, session, console, request)
-            if launch.node != 0:
-                return run, {"node": launch.node}
-            summary = collect(run, recipe, time.monotonic() - began)
-            write_json(run.summary, summary)
+        session = next_session(run) if launch.node == 0 else 0
+        end([], marks=_marks(run, launch), grace=0)  # what a supervisor that was killed a moment ago left
+        console.print(f"Run directory: {cleaned(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
+        for note in notes:
+            console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+        run_policies(run, recipe, placement, launch, session, console, request)
+        if launch.node != 0:
+            return run, {"node": launch.node}
+        summary = collect(run, recipe, time.monotonic() - began)
+        write_json(run.summary, summary)
     return run, summary
 
 
 def _open(
-    recipe: Recipe, launch: Launch, console: Console, request: StopSignals
+    recipe: Recipe, launch: Launch, console: Console, request: StopSignals, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
-    """The run's directory, made or taken up, after every check that needs no model; where the policies run; what to
-    say."""
+    """The run's directory, made or taken up and locked, after every check that needs no model; where the policies run;
+    what to say."""
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
     if launch.node > 0:
-        return Node(launch, recipe).join(path, console, request)
-    run, notes = None, []
+        joined = Node(launch, recipe).join(path, console, request)
+        held.enter_context(hold(joined[0].lock(launch.node), str(path)))
+        return joined
     if launch.resume:
-        if path is None:
-            raise UsageError(
-                "--resume: name the run with --run-dir DIR (the command that began it printed the directory)"
-            )
-        run = resumable(path)
-        accept_changes(load(run.recipe), recipe)  # before the data are looked for: they may be another task's
-    elif path is not None and not launch.clean:
+        return _take_up(recipe, path, launch, held)
+    if path is not None and not launch.clean:
         check_free(path)
-    machine = this_machine()
-    recipe, placement, plan = planned(recipe, machine, launch)
-    if run is not None:
-        notes += accept_changes(load(run.recipe), recipe)
-        notes += same_plan(run.info(), placement, plan)
-        with hold(run.lock(0), str(run.root)):
-            go_on(run, recipe, placement)
-    else:
-        if launch.clean and path is not None:
-            clean(path)
-        run = begin(recipe, placement, plan, launch)
-    return run, placement, [*placement.notes, *notes]
+    recipe, placement, plan = planned(recipe, this_machine(), launch)
+    if launch.clean and path is not None:
+        clean(path)
+    run = begin(recipe, placement, plan, launch)
+    held.enter_context(hold(run.lock(0), str(run.root)))
+    return run, placement, list(placement.notes)
+
+
+def _take_up(
+    recipe: Recipe, path: Path | None, launch: Launch, held: ExitStack
+) -> tuple[RunDirectory, Placement, list[str]]:
+    if path is None:
+        raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
+    run = resumable(path)
+    accept_changes(load(run.recipe), recipe)  # before the data are looked for: they may be another task's
+    recipe, placement, plan = planned(recipe, this_machine(), launch)
+    notes = [*placement.notes, *accept_changes(load(run.recipe), recipe), *same_plan(run.info(), placement, plan)]
+    held.enter_context(hold(run.lock(0), str(run.root)))
+    go_on(run, recipe, placement)
+    return run, placement, notes
+
+
+def _marks(run: RunDirectory, launch: Launch) -> list[str]:
+    """By what processes of the run are found whose parent is gone. Over several nodes by nothing: two of them may share
+    a process table, and one must not end the other's."""
+    return [str(run.root)] if launch.nodes == 1 else []
 
 
 def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, dict[str, Any]]:
@@ -179,7 +188,7 @@ def run_policies(
         voice.conclude(f"{error.kind}: {error}")
         raise
     finally:
-        end(crew.groups, marks=[str(run.root)], grace=0.0 if at_once else GRACE_SECONDS)
+        end(crew.groups, marks=_marks(run, launch), grace=0.0 if at_once else GRACE_SECONDS)
 
 
 def _ask_to_stop(run: RunDirectory, crew: Crew, console: Console) -> None:
