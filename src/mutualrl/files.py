@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     `durable=False` the two fsyncs are left out (heartbeats: torn is forbidden, lost is harmless). A writer killed in
     between leaves a `.tmp` file that no reader looks at. Raises DiskError with the path and the bytes needed when the
     disk refuses."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

@@ -14,7 +14,6 @@ POINTS = {
     "after-marker": 1,
     "in-the-wait": 2,
     "in-generation": 1,
-    "after-generation": 2,
     "in-the-loss": 3,
     "checkpoint-begin": 0,
     "checkpoint-files": 0,
@@ -23,9 +22,7 @@ POINTS = {
     "checkpoint-marked": 1,
     "checkpoint-renamed": 1,
     "checkpoint-latest": 1,
-    "checkpoint-before-prune": 1,
     "checkpoint-half-pruned": 0,
-    "checkpoint-done": 1,
     "in-validation": 1,
     "before-the-result": 0,
 }

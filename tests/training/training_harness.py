@@ -58,9 +58,10 @@ def train(
     sharing: Sharing | None = None,
     reward: Any = None,
     peft_config: Any = None,
+    resume: Path | None = None,
     **keys: Any,
 ) -> Any:
-    """Train; returns the trainer with its logs in `.kept`."""
+    """Train (from a checkpoint, if one is given); returns the trainer with its logs in `.kept`."""
     torch.set_num_threads(1)
     tokenizer = load_tokenizer(str(model))
     extra = {"sharing": sharing} if sharing is not None else {}
@@ -70,7 +71,7 @@ def train(
         train_dataset=as_dataset(PROMPTS, tokenizer), processing_class=tokenizer, callbacks=[logs], **extra,
     )  # fmt: skip
     set_seed(11)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     trainer.kept = logs.rows
     return trainer
 

@@ -107,15 +107,19 @@ class Exchange:
     def require_newest(self) -> None:
         """Raise FencedError when a newer attempt of this policy has started: a frozen process that woke up must
         stop."""
-        try:
-            value = read_sealed(self.directory / ATTEMPT)
-            newest = self.attempt if value is None else int(value["attempt"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ExchangeDamagedError(f"{self.directory / ATTEMPT}: not an attempt's claim ({error!r})") from None
+        newest = self.newest_attempt()
         if newest > self.attempt:
             raise FencedError(
                 f"policy {self.policy!r}: attempt {newest} has started; this is attempt {self.attempt}, and must stop"
             )
+
+    def newest_attempt(self) -> int:
+        """The newest attempt that has claimed the policy; 0 where none has."""
+        try:
+            value = read_sealed(self.directory / ATTEMPT)
+            return 0 if value is None else int(value["attempt"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ExchangeDamagedError(f"{self.directory / ATTEMPT}: not an attempt's claim ({error!r})") from None
 
     def publish(self, round_: int, records: Sequence[Record], policy_step: int) -> Marker:
         """Write and commit a round of one part. See `write_part` and `commit`."""

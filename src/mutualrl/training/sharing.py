@@ -89,16 +89,22 @@ class Sharing:
         run_seed: int = 0,
         max_length: int | None = None,
         tokenizers: Mapping[str, Any] | None = None,
+        resume: bool = False,
         **settings: Any,
     ) -> Sharing:
         """Sharing over a directory, for use with `MutualGRPOTrainer` in one's own script.
 
-        All policies of a run give the same `root` and `run_id`. Regime `prp` needs the peers' `tokenizers` by name.
+        All policies of a run give the same `root` and `run_id`. Regime `prp` needs the peers' `tokenizers` by name. A
+        script that goes on from a checkpoint (`train(resume_from_checkpoint=...)`) gives `resume=True`, and is a new
+        attempt of its policy: the one before it can publish nothing any more.
         Raises UsageError when this policy has already published there (rounds of an earlier run must not be taken for
         this one's), and when a tokenizer is missing.
         """
         exchange = Exchange(root, policy, run_id)
-        if any(exchange.directory.glob("*.parquet")):
+        if resume:
+            exchange = Exchange(root, policy, run_id, attempt=exchange.newest_attempt() + 1)
+            exchange.claim()
+        elif any(exchange.directory.glob("*.parquet")):
             raise UsageError(
                 f"{exchange.directory} holds rounds of an earlier run; give every run a directory of its own"
             )

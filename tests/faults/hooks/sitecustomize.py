@@ -66,7 +66,7 @@ def exchange(module: ModuleType) -> None:
 
     def write_atomic(path: Any, data: bytes, **kwargs: Any) -> None:
         if path.suffix == ".parquet" and _WANTED[0] == "mid-shard":
-            path.with_name(f".{path.name}.{os.getpid()}.tmp").write_bytes(data[: len(data) // 2])
+            path.with_name(f".{path.name}.half.tmp").write_bytes(data[: len(data) // 2])
             at("mid-shard")
         write(path, data, **kwargs)
 

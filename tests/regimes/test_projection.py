@@ -1,0 +1,50 @@
+"""What a regime decodes of a peer's shard: no column, and no text, that it has no use for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutualrl.records import Record
+from mutualrl.regimes import get_regime
+from mutualrl.see import Exchange, Shard
+from regime_views import view
+
+OWN = [("p0", 0.0), ("p0", 0.0), ("p1", 0.0), ("p1", 1.0)]
+
+
+def peer(root: Path) -> Shard:
+    rows = [
+        Record(prompt, n, 1.0, True, x_text="?", y_text=f"{prompt}-{n}", token_ids=(1, 2), logprobs=(-0.5, -0.5))
+        for prompt in ("p0", "p1")
+        for n in (0, 1)
+    ]
+    Exchange(root, "bob", "run").publish(0, rows, 0)
+    shard = Exchange(root, "ada", "run").read("bob", 0)
+    assert shard is not None
+    return shard
+
+
+@pytest.mark.parametrize(
+    ("regime", "allowed"),
+    [
+        ("xgrpo", {"prompt_id", "reward"}),
+        ("sgt", {"prompt_id", "reward", "rollout", "ended"}),
+        ("prp", {"prompt_id", "reward", "rollout", "ended", "y_text", "token_ids", "logprobs"}),
+    ],
+)
+def test_only_what_is_used_is_decoded(tmp_path: Path, regime: str, allowed: set[str], monkeypatch: Any) -> None:
+    shard = peer(tmp_path)
+    texts: list[int] = []
+    read = Shard.texts
+    monkeypatch.setattr(Shard, "texts", lambda self, rows: (texts.extend(rows), read(self, rows))[1])
+    spec = get_regime(regime)
+    assert spec.plan is not None
+    made = spec.plan(view(OWN, {"bob": shard}), spec.settings())  # type: ignore[dict-item]
+    assert set(shard._columns) <= allowed
+    if regime == "sgt":
+        assert [pair.prompt_id for pair in made.pairs] == ["p0"]
+        assert len(texts) >= 1
+        assert {shard.column("prompt_id")[row] for row in texts} == {"p0"}  # the gated prompt's alone

@@ -1,0 +1,56 @@
+"""One's own script: transformers' checkpoints and `resume_from_checkpoint`, inside a generation batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.errors import FencedError, UsageError
+from mutualrl.records import Record
+from mutualrl.training import MutualGRPOTrainer, Sharing
+from training_harness import publish_rollouts, sampled_rounds, train
+
+pytestmark = pytest.mark.slow
+#: a round is used for four optimizer steps; the checkpoint falls after the third
+KEYS = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "steps_per_generation": 2, "num_iterations": 2}
+
+
+def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = trainer.model.state_dict()
+    return found
+
+
+@pytest.mark.parametrize("regime", [None, "sgt", "prp"])
+def test_a_script_goes_on_from_transformers_own_checkpoint(
+    tiny: dict[str, Path], tmp_path: Path, regime: str | None
+) -> None:
+    tokenizers = {name: load_tokenizer(str(path)) for name, path in tiny.items()}
+
+    def shared(resume: bool) -> Sharing | None:
+        if regime is None:
+            return None
+        return Sharing.over(tmp_path / "x", "ada", ["bob"], regime, tokenizers=tokenizers, resume=resume)
+
+    if regime is not None:
+        publish_rollouts(tmp_path / "x", tokenizers["bob"], sampled_rounds(16, 2, repeat=4))
+    whole = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared(False), **KEYS)
+    checkpoint = tmp_path / "out" / "checkpoint-3"
+    assert (checkpoint / "mutualrl_state_0.pt").exists()
+    resumed = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "again", shared(True), resume=checkpoint, **KEYS)
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(resumed).values(), strict=True))
+    assert [row["loss"] for row in resumed.kept if "loss" in row] == [r["loss"] for r in whole.kept if "loss" in r][3:]
+
+
+def test_a_script_that_goes_on_fences_off_the_one_before(tmp_path: Path) -> None:
+    first = Sharing.over(tmp_path, "ada", ["bob"], "sgt")
+    first.exchange.publish(0, [Record("p", 0, 1.0, True)], 0)
+    with pytest.raises(UsageError, match="holds rounds of an earlier run"):
+        Sharing.over(tmp_path, "ada", ["bob"], "sgt")
+    second = Sharing.over(tmp_path, "ada", ["bob"], "sgt", resume=True)
+    assert second.exchange.attempt == 1
+    with pytest.raises(FencedError):
+        first.exchange.publish(1, [Record("p", 0, 1.0, True)], 0)
+    assert Sharing.over(tmp_path, "ada", ["bob"], "sgt", resume=True).exchange.attempt == 2
