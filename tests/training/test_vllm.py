@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mutualrl.training.vllm_engine import vllm_keys
@@ -60,6 +61,37 @@ def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_pat
         assert all("sampling/importance_sampling_ratio/mean" in row for row in rows)
         assert rows[0]["validation"]["n"] == 64
         assert "Traceback" not in (files / "logs" / "attempt-0.log").read_text()
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_with_vllm_goes_on_from_its_checkpoint_and_leaves_no_process(cli: Any, tmp_path: Path) -> None:
+    from runs import Run, members, rolled_back, wait_until
+
+    options = ["--steps", "4", "--set", "run.save_every=2", "--set", "trainer.use_vllm=true",
+               "--set", "trainer.vllm_gpu_memory_utilization=0.2", "--set", "trainer.vllm_max_model_length=128",
+               "--set", "run.validate_every=0", "--set", "run.validation_limit=4"]  # fmt: skip
+    run = Run(tmp_path, *options, **ENVIRONMENT)
+    try:
+        assert run.process.wait(290) == 0, run.errors.read_text()
+        copy = rolled_back(run.path, tmp_path / "copy", {"ada": 2, "bob": 2})
+        again = Run.__new__(Run)
+        again.path, again.errors = copy, tmp_path / "again.txt"
+        again.begin("--resume", **ENVIRONMENT)
+        wait_until(lambda: len(members(copy)) == 4, 60)
+        assert again.process.wait(290) == 0, again.errors.read_text()
+        assert [line["step"] for line in again.metrics("ada")] == [1, 2, 3, 4]
+        assert again.weights() == run.weights()
+        (tmp_path / "2").mkdir()
+        killed = Run(tmp_path / "2", *options, "--steps", "400", **ENVIRONMENT)
+        wait_until((killed.path / "policies" / "ada" / "metrics.jsonl").exists, 120)
+        below = psutil.Process(killed.process.pid).children(recursive=True)
+        killed.process.kill()
+        killed.process.wait()
+        wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below), 5)
+    finally:
+        run.end()
 
 
 def test_policies_on_one_gpu_divide_the_memory_share() -> None:
