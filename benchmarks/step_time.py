@@ -87,13 +87,15 @@ def one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def run_ours(regime: str, steps: int, pool: str, directory: Path) -> dict[str, Any]:
-    """One run of the command line without validation in between; the policies' results."""
+def run_ours(regime: str, steps: int, pool: str, directory: Path, save_every: int = 0) -> dict[str, Any]:
+    """One run of the command line without validation in between; the policies' results. With `save_every=0` the one
+    checkpoint is that of the last step."""
     target = directory / f"{regime}-{time.monotonic_ns()}"
     command = [
         sys.executable, "-m", "mutualrl", "train", "--regime", regime, "--pool", pool, "--task", "arithmetic",
         "--steps", str(steps), "--run-dir", str(target), "--json",
         "--set", "run.validate_every=0", "--set", "run.validation_limit=2",
+        "--set", f"run.save_every={save_every}",
     ]  # fmt: skip
     if pool != "tiny":
         for key, value in settings()["trainer"].items():
@@ -111,7 +113,7 @@ def run_ours(regime: str, steps: int, pool: str, directory: Path) -> dict[str, A
 
 def measure(repeats: int, steps: int) -> dict[str, Any]:
     """All timings, in seconds a step."""
-    plain, alone, grpo, sgt, waits = [], [], [], [], []
+    plain, alone, saving, grpo, sgt, waits = [], [], [], [], [], []
     extra: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -121,6 +123,7 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
             print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr)
             plain.append(run_plain(steps))
             alone.append(run_ours("grpo", steps, str(pool), directory)["ada"]["train_seconds"] / steps)
+            saving.append(run_ours("grpo", steps, str(pool), directory, 20)["ada"]["train_seconds"] / steps)
             for regime, kept in (("grpo", grpo), ("sgt", sgt)):
                 policies = run_ours(regime, steps, "tiny", directory).values()
                 kept.append(sum(p["train_seconds"] - p["wait_seconds"] for p in policies) / len(policies) / steps)
@@ -130,6 +133,7 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
     return {
         "plain_trl": plain,
         "grpo_alone": alone,
+        "grpo_saving": saving,
         "grpo": grpo,
         "sgt": sgt,
         "sgt_wait": waits,
@@ -143,6 +147,11 @@ def table(timings: dict[str, Any]) -> str:
     rows = [
         ("plain TRL script, one policy", median["plain_trl"], 1.0),
         ("`--regime grpo`, the same policy", median["grpo_alone"], median["grpo_alone"] / median["plain_trl"]),
+        (
+            "the same with a durable checkpoint every 20 steps",
+            median["grpo_saving"],
+            median["grpo_saving"] / median["plain_trl"],
+        ),
         ("`--regime grpo`, tiny pool", median["grpo"], 1.0),
         ("`--regime sgt`, tiny pool, waiting apart", median["sgt"], median["sgt"] / median["grpo"]),
         ("waiting for the peer under sgt", median["sgt_wait"], median["sgt_wait"] / median["grpo"]),
