@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from runs import Run, members, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 SHORT = (
     "--steps", "4", "--set", "run.validate_every=0", "--set", "run.validation_limit=4", "--set", "round.prompts=16",
@@ -87,6 +87,7 @@ class TwoHosts(Run):
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_policy_a_host(tiny: dict[str, Path], tmp_path: Path, hosts: list[tuple[str, str, str]]) -> None:
     """They share the exchange and no network connection, and compute what one machine would."""
     run = TwoHosts(tmp_path, hosts, "--regime", "sgt", *SHORT)
@@ -103,6 +104,7 @@ def test_a_policy_a_host(tiny: dict[str, Path], tmp_path: Path, hosts: list[tupl
         run.end()
 
 
+@pytest.mark.faults
 def test_a_policy_over_both_hosts_survives_a_death_on_either(
     tiny: dict[str, Path], tmp_path: Path, hosts: list[tuple[str, str, str]]
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_policy_over_both_hosts_survives_a_death_on_either(
         run.end()
 
 
+@pytest.mark.faults
 def test_a_host_that_is_gone_ends_the_run_by_name(
     tiny: dict[str, Path], tmp_path: Path, hosts: list[tuple[str, str, str]]
 ) -> None:
