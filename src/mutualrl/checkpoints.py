@@ -23,7 +23,7 @@ FORMAT = 1
 MARKER = "complete.json"
 LATEST = "latest.json"
 _NAME = re.compile(r"step-([0-9]{6,})")
-_REPLACED = re.compile(r"\.step-[0-9]{6,}\.replaced")
+_PASSED = re.compile(r"\.step-[0-9]{6,}\.damaged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,6 @@ class CheckpointMarker:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> CheckpointMarker:
         """Parse a marker. Raises KeyError, TypeError or ValueError when it is not one."""
-        if value["format"] != FORMAT:
-            raise ValueError(f"format {value['format']!r}, this version reads {FORMAT}")
         return cls(**{**value, "files": {name: FileSum(**entry) for name, entry in value["files"].items()}})
 
 
@@ -99,7 +97,7 @@ class Checkpoints:
         if self.workshop.is_dir():
             shutil.rmtree(self.workshop)
         for path in self.root.iterdir() if self.root.is_dir() else ():
-            if _REPLACED.fullmatch(path.name) or (_NAME.fullmatch(path.name) and not (path / MARKER).exists()):
+            if _NAME.fullmatch(path.name) and not (path / MARKER).exists():
                 shutil.rmtree(path)
 
     def require_space(self, step: int, needed: int) -> None:
@@ -126,18 +124,17 @@ class Checkpoints:
         for directory in {staging / Path(name).parent for name in marker.files}:
             sync_directory(directory)
         write_sealed(staging / MARKER, asdict(marker))
-        old = self.root / f".step-{marker.step:06d}.replaced"
-        if final.exists():  # a damaged one, passed over on resume
-            final.replace(old)
         staging.replace(final)
         sync_directory(self.root)
         write_json(self.root / LATEST, {"step": marker.step, "directory": final.name})
-        if old.exists():
-            shutil.rmtree(old)
         return final
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` complete checkpoints: the marker first, so that none is ever half there."""
+        """Remove all but the newest `keep` complete checkpoints, and damaged ones that were set aside: the marker
+        first, so that none is ever half there."""
+        for path in self.root.iterdir():
+            if _PASSED.fullmatch(path.name):
+                shutil.rmtree(path)
         for step in self.steps()[:-keep]:
             (self.path(step) / MARKER).unlink()
             sync_directory(self.path(step))
@@ -150,6 +147,10 @@ class Checkpoints:
             value = read_sealed(path)
             if value is None:
                 raise ValueError("not there")
+            if value["format"] != FORMAT:
+                raise AnotherFormatError(
+                    f"{path}: format {value['format']!r}, this version reads {FORMAT}; use the mutualrl that wrote it"
+                )
             marker = CheckpointMarker.from_json(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointDamagedError(f"{path}: not a checkpoint marker ({error})") from None
@@ -184,20 +185,46 @@ class Checkpoints:
         return marker
 
     def newest(self, run_id: str, policy: str, say: Callable[[str], None]) -> CheckpointMarker | None:
-        """The newest checkpoint that is whole and this policy's; a damaged one is passed over, and `say` is told
-        why."""
+        """The newest checkpoint that is whole and this policy's. A damaged one above it is named to `say` and set
+        aside. None when there is no checkpoint at all.
+
+        Raises CheckpointDamagedError when there are checkpoints and none of them is whole, or one is of another format,
+        run or policy: a policy never begins anew because its past cannot be read.
+        """
+        damaged: list[tuple[int, CheckpointDamagedError]] = []
         for step in reversed(self.steps()):
             try:
                 marker = self.verify(step)
-                if (marker.run_id, marker.policy) != (run_id, policy):
-                    raise CheckpointDamagedError(
-                        f"{self.path(step)}: of run {marker.run_id!r}, policy {marker.policy!r}, not of this one"
-                    )
+            except AnotherFormatError:
+                raise
             except CheckpointDamagedError as error:
-                say(f"checkpoint passed over: {error}")
+                damaged.append((step, error))
                 continue
+            if (marker.run_id, marker.policy) != (run_id, policy):
+                raise CheckpointDamagedError(
+                    f"{self.path(step)}: of run {marker.run_id!r}, policy {marker.policy!r}, not of this one"
+                )
+            for bad, why in damaged:
+                say(f"checkpoint passed over: {why}")
+                self._set_aside(bad)
             return marker
+        if damaged:
+            raise CheckpointDamagedError(
+                f"policy {policy!r} has no whole checkpoint left: {'; '.join(str(why) for _, why in damaged)}. Restore "
+                f"one, or "
+                "train anew: --clean, or another --run-dir"
+            )
         return None
+
+    def _set_aside(self, step: int) -> None:
+        aside = self.root / f".step-{step:06d}.damaged"
+        if aside.exists():
+            shutil.rmtree(aside)
+        self.path(step).replace(aside)
+
+
+class AnotherFormatError(CheckpointDamagedError):
+    """A checkpoint that another version of mutualrl wrote."""
 
 
 def oldest_cursor(policies: Sequence[Path]) -> int:

@@ -120,6 +120,13 @@ class ExchangeDamagedError(MutualRLError, OSError):
     exit_code = 6
 
 
+class FileDamagedError(MutualRLError, ValueError):
+    """A small file of a run is not what was written: cut, changed, or no JSON."""
+
+    kind = "damaged"
+    exit_code = 6
+
+
 class CheckpointDamagedError(MutualRLError, OSError):
     """A checkpoint does not match its marker. It is never loaded."""
 

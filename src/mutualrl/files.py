@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import DiskError, UsageError
+from mutualrl.errors import DiskError, FileDamagedError, UsageError
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EFBIG}
 #: how safetensors and torch report what the system said, without its number
@@ -104,18 +104,21 @@ def write_sealed(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The object that `write_sealed` wrote, without its seal, or None when there is no such file. Raises ValueError
-    when a byte was changed, added or lost."""
+    """The object that `write_sealed` wrote, without its seal, or None when there is no such file. Raises
+    FileDamagedError when a byte was changed, added or lost."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    value = json.loads(data)
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FileDamagedError(f"{path}: not JSON ({error})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, found {type(value).__name__}")
+        raise FileDamagedError(f"{path}: expected a JSON object, found {type(value).__name__}")
     value.pop(SEAL, None)
     if _sealed_bytes(value) != data:
-        raise ValueError("its bytes do not match its seal")
+        raise FileDamagedError(f"{path}: its bytes do not match its seal")
     return value
 
 
@@ -126,12 +129,28 @@ def _sealed_bytes(value: dict[str, Any]) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object at `path`, or None when there is no such file. Raises ValueError when it is not one."""
+    """The JSON object at `path`, or None when there is no such file. Raises FileDamagedError when it is not one."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
         return None
-    value = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise FileDamagedError(f"{path}: not JSON ({error})") from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileDamagedError(
+            f"{path}: not JSON ({error}); restore it, or remove it if nothing else is wrong"
+        ) from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise FileDamagedError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def glance(path: Path) -> dict[str, Any] | None:
+    """The JSON object at `path`, or None when there is none that can be read now: for files that say how things stand,
+    which are written often, without waiting for the disk, and are worth nothing a second later."""
+    try:
+        return read_json(path)
+    except (FileDamagedError, OSError):
+        return None

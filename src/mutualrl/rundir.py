@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import re
@@ -11,17 +10,17 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import RunDirectoryError, UsageError
-from mutualrl.files import read_json
+from mutualrl.errors import DiskError, FileDamagedError, RunDirectoryError, UsageError
+from mutualrl.files import glance, read_json, write_json
 
 FORMAT = 1  # of a run directory; raised when an older mutualrl could not go on with a run
-_LOCK = re.compile(r"\.node-[0-9]+\.lock")
+_OURS = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and what a killed writer left
 PACKAGES = ("mutualrl", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "vllm")
 
 
@@ -105,8 +104,8 @@ class RunDirectory:
         """The content of run.json. Raises UsageError when the directory is not a run's, or a newer version's."""
         try:
             value = read_json(self.run_json)
-        except (ValueError, OSError, RecursionError) as error:
-            raise UsageError(f"{self.run_json}: cannot be read ({error})") from None
+        except (OSError, FileDamagedError) as error:
+            raise UsageError(f"{self.run_json}: cannot be read ({error}); --clean throws the run away") from None
         if value is None:
             raise UsageError(f"{self.root} is not a run directory: it has no run.json")
         if not isinstance(value.get("run_id"), str):
@@ -131,11 +130,11 @@ def default_path(regime: str, pool: str) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Raise RunDirectoryError when `path` is a file, a link, or a directory that holds anything."""
-    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
-        return
+    """Raise RunDirectoryError when `path` is a file, a link, or a directory that holds anything but locks of ours."""
     if path.is_symlink():
         raise RunDirectoryError(f"run directory {path} is a symbolic link; name the directory itself with --run-dir")
+    if path.is_dir() and all(_OURS.fullmatch(p.name) for p in path.iterdir()):
+        return
     if (path / "run.json").exists():
         raise RunDirectoryError(
             f"run directory {path} already holds a run ({_what_run(path)}); go on with it: --resume, throw it away: "
@@ -159,51 +158,73 @@ def _what_run(path: Path) -> str:
 CONTENT = ("exchange", "policies", "supervisor", "warm-up", "recipe.yaml", "summary.json", "run.json")
 
 
-def clean(path: Path) -> None:
-    """Remove the run in `path`, under the lock of its supervisor. Raises RunDirectoryError, with nothing removed, when
-    the directory is a link, is not a run's, holds other files, or the run is running."""
+def clean(path: Path, held: ExitStack) -> None:
+    """Remove the run in `path`, and keep its lock as long as `held` is open. Raises RunDirectoryError, with nothing
+    removed, when the directory is a link, is not a run's, holds other files, or the run is running."""
     if not path.exists() and not path.is_symlink():
         return
     run = RunDirectory(path)
-    if path.is_symlink() or not path.is_dir() or not run.run_json.is_file():
+    if path.is_symlink() or not path.is_dir():
         raise RunDirectoryError(f"--clean: {path} is not a run directory; nothing was removed")
-    run.info()
-    others = sorted(p.name for p in path.iterdir() if p.name not in CONTENT and not _LOCK.fullmatch(p.name))
+    names = {p.name for p in path.iterdir()}
+    others = sorted(name for name in names if name not in CONTENT and not _OURS.fullmatch(name))
+    if not run.run_json.is_file() and names - {p for p in names if _OURS.fullmatch(p)}:
+        raise RunDirectoryError(f"--clean: {path} is not a run directory; nothing was removed")
     if others:
         raise RunDirectoryError(
             f"--clean: {path} holds files that are not the run's ({', '.join(others[:5])}); nothing was removed: move "
             "them, or name another directory with --run-dir"
         )
-    with hold(run.lock(0), f"{path}"):
-        for name in CONTENT:
-            entry = path / name
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink(missing_ok=True)
+    if glance(run.run_json) is not None:  # else cut off by a kill: there is nothing in it to be careful about
+        run.info()
+    held.enter_context(hold(run.lock(0), f"{path}"))
     for lock in path.glob(".node-*.lock"):
-        lock.unlink()
+        if lock != run.lock(0) and (holder := holder_of(lock)) is not None:
+            raise RunDirectoryError(f"--clean: the run in {path} is running ({holder}); stop it there first")
+    for name in CONTENT:
+        entry = path / name
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 @contextmanager
 def hold(lock: Path, what: str) -> Iterator[None]:
-    """Hold a supervisor's lock; the system releases it when the process ends, however it ends.
+    """Hold a supervisor's lock; the system releases it when the process ends, however it ends. A process that holds it
+    already holds it again. A lock file is never removed: another process might hold the removed one.
 
-    Raises RunDirectoryError when another process holds it.
+    Raises RunDirectoryError when another process holds it (for longer than a look at it takes).
     """
+    key = str(lock.absolute())
+    if key in _HELD:
+        yield
+        return
     with lock.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunDirectoryError(
-                f"run directory {what} is in use: {holder_of(lock)}; wait for it, stop it (Ctrl-C there), or name "
-                f"another "
-                "with --run-dir"
-            ) from None
+        deadline = time.monotonic() + _LOOK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RunDirectoryError(
+                        f"run directory {what} is in use: {holder_of(lock) or 'another process'}; wait for it, stop it "
+                        "(Ctrl-C there), or name another with --run-dir"
+                    ) from None
+                time.sleep(0.02)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
-        yield
+        _HELD.add(key)
+        try:
+            yield
+        finally:
+            _HELD.discard(key)
+
+
+_HELD: set[str] = set()
+_LOOK_SECONDS = 0.3
 
 
 def holder_of(lock: Path) -> str | None:
@@ -219,28 +240,23 @@ def holder_of(lock: Path) -> str | None:
         return None
 
 
-def create(path: Path, info: dict[str, Any]) -> RunDirectory:
-    """Claim `path` for a run: make it and create run.json, exclusively, before anything else.
+def create(path: Path, info: dict[str, Any], held: ExitStack) -> RunDirectory:
+    """Claim `path` for a run: make it, take its lock for as long as `held` is open, and write run.json before anything
+    else.
 
     Raises RunDirectoryError when it is taken (by a run that starts at the same moment, too) or not writable.
     """
     run = RunDirectory(path.expanduser().absolute())
     check_free(run.root)
-    text = json.dumps(info, indent=1, allow_nan=False) + "\n"
     try:
         run.root.mkdir(parents=True, exist_ok=True)
-        with run.run_json.open("x", encoding="utf-8") as file:
-            try:
-                file.write(text)
-                file.flush()
-            except OSError:
-                run.run_json.unlink()  # the disk is full: a half-written run.json would read as a run
-                raise
-    except FileExistsError:
-        raise RunDirectoryError(f"run directory {path} was taken by another run just now") from None
-    except OSError as error:
+        held.enter_context(hold(run.lock(0), str(path)))
+        check_free(run.root)  # whoever held the lock a moment ago may have begun a run
+        write_json(run.run_json, info)
+    except (OSError, DiskError) as error:
         raise RunDirectoryError(
-            f"run directory {path} cannot be written: {error.strerror or error}; name another with --run-dir"
+            f"run directory {path} cannot be written: {getattr(error, 'strerror', None) or error}; name another with "
+            "--run-dir"
         ) from None
     return run
 

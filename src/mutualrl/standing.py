@@ -4,6 +4,7 @@ node's supervisor alone writes; peers read it to tell a policy that is being res
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -11,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mutualrl.files import read_json, write_json
+from mutualrl.errors import DiskError
+from mutualrl.files import glance, write_json
 
 BEAT_SECONDS = 0.5
 STALE_SECONDS = 5.0  # a supervisor whose counter stood still for so long says nothing any more
@@ -70,7 +72,8 @@ class Voice:
             "outcome": self._outcome,
             "policies": {name: asdict(word) for name, word in self.words.items()},
         }
-        write_json(self._path, state, durable=False)
+        with contextlib.suppress(DiskError):  # full for a moment, say: the next word may get through
+            write_json(self._path, state, durable=False)
 
 
 class Standing:
@@ -92,7 +95,7 @@ class Standing:
     def read(self, path: Path) -> dict[str, Any] | None:
         """What a supervisor says, or None when it is not (yet) known to be alive."""
         now = time.monotonic()
-        state = read_json(path)
+        state = glance(path)
         if state is None:
             return None
         mark = (state["session"], state["counter"])

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import sys
 import threading
 
 import psutil
 
 POLL_SECONDS = 0.5
 ORPHANED = 4  # exit code of a process whose parent is gone; nobody is there to read it
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of whatever its children leave behind (Linux; elsewhere nothing is done), so that an
+    engine whose worker was killed is still below it, and ends with it."""
+    if sys.platform == "linux":
+        set_child_subreaper = 36  # prctl(2), PR_SET_CHILD_SUBREAPER
+        ctypes.CDLL(None, use_errno=True).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
 def end_children() -> None:

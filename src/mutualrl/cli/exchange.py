@@ -42,6 +42,7 @@ def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
     found = _surveys(directory, verify=True)
     damaged = [line for s in found for line in s.damaged]
     damaged += [f"policy {s.policy}: round {gap} is missing between others" for s in found for gap in s.gaps]
+    damaged += _missing_rounds(directory, found)
     damaged += _damaged_checkpoints(directory)
     if as_json:
         emit({"whole": not damaged, "damaged": damaged, "policies": [s.to_json() for s in found]})
@@ -145,6 +146,26 @@ def _surveys(run: RunDirectory, *, verify: bool) -> list[PolicySurvey]:
 
     run_id = run.info()["run_id"]
     return [survey(run.exchange, run_id, policy, verify=verify) for policy in writers(run.exchange)]
+
+
+def _missing_rounds(run: RunDirectory, found: list[PolicySurvey]) -> list[str]:
+    """Rounds that a policy's checkpoints say it published, that some policy may still read, and that are not there."""
+    from mutualrl.checkpoints import Checkpoints, oldest_cursor
+    from mutualrl.recipes import load
+    from mutualrl.regimes import get_regime
+
+    recipe = load(run.recipe)
+    if not get_regime(recipe.regime_name).reads_peers and recipe.run.publish != "full":
+        return []  # nothing is published
+    stores = {p.name: run.policy(p.name).root for p in recipe.policies}
+    needed, lines = oldest_cursor(list(stores.values())), []
+    rounds = {s.policy: set(s.rounds) for s in found}
+    for name, root in stores.items():
+        missing = sorted(set(range(needed, Checkpoints(root).newest_cursor())) - rounds.get(name, set()))
+        if missing:
+            span = f"{missing[0]}-{missing[-1]}" if len(missing) > 1 else str(missing[0])
+            lines.append(f"policy {name}: {len(missing)} round(s) that it had published are missing ({span})")
+    return lines
 
 
 def _damaged_checkpoints(run: RunDirectory) -> list[str]:

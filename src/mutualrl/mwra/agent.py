@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from mutualrl.watch import watch_parent
+from mutualrl.watch import adopt_orphans, watch_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
     watch_parent(given.parent)
+    adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM):  # a batch system signals every process; the workers know what to do
         signal.signal(number, signal.SIG_IGN)
 

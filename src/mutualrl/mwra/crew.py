@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
 from mutualrl.checkpoints import Checkpoints
 from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
-from mutualrl.files import read_json
-from mutualrl.mwra.group import Group, agent, end, failure_of, next_attempt, tail
+from mutualrl.mwra.group import Group, Mark, agent, end, failure_of, next_attempt, tail
 from mutualrl.mwra.placement import Seat
 from mutualrl.ports import free_port
 from mutualrl.recipes import Recipe
 from mutualrl.rundir import RunDirectory
-from mutualrl.see.liveness import PeerWatch
+from mutualrl.see.liveness import PeerWatch, clear_heartbeats
 from mutualrl.standing import Standing, Voice, Word, node_file
 
 #: a policy that ends because a peer ended is not the cause; the others get so long to be found.
@@ -92,11 +90,15 @@ class Crew:
     def look(self) -> None:
         """One look at everybody. Raises the error that ends the run."""
         self._voice.say()
+        for policy in self.recipe.policies:
+            self._standing.of(policy.name)  # a supervisor is believed once its counter was seen to move
         for member in self.members:
             if not self.leads(member):
                 self._follow(member)
             elif member.state == "running":
                 self._look_at(member)
+            elif member.state == "restarting" and self.stopping:
+                self._tell(member, "stopped")
             elif member.state == "restarting" and member.due is not None and time.monotonic() >= member.due:
                 self._start(member)
 
@@ -108,15 +110,19 @@ class Crew:
 
     def _start(self, member: Member) -> None:
         if member.group is not None:  # its agent is dead; a worker below it may have a moment left
-            end([member.group], marks=[str(self.run.root)], grace=0, policy=member.name)
+            end([member.group], self._mark(member), grace=0)
         member.attempt = next_attempt(self.run, member.name)
         self.run.policy(member.name).failure.unlink(missing_ok=True)
         if len(member.seat.nodes) > 1:
             member.rendezvous = f"{self._address}:{free_port()}"
+        clear_heartbeats(self.run.exchange / member.name)
         self._watch.forget(member.name)
         member.group = agent(self.run, member.seat, member.attempt, self._node, member.rendezvous)
         member.due = None
         self._tell(member, "running")
+
+    def _mark(self, member: Member) -> Mark:
+        return Mark(str(self.run.root), member.name, self._node)
 
     def _tell(self, member: Member, state: str) -> None:
         member.state = state
@@ -164,7 +170,7 @@ class Crew:
         if error is not None:
             raise error
         text = f"policy {member.name!r} {what}; log: {member.group.log}\n{tail(member.group.log)}"
-        end([member.group], grace=0)  # what is left of it: a frozen worker, other ranks
+        end([member.group], self._mark(member), grace=0)  # what is left of it: a frozen worker, other ranks, an engine
         member.died = time.monotonic() if member.died is None or self._lived(member) else member.died
         self._again_or_lost(member, text)
 
@@ -187,12 +193,31 @@ class Crew:
             return
         member.reason = text.partition("\n")[0]
         self._tell(member, "lost")
-        others = [m for m in self.members if m.state in ("running", "restarting", "finished")]
-        if section.on_peer_loss == "continue" and others:
+        if section.on_peer_loss == "continue" and self._others_left(member):
             self._say(f"{text}\nIt is lost; the others go on without it (run.on_peer_loss: continue)")
             return
         spent = f"; {member.restarts} restart(s) spent" if section.max_restarts else ""
         raise PeerLostError(f"{text.partition(chr(10))[0]}{spent}\n{text.partition(chr(10))[2]}")
+
+    def _others_left(self, member: Member) -> bool:
+        """Whether a policy of the run, on whatever node, is still there to go on."""
+        here = {m.name: m for m in self.members}
+        return any(
+            here[p.name].state in ("starting", "running", "restarting", "finished")
+            if p.name in here
+            else self.run.policy(p.name).result.exists() or self._standing.of(p.name).state in ("running", "restarting")
+            for p in self.recipe.policies
+            if p.name != member.name
+        )
+
+    def give_up_with(self, node: int) -> None:
+        """The supervisor of `node` is gone: the seats that it led, and that have a part here, are lost."""
+        for member in self.members:
+            if member.seat.nodes[0] == node and member.state not in ("finished", "lost"):
+                if member.group is not None:
+                    end([member.group], self._mark(member), grace=0)
+                member.reason = f"node {node}, which led it, is lost"
+                self._tell(member, "lost")
 
     def _error_of(self, member: Member) -> MutualRLError | None:
         """The error that a member, or another that failed with it, left; None for a death that a restart may mend."""
@@ -228,7 +253,7 @@ class Crew:
         word = self._word_of(member, member.seat.nodes[0])
         if word.state == "running" and word.attempt >= member.attempt and member.rendezvous != word.rendezvous:
             if member.group is not None:
-                end([member.group], grace=0)
+                end([member.group], self._mark(member), grace=0)
             member.attempt, member.rendezvous = word.attempt, word.rendezvous
             member.group = agent(self.run, member.seat, member.attempt, self._node, member.rendezvous)
             self._tell(member, "running")
@@ -242,12 +267,3 @@ class Crew:
 
     def _say(self, words: str) -> None:
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)
-
-
-def finished(run: RunDirectory, recipe: Recipe) -> list[str]:
-    """The policies that have left their results."""
-    return [p.name for p in recipe.policies if _whole(run.policy(p.name).result)]
-
-
-def _whole(path: Path) -> bool:
-    return read_json(path) is not None

@@ -83,6 +83,8 @@ def pin_problems(policies: Sequence[str], machine: Machine, nodes: int, pins: Ma
             lines.append(f"device map: policy {name!r}: no GPU {', '.join(absent)} here (GPUs of this machine: {have})")
         if twice := sorted({gpu for gpu in pin.gpus if pin.gpus.count(gpu) > 1}):
             lines.append(f"device map: policy {name!r} names GPU {', '.join(twice)} twice")
+        if len(set(pin.nodes)) < len(pin.nodes):
+            lines.append(f"device map: policy {name!r} names a node twice ({', '.join(map(str, pin.nodes))})")
         if far := [node for node in pin.nodes if node >= nodes]:
             lines.append(f"device map: policy {name!r}: no node {far[0]} (--nnodes {nodes}: nodes 0 to {nodes - 1})")
         if pin.gpus and pin.processes is not None:

@@ -22,7 +22,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from mutualrl.errors import MachineError
+from mutualrl.errors import DiskError, MachineError
 from mutualrl.files import sync_directory, write_atomic
 from mutualrl.hub import hub_problem
 from mutualrl.mwra.devices import this_machine
@@ -197,10 +197,9 @@ def _file_system(directory: Path) -> Iterator[Row]:
 def _probed(check: str, probe: Callable[[Path], Row], place: Path) -> Row:
     try:
         return probe(place)
-    except OSError as error:
-        return Row(
-            check, "fail", str(error.strerror or error), "runs need it: put the run directory on another file system"
-        )
+    except (OSError, DiskError) as error:
+        said = str(getattr(error, "strerror", None) or error)
+        return Row(check, "fail", said, "runs need it: put the run directory on another file system")
 
 
 def _rename(place: Path) -> Row:
@@ -274,10 +273,13 @@ def _visibility(place: Path) -> Row:
         watcher.stdin.close()
         time.sleep(0.2)  # it is up and looking
         delays = []
-        for name in names:
-            write_atomic(place / name, b"x")
-            renamed = time.monotonic()
-            delays.append(1000 * (float(watcher.stdout.readline()) - renamed))
+        try:
+            for name in names:
+                write_atomic(place / name, b"x")
+                renamed = time.monotonic()
+                delays.append(1000 * (float(watcher.stdout.readline()) - renamed))
+        finally:
+            watcher.kill()  # it would look for ever for a file that could not be written
     slowest = max(0.0, *delays)
     found = f"a new file is seen by another process after {slowest:.1f} ms at most"
     if slowest > _SLOW_SIGHT_MS:

@@ -8,19 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import psutil
 
-from mutualrl.files import read_json
+from mutualrl.files import glance, read_sealed
 from mutualrl.mwra.placement import Seat
 from mutualrl.rundir import RunDirectory
+from mutualrl.see.exchange import ATTEMPT
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-_MODULES = {"mutualrl.mwra.agent", "mutualrl.training.worker", "mutualrl.tiny.make"}  # what a run starts
-#: in the environment of every process of a run: what a worker starts (an engine, say) carries it, too
-MARK = "MUTUALRL_RUN"
 
 
 class Group:
@@ -72,13 +71,16 @@ def agent(run: RunDirectory, seat: Seat, attempt: int, node: int = 0, rendezvous
         command += [f"--nodes={len(seat.nodes)}", f"--node-rank={rank}", f"--rendezvous={rendezvous}"]
         suffix = f".node-{node}"
     log = run.policy(seat.policy).logs / f"attempt-{attempt}{suffix}.log"
-    return Group(seat.policy, command, log, {**environment(seat.threads, seat.gpus), MARK: str(run.root)})
+    mark = Mark(str(run.root), seat.policy, node)
+    return Group(seat.policy, command, log, {**environment(seat.threads, seat.gpus), **mark.variables()})
 
 
 def next_attempt(run: RunDirectory, policy: str) -> int:
-    """The number of a policy's next start, over all sessions: one after the newest that left a log."""
+    """The number of a policy's next start, over all sessions: one after the newest that left a log or a claim."""
     names = (re.match(r"attempt-([0-9]+)\.", p.name) for p in run.policy(policy).logs.glob("attempt-*"))
-    return max((int(match[1]) for match in names if match), default=-1) + 1
+    logs = max((int(match[1]) for match in names if match), default=-1)
+    claim = read_sealed(run.exchange / policy / ATTEMPT)
+    return max(logs, -1 if claim is None else int(claim["attempt"])) + 1
 
 
 def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
@@ -94,16 +96,40 @@ def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
     }
 
 
-def end(
-    groups: Iterable[Group], marks: Iterable[str] = (), grace: float = GRACE_SECONDS, policy: str | None = None
-) -> None:
-    """End groups with everything below them: SIGTERM, then SIGKILL after a grace, in seconds.
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """By what processes of a run are found whose parent is already gone: its directory, and which policy's or node's
+    they are, where that matters. Every process of a run, and whatever it starts, has it in its environment."""
 
-    `marks` are run directories, by which processes whose parent is already gone are found in the process table; this
-    process and its parents are spared. With `policy`, only that policy's.
-    """
-    groups, marks = list(groups), list(marks)
-    pending = {p for group in groups for p in group.processes()} | _marked(marks, policy)
+    run: str
+    policy: str | None = None
+    node: int | None = None
+
+    def variables(self) -> dict[str, str]:
+        """The mark as environment variables."""
+        found = {"MUTUALRL_RUN": self.run, "MUTUALRL_POLICY": self.policy, "MUTUALRL_NODE": self.node}
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+    def processes(self) -> set[psutil.Process]:
+        """All living processes with this mark; this process and its parents are spared."""
+        spared = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+        wanted = self.variables().items()
+        return {
+            process
+            for process in psutil.process_iter(["environ"])  # None where another user's process hides it
+            if process.pid not in spared and wanted <= (process.info["environ"] or {}).items()
+        }
+
+
+def end(groups: Iterable[Group], mark: Mark | None = None, grace: float = GRACE_SECONDS) -> None:
+    """End groups with everything below them, and everything with a mark: SIGTERM, then SIGKILL after a grace, in
+    seconds."""
+    groups = list(groups)
+
+    def living() -> set[psutil.Process]:
+        return {p for group in groups for p in group.processes()} | (mark.processes() if mark else set())
+
+    pending = living()
     for process in pending:
         _signal(process, kill=False)
     deadline = time.monotonic() + grace
@@ -111,7 +137,7 @@ def end(
         for group in groups:
             group.exit_code()  # reaps
         time.sleep(0.05)
-    for process in pending | {p for group in groups for p in group.processes()} | _marked(marks, policy):
+    for process in pending | living():
         _signal(process, kill=True)
     for group in groups:
         group.close()
@@ -132,27 +158,9 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
         return  # gone, or another user's
 
 
-def _marked(marks: Iterable[str], policy: str | None) -> set[psutil.Process]:
-    marks = set(marks)
-    spared = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
-    wanted = {f"--run-dir={mark}" for mark in marks}
-    found = set()
-    for process in psutil.process_iter(["cmdline", "environ"]) if marks else ():
-        if process.pid in spared:
-            continue
-        words = set(process.info["cmdline"] or ())  # None where another user's process hides them
-        ours = (wanted & words and _MODULES & words) or (process.info["environ"] or {}).get(MARK) in marks
-        if ours and (policy is None or f"--policy={policy}" in words):
-            found.add(process)
-    return found
-
-
 def failure_of(run: RunDirectory, policy: str) -> tuple[str, str] | None:
     """Kind and message that a failed policy left behind, or None when it could not."""
-    try:
-        value = read_json(run.policy(policy).failure)
-    except ValueError:
-        return None
+    value = glance(run.policy(policy).failure)
     return None if value is None else (str(value.get("kind")), str(value.get("message")))
 
 

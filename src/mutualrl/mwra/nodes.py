@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 
-from mutualrl.errors import MachineError, MutualRLError, PeerLostError, UsageError
-from mutualrl.mwra.crew import Crew, finished
+from mutualrl.errors import (
+    MachineError,
+    MutualRLError,
+    PeerLostError,
+    RunInterruptedError,
+    UsageError,
+    exit_code_of,
+)
+from mutualrl.mwra.crew import Crew
 from mutualrl.mwra.placement import Placement, Seat
 from mutualrl.mwra.session import Launch
 from mutualrl.recipes import Recipe
@@ -39,6 +46,8 @@ class Node:
         self._recipe = recipe
         self._standing: Standing | None = None
         self._last_heard: dict[int, float] = {}
+        self._given_up: set[int] = set()
+        self._leader_of: dict[str, int] = {}
 
     @property
     def _others(self) -> list[int]:
@@ -76,6 +85,7 @@ class Node:
     def meet(self, run: RunDirectory, console: Console, request: Stoppable, voice: Voice) -> None:
         """Wait for the other nodes' supervisors."""
         self._standing = Standing(run.root)
+        self._leader_of = {name: seat["nodes"][0] for name, seat in run.info()["placement"].items()}
         missing = set(self._others)
         if missing:
             console.print(f"Waiting for node {', '.join(map(str, sorted(missing)))}", markup=False, highlight=False)
@@ -93,32 +103,49 @@ class Node:
         now = time.monotonic()
         self._last_heard = dict.fromkeys(self._others, now)
 
-    def others_active(self, run: RunDirectory, recipe: Recipe) -> bool:
-        """Whether policies of other nodes still run, so that this supervisor stays to see the run's end."""
-        return (
-            bool(self._others)
-            and any((said := self._said(run, node)) is not None and said["outcome"] is None for node in self._others)
-            and len(finished(run, recipe)) < len(recipe.policies)
+    def settled(self, run: RunDirectory, recipe: Recipe, crew: Crew) -> bool:
+        """Whether the run is over: each policy has left its result, or is lost, or its node has said how it ended."""
+        assert self._standing is not None
+        waiting = set()
+        for policy in recipe.policies:
+            if not run.policy(policy.name).result.exists() and policy.name not in crew.lost():
+                waiting.add(policy.name)
+        if not self._others or not waiting:
+            return True
+        lost = {name for name in waiting if self._standing.of(name).state == "lost"}
+        gone = {name for name in waiting if self._leader_of[name] in self._given_up}
+        return waiting <= lost | gone or all(
+            (said := self._said(run, node)) is not None and said["outcome"] is not None for node in self._others
         )
 
     def check(self, run: RunDirectory, recipe: Recipe, crew: Crew) -> None:
-        """Raise when another node failed, or fell silent."""
+        """Raise when another node failed, or fell silent; under `continue` and `wait` do without it, at once or in
+        time."""
         for node in self._others:
             said = self._said(run, node)
-            if said is not None and (outcome := said["outcome"]) is not None:
-                if outcome.startswith("interrupted"):
-                    crew.stopping = True
-                elif outcome != "finished":
-                    kind, _, words = outcome.partition(": ")
-                    error = MutualRLError(f"node {node} ended the run: {words}")
-                    error.kind, error.exit_code = kind, PeerLostError.exit_code
-                    raise error
+            if said is not None:
                 self._last_heard[node] = time.monotonic()
-            elif said is not None:
-                self._last_heard[node] = time.monotonic()
+                self._heed(node, said["outcome"], crew)
             silent = time.monotonic() - self._last_heard[node]
-            if silent > recipe.run.peer_timeout and recipe.run.on_peer_loss == "fail" and not crew.stopping:
+            patience = recipe.run.round_timeout if recipe.run.on_peer_loss == "wait" else recipe.run.peer_timeout
+            if silent <= patience or node in self._given_up or crew.stopping:
+                continue
+            if recipe.run.on_peer_loss != "continue":
                 raise PeerLostError(f"node {node} is lost: its supervisor has been silent for {silent:.0f} s")
+            self._given_up.add(node)
+            crew.give_up_with(node)
+
+    def _heed(self, node: int, outcome: str | None, crew: Crew) -> None:
+        """Do what another node's last word asks for."""
+        if outcome is None or outcome == "finished":
+            return
+        kind, _, words = outcome.partition(": ")
+        if kind == RunInterruptedError.kind:
+            crew.stopping = True
+            return
+        error = MutualRLError(f"node {node} ended the run: {words}")
+        error.kind, error.exit_code = kind, exit_code_of(kind) or MutualRLError.exit_code
+        raise error
 
     def _said(self, run: RunDirectory, node: int) -> dict[str, Any] | None:
         assert self._standing is not None

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mutualrl.errors import MutualRLError
-from mutualrl.mwra.group import Group, end, environment, tail
+from mutualrl.mwra.group import Group, Mark, end, environment, tail
 from mutualrl.recipes.schema import Recipe
 from mutualrl.rundir import RunDirectory
 from mutualrl.tiny.cache import embedded, missing
@@ -55,7 +55,12 @@ def _process(run: RunDirectory, name: str) -> Group:
         sys.executable, "-m", "mutualrl.tiny.make",
         f"--run-dir={run.root}", f"--policy={name}", f"--parent={os.getpid()}",
     ]  # fmt: skip
-    return Group(name, command, run.root / "warm-up" / f"{name}.log", environment(threads=1, gpus=()))
+    return Group(
+        name,
+        command,
+        run.root / "warm-up" / f"{name}.log",
+        {**environment(threads=1, gpus=()), **Mark(str(run.root)).variables()},
+    )
 
 
 def _share_done(group: Group) -> float:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from mutualrl.display import cell
-from mutualrl.files import read_json
+from mutualrl.files import glance
 from mutualrl.rundir import RunDirectory
 from mutualrl.see.liveness import HEARTBEAT
 
@@ -36,7 +36,7 @@ class PolicyProgress:
 
     def update(self, run: RunDirectory, policy: str) -> None:
         """Read what is new in the policy's metrics and heartbeat."""
-        state = read_json(run.exchange / policy / HEARTBEAT)
+        state = glance(run.exchange / policy / HEARTBEAT)
         if state is not None:
             self.phase = str(state["phase"])
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,8 @@ def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
     return recipe.with_steps(prompts, batch.prompts, batch.optimizer_steps * iterations)
 
 
-def begin(recipe: Recipe, placement: Placement, plan: dict[str, Any], launch: Launch) -> RunDirectory:
-    """Claim a new run's directory and write what the workers read."""
+def begin(recipe: Recipe, placement: Placement, plan: dict[str, Any], launch: Launch, held: ExitStack) -> RunDirectory:
+    """Claim a new run's directory, locked as long as `held` is open, and write what the workers read."""
     info = {
         "format": FORMAT,
         "run_id": uuid.uuid4().hex,
@@ -132,11 +133,15 @@ def begin(recipe: Recipe, placement: Placement, plan: dict[str, Any], launch: La
         "pool": recipe.pool,
         "nodes": launch.nodes,
         "fingerprint": plan,
-        "placement": {seat.policy: asdict(seat) for seat in placement.seats},
+        "placement": _by_policy(placement),
     }
-    run = _claim(recipe, info)
+    run = _claim(recipe, info, held)
     keep_recipe(run, recipe)
     return run
+
+
+def _by_policy(placement: Placement) -> dict[str, Any]:
+    return {seat.policy: asdict(seat) for seat in placement.seats}
 
 
 def keep_recipe(run: RunDirectory, recipe: Recipe) -> None:
@@ -145,17 +150,27 @@ def keep_recipe(run: RunDirectory, recipe: Recipe) -> None:
     write_atomic(run.recipe, f"# {json.dumps(command_line())}\n{dump(kept)}".encode())
 
 
-def _claim(recipe: Recipe, info: dict[str, Any]) -> RunDirectory:
-    """The run's directory: the one asked for, or a new one under runs/ that no other run has taken."""
+def _claim(recipe: Recipe, info: dict[str, Any], held: ExitStack) -> RunDirectory:
+    """The run's directory, locked: the one asked for, or a new one under runs/ that no other run has taken."""
     if recipe.run.dir is not None:
-        return create(Path(recipe.run.dir), info)
+        return create(Path(recipe.run.dir), info, held)
     while True:
         path = default_path(recipe.regime_name, recipe.pool or "pool")
         try:
-            return create(path, info)
+            return create(path, info, held)
         except RunDirectoryError:
             if not path.exists():  # not taken by another run: it cannot be written
                 raise
+
+
+def require_address(placement: Placement, launch: Launch) -> None:
+    """Raise UsageError when a policy spans nodes and this one gives the others an address that is their own."""
+    spanning = [seat.policy for seat in placement.seats if len(seat.nodes) > 1]
+    if spanning and (launch.address.startswith("127.") or launch.address in ("localhost", "::1", "0.0.0.0")):
+        raise UsageError(
+            f"policy {spanning[0]!r} spans several nodes, whose processes cannot meet at {launch.address}: give "
+            "--master-addr, on each node the address at which the others reach it"
+        )
 
 
 def resumable(path: Path) -> RunDirectory:
@@ -171,6 +186,10 @@ def resumable(path: Path) -> RunDirectory:
         raise UsageError(
             f"--resume: {path} cannot be gone on with ({what}); throw it away with --clean, or name another"
         )
+    if absent := sorted({"fingerprint", "placement", "versions"} - set(info)):
+        raise UsageError(
+            f"--resume: {run.run_json} lacks {', '.join(absent)}: it was changed; restore it, or use --clean"
+        )
     if (holder := holder_of(run.lock(0))) is not None:
         raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
     if run.summary.exists() and not (read_json(run.summary) or {}).get("lost"):
@@ -181,7 +200,7 @@ def resumable(path: Path) -> RunDirectory:
     return run
 
 
-def go_on(run: RunDirectory, recipe: Recipe, placement: Placement) -> None:
+def go_on(run: RunDirectory, recipe: Recipe, placement: Placement, launch: Launch) -> None:
     """Write what a new session changes: the recipe's harmless keys, the devices, that lost policies are back; and end
     an earlier request to stop."""
     run.summary.unlink(missing_ok=True)
@@ -190,7 +209,7 @@ def go_on(run: RunDirectory, recipe: Recipe, placement: Placement) -> None:
         Absences(run.exchange / policy.name / ABSENCES).welcome_back(cursor)
     keep_recipe(run, recipe)
     info = run.info()
-    write_json(run.run_json, {**info, "placement": {seat.policy: asdict(seat) for seat in placement.seats}})
+    write_json(run.run_json, {**info, "nodes": launch.nodes, "placement": _by_policy(placement)})
     run.stop_file.unlink(missing_ok=True)
 
 

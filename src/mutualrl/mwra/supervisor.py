@@ -19,13 +19,23 @@ from mutualrl.files import read_json, write_json
 from mutualrl.mwra.crew import Crew
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.devices import Machine, this_machine
-from mutualrl.mwra.group import GRACE_SECONDS, end
+from mutualrl.mwra.group import GRACE_SECONDS, Mark, end
 from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.prepare import prepare
 from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.requirements import require
-from mutualrl.mwra.session import Launch, accept_changes, begin, counted, go_on, next_session, resumable, same_plan
+from mutualrl.mwra.session import (
+    Launch,
+    accept_changes,
+    begin,
+    counted,
+    go_on,
+    next_session,
+    require_address,
+    resumable,
+    same_plan,
+)
 from mutualrl.recipes import Recipe, load
 from mutualrl.rundir import RunDirectory, check_free, clean, hold
 from mutualrl.tiny.cache import embedded, require_writable
@@ -45,7 +55,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         run, placement, notes = _open(recipe, launch, console, request, held)
         recipe = load(run.recipe)  # as node 0 has settled it
         session = next_session(run) if launch.node == 0 else 0
-        end([], marks=_marks(run, launch), grace=0)  # what a supervisor that was killed a moment ago left
+        end([], _mark(run, launch), grace=0)  # what a supervisor that was killed a moment ago left
         console.print(f"Run directory: {cleaned(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
         for note in notes:
             console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -73,9 +83,8 @@ def _open(
         check_free(path)
     recipe, placement, plan = planned(recipe, this_machine(), launch)
     if launch.clean and path is not None:
-        clean(path)
-    run = begin(recipe, placement, plan, launch)
-    held.enter_context(hold(run.lock(0), str(run.root)))
+        clean(path, held)
+    run = begin(recipe, placement, plan, launch, held)
     return run, placement, list(placement.notes)
 
 
@@ -89,14 +98,14 @@ def _take_up(
     recipe, placement, plan = planned(recipe, this_machine(), launch)
     notes = [*placement.notes, *accept_changes(load(run.recipe), recipe), *same_plan(run.info(), placement, plan)]
     held.enter_context(hold(run.lock(0), str(run.root)))
-    go_on(run, recipe, placement)
+    go_on(run, recipe, placement, launch)
     return run, placement, notes
 
 
-def _marks(run: RunDirectory, launch: Launch) -> list[str]:
-    """By what processes of the run are found whose parent is gone. Over several nodes by nothing: two of them may share
-    a process table, and one must not end the other's."""
-    return [str(run.root)] if launch.nodes == 1 else []
+def _mark(run: RunDirectory, launch: Launch) -> Mark:
+    """By what processes of the run are found whose parent is gone. Over several nodes this node's alone: two of them
+    may share a process table."""
+    return Mark(str(run.root), node=launch.node if launch.nodes > 1 else None)
 
 
 def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, dict[str, Any]]:
@@ -110,6 +119,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     batch = placement.seats[0].batch
     require_enough(prompts, batch)
     require_writable(embedded(p.model for p in recipe.policies))
+    require_address(placement, launch)
     recipe = counted(recipe, batch, len(prompts))
     return recipe, placement, fingerprint(recipe, batch, prompts)
 
@@ -167,7 +177,7 @@ def run_policies(
         with Progress(run, [p.name for p in recipe.policies], recipe.run.steps, console) as progress:
             crew.start()
             deadline = None
-            while crew.active or (not crew.stopping and node.others_active(run, recipe)):
+            while crew.active or not (crew.stopping or node.settled(run, recipe, crew)):
                 if request.received and deadline is None:
                     deadline = time.monotonic() + recipe.run.round_timeout
                     _ask_to_stop(run, crew, console)
@@ -188,7 +198,7 @@ def run_policies(
         voice.conclude(f"{error.kind}: {error}")
         raise
     finally:
-        end(crew.groups, marks=_marks(run, launch), grace=0.0 if at_once else GRACE_SECONDS)
+        end(crew.groups, _mark(run, launch), grace=0.0 if at_once else GRACE_SECONDS)
 
 
 def _ask_to_stop(run: RunDirectory, crew: Crew, console: Console) -> None:

@@ -10,21 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutualrl.errors import DiskError
-from mutualrl.files import read_json, write_json
+from mutualrl.files import glance, write_json
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
 
 
 class Heartbeat:
-    """Raises a counter in `<directory>/heartbeat.json` once a second from a daemon thread.
+    """Raises a counter in `<directory>/heartbeat.json` (`heartbeat.<rank>.json` for further ranks of a policy) once a
+    second from a daemon thread.
 
     The file also says what the policy is doing (`phase`, `step`), for people and for the supervisor.
     A reader judges by the counter alone, never by the writer's clock.
     """
 
-    def __init__(self, directory: Path, policy: str, interval: float = INTERVAL_SECONDS) -> None:
-        self._path = directory / HEARTBEAT
+    def __init__(self, directory: Path, policy: str, interval: float = INTERVAL_SECONDS, rank: int = 0) -> None:
+        self._path = directory / (f"heartbeat.{rank}.json" if rank else HEARTBEAT)
         self._policy = policy
         self._interval = interval
         self._counter = 0
@@ -83,22 +84,36 @@ class PeerWatch:
 
     def __init__(self, exchange: Path) -> None:
         self._exchange = exchange
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[tuple[str, str], _Seen] = {}
 
     def silence(self, peer: str) -> tuple[float, str]:
-        """Seconds since the peer's counter last moved (as seen here), and the last phase it told.
+        """Seconds since the counter of the peer's most silent rank last moved (as seen here), and the last phase it
+        told.
 
-        A peer that has never been seen counts from the first call.
+        A rank that has never been seen counts from the first call.
         """
+        names = sorted({HEARTBEAT, *(path.name for path in (self._exchange / peer).glob("heartbeat*.json"))})
+        return max((self._of(peer, name) for name in names), key=lambda found: found[0])
+
+    def _of(self, peer: str, name: str) -> tuple[float, str]:
         now = time.monotonic()
-        state = read_json(self._exchange / peer / HEARTBEAT) or {}
+        state = glance(self._exchange / peer / name) or {}
         counter, phase = int(state.get("counter", 0)), str(state.get("phase", "not started"))
-        seen = self._seen.get(peer)
+        seen = self._seen.get((peer, name))
         if seen is None or seen.counter != counter:
-            self._seen[peer] = _Seen(counter, now, phase)
+            self._seen[peer, name] = _Seen(counter, now, phase)
             return 0.0, phase
-        return now - seen.at, seen.phase
+        rank = name.removeprefix("heartbeat").removesuffix("json").strip(".")
+        return now - seen.at, seen.phase + (f", rank {rank}" if rank else "")
 
     def forget(self, peer: str) -> None:
         """Count a peer's silence from the next call on."""
-        self._seen.pop(peer, None)
+        for key in [key for key in self._seen if key[0] == peer]:
+            del self._seen[key]
+
+
+def clear_heartbeats(directory: Path) -> None:
+    """Remove what earlier attempts of a policy left, so that a new one that is still loading is not taken for
+    frozen."""
+    for path in directory.glob("heartbeat*.json"):
+        path.unlink(missing_ok=True)

@@ -64,10 +64,12 @@ def survey(root: Path, run_id: str, policy: str, *, verify: bool) -> PolicySurve
     found = PolicySurvey(policy, committed_rounds(directory))
     reader = Reader(root, run_id)
     named: set[str] = set()
-    for round_ in found.rounds:
+    for round_ in list(found.rounds):
         try:
             marker = reader.marker_of(policy, round_)
-            assert marker is not None
+            if marker is None:  # a running policy has freed it meanwhile
+                found.rounds.remove(round_)
+                continue
             named |= {part.file for part in marker.parts}
             found.rows += marker.rows
             found.bytes += marker.bytes
@@ -75,7 +77,8 @@ def survey(root: Path, run_id: str, policy: str, *, verify: bool) -> PolicySurve
                 decode(shard)
         except ExchangeDamagedError as error:
             found.damaged.append(str(error))
-    parts = {p.name for p in directory.iterdir() if p.suffix == ".parquet" and round_of(p.name) is not None}
+    listed = directory.iterdir() if directory.is_dir() else ()
+    parts = {p.name for p in listed if p.suffix == ".parquet" and round_of(p.name) is not None}
     found.stray = sorted(parts - named) if not found.damaged else []
     if found.rounds:
         found.gaps = sorted(set(range(found.rounds[0], found.rounds[-1] + 1)) - set(found.rounds))

@@ -13,7 +13,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from mutualrl.files import write_atomic
-from mutualrl.training.checkpointing import random_state
+from mutualrl.training.checkpointing import StepEnd, random_state
 from mutualrl.training.sharing import Sharing
 
 
@@ -46,8 +46,8 @@ class AlreadyTrainedError(Exception):
 
 
 class StopCallback(TrainerCallback):
-    """Notes the generators at each step's end, and ends training with a checkpoint once the main rank was asked to
-    stop.
+    """Notes the generators and the count of tokens at each step's end, and ends training with a checkpoint once the
+    main rank was asked to stop.
 
     All ranks take the main rank's word, so that they stop after the same step.
     """
@@ -58,13 +58,13 @@ class StopCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the generators. Raises AlreadyTrainedError when the loaded checkpoint is the last step's."""
-        self._trainer.at_step_end = random_state()
+        self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if state.global_step >= state.max_steps:
             raise AlreadyTrainedError
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the generators, and stop if asked to."""
-        self._trainer.at_step_end = random_state()
+        self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if broadcast_object_list([self._stopping()], from_process=0)[0]:
             control.should_save = control.should_training_stop = True
 

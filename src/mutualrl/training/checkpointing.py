@@ -8,11 +8,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.checkpoints import CheckpointMarker, Checkpoints, file_sum, relative_files
 from mutualrl.errors import DiskError
@@ -22,8 +22,9 @@ from mutualrl.training.state import save_state
 
 @dataclass
 class Checkpointer:
-    """Where and as what a trainer's checkpoints are kept. `progress` gives what the policy reports across restarts;
-    `on_commit` is called on the main rank when a checkpoint is complete."""
+    """Where and as what a trainer's checkpoints are kept. `saved`: the step of the last one, made or gone on from;
+    `progress` gives what the policy reports across restarts; `on_commit` is called on the main rank when a checkpoint
+    is complete."""
 
     store: Checkpoints
     run_id: str
@@ -31,6 +32,7 @@ class Checkpointer:
     attempt: int
     keep: int
     progress: Callable[[], dict[str, Any]]
+    saved: int | None = None
     on_commit: Callable[[], None] = lambda: None
 
     def save(self, trainer: Any, write: Callable[[], None]) -> None:
@@ -39,7 +41,7 @@ class Checkpointer:
         Raises DiskError with the path and the bytes needed when it cannot be written; what was complete stays so.
         """
         step, accelerator = trainer.state.global_step, trainer.accelerator
-        if step in self.store.steps():
+        if step == self.saved:
             return
         staging = self.store.staging(step)
         if accelerator.is_main_process:
@@ -62,20 +64,30 @@ class Checkpointer:
                 f"{shutil.disk_usage(self.store.root).free:,} free; earlier checkpoints are whole. When there is room: "
                 "mutualrl train --resume"
             ) from error
+        self.saved = step
         accelerator.wait_for_everyone()
 
     def _commit(self, trainer: Any, staging: Path) -> None:
         accelerator = trainer.accelerator
-        share = relative_files(staging)[accelerator.process_index :: accelerator.num_processes]
+        names = [relative_files(staging)] if accelerator.is_main_process else [None]
+        every = broadcast_object_list(names, from_process=0)[0]  # one list: a network file system may show each another
+        assert every is not None
+        share = every[accelerator.process_index :: accelerator.num_processes]
         sums = dict(gather_object([(name, file_sum(staging / name)) for name in share]))
         if not accelerator.is_main_process:
             return
-        every = trainer.args.steps_per_generation * trainer.num_iterations
+        if set(sums) != set(relative_files(staging)):
+            raise DiskError(
+                f"{staging}: its list of files changed while they were summed; is the file system's cache of names "
+                f"slow? "
+                "(mutualrl doctor --run-dir DIR)"
+            )
+        a_round = trainer.args.steps_per_generation * trainer.num_iterations
         marker = CheckpointMarker(
             run_id=self.run_id,
             policy=self.policy,
             step=trainer.state.global_step,
-            round=-(-trainer._step // every),
+            round=-(-trainer._step // a_round),
             attempt=self.attempt,
             ranks=accelerator.num_processes,
             files=dict(sorted(sums.items())),
@@ -93,6 +105,13 @@ def estimated_bytes(trainer: Any) -> int:
         count = getattr(p, "ds_numel", p.numel())
         total += count * p.element_size() + (8 * count if p.requires_grad else 0)
     return total
+
+
+class StepEnd(NamedTuple):
+    """What a begun round moves although the step is not made: the generators, and TRL's count of tokens."""
+
+    random: RandomState
+    tokens: int
 
 
 RandomState = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]

@@ -9,10 +9,11 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from mutualrl.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
-from mutualrl.errors import PlanMismatchError
+from mutualrl.errors import ExchangeDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.rundir import PolicyFiles, RunDirectory
 from mutualrl.see import retention
+from mutualrl.see.files import committed_rounds
 from mutualrl.training.callback import keep_until
 from mutualrl.training.checkpointing import Checkpointer
 from mutualrl.training.sharing import Sharing
@@ -101,6 +102,7 @@ def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None
     if accelerator.is_main_process:
         store.clear_partial()
         answer = [store.newest(checkpointer.run_id, checkpointer.policy, _say)]
+        _require_rounds(trainer.sharing, 0 if answer[0] is None else answer[0].round)
         keep_until(files.metrics, 0 if answer[0] is None else answer[0].step)
     marker = broadcast_object_list(answer, from_process=0)[0]
     if marker is None:
@@ -112,9 +114,22 @@ def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None
             f"group of {accelerator.num_processes}; start it with as many as before"
         )
     career.go_on(marker)
+    checkpointer.saved = marker.step
     if accelerator.is_main_process:
         _say(f"policy {career.policy!r}, attempt {career.attempt}: going on from the checkpoint of step {marker.step}")
     return str(store.path(marker.step))
+
+
+def _require_rounds(sharing: Sharing, cursor: int) -> None:
+    """Raise ExchangeDamagedError when a peer has rounds, but no longer those that a policy at `cursor` will ask for."""
+    for peer in sharing.peers if sharing.reads_peers else ():
+        rounds = committed_rounds(sharing.exchange.root / peer)
+        if rounds and rounds[0] > cursor and not sharing.absences.absent(peer, cursor):
+            raise ExchangeDamagedError(
+                f"policy {sharing.exchange.policy!r} goes on from round {cursor}, and the exchange has rounds of "
+                f"{peer!r} from "
+                f"{rounds[0]} on only: the ones before were deleted. Restore a newer checkpoint, or train anew"
+            )
 
 
 def _say(words: str) -> None:

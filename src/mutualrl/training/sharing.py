@@ -71,6 +71,7 @@ class Sharing:
     heartbeat: Heartbeat | None = None
     tokenizers: Mapping[str, Any] = field(default_factory=dict)
     demands: Sequence[RegimeSettings] = ()
+    resume: bool = False
     stopping: Callable[[], bool] = lambda: False
     absences: Absences = field(default_factory=Absences)
     uses: Counter[str] = field(default_factory=Counter)
@@ -101,10 +102,7 @@ class Sharing:
         this one's), and when a tokenizer is missing.
         """
         exchange = Exchange(root, policy, run_id)
-        if resume:
-            exchange = Exchange(root, policy, run_id, attempt=exchange.newest_attempt() + 1)
-            exchange.claim()
-        elif any(exchange.directory.glob("*.parquet")):
+        if not resume and any(exchange.directory.glob("*.parquet")):
             raise UsageError(
                 f"{exchange.directory} holds rounds of an earlier run; give every run a directory of its own"
             )
@@ -117,7 +115,20 @@ class Sharing:
                 f"regime {regime!r} aligns the peers' traces and needs their tokenizers: none given for "
                 f"{', '.join(lacking)} (Sharing.over(..., tokenizers={{{lacking[0]!r}: ...}}))"
             )
-        return cls(exchange, peers, regime, chosen, run_seed, max_length, heartbeat=heartbeat, tokenizers=given)
+        return cls(
+            exchange, peers, regime, chosen, run_seed, max_length, heartbeat=heartbeat, tokenizers=given, resume=resume
+        )  # fmt: skip
+
+    def take_over(self, accelerator: Any) -> None:
+        """Of a script that goes on: claim the policy as a new attempt, on all ranks the same. Once, when training
+        begins."""
+        if not self.resume:
+            return
+        attempt = [self.exchange.newest_attempt() + 1 if accelerator.is_main_process else 0]
+        self.exchange.attempt = broadcast_object_list(attempt, from_process=0)[0]
+        if accelerator.is_main_process:
+            self.exchange.claim()
+        self.resume = False
 
     @property
     def reads_peers(self) -> bool:

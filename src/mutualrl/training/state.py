@@ -56,7 +56,6 @@ def trainer_state(trainer: Any) -> dict[str, Any]:
     state: dict[str, Any] = {
         "format": FORMAT,
         "step": trainer._step,
-        "train_tokens": trainer._total_train_tokens,
         "buffered": trainer._buffered_inputs if in_use else None,
     }
     if (sharing := trainer.sharing) is not None:
@@ -73,7 +72,6 @@ def restore(trainer: Any, state: dict[str, Any]) -> None:
     """Put a state back."""
     device = trainer.accelerator.device
     trainer._step = state["step"]
-    trainer._total_train_tokens = state["train_tokens"]
     buffered = state["buffered"]
     trainer._buffered_inputs = None if buffered is None else [_on(device, batch) for batch in buffered]
     if trainer.sharing is None or "uses" not in state:

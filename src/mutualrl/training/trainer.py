@@ -18,7 +18,7 @@ from mutualrl.regimes import get_regime
 from mutualrl.tasks.rewards import named
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.callback import SharingCallback
-from mutualrl.training.checkpointing import Checkpointer, random_state, set_random_state
+from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
 from mutualrl.training.pairs import PairTerm
 from mutualrl.training.peer_rows import PeerRows
 from mutualrl.training.sharing import OwnRound, Sharing, remember
@@ -54,7 +54,7 @@ class MutualGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         self.sharing = sharing
         self.checkpointer = checkpointer
-        self.at_step_end = random_state()
+        self.at_step_end = StepEnd(random_state(), 0)
         self._scored: _Scored | None = None
         self._pair_term = PairTerm(self)
         self._peer_rows = PeerRows(self)
@@ -175,8 +175,9 @@ class MutualGRPOTrainer(GRPOTrainer):
 
     def save_as_of_step_end(self) -> None:
         """A checkpoint of the last finished step, although a round has begun since: the weights have not moved, and the
-        generators are put back to where they were."""
-        set_random_state(self.at_step_end)
+        generators and the count of tokens are put back to where they were."""
+        set_random_state(self.at_step_end.random)
+        self.state.num_input_tokens_seen = self.at_step_end.tokens
         self._save_checkpoint(self.model, None)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
@@ -201,6 +202,8 @@ class MutualGRPOTrainer(GRPOTrainer):
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """transformers', with TRL's sampler moved past the finished epochs: its generator draws one order an epoch."""
         epochs, micro_batches = super()._init_training_state(*args, **kwargs)
+        if self.sharing is not None:
+            self.sharing.take_over(self.accelerator)
         if self._sampler.shuffle:
             for _ in range(epochs):
                 torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)

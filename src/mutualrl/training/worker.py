@@ -72,11 +72,11 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
     exchange = _exchange(run, recipe, info, policy, attempt)
-    heartbeat = Heartbeat(run.exchange / policy, policy)
+    heartbeat = Heartbeat(run.exchange / policy, policy, rank=rank)
     if rank == 0:
         exchange.claim()
-        heartbeat.set("loading")
-        heartbeat.start()
+    heartbeat.set("loading")
+    heartbeat.start()
 
     from mutualrl.training.build import build_trainer, seed_policy
     from mutualrl.training.callback import MetricsCallback, StopCallback
@@ -102,7 +102,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     save_model(trainer, files.model, files.adapter)
     if rank == 0:
         write_json(files.result, career.result(final, trainer.state.global_step))
-        heartbeat.stop("finished")
+    heartbeat.stop("finished")
     leave_group(trainer)
 
 
