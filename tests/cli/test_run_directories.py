@@ -40,7 +40,8 @@ def a_run(path: Path, **info: object) -> Path:
         ("newer", ("--clean",), "written by a newer mutualrl"),
         ("older", ("--resume",), "an older mutualrl wrote it"),
         ("half", ("--resume",), "recipe.yaml is missing"),
-        ("torn", ("--resume",), "run.json: cannot be read"),
+        ("torn", ("--resume",), "--clean throws the run away"),
+        ("bare", ("--resume",), "run.json lacks fingerprint, placement, versions"),
         ("nothing", ("--resume",), "nothing to resume, there is no directory"),
         ("file", (), "already exists"),
         ("a" * 300, (), "File name too long"),
@@ -59,6 +60,7 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
     (a_run(tmp_path / "half") / "recipe.yaml").unlink()
     (a_run(tmp_path / "torn") / "run.json").write_text('{"format": 1, "ru')
     (tmp_path / "file").write_text("")
+    (a_run(tmp_path / "bare") / "run.json").write_text('{"format": 1, "run_id": "x"}')
     before = tree(tmp_path)
     done = cli("train", "--run-dir", tmp_path / name, *extra, "--json")
     assert done.returncode == 2, done.stderr
@@ -74,6 +76,10 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
         (("--clean",), "--clean: name the run to throw away"),
         (("--nnodes", "2"), "--nnodes: name the run's directory"),
         (("--node-rank", "1"), "--node-rank 1: expected 0 to 0"),
+        (
+            ("--nnodes", "2", "--run-dir", "x", "--set", "policies=[{name: a, model: 'tiny:ada'}]"),
+            "'a' spans several nodes, whose processes cannot meet at 127.0.0.1: give --master-addr",
+        ),
         (("--device-map", "none.yaml"), "cannot be read"),
         (("--exchange", "all"), "run.publish"),
         (("--set", "policies=[{name: ../up, model: 'tiny:ada'}]"), "policies.0.name"),
@@ -124,6 +130,20 @@ def test_clean_throws_a_run_away_and_begins_another(cli: Cli, tmp_path: Path, ti
     assert done.returncode == 0, done.stderr
     assert not (run / "exchange" / "a").exists()
     assert json.loads((run / "run.json").read_text())["run_id"] != "x"
+
+
+def test_what_a_kill_left_of_a_start_can_be_thrown_away(cli: Cli, tmp_path: Path) -> None:
+    """A run.json without content, the locks alone, a writer's temporary file: then a wrong flag is what is refused."""
+    cut = a_run(tmp_path / "cut")
+    (cut / "run.json").write_text("")
+    (cut / ".recipe.yaml.12.34.tmp").write_text("half")
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / ".node-0.lock").touch()
+    for name, extra in (("cut", ("--clean",)), ("locks", ()), ("locks", ("--clean",))):
+        done = cli("train", "--steps", "1", "--set", "run.validation_limit=1", "--set", "round.prompts=10000000",
+                   "--run-dir", tmp_path / name, *extra)  # fmt: skip
+        assert "training prompts are left, a round needs" in done.stderr
+    assert not list(tmp_path.glob("*/recipe.yaml")) or (cut / "recipe.yaml").exists()
 
 
 @pytest.mark.parametrize("name", [n for k, n, _ in shipped() if k == "paper"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import Run, members, stop_at, stopped, wait_until
+from runs import SHORT, Run, members, stop_at, stopped, wait_until
 
 from conftest import Cli
 from mutualrl.checkpoints import Checkpoints
@@ -241,3 +241,65 @@ def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path
     losers = [error for error, code in zip(errors, codes, strict=True) if code == 2]
     assert all("--run-dir" in error for error in losers)
     assert (tmp_path / "r" / "summary.json").exists()
+
+
+@pytest.mark.faults
+def test_a_stop_in_the_wait_leaves_no_trace(unbroken: Run, tmp_path: Path) -> None:
+    """One policy waits for another that does not come: it saves the step it had made, as if the round had not begun."""
+    mark = tmp_path / "mark"
+    started = Run(tmp_path, *SHORT, **stop_at("in-generation", mark, nth=2))
+    try:
+        stopped(mark, started)
+        wait_until(lambda: "waiting for round 2" in (started.path / "exchange/ada/heartbeat.json").read_text(), 30)
+        started.process.send_signal(signal.SIGINT)
+        wait_until((started.path / "policies/ada/checkpoints/step-000004").exists, 20)
+        started.process.send_signal(signal.SIGINT)
+        assert started.process.wait(20) == 130
+        assert "ada at step 4, bob at step 3" in started.errors.read_text()
+        started.begin("--resume")
+        assert started.process.wait(120) == 0, started.errors.read_text()
+        assert started.weights() == unbroken.weights()
+        for policy in ("ada", "bob"):
+            for key in ("num_tokens", "loss", "sgt/pairs"):
+                assert [x.get(key) for x in started.metrics(policy)] == [x.get(key) for x in unbroken.metrics(policy)]
+    finally:
+        started.end()
+
+
+@pytest.mark.faults
+def test_a_frozen_rank_is_found_out_whichever_it_is(run: Callable[..., Run]) -> None:
+    started = run("--set", "launch.processes=2", "--set", "run.peer_timeout=4.0", "--set",
+                  "trainer.per_device_train_batch_size=16")  # fmt: skip
+    started.until_training()
+    workers = [p for p in members(started.path) if "mutualrl.training.worker" in p.cmdline()]
+    (second,) = [p for p in workers if "--policy=bob" in p.cmdline() and p.environ()["RANK"] == "1"]
+    second.suspend()
+    assert started.process.wait(4 + 5 + 4) == 5
+    assert "policy 'bob' is frozen" in started.errors.read_text()
+    assert "rank 1" in started.errors.read_text()
+    assert not members(started.path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", ["worker", "supervisor"])
+def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: Path, victim: str) -> None:
+    """A reward function's helper stands for an engine: it knows nothing of us, and its parent dies without a word."""
+    (tmp_path / "helped.py").write_text(
+        "import subprocess\nfrom mutualrl.tasks.boxed import boxed_reward\nhelper = []\n"
+        "def score(**kwargs):\n"
+        "    helper or helper.append(subprocess.Popen(['sleep', '987654'], start_new_session=True))\n"
+        "    return boxed_reward(**kwargs)\n"
+    )
+    started = run("--set", f"task.reward={tmp_path}/helped.py:score", restarts=1)
+    started.until_training()
+    helpers = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "987654"]]
+    assert len(helpers) == 2
+    worker = started.worker("bob")
+    (mine,) = [p for p in helpers if p.ppid() == worker.pid]
+    worker.kill()
+    if victim == "supervisor":
+        started.process.kill()
+        wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in helpers), 5)
+    else:
+        wait_until(lambda: not mine.is_running() or mine.status() == "zombie", 5)
+        assert started.process.poll() is None

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import Run, rolled_back
+from runs import Run, rolled_back, verified
 
 from conftest import Cli, needs_zero
 
@@ -121,10 +121,11 @@ def test_what_changed_is_refused_by_name_or_said(finished: Run, tmp_path: Path, 
         assert "Leave these out" in done.stderr
     changed = {p for p in copy.rglob("*") if p.is_file() and before.get(p) != p.read_bytes()}
     assert {p.name for p in changed} <= {".node-0.lock"}
-    done = cli("train", "--resume", "--run-dir", copy, "--set", "run.max_restarts=5", "--set", "run.peer_timeout=30.0")
-    assert done.returncode == 0, done.stderr
+    done = cli("train", "--resume", "--run-dir", copy, "--set", "run.max_restarts=5", "--set", "run.peer_timeout=3.0")
+    assert done.returncode == 0, done.stderr  # the last attempt's heartbeat, which stands still, is not the new one's
     assert "run.max_restarts is now 5 (was 2)" in done.stderr
-    assert "run.peer_timeout is now 30.0" in done.stderr
+    assert "run.peer_timeout is now 3.0" in done.stderr
+    assert "frozen" not in done.stderr
     again = cli("train", "--resume", "--run-dir", copy)
     assert again.returncode == 2
     assert "nothing to resume" in again.stderr
@@ -164,7 +165,50 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tm
     assert "checkpoint passed over" in log
     assert str(weights) in log
     assert "going on from the checkpoint of step 1" in log
+    assert verified(copy)["whole"]  # the damaged one was made again
     before, after = Run.__new__(Run), Run.__new__(Run)
     before.path, after.path = finished.path, copy
     assert after.weights() == before.weights()
     assert (copy / "policies" / "bob" / "metrics.jsonl").read_bytes() == (tmp_path / "before.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+def test_damaged_files_of_a_run_are_named_and_passing_ones_are_not_needed(
+    finished: Run, tmp_path: Path, cli: Cli
+) -> None:
+    copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 1, "bob": 2})
+    result = copy / "policies" / "ada" / "result.json"
+    for path in (result, copy / "exchange" / "ada" / "absences.json", copy / "supervisor" / "sessions.json"):
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes(b"")
+        done = cli("train", "--resume", "--run-dir", copy)
+        assert done.returncode == 6, done.stderr
+        assert str(path) in done.stderr
+        assert "Traceback" not in done.stderr
+        path.unlink() if before is None else path.write_bytes(before)
+    for path in ((copy / "exchange" / "ada" / "heartbeat.json"), (copy / "supervisor" / "node-1.json")):
+        path.write_bytes(b"")  # not waited for by their writers: a power cut leaves them empty
+    weights = [copy / "policies" / "ada" / "checkpoints" / f"step-{step:06d}" / "model.safetensors" for step in (1,)]
+    kept = weights[0].read_bytes()
+    weights[0].write_bytes(kept[:-1])
+    for _ in range(2):
+        done = cli("train", "--resume", "--run-dir", copy)
+        assert done.returncode == 6, done.stderr
+        assert "policy 'ada' has no whole checkpoint left" in done.stderr
+    weights[0].write_bytes(kept)
+    done = cli("train", "--resume", "--run-dir", copy)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_verify_misses_rounds_that_a_checkpoint_says_were_published(finished: Run, tmp_path: Path, cli: Cli) -> None:
+    for number, gone in enumerate(("000000.json", "000001.json", "")):
+        copy = tmp_path / str(number)
+        shutil.copytree(finished.path, copy)
+        shutil.rmtree(copy / "exchange" / "ada") if not gone else (copy / "exchange" / "ada" / gone).unlink()
+        keep = copy / "policies" / "bob" / "checkpoints" / "step-000001"
+        shutil.rmtree(keep) if gone == "000001.json" else None
+        done = cli("exchange", "verify", copy)
+        assert done.returncode == 6, done.stdout
+        assert "policy ada: " in done.stderr
+        assert "that it had published are missing" in done.stderr

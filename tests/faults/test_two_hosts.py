@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from runs import Run, members, wait_until
 
@@ -65,10 +66,10 @@ class TwoHosts(Run):
     def start(self, *arguments: str) -> None:
         self.processes = [
             subprocess.Popen(
-                ["ip", "netns", "exec", name, "taskset", "-c", str(rank % (os.cpu_count() or 1)), sys.executable, "-m", "mutualrl", "train", "--nnodes", "2", "--node-rank",
+                [*(["ip", "netns", "exec", name] if name else []), "taskset", "-c", str(rank % (os.cpu_count() or 1)), sys.executable, "-m", "mutualrl", "train", "--nnodes", "2", "--node-rank",
                  str(rank), "--master-addr", address, "--run-dir", str(self.path), *arguments],
                 stdout=subprocess.DEVNULL, stderr=(self.directory / f"node-{rank}.txt").open("ab"),
-                env={**os.environ, "GLOO_SOCKET_IFNAME": interface, "COLUMNS": "200"},
+                env={**os.environ, **({"GLOO_SOCKET_IFNAME": interface} if name else {}), "COLUMNS": "200"},
             )
             for rank, (name, address, interface) in enumerate(self.hosts)
         ]  # fmt: skip
@@ -139,6 +140,46 @@ def test_a_host_that_is_gone_ends_the_run_by_name(
         run.processes[1].kill()
         assert run.processes[0].wait(3 + 10) == 5
         assert "node 1 is lost" in run.said() or "lost its peer 'bob'" in run.said()
+        wait_until(lambda: not members(run.path), 6)
+    finally:
+        run.end()
+
+
+#: two supervisors of one host: policies that do not span nodes need no network between them
+SAME_HOST = [("", "127.0.0.1", "lo")] * 2
+
+
+@pytest.mark.faults
+def test_a_policy_on_another_host_goes_on_where_one_may_be_lost(tiny: dict[str, Path], tmp_path: Path) -> None:
+    run = TwoHosts(tmp_path, SAME_HOST, "--regime", "sgt", *SHORT, "--steps", "12", "--set",
+                   "run.on_peer_loss=continue", "--set", "run.max_restarts=0")  # fmt: skip
+    try:
+        wait_until((run.path / "policies/ada/metrics.jsonl").exists, 120)
+        run.worker("ada").kill()
+        run.finish()
+        summary = json.loads((run.path / "summary.json").read_text())
+        assert summary["lost"] == ["ada"]
+        assert len(run.metrics("bob")) == 12
+        assert run.metrics("bob")[-1]["see/peers"] == 0
+    finally:
+        run.end()
+
+
+@pytest.mark.faults
+def test_a_silent_supervisor_is_named_and_its_policies_are_not_taken_for_finished(
+    tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    """Under grpo nobody waits for anybody: node 0 has finished, and node 1 says nothing any more."""
+    run = TwoHosts(tmp_path, SAME_HOST, "--regime", "grpo", *SHORT, "--steps", "300", "--set", "run.peer_timeout=8.0")
+    try:
+        wait_until((run.path / "policies/bob/metrics.jsonl").exists, 120)
+        frozen = psutil.Process(run.processes[1].pid)
+        frozen.suspend()
+        assert run.processes[0].wait(200) == 5
+        assert "node 1 is lost: its supervisor has been silent for" in run.said()
+        assert not (run.path / "summary.json").exists()
+        frozen.resume()
+        assert run.processes[1].wait(60) == 5
         wait_until(lambda: not members(run.path), 6)
     finally:
         run.end()

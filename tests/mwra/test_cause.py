@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import os
+import platform
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from mutualrl.errors import RunDirectoryError, UsageError, exit_code_of
-from mutualrl.rundir import RunDirectory, check_free, create, default_path
+from mutualrl.mwra.group import next_attempt
+from mutualrl.rundir import RunDirectory, check_free, create, default_path, hold, holder_of
+from mutualrl.see import Exchange
 
 
 def test_exit_codes_follow_the_kind() -> None:
@@ -16,11 +22,43 @@ def test_exit_codes_follow_the_kind() -> None:
 
 
 def test_a_run_directory_is_claimed_once(tmp_path: Path) -> None:
-    run = create(tmp_path / "r", {"run_id": "1"})
+    with ExitStack() as held:
+        run = create(tmp_path / "r", {"run_id": "1"}, held)
+        assert run.info() == {"run_id": "1"}
+        with pytest.raises(RunDirectoryError, match=r"already holds a run.*running now: process.*--run-dir"):
+            create(tmp_path / "r", {"run_id": "2"}, held)
+    with pytest.raises(RunDirectoryError, match=r"already holds a run \(not finished\)"), ExitStack() as held:
+        create(tmp_path / "r", {"run_id": "2"}, held)
     assert run.info() == {"run_id": "1"}
-    with pytest.raises(RunDirectoryError, match=r"already holds a run.*--run-dir"):
-        create(tmp_path / "r", {"run_id": "2"})
-    assert run.info() == {"run_id": "1"}
+
+
+def test_who_looks_at_a_lock_does_not_keep_another_from_it(tmp_path: Path) -> None:
+    lock, stop = tmp_path / ".node-0.lock", threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            holder_of(lock)
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(200):
+            with hold(lock, "r"):
+                assert holder_of(lock) == f"process {os.getpid()} on {platform.node()}"
+    finally:
+        stop.set()
+    assert holder_of(lock) is None
+
+
+def test_a_start_is_numbered_after_every_log_and_every_claim(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert next_attempt(run, "ada") == 0
+    Exchange(run.exchange, "ada", "x", attempt=4).claim()
+    assert next_attempt(run, "ada") == 5
+    run.policy("ada").logs.mkdir(parents=True)
+    (run.policy("ada").logs / "attempt-7.node-1.log").touch()
+    assert next_attempt(run, "ada") == 8
 
 
 def test_an_empty_directory_may_be_used_and_a_link_to_nowhere_not(tmp_path: Path) -> None:

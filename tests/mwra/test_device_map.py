@@ -53,6 +53,7 @@ def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
         ("policies: {ada: {gpus: [1]}}", "no entry for policy 'bob'"),
         ("policies: {ada: {gpus: [1]}, bob: {gpus: [0]}, eve: {gpus: [2]}}", "'eve' is no policy of the pool"),
         ("policies: {ada: {gpus: [1], node: 1}, bob: {gpus: [0]}}", "no node 1 (--nnodes 1"),
+        ("policies: {ada: {gpus: [1], nodes: [0, 0]}, bob: {gpus: [0]}}", "'ada' names a node twice (0, 0)"),
         ("policies: {ada: {gpus: [1], processes: 2}, bob: {gpus: [0]}}", "processes are for the CPU"),
         ("policies: {ada: {processes: 2}, bob: {gpus: [0]}}", "'ada' names no GPU"),
         ("policies: {ada: {gpu: [1]}, bob: {gpus: [0]}}", "policies.ada.gpu"),

@@ -12,6 +12,7 @@ import pytest
 
 from mutualrl.checkpoints import MARKER, CheckpointMarker, Checkpoints, file_sum, oldest_cursor, relative_files
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError
+from mutualrl.files import read_sealed, write_sealed
 from mutualrl.records import Record
 from mutualrl.see import Exchange
 from mutualrl.see.survey import decode
@@ -130,11 +131,31 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(tmp_path
     assert found is not None
     assert found.step == 4
     assert "step-000008/model.safetensors: 0 bytes" in said[0]
-    assert store.newest("another", "bob", said.append) is None
-    assert "of run 'run', policy 'bob', not of this one" in said[-1]
-    checkpoint(tmp_path / "bob", 8)  # made again, over the damaged one
-    assert store.verify(8).step == 8
+    assert sorted(p.name for p in store.root.iterdir()) == [".step-000008.damaged", "latest.json", "step-000004"]
+    with pytest.raises(CheckpointDamagedError, match="of run 'run', policy 'bob', not of this one"):
+        store.newest("another", "bob", said.append)
+    checkpoint(tmp_path / "bob", 8)
+    store.prune(2)
     assert sorted(p.name for p in store.root.iterdir()) == ["latest.json", "step-000004", "step-000008"]
+    assert store.verify(8).step == 8
+
+
+def test_a_policy_never_begins_anew_because_its_past_cannot_be_read(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "new").newest("run", "bob", print) is None
+    store = checkpoint(tmp_path / "bob", 4)
+    checkpoint(tmp_path / "bob", 8)
+    for step in (4, 8):
+        (store.path(step) / "empty").write_bytes(b"x")
+    for _ in range(2):  # the second look finds what the first found
+        with pytest.raises(
+            CheckpointDamagedError, match=r"no whole checkpoint left.*step-000008.*step-000004.*--clean"
+        ):
+            store.newest("run", "bob", print)
+    (store.path(8) / "empty").write_bytes(b"")
+    marker = read_sealed(store.path(8) / MARKER)
+    write_sealed(store.path(8) / MARKER, {**(marker or {}), "format": 9})
+    with pytest.raises(CheckpointDamagedError, match="format 9, this version reads 1; use the mutualrl that wrote it"):
+        store.newest("run", "bob", print)
 
 
 def test_pruning_keeps_the_newest_and_leaves_none_half_there(tmp_path: Path) -> None:

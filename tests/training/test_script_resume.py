@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,7 +51,9 @@ def test_a_script_that_goes_on_fences_off_the_one_before(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="holds rounds of an earlier run"):
         Sharing.over(tmp_path, "ada", ["bob"], "sgt")
     second = Sharing.over(tmp_path, "ada", ["bob"], "sgt", resume=True)
+    second.take_over(SimpleNamespace(is_main_process=True))
     assert second.exchange.attempt == 1
     with pytest.raises(FencedError):
         first.exchange.publish(1, [Record("p", 0, 1.0, True)], 0)
-    assert Sharing.over(tmp_path, "ada", ["bob"], "sgt", resume=True).exchange.attempt == 2
+    second.take_over(SimpleNamespace(is_main_process=True))
+    assert second.exchange.attempt == 1  # once

@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -102,12 +104,14 @@ def combined_hash(parts: Sequence[Part]) -> str:
 
 def encode(policy: str, round_: int, records: Sequence[Record]) -> bytes:
     """Parquet bytes of a part: zstd, a checksum on every page, dictionaries on the id columns only."""
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, Any] = {
         "policy": [policy] * len(records),
         "round": [round_] * len(records),
     }
     for name in SCHEMA.names[2:]:
         columns[name] = [getattr(record, name) for record in records]
+    for name in ("token_ids", "logprobs"):
+        columns[name] = _lists(columns[name], SCHEMA.field(name).type)
     sink = pa.BufferOutputStream()
     pq.write_table(
         pa.table(columns, schema=SCHEMA),
@@ -115,6 +119,19 @@ def encode(policy: str, round_: int, records: Sequence[Record]) -> bytes:
         compression="zstd",
         use_dictionary=["policy", "prompt_id"],
         write_page_checksum=True,
+        write_statistics=["policy", "round", "prompt_id", "reward"],
         store_schema=False,
     )
     return bytes(sink.getvalue())
+
+
+def _lists(rows: Sequence[Sequence[Any] | None], kind: pa.ListType) -> pa.Array:
+    """A column of lists. Through NumPy where no row is missing: Arrow takes a third longer over tuples of Python
+    numbers."""
+    if not rows or any(row is None for row in rows):
+        return pa.array(rows, type=kind)
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row) for row in rows if row is not None], out=offsets[1:])
+    flat = chain.from_iterable(row for row in rows if row is not None)
+    values = np.fromiter(flat, dtype=kind.value_type.to_pandas_dtype(), count=int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=kind)
