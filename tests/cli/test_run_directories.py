@@ -77,7 +77,16 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
         (("--nnodes", "2"), "--nnodes: name the run's directory"),
         (("--node-rank", "1"), "--node-rank 1: expected 0 to 0"),
         (
-            ("--nnodes", "2", "--run-dir", "x", "--set", "policies=[{name: a, model: 'tiny:ada'}]"),
+            (
+                "--nnodes",
+                "2",
+                "--run-dir",
+                "x",
+                "--set",
+                "policies=[{name: a, model: 'tiny:ada'}]",
+                "--set",
+                "trainer.per_device_train_batch_size=8",
+            ),
             "'a' spans several nodes, whose processes cannot meet at 127.0.0.1: give --master-addr",
         ),
         (("--device-map", "none.yaml"), "cannot be read"),
