@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from mutualrl.watch import adopt_orphans, watch_parent
+from mutualrl.watch import adopt_orphans, end_children, watch_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(error, file=sys.stderr)
         code = error.get_first_failure()[1].exitcode
         sys.exit(code if code > 0 else 128 - code)
+    finally:
+        end_children()  # what a worker started and left
 
 
 def _meeting(given: argparse.Namespace) -> list[str]:
