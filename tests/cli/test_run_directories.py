@@ -196,6 +196,31 @@ def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
     assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (5, 20)
 
 
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n, _ in shipped() if k != "paper"])
+def test_every_other_shipped_recipe_plans_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = CliRunner().invoke(app, ["train", f"--{kind.removesuffix('s')}", name, "--dry-run", "--json"])
+    assert done.exit_code == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert all("seats" in placement for placement in plan["placement"].values())
+
+
+def test_a_dry_run_estimates_the_memory_of_what_it_can_reach(
+    tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = CliRunner().invoke(
+        app,
+        ["train", "--set", "hardware.gpus=4", "--set", "trainer.per_device_train_batch_size=8", "--dry-run", "--json"],
+    )
+    assert done.exit_code == 0, done.stderr
+    memory = json.loads(done.stdout)["memory"]["the recipe's hardware: 4 GPUs"]
+    for estimate in memory.values():
+        assert estimate["optimizer"] == 7 * estimate["weights"] > 0  # 2 + 12 bytes against 2, all of it divided
+
+
 def test_recipes_and_batch_scripts_are_copied_out(cli: Cli, tmp_path: Path) -> None:
     for kind, name, source in (*shipped(), *templates()):
         done = cli("recipes", "cp", f"{kind}/{name}", tmp_path / f"{kind}-{name}{source.suffix}")

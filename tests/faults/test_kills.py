@@ -27,7 +27,7 @@ POINTS = {
     "before-the-result": 0,
 }
 IN_CI = {("mid-shard", "worker"), ("between-shard-and-marker", "supervisor"), ("checkpoint-marked", "agent")}
-BY_SUPERVISOR = ("mid-shard", "between-shard-and-marker", "in-the-wait", "in-generation", "checkpoint-marked",
+BY_SUPERVISOR = ("mid-shard", "between-shard-and-marker", "in-the-wait", "checkpoint-marked",
                  "checkpoint-half-pruned", "before-the-result")  # fmt: skip
 CASES = [(point, "worker") for point in POINTS] + [(point, "supervisor") for point in BY_SUPERVISOR]
 CASES += [("checkpoint-marked", "agent"), ("in-the-wait", "agent")]

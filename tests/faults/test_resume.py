@@ -27,13 +27,9 @@ CASES = {
         {"ada": 3, "bob": 1},
     ),
     "ZeRO-3": ((*DDP, "--set", "launch.strategy=zero3"), {"ada": 3, "bob": 2}),
-    "adapters": (
+    "adapters with dropout under xgrpo, one policy from its start": (
         ("--steps", "4", "--set", "round.prompts=8", "--set", "round.optimizer_steps=2", "--set", "lora.r=4",
-         "--set", "lora.dropout=0.1"),
-        {"ada": 2, "bob": 3},
-    ),
-    "xgrpo, one policy from its start": (
-        ("--steps", "4", "--set", "round.prompts=8", "--set", "round.optimizer_steps=2", "--set", "regime={name: xgrpo}"),
+         "--set", "lora.dropout=0.1", "--set", "regime={name: xgrpo}"),
         {"ada": 0, "bob": 3},
     ),
 }  # fmt: skip

@@ -170,7 +170,7 @@ def test_a_silent_supervisor_is_named_and_its_policies_are_not_taken_for_finishe
     tiny: dict[str, Path], tmp_path: Path
 ) -> None:
     """Under grpo nobody waits for anybody: node 0 has finished, and node 1 says nothing any more."""
-    run = TwoHosts(tmp_path, SAME_HOST, "--regime", "grpo", *SHORT, "--steps", "300", "--set", "run.peer_timeout=8.0")
+    run = TwoHosts(tmp_path, SAME_HOST, "--regime", "grpo", *SHORT, "--steps", "150", "--set", "run.peer_timeout=6.0")
     try:
         wait_until((run.path / "policies/bob/metrics.jsonl").exists, 120)
         frozen = psutil.Process(run.processes[1].pid)

@@ -1,0 +1,120 @@
+"""`mutualrl exchange` over a run's files: no training is needed to make them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import Cli
+from mutualrl.checkpoints import CheckpointMarker, Checkpoints, file_sum
+from mutualrl.recipes import Request, dump, resolve
+from mutualrl.records import Record
+from mutualrl.see import Exchange
+
+NAMES = ("ada", "bob")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Eight rounds of two policies; ada's checkpoints have passed 2 and 6 of them, bob's 4 and 8."""
+    root = tmp_path / "r"
+    root.mkdir()
+    (root / "run.json").write_text(json.dumps({"format": 1, "run_id": "x"}))
+    (root / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
+    for name in NAMES:
+        for round_ in range(8):
+            rows = [Record(f"p{round_}", n, float(n), True, y_text="\x1b[31mtext\u2028" if n else None) for n in (0, 1)]
+            rows += [Record(f"p{round_}", 2, float("nan"), False)]
+            Exchange(root / "exchange", name, "x").publish(round_, rows, round_)
+        store = Checkpoints(root / "policies" / name)
+        for cursor in (2, 6) if name == "ada" else (4, 8):
+            weights = store.staging(cursor) / "w"
+            weights.parent.mkdir(parents=True)
+            weights.write_bytes(b"w")
+            store.commit(CheckpointMarker("x", name, cursor, cursor, 0, 1, {"w": file_sum(weights)}))
+    return root
+
+
+def test_ls_and_verify_count_what_there_is(cli: Cli, run: Path) -> None:
+    for command in ("ls", "verify"):
+        done = cli("exchange", command, run, "--json")
+        assert done.returncode == 0, done.stderr
+        found = {p["policy"]: p for p in json.loads(done.stdout)["policies"]}
+        assert {name: (p["rounds"], p["rows"], p["gaps"]) for name, p in found.items()} == {
+            n: (8, 24, []) for n in NAMES
+        }
+        size = sum(p.stat().st_size for p in (run / "exchange" / "ada").glob("*.parquet"))
+        assert found["ada"]["bytes"] == size
+
+
+def test_damage_is_named_and_ends_with_6(cli: Cli, run: Path) -> None:
+    shard = run / "exchange" / "bob" / "000005.parquet"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    (run / "exchange" / "ada" / "000003.json").unlink()
+    (run / "policies" / "ada" / "checkpoints" / "step-000006" / "w").write_bytes(b"v")
+    done = cli("exchange", "verify", run, "--json")
+    assert done.returncode == 6
+    lines = json.loads(done.stdout)["damaged"]
+    for words in (str(shard), "policy ada: round 3 is missing between others", "step-000006/w: sha256"):
+        assert any(words in line for line in lines), lines
+    done = cli("exchange", "export", run, "--out", "all.parquet")
+    assert done.returncode == 6
+    assert str(shard) in done.stderr
+    assert not list(run.parent.glob("all*"))
+    assert not list(run.parent.glob(".all*"))
+
+
+def test_exported_files_are_what_datasets_loads(cli: Cli, run: Path, tmp_path: Path) -> None:
+    for name, kind in (("all.parquet", "parquet"), ("all.jsonl", "json")):
+        done = cli("exchange", "export", run, "--out", tmp_path / name, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["records"] == 48
+        rows = datasets.load_dataset(kind, data_files=str(tmp_path / name), cache_dir=str(tmp_path / "cache"))["train"]
+        assert len(rows) == 48
+        assert rows[0]["policy"] == "ada"
+        assert [r["y_text"] for r in rows][:3] == [None, "\x1b[31mtext\u2028", None]
+    one = cli("exchange", "export", run, "--out", tmp_path / "one.parquet", "--policy", "bob")
+    assert one.returncode == 0
+    assert set(pq.read_table(tmp_path / "one.parquet").column("policy").to_pylist()) == {"bob"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--out", "all.csv"), "expected a name that ends in .parquet or .jsonl"),
+        (("--out", "there.parquet"), "is there already"),
+        (("--out", "no/where.parquet"), "there is no directory"),
+        (("--out", "x.parquet", "--policy", "eve"), "no such policy in the exchange; there are: ada, bob"),
+    ],
+)
+def test_an_export_that_cannot_be_is_refused(
+    cli: Cli, run: Path, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "there.parquet").write_bytes(b"mine")
+    done = cli("exchange", "export", run, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert (tmp_path / "there.parquet").read_bytes() == b"mine"
+
+
+def test_gc_frees_what_every_kept_checkpoint_has_passed(cli: Cli, run: Path) -> None:
+    before = cli("exchange", "gc", run, "--dry-run", "--json")
+    plan = json.loads(before.stdout)
+    assert plan["needed_from"] == 2
+    assert {name: entry["rounds"] for name, entry in plan["deleted"].items()} == {"ada": 2, "bob": 2}
+    assert len(list((run / "exchange" / "ada").glob("*.json"))) == 8
+    done = cli("exchange", "gc", run, "--json")
+    assert {**json.loads(done.stdout), "dry_run": True} == plan
+    assert sorted(p.name for p in (run / "exchange" / "bob").glob("*.json"))[0] == "000002.json"
+    assert cli("exchange", "verify", run).returncode == 0
+    Checkpoints(run / "policies" / "ada").prune(1)
+    assert (
+        json.loads(cli("exchange", "gc", run, "--keep-rounds", "7", "--json").stdout)["deleted"]["ada"]["rounds"] == 0
+    )
+    assert json.loads(cli("exchange", "gc", run, "--json").stdout)["needed_from"] == 4
+    (run / "exchange" / "ada" / "000006.json").unlink()
+    assert cli("exchange", "verify", run).returncode == 6
