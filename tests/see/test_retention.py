@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, RoundAbortedError
+from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, RoundAbortedError, WaitTimeoutError
 from mutualrl.records import Record
 from mutualrl.see import Absences, Exchange, Heartbeat, Listener, Patience
 from mutualrl.see.files import committed_rounds, round_of
@@ -113,8 +113,6 @@ def test_a_lost_peer_is_left_out_where_the_pool_may_go_on(tmp_path: Path) -> Non
 
 
 def test_a_patient_reader_waits_beyond_the_peer_timeout(tmp_path: Path) -> None:
-    from mutualrl.errors import WaitTimeoutError
-
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError):
         reader(tmp_path, peer_timeout=0.1, round_timeout=2.0, on_peer_loss="wait").wait(["bob"], 0)
@@ -141,6 +139,21 @@ def test_a_supervisors_word_counts_and_a_dead_supervisors_does_not(tmp_path: Pat
     with pytest.raises(PeerLostError, match="its supervisor gave it up"):
         door.wait(["bob"], 0, Listener(stopping=speaks))
     assert time.monotonic() - began >= 2  # a policy that is being started again is waited for
+
+
+def test_a_policy_that_is_starting_under_a_supervisor_is_not_lost_for_having_no_heartbeat_yet(tmp_path: Path) -> None:
+    voice = Voice(tmp_path, 0, session=0)
+    standing = Standing(tmp_path)
+    voice.tell("bob", Word("running", 1))
+    standing.of("bob")
+    door = reader(tmp_path, standing, peer_timeout=0.1, round_timeout=4.5)
+
+    def speaks() -> bool:
+        voice.say()
+        return False
+
+    with pytest.raises(WaitTimeoutError):  # the supervisor watches the start
+        door.wait(["bob"], 0, Listener(stopping=speaks))
 
 
 def test_a_wait_ends_when_the_run_is_asked_to_stop_and_tells_of_the_slow(tmp_path: Path) -> None:

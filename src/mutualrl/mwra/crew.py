@@ -14,13 +14,14 @@ from mutualrl.mwra.placement import Seat
 from mutualrl.ports import free_port
 from mutualrl.recipes import Recipe
 from mutualrl.rundir import RunDirectory
-from mutualrl.see.liveness import PeerWatch, clear_heartbeats
+from mutualrl.see.liveness import NOT_STARTED, PeerWatch, clear_heartbeats
 from mutualrl.standing import Standing, Voice, Word, node_file
 
 #: a policy that ends because a peer ended is not the cause; the others get so long to be found.
 CAUSE_SECONDS = 1.0
 BACK_OFF_SECONDS = 1.0  # before the first restart; twice as long before each further one
 LONGEST_BACK_OFF_SECONDS = 60.0
+START_SECONDS = 300.0  # from the start of a process group to its first heartbeat, at most
 #: a worker ends with these when a peer of its ended: consequences, not causes
 _CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
 
@@ -146,7 +147,8 @@ class Crew:
     def _silence(self, member: Member) -> str | None:
         """How long a member that runs has been frozen, in words; None while it is not."""
         silent, phase = self._watch.silence(member.name)
-        if phase == "not started" or silent <= self.recipe.run.peer_timeout:
+        limit = self.recipe.run.peer_timeout
+        if silent <= (max(limit, START_SECONDS) if phase.startswith(NOT_STARTED) else limit):
             return None
         return f"{silent:.0f} s (last seen: {phase})"
 
@@ -163,7 +165,7 @@ class Crew:
         """A member is no more: nothing to do when it was asked to stop, an error of the run, or a restart."""
         assert member.group is not None
         if self.stopping:
-            end([member.group], grace=0)
+            end([member.group], self._mark(member), grace=0)
             self._tell(member, "stopped")
             return
         error = self._error_of(member)
@@ -176,11 +178,11 @@ class Crew:
 
     def _lived(self, member: Member) -> bool:
         """Whether its last attempt got further than its start: its trouble is new then."""
-        return self._watch.silence(member.name)[1] not in ("not started", "loading")
+        return self._watch.silence(member.name)[1] not in (NOT_STARTED, "loading")
 
     def _again_or_lost(self, member: Member, text: str) -> None:
         section, now = self.recipe.run, time.monotonic()
-        pause = min(BACK_OFF_SECONDS * 2**member.restarts, LONGEST_BACK_OFF_SECONDS)
+        pause = min(BACK_OFF_SECONDS * 2.0 ** min(member.restarts, 10), LONGEST_BACK_OFF_SECONDS)
         patient = section.on_peer_loss == "wait"
         assert member.died is not None
         if member.restarts < section.max_restarts or (patient and now + pause < member.died + section.round_timeout):

@@ -53,6 +53,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
     launch, began = launch or Launch(), time.monotonic()
     with ExitStack() as held, stop_signals() as request:
         run, placement, notes = _open(recipe, launch, console, request, held)
+        request.raise_if_any()
         recipe = load(run.recipe)  # as node 0 has settled it
         session = next_session(run) if launch.node == 0 else 0
         end([], _mark(run, launch), grace=0)  # what a supervisor that was killed a moment ago left

@@ -24,7 +24,7 @@ from mutualrl.errors import (
 from mutualrl.files import read_json, read_sealed, write_atomic, write_sealed
 from mutualrl.records import Record
 from mutualrl.see.files import marker_name
-from mutualrl.see.liveness import PeerWatch
+from mutualrl.see.liveness import NOT_STARTED, PeerWatch
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.standing import Standing
@@ -285,7 +285,7 @@ class Exchange:
             state = self._standing.of(peer).state
             if state == "lost":
                 return f"its supervisor gave it up (last seen: {phase})"
-            if state == "restarting":
+            if state == "restarting" or (state == "running" and phase.startswith(NOT_STARTED)):
                 self._watch.forget(peer)  # its time runs from the new start
                 return None
             if state == "finished":

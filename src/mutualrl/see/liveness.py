@@ -14,6 +14,7 @@ from mutualrl.files import glance, write_json
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
+NOT_STARTED = "not started"  # the phase of a policy that has not told one yet
 
 
 class Heartbeat:
@@ -98,7 +99,7 @@ class PeerWatch:
     def _of(self, peer: str, name: str) -> tuple[float, str]:
         now = time.monotonic()
         state = glance(self._exchange / peer / name) or {}
-        counter, phase = int(state.get("counter", 0)), str(state.get("phase", "not started"))
+        counter, phase = int(state.get("counter", 0)), str(state.get("phase", NOT_STARTED))
         seen = self._seen.get((peer, name))
         if seen is None or seen.counter != counter:
             self._seen[peer, name] = _Seen(counter, now, phase)
