@@ -75,10 +75,21 @@ def test_the_policies_start_complementary(run: Path) -> None:
 
 
 def test_nothing_in_a_run_is_a_pickle(run: Path) -> None:
+    """Checkpoints have torch's files, too: each can be read as tensors and plain values alone."""
+    import torch
+    from transformers.trainer_pt_utils import safe_globals
+
+    plain = {".json", ".jsonl", ".yaml", ".parquet", ".safetensors", ".log", ".jinja", ".lock"}
     for path in run.rglob("*"):
-        if path.is_file():
-            assert path.suffix in {".json", ".jsonl", ".yaml", ".parquet", ".safetensors", ".log", ".jinja"}, path
-            assert path.read_bytes()[:2] != b"\x80\x04"
+        if not path.is_file():
+            continue
+        assert path.read_bytes()[:2] != b"\x80\x04"
+        if path.suffix in {".pt", ".pth"}:
+            assert path.parent.parent.name == "checkpoints"
+            with safe_globals():
+                torch.load(path, weights_only=True)
+        else:
+            assert path.suffix in plain or path.name == ".node-0.lock", path
 
 
 def test_the_exchange_is_readable_as_it_lies(run: Path) -> None:

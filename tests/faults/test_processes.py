@@ -19,8 +19,6 @@ from mutualrl.checkpoints import Checkpoints
 from mutualrl.errors import FencedError
 from mutualrl.see import Exchange
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def run(tiny: dict[str, Path], tmp_path: Path) -> object:
@@ -52,6 +50,7 @@ def test_a_supervisor_killed_while_training_leaves_nothing(run: Callable[..., Ru
     wait_until(lambda: not members(started.path), 5)
 
 
+@pytest.mark.long
 def test_a_supervisor_killed_while_starting_leaves_nothing(run: Callable[..., Run]) -> None:
     started = run()
     wait_until(lambda: bool(members(started.path)), 60)
@@ -59,7 +58,7 @@ def test_a_supervisor_killed_while_starting_leaves_nothing(run: Callable[..., Ru
     wait_until(lambda: not members(started.path), 5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_stop_signal_saves_checkpoints_and_ends_the_run_with_130(
     run: Callable[..., Run], number: signal.Signals
 ) -> None:
@@ -78,6 +77,7 @@ def test_a_stop_signal_saves_checkpoints_and_ends_the_run_with_130(
         assert abs(step - len(started.metrics(policy))) <= 1
 
 
+@pytest.mark.long
 def test_a_second_signal_stops_at_once(run: Callable[..., Run], tmp_path: Path) -> None:
     """A worker that never gets to the end of its step keeps the first signal waiting."""
     mark = tmp_path / "mark"
@@ -111,6 +111,7 @@ def test_a_worker_that_dies_is_started_again_until_its_restarts_are_spent(run: C
     assert "1 restart(s) spent" in started.errors.read_text()
 
 
+@pytest.mark.long
 def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[..., Run]) -> None:
     """The survivor's metrics and the summary say so; a resumed run has the lost one back, and it catches up."""
     started = run("--set", "run.on_peer_loss=continue", "--set", "run.save_every=2", steps=12)
@@ -133,6 +134,7 @@ def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[...,
     assert json.loads((started.path / "summary.json").read_text())["lost"] == []
 
 
+@pytest.mark.long
 def test_a_frozen_worker_is_replaced_and_what_wakes_up_is_fenced_off(run: Callable[..., Run], tmp_path: Path) -> None:
     """The supervisor kills what it gives up. What it cannot reach (another machine's) is fenced off when it wakes."""
     started = run("--set", "run.peer_timeout=3.0", "--set", "run.save_every=2", restarts=1)
@@ -161,6 +163,7 @@ def test_a_dead_policy_ends_the_run_with_5_and_is_named(run: Callable[..., Run])
     assert not (started.path / "summary.json").exists()
 
 
+@pytest.mark.long
 def test_a_policy_that_is_told_to_stop_by_somebody_else_is_a_lost_one(run: Callable[..., Run]) -> None:
     started = run()
     started.until_training()
@@ -170,6 +173,7 @@ def test_a_policy_that_is_told_to_stop_by_somebody_else_is_a_lost_one(run: Calla
     assert "policy 'bob' died" in started.errors.read_text()
 
 
+@pytest.mark.long
 def test_a_dead_agent_ends_the_run_with_5_and_takes_its_worker_along(run: Callable[..., Run]) -> None:
     started = run()
     started.until_training()
@@ -193,6 +197,7 @@ def test_a_frozen_policy_is_given_up_after_the_peer_timeout(run: Callable[..., R
     assert "policy 'bob' is frozen" in started.errors.read_text()
 
 
+@pytest.mark.long
 def test_a_frozen_policy_is_found_out_where_nobody_waits_for_it(run: Callable[..., Run]) -> None:
     started = run("--set", "regime=grpo", "--set", "run.peer_timeout=1.5")
     started.until_training()
@@ -266,7 +271,7 @@ def test_a_stop_in_the_wait_leaves_no_trace(unbroken: Run, tmp_path: Path) -> No
         started.end()
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_frozen_rank_is_found_out_whichever_it_is(run: Callable[..., Run]) -> None:
     started = run("--set", "launch.processes=2", "--set", "run.peer_timeout=4.0", "--set",
                   "trainer.per_device_train_batch_size=16")  # fmt: skip
@@ -287,7 +292,7 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["worker", "supervisor"])
 def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: Path, victim: str) -> None:
     """A reward function's helper stands for an engine: it knows nothing of us, and its parent dies without a word."""

@@ -50,7 +50,7 @@ def own_data(directory: Path) -> str:
         pytest.param(
             name,
             marks=[
-                pytest.mark.slow if name in IN_CI else pytest.mark.faults,
+                pytest.mark.slow if name in IN_CI else pytest.mark.long,
                 *([needs_zero] if "ZeRO" in name else []),
             ],
         )
@@ -168,7 +168,7 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tm
     assert (copy / "policies" / "bob" / "metrics.jsonl").read_bytes() == (tmp_path / "before.jsonl").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_damaged_files_of_a_run_are_named_and_passing_ones_are_not_needed(
     finished: Run, tmp_path: Path, cli: Cli
 ) -> None:

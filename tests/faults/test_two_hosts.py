@@ -105,7 +105,7 @@ def test_a_policy_a_host(tiny: dict[str, Path], tmp_path: Path, hosts: list[tupl
         run.end()
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_policy_over_both_hosts_survives_a_death_on_either(
     tiny: dict[str, Path], tmp_path: Path, hosts: list[tuple[str, str, str]]
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_policy_over_both_hosts_survives_a_death_on_either(
         run.end()
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_host_that_is_gone_ends_the_run_by_name(
     tiny: dict[str, Path], tmp_path: Path, hosts: list[tuple[str, str, str]]
 ) -> None:
@@ -149,7 +149,7 @@ def test_a_host_that_is_gone_ends_the_run_by_name(
 SAME_HOST = [("", "127.0.0.1", "lo")] * 2
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_policy_on_another_host_goes_on_where_one_may_be_lost(tiny: dict[str, Path], tmp_path: Path) -> None:
     run = TwoHosts(tmp_path, SAME_HOST, "--regime", "sgt", *SHORT, "--steps", "12", "--set",
                    "run.on_peer_loss=continue", "--set", "run.max_restarts=0")  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_policy_on_another_host_goes_on_where_one_may_be_lost(tiny: dict[str, 
         run.end()
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_silent_supervisor_is_named_and_its_policies_are_not_taken_for_finished(
     tiny: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -84,7 +84,7 @@ class Career:
             "rescued_prompts": len(sharing.uses),
             "train_seconds": self.train_seconds,
             "wait_seconds": sharing.wait_seconds,
-            "waited_for": dict(sorted(sharing.waited_for.items())),
+            "waited_for_seconds": dict(sorted(sharing.waited_for.items())),
             "lost_peers": sharing.absences.away(),
             "attempts": self.attempt + 1,
             "resumed_from": self._resumed_from,
