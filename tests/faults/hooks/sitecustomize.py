@@ -76,23 +76,16 @@ def exchange(module: ModuleType) -> None:
 def checkpoints(module: ModuleType) -> None:
     around(module.Checkpoints, "commit", before="checkpoint-summed")
     around(module.Checkpoints, "prune", before="checkpoint-before-prune", after="checkpoint-pruned")
-    write, sync = module.write_json, module.sync_directory
-
-    def write_json(path: Any, value: object, **kwargs: Any) -> None:
-        if path.name == module.MARKER:
-            write(path, value, **kwargs)
-            at("checkpoint-marked")
-        else:
-            at("checkpoint-renamed")
-            write(path, value, **kwargs)
-            at("checkpoint-latest")
+    around(module, "write_sealed", after="checkpoint-marked")
+    around(module, "write_json", before="checkpoint-renamed", after="checkpoint-latest")
+    sync = module.sync_directory
 
     def sync_directory(path: Any) -> None:
         sync(path)
         if path.name.startswith("step-"):
             at("checkpoint-half-pruned")
 
-    module.write_json, module.sync_directory = write_json, sync_directory
+    module.sync_directory = sync_directory
 
 
 def checkpointing(module: ModuleType) -> None:
