@@ -86,7 +86,7 @@ class Standing:
 
     def of(self, policy: str) -> Word:
         """The last word about a policy; state `unknown` when no living supervisor speaks of it."""
-        for path in sorted(self._directory.glob("node-*.json")):
+        for path in sorted(self._directory.glob("node-*.json"), key=lambda p: (len(p.name), p.name)):
             state = self.read(path)
             if state is not None and policy in state["policies"]:
                 return Word(**state["policies"][policy])

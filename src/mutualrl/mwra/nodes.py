@@ -96,8 +96,7 @@ class Node:
             if time.monotonic() > deadline:
                 raise MachineError(
                     f"node {min(missing)} has not joined within {JOIN_SECONDS:.0f} s; start there: mutualrl train "
-                    f"--nnodes "
-                    f"{self._launch.nodes} --node-rank {min(missing)} --run-dir {run.root}"
+                    f"--nnodes {self._launch.nodes} --node-rank {min(missing)} --run-dir {run.root}"
                 )
             time.sleep(POLL_SECONDS)
         now = time.monotonic()

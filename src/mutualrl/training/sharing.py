@@ -116,8 +116,16 @@ class Sharing:
                 f"{', '.join(lacking)} (Sharing.over(..., tokenizers={{{lacking[0]!r}: ...}}))"
             )
         return cls(
-            exchange, peers, regime, chosen, run_seed, max_length, heartbeat=heartbeat, tokenizers=given, resume=resume
-        )  # fmt: skip
+            exchange,
+            peers,
+            regime,
+            chosen,
+            run_seed,
+            max_length,
+            heartbeat=heartbeat,
+            tokenizers=given,
+            resume=resume,
+        )
 
     def take_over(self, accelerator: Any) -> None:
         """Of a script that goes on: claim the policy as a new attempt, on all ranks the same. Once, when training
