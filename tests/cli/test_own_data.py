@@ -107,7 +107,7 @@ def metrics(run: Path, policy: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("regime", ["prp", "sgt"])
+@pytest.mark.parametrize("regime", ["prp", pytest.param("sgt", marks=pytest.mark.long)])
 def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path, regime: str) -> None:
     done = cli(
         "train", "--regime", regime, "--pool", "four.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--json"

@@ -35,7 +35,16 @@ def test_hostile_names_are_inert_in_tables(capsys: pytest.CaptureFixture[str]) -
     result = {"validation": {"accuracy": 1.0, "by_group": groups}, "rescued_pairs": 0, "wait_seconds": 0.0}
     result["initial_validation"] = result["validation"]
     show_summary(
-        {"task": "t", "steps": 1, "regime": "r", "seed": 0, "seconds": 1.0, "policies": {"a": result}}, Path("d")
+        {
+            "task": "t",
+            "steps": 1,
+            "regime": "r",
+            "seed": 0,
+            "seconds": 1.0,
+            "policies": {"a": result},
+            "lost": ["[/x]"],
+        },
+        Path("d"),
     )
     output = capsys.readouterr().out
     assert "[/x]" in output

@@ -67,7 +67,8 @@ def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[st
 
 
 @pytest.mark.parametrize(
-    "strategy", ["ddp", pytest.param("zero2", marks=needs_zero), pytest.param("zero3", marks=needs_zero)]
+    "strategy",
+    ["ddp", pytest.param("zero2", marks=[needs_zero, pytest.mark.long]), pytest.param("zero3", marks=needs_zero)],
 )
 def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """All regimes, with two micro-batches a step; sampling is per rank, so the completions are recorded ones."""
