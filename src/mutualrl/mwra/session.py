@@ -28,7 +28,7 @@ from mutualrl.training.plan import compare
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How a run is started, beside its recipe. `nodes`: how many machines; `node`: which of them this is; `address`:
-    where the others reach node 0; `device_map`: a file that says which policy runs where."""
+    where the other nodes reach this one; `device_map`: a file that says which policy runs where."""
 
     resume: bool = False
     clean: bool = False

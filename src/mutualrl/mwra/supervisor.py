@@ -95,9 +95,10 @@ def _take_up(
     if path is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
     run = resumable(path)
-    accept_changes(load(run.recipe), recipe)  # before the data are looked for: they may be another task's
+    kept = load(run.recipe)
+    accept_changes(kept, recipe)  # before the data are looked for: they may be another task's
     recipe, placement, plan = planned(recipe, this_machine(), launch)
-    notes = [*placement.notes, *accept_changes(load(run.recipe), recipe), *same_plan(run.info(), placement, plan)]
+    notes = [*placement.notes, *accept_changes(kept, recipe), *same_plan(run.info(), placement, plan)]
     held.enter_context(hold(run.lock(0), str(run.root)))
     go_on(run, recipe, placement, launch)
     return run, placement, notes

@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mutualrl.errors import (
     ExchangeDamagedError,
     FencedError,
+    FileDamagedError,
     PeerLostError,
     RoundAbortedError,
     WaitTimeoutError,
 )
-from mutualrl.files import read_json, read_sealed, write_atomic, write_sealed
+from mutualrl.files import glance, read_sealed, write_atomic, write_sealed
 from mutualrl.records import Record
 from mutualrl.see.files import marker_name
 from mutualrl.see.liveness import NOT_STARTED, PeerWatch
@@ -187,8 +188,7 @@ class Exchange:
         """
         path = self.root / policy / marker_name(round_)
         try:
-            _refuse_another_schema(path)
-            value = read_sealed(path)
+            value = _read_marker(path)
             marker = None if value is None else Marker.from_json(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ExchangeDamagedError(f"{path}: not a commit marker ({error!r})") from None
@@ -297,13 +297,22 @@ class Exchange:
         return f"no heartbeat for {silent:.0f} s (last seen: {phase})"
 
 
-def _refuse_another_schema(path: Path) -> None:
-    """Raise ExchangeDamagedError for a marker of another major version: what follows its version may mean anything."""
-    value = read_json(path)
+def _read_marker(path: Path) -> dict[str, Any] | None:
+    """A sealed marker, read once. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of
+    another major version, sealed or not: what follows its version may mean anything."""
+    try:
+        value = read_sealed(path)
+    except FileDamagedError:
+        _refuse_another_schema(path, glance(path))
+        raise
+    _refuse_another_schema(path, value)
+    return value
+
+
+def _refuse_another_schema(path: Path, value: dict[str, Any] | None) -> None:
     version = str((value or {}).get("schema_version", SCHEMA_VERSION))
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise ExchangeDamagedError(
             f"{path}: written with schema {version}, this version reads {SCHEMA_VERSION}; read it with the mutualrl "
-            f"that "
-            "wrote it"
+            "that wrote it"
         )
