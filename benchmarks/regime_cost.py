@@ -101,7 +101,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
     regime, peers, settings = ARMS[arm]
     names = ["bob", "eve", "dan"][:peers]
     own, other = load_tokenizer(str(ensure("ada"))), load_tokenizer(str(ensure("bob")))
-    prompts = get_task("arithmetic").load("train", TaskSource())[:64]
+    prompts = get_task("arithmetic").read("train", TaskSource()).prompts[:64]
     sampler = RepeatSampler(prompts, mini_repeat_count=1, batch_size=PROMPTS, seed=seed)
     ids = list(sampler) * steps
     for name in names:

@@ -54,7 +54,7 @@ def plain_trl(steps: int) -> float:
             report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=steps, seed=0,
             **settings()["trainer"],
         )  # fmt: skip
-        dataset = as_dataset(get_task("arithmetic").load("train", TaskSource()), tokenizer)
+        dataset = as_dataset(get_task("arithmetic").read("train", TaskSource()).prompts, tokenizer)
         trainer = GRPOTrainer(
             model=model, reward_funcs=boxed_reward, args=args, train_dataset=dataset, processing_class=tokenizer
         )

@@ -6,6 +6,7 @@ import functools
 import os
 
 TIMEOUT_SECONDS = 3.0
+OFFLINE = "HF_HUB_OFFLINE is set"
 
 
 @functools.cache
@@ -14,7 +15,7 @@ def hub_problem() -> str | None:
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "").lower() in ("1", "true"):
-        return "HF_HUB_OFFLINE is set"
+        return OFFLINE
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT_SECONDS)
     except Exception as error:  # noqa: BLE001  (whatever library carries the request, each has errors of its own)

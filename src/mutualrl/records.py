@@ -18,7 +18,8 @@ class Prompt:
     """One problem: the text every policy sees, the canonical answer, and the group it is reported under.
 
     `messages`: (role, content) pairs where the problem is a conversation; `text` then holds their contents. `columns`:
-    what else its row of data has, for the reward function.
+    what else its row of data has, for the reward function. `facets`: further names that results are broken down by (the
+    level of a problem).
     """
 
     id: str
@@ -27,6 +28,7 @@ class Prompt:
     group: str
     messages: tuple[tuple[str, str], ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    facets: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def content(self) -> str | list[dict[str, str]]:

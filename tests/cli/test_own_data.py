@@ -66,7 +66,7 @@ def nan(completions, **kwargs):
 def own(tmp_path: Path, tiny: dict[str, Path]) -> Path:
     """Files in the command's working directory: data as JSON Lines, Parquet, CSV and a saved data set; a pool of four
     with two chat templates, one without a pad token; reward functions."""
-    prompts = get_task("arithmetic").load("train", TaskSource())[:64]
+    prompts = get_task("arithmetic").read("train", TaskSource()).prompts[:64]
     plain = [
         {"prompt": p.text, "answer": p.answer, "difficulty": i % 3, "group": p.group} for i, p in enumerate(prompts)
     ]
@@ -168,14 +168,17 @@ def test_rewards_of_another_number_or_size_are_named_in_a_script(
 
 
 def test_a_parquet_file_is_read_as_it_is(own: Path) -> None:
-    rows = [get_task("dataset").load("train", TaskSource(data=own / f"plain.{kind}")) for kind in ("parquet", "jsonl")]
+    rows = [
+        get_task("dataset").read("train", TaskSource(data=own / f"plain.{kind}")).prompts
+        for kind in ("parquet", "jsonl")
+    ]
     assert [(p.text, p.answer, p.columns) for p in rows[0]] == [(p.text, p.answer, p.columns) for p in rows[1]]
 
 
 def test_labels_of_a_csv_file_stay_as_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("prompt,answer\na,3\nb,2.5\nc,007\nd,NA\n")
     source = TaskSource(data=tmp_path / "d.csv", validation_data=tmp_path / "d.csv")
-    assert [p.answer for p in get_task("dataset").load("train", source)] == ["3", "2.5", "007", "NA"]
+    assert [p.answer for p in get_task("dataset").read("train", source).prompts] == ["3", "2.5", "007", "NA"]
 
 
 def test_a_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path) -> None:
@@ -185,7 +188,7 @@ def test_a_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path)
     rows = [{"prompt": f"p{i}", "answer": "1", "note": note} for i, note in enumerate([1, "a"])]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = TaskSource(data=tmp_path / "d.jsonl", validation_data=tmp_path / "d.jsonl")
-    prompts = get_task("dataset").load("train", source)
+    prompts = get_task("dataset").read("train", source).prompts
     with pytest.raises(DataError, match="column 'note': rows of different types"):
         as_dataset(prompts, load_tokenizer(str(tiny["ada"])))
 

@@ -201,7 +201,7 @@ def test_regime_grpo_is_what_a_plain_trl_script_computes(cli: Cli, tiny: dict[st
     trainer = GRPOTrainer(
         model=str(tiny["bob"]), reward_funcs=boxed_reward, processing_class=tokenizer,
         args=config(tmp_path / "plain", **{**keys, "max_steps": 3, "seed": 5}),
-        train_dataset=as_dataset(get_task("arithmetic").load("train", TaskSource(seed=5)), tokenizer),
+        train_dataset=as_dataset(get_task("arithmetic").read("train", TaskSource(seed=5)).prompts, tokenizer),
     )  # fmt: skip
     set_seed(policy_seed(5, "bob", 0))
     trainer.train()

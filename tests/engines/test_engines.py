@@ -10,7 +10,7 @@ from mutualrl.engines.transformers_engine import TransformersEngine, load_tokeni
 from mutualrl.errors import DataError, ModelError
 from mutualrl.tasks import TaskSource, get_task
 
-PROMPTS = [p.text for p in get_task("arithmetic").load("validation", TaskSource())[:10]]
+PROMPTS = [p.text for p in get_task("arithmetic").read("validation", TaskSource()).prompts[:10]]
 
 
 def test_greedy_answers_do_not_depend_on_the_batch(tiny: dict[str, Path]) -> None:

@@ -25,14 +25,14 @@ def test_held_out_problems_are_never_trained_on(operation: str) -> None:
 
 def test_prompts_depend_on_the_seed_alone_and_operations_are_balanced() -> None:
     task = ArithmeticTask()
-    first, again = task.load("train", TaskSource(seed=3)), task.load("train", TaskSource(seed=3))
+    first, again = task.read("train", TaskSource(seed=3)).prompts, task.read("train", TaskSource(seed=3)).prompts
     assert first == again
-    assert first != task.load("train", TaskSource(seed=4))
+    assert first != task.read("train", TaskSource(seed=4)).prompts
     groups = [p.group for p in first]
     assert groups.count("+") == groups.count("*")
     assert len({p.id for p in first}) == len(first)
-    validation = task.load("validation", TaskSource(seed=3))
-    assert validation == task.load("validation", TaskSource(seed=4))
+    validation = task.read("validation", TaskSource(seed=3)).prompts
+    assert validation == task.read("validation", TaskSource(seed=4)).prompts
     assert not {p.text for p in validation} & {p.text for p in first}
 
 
@@ -40,4 +40,4 @@ def test_a_data_file_is_refused(tmp_path: object) -> None:
     from pathlib import Path
 
     with pytest.raises(UsageError, match="makes its own problems"):
-        ArithmeticTask().load("train", TaskSource(data=Path("x.jsonl")))
+        ArithmeticTask().read("train", TaskSource(data=Path("x.jsonl")))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mutualrl.errors import DataError
+from mutualrl.tasks import TASKS, load_prompts
 from mutualrl.tasks.base import TaskSource
-from mutualrl.tasks.math import MathTask
 
 
 def rows(path: Path, *values: object) -> Path:
@@ -18,15 +18,15 @@ def rows(path: Path, *values: object) -> Path:
 
 def test_template_is_the_paper_s(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.jsonl", {"problem": "1+1?", "answer": "2", "type": "Algebra", "level": "Level 1"})
-    (prompt,) = MathTask().load("validation", TaskSource(validation_data=path))
+    (prompt,) = TASKS["math"].read("validation", TaskSource(validation_data=path)).prompts
     assert prompt.text == "1+1?\n\nLet's think step by step and output the final answer within \\boxed{}."
     assert (prompt.answer, prompt.group) == ("2", "Algebra")
 
 
 def test_validation_is_held_out_of_the_training_rows(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.jsonl", *({"problem": f"p{i}", "answer": "1"} for i in range(300)))
-    task, source = MathTask(), TaskSource(data=path)
-    train, validation = task.load("train", source), task.load("validation", source)
+    task, source = TASKS["math"], TaskSource(data=path)
+    train, validation = task.read("train", source).prompts, task.read("validation", source).prompts
     assert len(train) + len(validation) == 300
     assert 5 < len(validation) < 40
     assert not {p.text for p in train} & {p.text for p in validation}
@@ -49,16 +49,16 @@ def test_validation_is_held_out_of_the_training_rows(tmp_path: Path) -> None:
 def test_a_row_that_does_not_fit_is_named(tmp_path: Path, bad: object, words: str) -> None:
     path = rows(tmp_path / "a.jsonl", {"problem": "x", "answer": "1"}, bad)
     with pytest.raises(DataError, match=words.replace("(", r"\(")) as caught:
-        MathTask().load("train", TaskSource(data=path))
+        TASKS["math"].read("train", TaskSource(data=path))
     assert str(path) in str(caught.value)
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not found.*nope\.jsonl"):
-        MathTask().load("train", TaskSource(data=tmp_path / "nope.jsonl"))
+        TASKS["math"].read("train", TaskSource(data=tmp_path / "nope.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n\n")
     with pytest.raises(DataError, match="has no rows"):
-        MathTask().load("train", TaskSource(data=tmp_path / "empty.jsonl"))
+        TASKS["math"].read("train", TaskSource(data=tmp_path / "empty.jsonl"))
 
 
 def test_a_file_too_small_for_a_held_out_row_is_refused(tmp_path: Path) -> None:
@@ -75,6 +75,7 @@ def test_a_file_too_small_for_a_held_out_row_is_refused(tmp_path: Path) -> None:
 def test_an_empty_answer_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = rows(tmp_path / "a.jsonl", {"problem": "x", "answer": ""}, {"problem": "y", "answer": "1"})
     with caplog.at_level(logging.WARNING):
-        prompts = MathTask().load("validation", TaskSource(validation_data=path))
+        prompts = load_prompts(TASKS["math"], "validation", TaskSource(validation_data=path))
     assert [p.text[0] for p in prompts] == ["y"]
-    assert "left out 1 of 2 rows" in caplog.text
+    assert "left out 1 rows" in caplog.text
+    assert f"{path}, row 1: its answer is empty" in caplog.text

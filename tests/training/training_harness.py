@@ -24,7 +24,7 @@ from mutualrl.training.sharing import Sharing
 from mutualrl.training.trainer import MutualGRPOTrainer
 
 STEPS = 3
-PROMPTS = get_task("arithmetic").load("train", TaskSource())[:32]
+PROMPTS = get_task("arithmetic").read("train", TaskSource()).prompts[:32]
 BY_ID = {p.id: p for p in PROMPTS}
 BY_TEXT = {p.text.strip(): p for p in PROMPTS}
 

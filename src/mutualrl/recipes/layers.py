@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,10 @@ def named(layer: dict[str, Any], source: str) -> dict[str, Any]:
     return layer
 
 
+def _with_data(section: dict[str, Any], anchor: Callable[[Any], Any]) -> dict[str, Any]:
+    return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
+
+
 def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
     """`layer` with relative model and data paths that exist beside its file made absolute."""
 
@@ -156,5 +160,10 @@ def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
         ]
     task = layer.get("task")
     if isinstance(task, dict):
-        layer["task"] = {k: anchor(v) if k in ("data", "validation_data") else v for k, v in task.items()}
+        layer["task"] = _with_data(task, anchor)
+        if isinstance(members := layer["task"].get("members"), dict):
+            layer["task"]["members"] = {
+                name: _with_data(m, anchor) if isinstance(m, dict) else {} if m is None else m
+                for name, m in members.items()
+            }
     return layer

@@ -29,6 +29,7 @@ from mutualrl.recipes.schema import (
 from mutualrl.recipes.trainer_keys import problem_with
 from mutualrl.regimes import get_regime, regimes
 from mutualrl.tasks import TASKS
+from mutualrl.tasks.hub_data import is_hub
 
 #: where the paper's base algorithm differs from TRL's defaults (paper, Section "Hyperparameters").
 BASE_TRAINER: dict[str, Any] = {
@@ -132,10 +133,15 @@ def _add_flags(layers: Layers, request: Request) -> None:
         ("--steps", ("run", "steps"), request.steps),
         ("--seed", ("run", "seed"), request.seed),
         ("--run-dir", ("run", "dir"), request.run_dir and str(request.run_dir)),
-        ("--data", ("task", "data"), request.data and str(user_path(request.data))),
+        ("--data", ("task", "data"), request.data and data_path(request.data)),
     ):
         if value is not None:
             layers.add({path[0]: {path[1]: value}}, f"{flag} {value}")
+
+
+def data_path(path: Path) -> str:
+    """What `--data` names, for a recipe: an absolute path, or a reference to the hub as it is."""
+    return str(path) if is_hub(path) else str(user_path(path))
 
 
 def validate(layers: Layers) -> Recipe:

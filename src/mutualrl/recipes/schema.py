@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mutualrl.files import user_path
 from mutualrl.regimes import RegimeSettings, get_regime
+from mutualrl.tasks import TASKS, TaskSource
+from mutualrl.tasks.base import Member
+from mutualrl.tasks.hub_data import is_hub
 from mutualrl.tasks.rewards import FORM, IMPORT_PATH
 
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
@@ -65,7 +69,7 @@ class Policy(Section):
 
 def _absolute(value: str) -> str:
     """A resolved recipe means the same from every directory."""
-    return str(user_path(value))
+    return value if is_hub(Path(value)) else str(user_path(value))
 
 
 UserPath = Annotated[str, AfterValidator(_absolute)]
@@ -81,6 +85,10 @@ def _importable(value: str) -> str:
     return f"{user_path(match['module'])}:{match['name']}" if match["module"].endswith(".py") else value
 
 
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
 def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
@@ -89,15 +97,51 @@ RewardPath = Annotated[str, AfterValidator(_importable)]
 Rewards = Annotated[tuple[RewardPath, ...], BeforeValidator(_as_tuple), Field(min_length=1, strict=False)]
 
 
+class MemberSection(Section):
+    """One task of a mixture. What it does not say is taken from the mixture."""
+
+    data: UserPath | None = None
+    validation_data: UserPath | None = None
+    template: str | None = None
+    answer: str = "answer"
+    weight: float | None = Field(None, ge=0, description="share of the training prompts; null: by size")
+
+
 class TaskSection(Section):
-    """Which prompts and rewards. `data` and `validation_data` are files where the task reads files. `reward`: `boxed`,
-    or any TRL reward function by import path, or several (weighted by `trainer.reward_weights`)."""
+    """Which prompts and rewards. `data` and `validation_data` are files or directories, or `hub:OWNER/NAME`, where the
+    task reads some. `reward`: `boxed`, or any TRL reward function by import path, or several (weighted by
+    `trainer.reward_weights`). `template` and `answer` are of task `dataset`, `members` are of task `mixture`."""
 
     name: str = "arithmetic"
     data: UserPath | None = None
     validation_data: UserPath | None = None
+    template: str | None = Field(None, description="the prompt, with {field} for a field of the row")
+    answer: str = Field("answer", description="the field of the row that is the answer")
+    members: dict[str, MemberSection] = Field({}, description="tasks of the mixture, by name; empty: the paper's seven")
     max_prompt_tokens: int = Field(1024, ge=1, description="longer under any policy: dropped for all")
     reward: Rewards = ("boxed",)
+
+    @model_validator(mode="after")
+    def _own_keys(self) -> TaskSection:
+        if self.name != "mixture" and self.members:
+            raise ValueError(f"members: only task 'mixture' has members; this is {self.name!r}")
+        if self.name != "dataset" and (self.template is not None or self.answer != "answer"):
+            raise ValueError(f"template, answer: only task 'dataset' takes them; {self.name!r} has its own template")
+        for name, member in self.members.items():
+            if name not in TASKS or name == self.name:
+                known = ", ".join(task for task in TASKS if task != self.name)
+                raise ValueError(f"members: found {name!r}, expected one of: {known}")
+            if name != "dataset" and (member.template is not None or member.answer != "answer"):
+                raise ValueError(f"members.{name}: only task 'dataset' takes template and answer")
+        return self
+
+    def source(self, seed: int) -> TaskSource:
+        """Where the task reads from."""
+        members = {
+            name: Member(TaskSource(_path(m.data), _path(m.validation_data), seed, m.template, m.answer), m.weight)
+            for name, m in self.members.items()
+        }
+        return TaskSource(_path(self.data), _path(self.validation_data), seed, self.template, self.answer, members)
 
 
 class RoundSection(Section):

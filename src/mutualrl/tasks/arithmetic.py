@@ -13,7 +13,7 @@ from typing import Literal
 
 from mutualrl.errors import UsageError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskSource
+from mutualrl.tasks.base import Split, TaskData, TaskSource
 
 Operation = Literal["+", "*"]
 OPERATIONS: tuple[Operation, ...] = ("+", "*")
@@ -79,8 +79,10 @@ class ArithmeticTask:
     """Problems made from a seed. Needs no file."""
 
     name = "arithmetic"
+    max_new_tokens = 64
+    reads = "problems made from a seed"
 
-    def load(self, split: Split, source: TaskSource) -> list[Prompt]:
+    def read(self, split: Split, source: TaskSource) -> TaskData:
         """Prompts of a split. Training order is drawn from `source.seed`, the operations alternating.
 
         Raises UsageError when a data file is named: the problems are generated.
@@ -94,10 +96,11 @@ class ArithmeticTask:
             size = max(len(problems) for problems in by_operation)
             by_operation = [_balanced(problems, size, rng) for problems in by_operation]
         mixed = [p for pair in itertools.zip_longest(*by_operation) for p in pair if p is not None]
-        return [
+        prompts = [
             Prompt(prompt_id(self.name, split, i, p.prompt), p.prompt, p.answer, p.operation)
             for i, p in enumerate(mixed)
         ]
+        return TaskData(prompts, "training problems" if train else "held-out problems")
 
 
 def _balanced(problems: list[Problem], size: int, rng: random.Random) -> list[Problem]:

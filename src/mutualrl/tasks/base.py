@@ -2,42 +2,109 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
 
+logger = logging.getLogger(__name__)
+
 Split = Literal["train", "validation"]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSource:
-    """Where a task reads from: an optional file of training rows, one of validation rows, and a seed."""
+    """Where a task reads from. None: the hub, for the tasks that have a data set there.
+
+    `data`: training rows, `validation_data`: validation rows; a file, a directory, or
+    `hub:OWNER/NAME[:CONFIG[:SPLIT]]`. `seed`: of what is drawn. `template`, `answer`: how task `dataset` makes a prompt
+    of a row, and which field is the answer. `members`: those of a mixture, with their weights."""
 
     data: Path | None = None
     validation_data: Path | None = None
     seed: int = 0
+    template: str | None = None
+    answer: str = "answer"
+    members: Mapping[str, Member] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One task of a mixture. `weight`: its share of the training prompts; None: in proportion to its size."""
+
+    source: TaskSource
+    weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskData:
+    """The prompts of a split, where they come from, and the rows that were left out, each with its reason."""
+
+    prompts: list[Prompt]
+    origin: str
+    dropped: tuple[str, ...] = ()
 
 
 class Task(Protocol):
-    """A named source of prompts. Implementations are modules of `mutualrl.tasks`."""
+    """A named source of prompts. Implementations are modules of `mutualrl.tasks`.
 
-    name: str
+    `max_new_tokens`: the longest completion of an evaluation that says nothing else. `reads`: what it reads, in words.
+    """
 
-    def load(self, split: Split, source: TaskSource) -> list[Prompt]:
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens of a completion, where nothing else is asked for."""
+        ...
+
+    @property
+    def reads(self) -> str:
+        """What it reads, in words."""
+        ...
+
+    def read(self, split: Split, source: TaskSource) -> TaskData:
         """All prompts of a split, in a fixed order. Raises DataError naming file, row and field."""
         ...
 
 
+def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:
+    """The prompts of a split; rows that were left out are warned of."""
+    data = task.read(split, source)
+    if data.dropped:
+        shown = "; ".join(data.dropped[:10]) + ("; ..." if len(data.dropped) > 10 else "")
+        logger.warning("%s: left out %d rows: %s", data.origin, len(data.dropped), shown)
+    return data.prompts
+
+
 def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """At most `limit` prompts, evenly spaced over the list, so that every group keeps its share."""
+    """At most `limit` prompts, in their order: of each group its share (largest remainders), evenly spaced."""
     if len(prompts) <= limit:
         return list(prompts)
-    return [prompts[i * len(prompts) // limit] for i in range(limit)]
+    groups: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        groups.setdefault(prompt.group, []).append(place)
+    exact = {name: limit * len(places) / len(prompts) for name, places in groups.items()}
+    shares = {name: int(share) for name, share in exact.items()}
+    short = limit - sum(shares.values())
+    for name in sorted(groups, key=lambda name: (shares[name] - exact[name], name))[:short]:
+        shares[name] += 1
+    kept = [places[i * len(places) // shares[name]] for name, places in groups.items() for i in range(shares[name])]
+    return [prompts[place] for place in sorted(kept)]
+
+
+def held_out(text: str, one_in: int = 16) -> bool:
+    """Whether a prompt is among the fixed share that is validation where no validation data are named."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] % one_in == 0
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

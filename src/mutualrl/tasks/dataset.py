@@ -7,18 +7,17 @@ column `group` names what accuracy is reported by. Without a validation file, on
 
 from __future__ import annotations
 
-import csv
-import hashlib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskSource, read_jsonl, unicode_text
+from mutualrl.tasks.base import Split, TaskData, TaskSource, held_out, unicode_text
+from mutualrl.tasks.hub_data import hub_rows, is_hub, parse
+from mutualrl.tasks.rows import Row, read_rows
+from mutualrl.tasks.template import fields_of, fill
 
-HELD_OUT_SHARE = 16
 ROLES = ("system", "user", "assistant", "tool", "developer")
 #: names that TRL gives to what it passes to a reward function, or reads from a row itself.
 RESERVED = frozenset(
@@ -28,30 +27,33 @@ _OURS = ("prompt", "answer", "group", "prompt_id")
 
 
 class DatasetTask:
-    """Prompts and answers from a file; scored by exact match of the boxed answer unless `task.reward` is set."""
+    """Prompts and answers from a data set; scored by exact match of the boxed answer unless `task.reward` is set."""
 
     name = "dataset"
+    max_new_tokens = 1024
+    reads = "what --data names: a file, a directory, or hub:OWNER/NAME[:CONFIG[:SPLIT]]"
 
-    def load(self, split: Split, source: TaskSource) -> list[Prompt]:
-        """Prompts of `split`: from the validation file where one is named, else the held-out share."""
+    def read(self, split: Split, source: TaskSource) -> TaskData:
+        """Prompts of `split`: from the validation data where they are named, else the held-out share."""
         path = source.data if split == "train" or source.validation_data is None else source.validation_data
         if path is None:
             raise DataError("task 'dataset' needs data: add --data FILE with columns 'prompt' and 'answer'")
+        origin = str(path) if is_hub(path) else path.name
         if source.validation_data is not None:
-            return list(read_prompts(path, split))
-        return [p for p in read_prompts(path, "train") if _held_out(p.text) == (split == "validation")]
-
-
-def _held_out(text: str) -> bool:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] % HELD_OUT_SHARE == 0
+            return TaskData(list(read_prompts(path, split, source.template, source.answer)), origin)
+        prompts = read_prompts(path, "train", source.template, source.answer)
+        return TaskData([p for p in prompts if held_out(p.text) == (split == "validation")], origin)
 
 
 @cache
-def read_prompts(path: Path, split: str) -> tuple[Prompt, ...]:
-    """The rows of a data set as prompts, in order. Raises DataError naming file, row and field."""
+def read_prompts(path: Path, split: str, template: str | None = None, answer: str = "answer") -> tuple[Prompt, ...]:
+    """The rows of a data set as prompts, in order. With a template the prompt is made from the row's fields, and the
+    field `answer` is the answer. Raises DataError naming file, row and field."""
     prompts: list[Prompt] = []
     seen: dict[str, int] = {}
-    for number, row in _rows(path):
+    rows = hub_rows(parse(path), split) if is_hub(path) else read_rows(path)
+    for number, values in rows:
+        row = _filled(Row(values, str(path), number), template, answer)
         if taken := sorted(RESERVED & set(row)):
             raise DataError(f"{path}, row {number}: column {taken[0]!r} has a meaning of its own in TRL; rename it")
         for field in ("prompt", "answer"):
@@ -59,16 +61,16 @@ def read_prompts(path: Path, split: str) -> tuple[Prompt, ...]:
                 found = ", ".join(sorted(map(str, row))[:12])[:200] or "none"
                 raise DataError(f"{path}, row {number}: no field '{field}' (found: {found})")
         text, messages = _prompt(row["prompt"], path, number)
-        answer = row["answer"]
-        if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-            raise DataError(f"{path}, row {number}, field 'answer': found {type(answer).__name__}, expected a text")
-        if str(answer) == "":
+        label = row["answer"]
+        if isinstance(label, bool) or not isinstance(label, str | int | float):
+            raise DataError(f"{path}, row {number}, field 'answer': found {type(label).__name__}, expected a text")
+        if str(label) == "":
             raise DataError(f"{path}, row {number}, field 'answer': is empty; an empty box would count as a success")
         prompts.append(
             Prompt(
                 id=str(row.get("prompt_id") or prompt_id("dataset", split, number, text)),
                 text=text,
-                answer=unicode_text(str(answer), "answer", path, number),
+                answer=unicode_text(str(label), "answer", path, number),
                 group=unicode_text(str(row.get("group") or "all"), "group", path, number),
                 messages=messages,
                 columns={str(key): value for key, value in row.items() if key not in _OURS},
@@ -102,30 +104,22 @@ def _prompt(value: Any, path: Path, number: int) -> tuple[str, tuple[tuple[str, 
     return "\n".join(content for _, content in messages), tuple(messages)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row number from 1, row) of a file by its suffix, or of a directory that `datasets` reads."""
-    suffix = path.suffix.lower()
-    if not path.is_dir() and suffix not in (".csv", ".parquet"):
-        yield from read_jsonl(path)
-        return
-    if not path.exists():
-        raise DataError(f"data file not found: {path} (expected .jsonl, .csv, .parquet, or a directory of `datasets`)")
-    if suffix == ".csv":  # by hand: any guess at types would turn the label 3 into 3.0, and 007 into 7
-        with path.open(encoding="utf-8", newline="") as file:
-            yield from enumerate(csv.DictReader(file), 1)
-        return
-    from datasets import load_dataset, load_from_disk
-    from datasets.exceptions import DatasetGenerationError
+def _filled(row: Row, template: str | None, answer: str) -> dict[str, Any]:
+    """The row with `prompt` and `answer` in it, made from its own fields where a template or a field is named."""
+    values = dict(row.values)
+    if answer != "answer":
+        values["answer"] = row.take(answer)
+    if template is not None:
+        values["prompt"] = fill(template, {name: _plain(row, name) for name in fields_of(template)})
+    return values
 
-    try:
-        if path.is_dir():
-            saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
-            data = load_from_disk(str(path)) if saved else load_dataset(str(path), split="train")
-        else:
-            data = load_dataset("parquet", data_files=str(path), split="train")
-    except (OSError, ValueError, DatasetGenerationError) as error:
-        raise DataError(f"{path}: cannot be read as a data set ({error})") from error
-    if isinstance(data, dict):
-        raise DataError(f"{path}: holds the splits {', '.join(data)}; name the directory of one of them")
-    for number, row in enumerate(data, 1):
-        yield number, dict(row)
+
+def _plain(row: Row, name: str) -> str:
+    """A field as it stands in a prompt: a text as it is, a number as it is written, a list of texts as options."""
+    value = row.take(name)
+    if isinstance(value, list):
+        texts = row.texts(name, value)
+        return "\n".join(f"{chr(ord('A') + place)}. {text}" for place, text in enumerate(texts))
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        row.refuse(name, value, "a text, a number, or a list of texts")
+    return unicode_text(str(value), name, Path(row.where), row.number)

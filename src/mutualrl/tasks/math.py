@@ -1,71 +1,68 @@
-r"""MATH (Hendrycks et al. 2021) from local JSON Lines rows with `problem` and `answer`.
+r"""MATH (Hendrycks et al. 2021): rows with `problem` and `answer`, or with a `solution` whose last box is the answer.
 
 Template (paper, Section "Prompt Templates"; design: the problem, an empty line, the common instruction).
-The group of a problem is its subject. Without a validation file, a fixed share of the rows is held out.
+The group of a problem is its subject, its level a facet. `math` is the 5,000 test problems, `math500` the 500 of them
+that Lightman et al. (2023) drew.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-from functools import cache
+import re
 from pathlib import Path
 
-from mutualrl.errors import DataError
-from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskSource, read_jsonl, text_field, unicode_text
+from mutualrl.tasks.base import unicode_text
+from mutualrl.tasks.boxed import last_boxed
+from mutualrl.tasks.hub_data import HubSource
+from mutualrl.tasks.row_task import Built, RowTask
+from mutualrl.tasks.rows import Row
+from mutualrl.tasks.template import INSTRUCTION
 
-logger = logging.getLogger(__name__)
-
-INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
-HELD_OUT_SHARE = 16  # one row in 16 is validation when no validation file is named
-
-
-class MathTask:
-    """Competition mathematics with exact match of the boxed answer."""
-
-    name = "math"
-
-    def load(self, split: Split, source: TaskSource) -> list[Prompt]:
-        """Prompts of `split`: from the validation file where one is named, else the held-out share."""
-        if source.data is None and (split == "train" or source.validation_data is None):
-            raise DataError(
-                "task 'math' needs a data file: add --data FILE, JSON Lines rows with 'problem' and 'answer'"
-            )
-        if source.validation_data is not None:
-            path = source.data if split == "train" else source.validation_data
-            assert path is not None
-            return list(read_prompts(path, split))
-        assert source.data is not None
-        prompts = read_prompts(source.data, "train")
-        return [p for p in prompts if _held_out(p.text) == (split == "validation")]
+SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "precalculus",
+)  # fmt: skip
+_OLD_BOX = re.compile(r"\\(?:boxed|fbox)(?:\{|\s+(?P<bare>[^\s$.]+))")
 
 
-def _held_out(text: str) -> bool:
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return digest[0] % HELD_OUT_SHARE == 0
+def _math(row: Row, part: str) -> Built | str:
+    """The prompt of a problem. A row whose answer is an empty string is left out: an empty box would count as a success
+    there (two rows of the original training set are such)."""
+    problem = row.text("problem")
+    if row.values.get("answer") == "":
+        return "its answer is empty"
+    answer = row.text("answer") if "answer" in row.values or "solution" not in row.values else _boxed(row)
+    group = row.values.get("subject") or row.values.get("type") or "math"
+    if not isinstance(group, str):
+        row.refuse("subject", group, "a text")
+    facets = {}
+    if row.values.get("level") is not None:
+        facets["level"] = str(row.values["level"]).removeprefix("Level ")
+    return Built(
+        f"{problem}\n\n{INSTRUCTION}", answer, unicode_text(group, "subject", Path(row.where), row.number), facets
+    )
 
 
-@cache
-def read_prompts(path: Path, split: str) -> tuple[Prompt, ...]:
-    """The rows of a MATH file as prompts, in file order. Raises DataError for a row that does not fit.
+def _boxed(row: Row) -> str:
+    """The answer in a gold solution: its last box. Some old solutions write `\\boxed 7` or `\\fbox{7}`."""
+    solution = row.text("solution")
+    answer = last_boxed(solution)
+    if answer is None:
+        answer = last_boxed(solution.replace("\\fbox{", "\\boxed{"))
+    if answer is None:
+        bare = [match["bare"] for match in _OLD_BOX.finditer(solution) if match["bare"]]
+        answer = bare[-1] if bare else None
+    if answer is None or not answer.strip():
+        row.refuse("solution", solution[-80:], "a solution that ends in \\boxed{answer}")
+    return answer
 
-    A row whose answer is an empty string is left out, with a warning that names it: an empty box would
-    count as a success there. (Two rows of the original training set are such.)
-    """
-    prompts, empty = [], []
-    for number, row in read_jsonl(path):
-        text = f"{text_field(row, 'problem', path, number)}\n\n{INSTRUCTION}"
-        if row.get("answer") == "":
-            empty.append(number)
-            continue
-        answer = text_field(row, "answer", path, number)
-        group = unicode_text(str(row.get("subject") or row.get("type") or "math"), "subject", path, number)
-        row_id = unicode_text(str(row.get("unique_id") or number), "unique_id", path, number)
-        prompts.append(Prompt(prompt_id("math", split, row_id, text), text, answer, group))
-    if empty:
-        named = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
-        logger.warning("%s: left out %d of %d rows, whose answer is empty: %s", path, len(empty), number, named)
-    if not prompts:
-        raise DataError(f"{path}: no row has an answer")
-    return tuple(prompts)
+
+MATH_TASKS = (
+    RowTask(
+        "math", tuple(HubSource("EleutherAI/hendrycks_math", subject) for subject in SUBJECTS), _math, ("problem",),
+        ("math",), "math", stand_in="math500", id_field="unique_id",
+    ),
+    RowTask(
+        "math500", (HubSource("HuggingFaceH4/MATH-500"),), _math, ("problem",), ("math500",), "math500",
+        id_field="unique_id",
+    ),
+)  # fmt: skip

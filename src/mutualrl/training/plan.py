@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.recipes.batch import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt
-from mutualrl.tasks import Split, TaskSource, get_task
+from mutualrl.tasks import Split, get_task
+from mutualrl.tasks import load_prompts as read_prompts
 from mutualrl.tasks.base import spread
+from mutualrl.tasks.mixture import spread_by_member
 
 
 def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
-    """Prompts of a split, as the recipe's task gives them; validation is cut at `run.validation_limit`.
+    """Prompts of a split, as the recipe's task gives them; validation is cut at `run.validation_limit` (of a mixture:
+    for each member).
 
     Raises DataError for rows that do not fit, or when there are fewer prompts than a round needs.
     """
     section = recipe.task
-    source = TaskSource(data=_path(section.data), validation_data=_path(section.validation_data), seed=recipe.run.seed)
-    prompts = get_task(section.name).load(split, source)
+    prompts = read_prompts(get_task(section.name), split, section.source(recipe.run.seed))
     if not prompts:
         raise DataError(f"task {section.name!r} has no {split} prompts; give more data, or name task.validation_data")
     if split == "validation":
-        return spread(prompts, recipe.run.validation_limit)
+        cut = spread_by_member if section.name == "mixture" else spread
+        return cut(prompts, recipe.run.validation_limit)
     return prompts
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text).expanduser()
 
 
 def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:

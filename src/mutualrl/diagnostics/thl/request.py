@@ -10,7 +10,7 @@ from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.errors import UsageError
 from mutualrl.recipes import Request, resolve
 from mutualrl.recipes.schema import Recipe
-from mutualrl.tasks import TASKS, TaskSource, get_task
+from mutualrl.tasks import TASKS, TaskSource, get_task, load_prompts
 from mutualrl.tasks.base import spread
 from mutualrl.thl import ANCHORS, DEFAULT_ANCHOR, Anchor
 
@@ -174,6 +174,6 @@ def _prompts(flags: Flags, recipe: Recipe | None) -> tuple[tuple[str, ...] | Non
         if flags.data is not None:
             raise UsageError("--data is read by a task; add --task, one of: " + ", ".join(sorted(TASKS)))
         return None, f"openings of {OPENING} words"
-    loaded = get_task(name).load("train", TaskSource(data=flags.data, seed=flags.seed))
+    loaded = load_prompts(get_task(name), "train", TaskSource(data=flags.data, seed=flags.seed))
     prompts = list({prompt.text: prompt for prompt in loaded}.values())
     return tuple(prompt.text for prompt in spread(prompts, _prompt_count(flags))), f"task {name}"

@@ -1,0 +1,76 @@
+"""Data sets of the model hub: which one, which split, and what to do when the hub does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mutualrl.errors import DataError
+from mutualrl.hub import OFFLINE, hub_problem
+
+PREFIX = "hub:"
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A data set of the hub. `evaluated`: the split that is evaluated; `note`: why, where it is not the test split.
+    `part`: how the rows are called among those of the task's other sources."""
+
+    id: str
+    config: str | None = None
+    evaluated: str = "test"
+    train: str = "train"
+    revision: str | None = None
+    note: str = ""
+    part: str = ""
+
+    def split(self, split: str) -> str:
+        """The hub's name of a split of ours."""
+        return self.train if split == "train" else self.evaluated
+
+    def origin(self, split: str) -> str:
+        """How results name it."""
+        note = f" ({self.note})" if self.note and split != "train" else ""
+        return f"{self.id} {self.split(split)}{note}"
+
+
+def is_hub(path: Path) -> bool:
+    """Whether a data path is a reference to the hub, `hub:OWNER/NAME[:CONFIG[:SPLIT]]`."""
+    return str(path).startswith(PREFIX)
+
+
+def parse(path: Path) -> HubSource:
+    """The data set that `hub:OWNER/NAME[:CONFIG[:SPLIT]]` names; the split is `train` unless it is given.
+
+    Raises DataError when the reference has another form.
+    """
+    name, *rest = str(path).removeprefix(PREFIX).split(":")
+    if len(rest) > 2 or not name or name.count("/") > 1 or not all(name.split("/")):
+        raise DataError(f"{path}: expected hub:OWNER/NAME, hub:OWNER/NAME:CONFIG or hub:OWNER/NAME:CONFIG:SPLIT")
+    config = rest[0] if rest and rest[0] else None
+    split = rest[1] if len(rest) > 1 else "train"
+    return HubSource(name, config, evaluated=split, train=split)
+
+
+def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row number from 1, row) of a split. Raises DataError, with what to type, when it cannot be loaded."""
+    problem = hub_problem()
+    cause: Exception | None = None
+    if problem is None or problem == OFFLINE:  # offline, the cache may still have it
+        from datasets import load_dataset
+
+        try:
+            data = load_dataset(source.id, source.config, split=source.split(split), revision=source.revision)
+        except Exception as error:  # noqa: BLE001  (whatever library carries it, each has errors of its own)
+            cause = error
+            problem = problem or f"{type(error).__name__}: {str(error)[:200]}"
+        else:
+            for number, row in enumerate(data, 1):
+                yield number, dict(row)
+            return
+    raise DataError(
+        f"the data set {source.id!r} ({source.split(split)}) cannot be loaded from the hub: {problem}; name a local "
+        "data file (JSON Lines in the original fields) or directory with --data"
+    ) from cause

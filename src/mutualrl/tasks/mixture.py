@@ -1,0 +1,102 @@
+"""A mixture of tasks: the paper's unified training mixture, with one validation for each member.
+
+Source: paper, Section "MATH and Commonsense Reasoning with Regime 3". The members are MATH and the six
+question-answering sets unless others are named. A prompt keeps the id that it has in its own task, and is reported
+under its member's name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mutualrl.errors import UsageError
+from mutualrl.records import Prompt
+from mutualrl.tasks.base import Member, Split, Task, TaskData, TaskSource, spread
+
+PAPER = ("math", "arc", "openbookqa", "boolq", "piqa", "hellaswag", "social_i_qa")
+
+
+class MixtureTask:
+    """Several tasks in one. Training prompts come in a random order that the seed decides."""
+
+    name = "mixture"
+    max_new_tokens = 1024
+    reads = "its members: " + ", ".join(PAPER)
+
+    def members(self, source: TaskSource) -> dict[str, tuple[Task, Member]]:
+        """The tasks of the mixture, each with where it reads from: by default the paper's seven, from the directory
+        that the mixture's own data name, or the hub. Raises UsageError for an unknown one, and a mixture within."""
+        from mutualrl.tasks import get_task
+
+        named: Mapping[str, Member] = source.members or {name: Member(TaskSource()) for name in PAPER}
+        if self.name in named:
+            raise UsageError("a mixture cannot be a member of a mixture; name its members instead")
+        return {
+            name: (get_task(name), replace(member, source=_inherited(member.source, source, get_task(name))))
+            for name, member in named.items()
+        }
+
+    def read(self, split: Split, source: TaskSource) -> TaskData:
+        """All members' prompts of a split, as `mix` mixes them for training, one member after another for
+        validation."""
+        members = self.members(source)
+        found = {name: task.read(split, member.source) for name, (task, member) in members.items()}
+        prompts = {name: [replace(p, group=name) for p in data.prompts] for name, data in found.items()}
+        weights = {name: member.weight for name, (_, member) in members.items()}
+        mixed = [p for group in prompts.values() for p in group]
+        if split == "train":
+            mixed = mix(prompts, weights, random.Random(source.seed))
+        return TaskData(
+            mixed,
+            "; ".join(f"{name}: {data.origin}" for name, data in found.items()),
+            tuple(line for data in found.values() for line in data.dropped),
+        )
+
+
+def _inherited(own: TaskSource, mixture: TaskSource, task: Task) -> TaskSource:
+    """A member's source with what it does not say itself taken from the mixture's."""
+    reads_files = task.name != "arithmetic"
+    return replace(
+        own,
+        data=own.data if own.data is not None or not reads_files else mixture.data,
+        validation_data=own.validation_data
+        if own.validation_data is not None or own.data is not None or not reads_files
+        else mixture.validation_data,
+        seed=mixture.seed,
+    )
+
+
+def mix(
+    prompts: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float | None], rng: random.Random
+) -> list[Prompt]:
+    """The training prompts of all members in random order.
+
+    Without weights every prompt is there once: members in proportion to their size. With weights w (a member without
+    one has the weight of its share by size) the N prompts in all are dealt n_i = N w_i / sum(w) (largest remainders); a
+    member with fewer than n_i prompts repeats them, each as often as any other, give or take one; a repeated prompt's
+    id ends in `~2`, `~3`, ... Raises UsageError when no weight is above 0."""
+    total = sum(map(len, prompts.values()))
+    shares = {name: len(group) / total if (w := weights.get(name)) is None else w for name, group in prompts.items()}
+    if not sum(shares.values()) > 0:
+        raise UsageError("task.members: every weight is 0; give one of them a weight above 0")
+    exact = {name: total * share / sum(shares.values()) for name, share in shares.items()}
+    counts = {name: int(value + 1e-9) for name, value in exact.items()}
+    for name in sorted(counts, key=lambda name: counts[name] - exact[name])[: total - sum(counts.values())]:
+        counts[name] += 1
+    mixed: list[Prompt] = []
+    for name, group in prompts.items():
+        for copy in range(-(-counts[name] // len(group))):
+            room = min(len(group), counts[name] - copy * len(group))
+            drawn = list(group) if room == len(group) else rng.sample(list(group), room)
+            mixed += drawn if copy == 0 else [replace(p, id=f"{p.id}~{copy + 1}") for p in drawn]
+    rng.shuffle(mixed)
+    return mixed
+
+
+def spread_by_member(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """At most `limit` prompts of each member, so that every member has a validation of its own."""
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.group, []).append(prompt)
+    return [prompt for group in groups.values() for prompt in spread(group, limit)]

@@ -1,0 +1,189 @@
+"""Tasks whose prompts are rows of a public data set: read from the hub, a local file, or a directory of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mutualrl.errors import DataError
+from mutualrl.records import Prompt, prompt_id
+from mutualrl.tasks.base import Split, TaskData, TaskSource, held_out, unicode_text
+from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse
+from mutualrl.tasks.rows import Row, read_rows
+
+_SPLIT_WORDS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation",
+                "val": "validation", "test": "test"}  # fmt: skip
+_SPLIT = re.compile(r"(?:^|[._-])(" + "|".join(_SPLIT_WORDS) + r")(?=[._-]|$)", re.IGNORECASE)
+SUFFIXES = (".jsonl", ".parquet", ".csv")
+DEPTH = 3  # of the directories that are searched
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a row becomes: the prompt as a model sees it, the canonical answer, the group, further facets."""
+
+    text: str
+    answer: str
+    group: str
+    facets: Mapping[str, str] = field(default_factory=dict)
+
+
+#: from a row and the name of its part to what it becomes, or to the reason why it is left out
+Build = Callable[[Row, str], Built | str]
+
+
+@dataclass(frozen=True)
+class RowTask:
+    """A task over rows.
+
+    `hub`: where its rows lie on the hub, one source a part. `build`: the template. `fields`: what a row of it has.
+    `files`: what the name of a file of it begins with (lower case), one a part; inside a directory called `folder`, or
+    whose name is one of them, a file needs no such beginning unless there are several parts. `stand_in`: the beginning
+    of a file that is evaluated in a directory that has no other (results name the file)."""
+
+    name: str
+    hub: tuple[HubSource, ...]
+    build: Build
+    fields: tuple[str, ...]
+    files: tuple[str, ...]
+    folder: str
+    stand_in: str = ""
+    id_field: str = "id"
+    max_new_tokens: int = 1024
+
+    @property
+    def reads(self) -> str:
+        """The hub's data set, and the split that is evaluated."""
+        first = self.hub[0]
+        return first.origin("validation")
+
+    def read(self, split: Split, source: TaskSource) -> TaskData:
+        """The rows of a split as prompts. Without validation data a fixed share of the training rows is held out,
+        unless they come from the hub, or from a directory that has the other split. Raises DataError."""
+        named = source.data if split == "train" or source.validation_data is None else source.validation_data
+        if named is None:
+            origin = "; ".join(dict.fromkeys(part.origin(split) for part in self.hub))
+            return _prompts(self, self.hub, split, origin)
+        whole = source.validation_data is not None
+        if is_hub(named):
+            parts: tuple[HubSource | Path, ...] = (parse(named),)
+        elif named.is_dir():
+            parts = tuple(self._found(named, split))
+            whole = whole or bool(parts and self._found(named, "validation" if split == "train" else "train"))
+            if not parts and split == "validation":
+                parts = tuple(self._found(named, "train"))
+            if not parts:
+                raise DataError(self._nothing_in(named, split))
+        else:
+            parts = (named,)
+        origin = ", ".join(part.name if isinstance(part, Path) else part.origin(split) for part in parts)
+        data = _prompts(self, parts, split if whole else "train", origin)
+        if whole:
+            return data
+        return TaskData([p for p in data.prompts if held_out(p.text) == (split == "validation")], origin, data.dropped)
+
+    def _found(self, directory: Path, split: Split) -> list[Path]:
+        """The files of a split in a directory: of the evaluated split first, then of another that has labels."""
+        wanted = ["train"] if split == "train" else [self.hub[0].evaluated, "validation", "test", ""]
+        files = [(path, part) for path in _files(directory) if (part := self._part(path)) is not None]
+        for name in wanted:
+            of_split = [(path, part) for path, part in files if split_of(path) == name]
+            if of_split:
+                return self._all_parts(of_split, directory, name)
+        if split == "validation" and self.stand_in:
+            return [path for path in _files(directory) if path.stem.lower() == self.stand_in][:1]
+        return []
+
+    def _all_parts(self, files: list[tuple[Path, int]], directory: Path, split: str) -> list[Path]:
+        here = {number for _, number in files}
+        missing = [name for number, name in enumerate(self.files) if len(self.files) > 1 and number not in here]
+        if missing:
+            found = ", ".join(path.name for path, _ in files)
+            raise DataError(
+                f"{directory}: task {self.name!r} is {' and '.join(self.files)} together ({split}); found {found}, not "
+                f"{', '.join(missing)}: add it, or take task {self.files[min(here)]!r}"
+            )
+        if len(files) > max(1, len(self.files)):
+            found = ", ".join(str(path.relative_to(directory)) for path, _ in files)
+            raise DataError(f"{directory}: several files could be task {self.name!r} ({found}); name one with --data")
+        return [path for path, _ in sorted(files, key=lambda item: item[1])]
+
+    def _part(self, path: Path) -> int | None:
+        """Which part of the task a file holds; None when it is not the task's."""
+        stem = path.stem.lower()
+        for number, beginning in enumerate(self.files):
+            if re.match(re.escape(beginning) + r"(?![a-z0-9])", stem):
+                return number
+        alone = len(self.files) == 1 and path.parent.name.lower() in (self.folder, *self.files)
+        return 0 if alone and split_of(path) else None
+
+    def _nothing_in(self, directory: Path, split: str) -> str:
+        wanted = "train" if split == "train" else self.hub[0].evaluated
+        examples = ", ".join(f"{self.folder}/{name}.{wanted}.jsonl" for name in self.files)
+        return f"{directory}: no file of task {self.name!r} for the {wanted} split; expected {examples}"
+
+
+def split_of(path: Path) -> str:
+    """The split that a file's name speaks of; empty when it names none."""
+    match = _SPLIT.search(path.stem)
+    return _SPLIT_WORDS[match[1].lower()] if match else ""
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.rglob("*")):
+        if path.suffix.lower() in SUFFIXES and len(path.relative_to(directory).parts) <= DEPTH and path.is_file():
+            yield path
+
+
+@cache
+def _prompts(task: RowTask, parts: tuple[HubSource | Path, ...], split: Split, origin: str) -> TaskData:
+    """All rows of the parts as prompts. Raises DataError for a row that does not fit."""
+    prompts: list[Prompt] = []
+    dropped: list[str] = []
+    seen: dict[str, str] = {}
+    for part in parts:
+        where, rows, label = _open(part, split)
+        for number, values in rows:
+            row = Row(values, where, number)
+            _check_fields(task, row)
+            built = task.build(row, label)
+            if isinstance(built, str):
+                dropped.append(f"{where}, row {number}: {built}")
+                continue
+            row_id = unicode_text(str(values.get(task.id_field) or number), task.id_field, Path(where), number)
+            prompt = Prompt(
+                prompt_id(task.name, split, row_id, built.text), built.text, built.answer, built.group,
+                facets=built.facets,
+            )  # fmt: skip
+            if prompt.id in seen:
+                raise DataError(f"{where}, row {number}: the same prompt and {task.id_field} as {seen[prompt.id]}")
+            seen[prompt.id] = f"row {number}"
+            prompts.append(prompt)
+    if not prompts:
+        raise DataError(f"{origin}: no row has an answer" if dropped else f"{origin}: the data set has no rows")
+    return TaskData(prompts, origin, tuple(dropped))
+
+
+def _open(part: HubSource | Path, split: Split) -> tuple[str, Iterator[tuple[int, dict[str, Any]]], str]:
+    if isinstance(part, Path):
+        return str(part), read_rows(part), part.stem
+    return part.origin(split), hub_rows(part, split), part.part or part.config or ""
+
+
+def _check_fields(task: RowTask, row: Row) -> None:
+    """Raise DataError for a field that is missing, and say whose fields these are where that is clear."""
+    missing = [name for name in task.fields if name not in row.values]
+    if not missing:
+        return
+    from mutualrl.tasks import TASKS
+
+    others = [t.name for t in TASKS.values() if isinstance(t, RowTask) and set(t.fields) <= set(row.values)]
+    try:
+        row.take(missing[0])
+    except DataError as error:
+        hint = f"; these are the fields of task {others[0]!r}" if others else ""
+        raise DataError(f"{error}{hint}") from None

@@ -1,0 +1,103 @@
+"""Rows of a data set, wherever it lies, and their fields: what is missing or of another type is named."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mutualrl.errors import DataError
+from mutualrl.tasks.base import read_jsonl, unicode_text
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its fields, the file or hub data set that it stands in, and its number there, from 1."""
+
+    values: Mapping[str, Any]
+    where: str
+    number: int
+
+    def take(self, field: str) -> Any:
+        """The value of a field. Raises DataError when there is no such field."""
+        if field not in self.values:
+            raise DataError(f"{self.where}, row {self.number}: no field '{field}' (found: {self._found()})")
+        return self.values[field]
+
+    def string(self, field: str) -> str:
+        """A field that is a text, exactly as it stands there; it may be blank."""
+        value = self.take(field)
+        if not isinstance(value, str):
+            self.refuse(field, value, "a text")
+        return unicode_text(value, field, Path(self.where), self.number)
+
+    def text(self, field: str) -> str:
+        """A field that is a text and not blank."""
+        value = self.string(field)
+        if not value.strip():
+            self.refuse(field, value, "a non-empty string")
+        return value
+
+    def texts(self, field: str, value: Any) -> list[str]:
+        """A list of two or more texts, `value` being what stands in the field. Raises DataError for anything else."""
+        items = list(value) if isinstance(value, list | tuple) else []
+        if len(items) < 2 or len(items) > len(LETTERS) or not all(isinstance(item, str) for item in items):
+            self.refuse(field, value, f"a list of 2 to {len(LETTERS)} texts")
+        return [unicode_text(item, field, Path(self.where), self.number) for item in items]
+
+    def index(self, field: str, options: int, *, first: int) -> int:
+        """A label that counts its options from `first`, as an integer or as its digits; returned from 0."""
+        value = self.take(field)
+        if value in ("", "-1", -1) and not isinstance(value, bool):
+            raise DataError(
+                f"{self.where}, row {self.number}, field '{field}': found {value!r}: a split without public labels; "
+                "name one that has them (the validation split)"
+            )
+        if isinstance(value, str) and value.isascii() and value.isdigit():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not first <= value < first + options:
+            self.refuse(field, self.take(field), f"{first} to {first + options - 1}")
+        return int(value) - first
+
+    def refuse(self, field: str, found: Any, expected: str) -> NoReturn:
+        """Raise DataError for a field that does not hold what it should."""
+        raise DataError(
+            f"{self.where}, row {self.number}, field '{field}': found {repr(found)[:80]}, expected {expected}"
+        )
+
+    def _found(self) -> str:
+        return ", ".join(sorted(map(str, self.values))[:12])[:200] or "none"
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row number from 1, row) of a file by its suffix (JSON Lines unless .csv or .parquet), or of a directory that
+    `datasets` reads. Raises DataError when it is missing or cannot be read."""
+    suffix = path.suffix.lower()
+    if not path.is_dir() and suffix not in (".csv", ".parquet"):
+        yield from read_jsonl(path)
+        return
+    if not path.exists():
+        raise DataError(f"data file not found: {path} (expected .jsonl, .csv, .parquet, or a directory of `datasets`)")
+    if suffix == ".csv":  # by hand: any guess at types would turn the label 3 into 3.0, and 007 into 7
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from enumerate(csv.DictReader(file), 1)
+        return
+    from datasets import load_dataset, load_from_disk
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        if path.is_dir():
+            saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+            data = load_from_disk(str(path)) if saved else load_dataset(str(path), split="train")
+        else:
+            data = load_dataset("parquet", data_files=str(path), split="train")
+    except (OSError, ValueError, DatasetGenerationError) as error:
+        raise DataError(f"{path}: cannot be read as a data set ({error})") from error
+    if isinstance(data, dict):
+        raise DataError(f"{path}: holds the splits {', '.join(data)}; name the directory of one of them")
+    for number, row in enumerate(data, 1):
+        yield number, dict(row)

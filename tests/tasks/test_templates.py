@@ -1,0 +1,207 @@
+"""Every template against prompts written by hand from the paper, and every row of the real sets."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutualrl.errors import DataError, UsageError
+from mutualrl.tasks import TASKS, TaskSource, get_task
+from mutualrl.tasks.mixture import PAPER
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def write(path: Path, *values: object) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_every_prompt_and_answer_is_the_one_written_by_hand(name: str) -> None:
+    prompts = get_task(name).read("validation", TaskSource(validation_data=FIXTURES / f"{name}.jsonl")).prompts
+    golden = json.loads((FIXTURES / f"{name}.golden.json").read_text())
+    assert len(golden) >= 4
+    assert [{"prompt": p.text, "answer": p.answer} for p in prompts] == golden
+
+
+def label_of(task: str, row: dict[str, Any]) -> str:
+    """The answer of a real row, worked out another way than the task does."""
+    if task == "boolq":
+        return {True: "Yes", False: "No"}[row["answer"]]
+    if task in ("arc", "openbookqa"):
+        return "ABCDE"[row["choices"]["label"].index(row["answerKey"])]
+    return {"piqa": "AB", "hellaswag": "ABCD", "social_i_qa": "-ABC"}[task][int(row["label"])]
+
+
+@pytest.mark.parametrize("task", [name for name in PAPER if name != "math"])
+def test_labels_are_right_for_every_real_row_and_none_is_dropped(task: str, real_data: Path) -> None:
+    for path in sorted((real_data / "qa" / task).glob("*.jsonl")):
+        source = rows(path)
+        data = get_task(task).read("validation", TaskSource(validation_data=path))
+        assert not data.dropped
+        assert [p.answer for p in data.prompts] == [label_of(task, row) for row in source]
+        assert len({p.id for p in data.prompts}) == len(source)
+
+
+def test_ranges_and_letters_are_those_that_a_row_has(real_data: Path) -> None:
+    path = real_data / "qa" / "arc" / "ARC-Easy.validation.jsonl"
+    prompts = get_task("arc").read("validation", TaskSource(validation_data=path)).prompts
+    shapes = Counter(
+        (text.split("Which option (")[1][:3], text.rpartition("\n")[2][:2]) for text in (p.text for p in prompts)
+    )
+    assert shapes == {("A-D", "D."): 567, ("A-E", "E."): 2, ("A-C", "C."): 1}
+
+
+def test_the_two_rows_of_math_without_an_answer_are_counted_and_named(real_data: Path) -> None:
+    data = get_task("math").read("validation", TaskSource(validation_data=real_data / "math" / "math_train.jsonl"))
+    assert (len(data.prompts), len(data.dropped)) == (7498, 2)
+    assert all("math_train.jsonl, row " in line and "its answer is empty" in line for line in data.dropped)
+    assert {p.facets["level"] for p in data.prompts} == {"1", "2", "3", "4", "5", "?"}
+
+
+def test_answers_read_from_solutions_are_the_ones_given(real_data: Path, tmp_path: Path) -> None:
+    given = rows(real_data / "math" / "math500.jsonl")
+    path = write(tmp_path / "m.jsonl", *({k: v for k, v in row.items() if k != "answer"} for row in given))
+    read = get_task("math").read("validation", TaskSource(validation_data=path)).prompts
+    assert [p.answer for p in read] == [row["answer"] for row in given]
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [("so \\boxed{7}.", "7"), ("so $\\boxed 7$.", "7"), ("so \\fbox{7}", "7"), ("\\boxed{1} or \\boxed{2}", "2")],
+)
+def test_old_boxes_of_gold_solutions_are_read(solution: str, answer: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "m.jsonl", {"problem": "p", "solution": solution, "level": "Level 3", "type": "Algebra"})
+    (prompt,) = get_task("math").read("validation", TaskSource(validation_data=path)).prompts
+    assert (prompt.answer, prompt.group, prompt.facets) == (answer, "Algebra", {"level": "3"})
+
+
+ARC = {"id": "a", "question": "q", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "A"}
+PIQA = {"goal": "g", "sol1": "a", "sol2": "b", "label": 0}
+BOOLQ = {"passage": "p", "question": "q", "answer": True}
+HELLASWAG = {"ctx": "c", "endings": ["a", "b"], "label": "0"}
+
+
+@pytest.mark.parametrize(
+    ("task", "good", "bad", "words"),
+    [
+        ("boolq", BOOLQ, BOOLQ | {"answer": "yes"}, "row 2, field 'answer': found 'yes', expected true or false"),
+        ("boolq", BOOLQ, BOOLQ | {"passage": " "}, "row 2, field 'passage': found ' ', expected a non-empty"),
+        ("boolq", BOOLQ, PIQA, "row 2: no field 'passage' .*these are the fields of task 'piqa'"),
+        ("piqa", PIQA, PIQA | {"label": 2}, "row 2, field 'label': found 2, expected 0 to 1"),
+        ("piqa", PIQA, PIQA | {"label": -1}, "row 2, field 'label': found -1: a split without public labels"),
+        ("piqa", PIQA, PIQA | {"label": True}, "row 2, field 'label': found True"),
+        ("piqa", PIQA, PIQA | {"sol2": None}, "row 2, field 'sol2': found None, expected a text"),
+        ("hellaswag", HELLASWAG, HELLASWAG | {"label": ""}, "without public labels"),
+        ("hellaswag", HELLASWAG, HELLASWAG | {"endings": "ab"}, "row 2, field 'endings': found 'ab', expected a list"),
+        ("hellaswag", HELLASWAG, HELLASWAG | {"label": "2"}, "field 'label': found '2', expected 0 to 1"),
+        ("arc", ARC, ARC | {"answerKey": "C", "id": "b"}, "field 'answerKey': found 'C', expected one of A, B"),
+        ("arc", ARC, ARC | {"answerKey": ""}, "without public labels"),
+        ("arc", ARC, ARC | {"choices": {"text": ["x"], "label": ["A"]}}, "field 'choices': found \\['x'\\]"),
+        ("arc", ARC, ARC | {"choices": {"text": ["x", "y"], "label": ["A", "A"]}}, "a label for each of the 2 texts"),
+        ("arc", ARC, ARC | {"choices": ["x", "y"]}, "expected an object with 'text' and 'label'"),
+        ("arc", ARC, ARC, "row 2: the same prompt and id as row 1"),
+        ("math", {"problem": "p", "answer": "1"}, {"problem": "p", "solution": "none"}, "ends in .*boxed"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(task: str, good: object, bad: object, words: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", good, bad)
+    with pytest.raises(DataError, match=words) as caught:
+        get_task(task).read("validation", TaskSource(validation_data=path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_directory_is_searched_for_the_split(real_data: Path, tmp_path: Path) -> None:
+    qa, arc = TaskSource(validation_data=real_data / "qa"), get_task("arc")
+    data = arc.read("validation", qa)
+    assert len(data.prompts) == 570 + 299
+    assert data.origin == "ARC-Easy.validation.jsonl, ARC-Challenge.validation.jsonl"
+    assert Counter(p.group for p in data.prompts) == {"Easy": 570, "Challenge": 299}
+    assert len(arc.read("train", TaskSource(data=real_data / "qa")).prompts) == 2251 + 1119
+    assert len(get_task("arc-easy").read("validation", qa).prompts) == 570
+    assert get_task("math").read("validation", TaskSource(validation_data=real_data)).origin == "math500.jsonl"
+    with pytest.raises(DataError, match=r"no file of task 'math'.*expected math/math\.train\.jsonl"):
+        get_task("math").read("train", TaskSource(data=tmp_path))
+    write(tmp_path / "ARC-Easy.test.jsonl", ARC)
+    with pytest.raises(DataError, match="arc-easy and arc-challenge together"):
+        arc.read("validation", TaskSource(validation_data=tmp_path))
+    write(tmp_path / "boolq.test.jsonl", BOOLQ)
+    (tmp_path / "boolq").mkdir()
+    write(tmp_path / "boolq" / "test.jsonl", BOOLQ)
+    with pytest.raises(DataError, match="several files could be task 'boolq'"):
+        get_task("boolq").read("validation", TaskSource(validation_data=tmp_path))
+
+
+def test_a_directory_with_both_splits_holds_nothing_out(tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        write(tmp_path / f"boolq.{split}.jsonl", *(BOOLQ | {"question": f"{split} {i}"} for i in range(40)))
+    task, source = get_task("boolq"), TaskSource(data=tmp_path)
+    assert [len(task.read(split, source).prompts) for split in ("train", "validation")] == [40, 40]
+    (tmp_path / "boolq.validation.jsonl").unlink()
+    train, held = (task.read(split, source).prompts for split in ("train", "validation"))
+    assert len(train) + len(held) == 40
+    assert 0 < len(held) < 12
+
+
+CANONICAL = {
+    "math": ("EleutherAI/hendrycks_math", "algebra", "test"),
+    "math500": ("HuggingFaceH4/MATH-500", None, "test"),
+    "arc": ("allenai/ai2_arc", "ARC-Easy", "test"),
+    "arc-challenge": ("allenai/ai2_arc", "ARC-Challenge", "test"),
+    "openbookqa": ("allenai/openbookqa", "additional", "test"),
+    "boolq": ("google/boolq", None, "validation"),
+    "piqa": ("ybisk/piqa", None, "validation"),
+    "hellaswag": ("Rowan/hellaswag", None, "validation"),
+    "social_i_qa": ("allenai/social_i_qa", None, "validation"),
+}
+
+
+@pytest.mark.parametrize("task", CANONICAL)
+def test_without_data_the_canonical_hub_data_set_is_asked_for(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    name = task.partition("-")[0].replace("500", "")
+
+    def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
+        asked.append((path, config, split))
+        copies = rows(FIXTURES / f"{name}.jsonl")
+        return [{**row, "id": f"{config}{i}", "unique_id": f"{config}{i}"} for i, row in enumerate(copies)]
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("mutualrl.tasks.hub_data.hub_problem", lambda: None)
+    from mutualrl.tasks.row_task import _prompts
+
+    _prompts.cache_clear()
+    data = get_task(task).read("validation", TaskSource())
+    _prompts.cache_clear()
+    assert asked[0] == CANONICAL[task]
+    assert len(asked) == {"math": 7, "arc": 2}.get(task, 1)
+    assert CANONICAL[task][2] in data.origin
+    assert ("no public labels" in data.origin or "no test split" in data.origin) == (CANONICAL[task][2] == "validation")
+
+
+def test_without_the_hub_the_error_says_what_to_type() -> None:
+    with pytest.raises(DataError, match=r"'Rowan/hellaswag'.*cannot be loaded from the hub: .*--data"):
+        get_task("hellaswag").read("validation", TaskSource())
+
+
+def test_unknown_tasks_are_refused_with_a_guess() -> None:
+    with pytest.raises(UsageError, match=r"unknown task 'helaswag'.*did you mean 'hellaswag'"):
+        get_task("helaswag")
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_every_task_says_what_it_reads(name: str) -> None:
+    task = TASKS[name]
+    assert task.name == name
+    assert task.reads
+    assert task.max_new_tokens > 0
