@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"training"},
     {"tiny", "engines", "recipes", "rundir", "checkpoints"},
     {"regimes", "thl", "see", "tasks"},
-    {"records", "errors", "files", "watch", "display", "standing", "stopping", "hub", "ports", "__init__"},
+    {"records", "errors", "files", "watch", "display", "markdown", "standing", "stopping", "hub", "ports", "__init__"},
 ]
 
 

@@ -8,6 +8,7 @@ from mutualrl.cli.doctor import doctor
 from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.exchange import exchange
 from mutualrl.cli.recipes import recipes
+from mutualrl.cli.tasks import tasks
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
 
@@ -21,6 +22,7 @@ app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("thl-check")(thl_check)
 app.command("doctor")(doctor)
+app.add_typer(tasks, name="tasks")
 app.add_typer(recipes, name="recipes")
 app.add_typer(exchange, name="exchange")
 

@@ -1,4 +1,4 @@
-"""`mutualrl eval`: greedy accuracy of trained or other models."""
+"""`mutualrl eval`: how good models are, or how good existing completions are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from mutualrl.cli.output import emit, prose, reports_errors
+
+SCORERS = ("math-verify",)
 
 
 @reports_errors
@@ -19,39 +21,119 @@ def evaluate(
         list[str] | None,
         typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False),
     ] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="The models of a pool, as they are before training.", show_default=False)
+    ] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Task: arithmetic, math, dataset. A run's own by default.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Tasks with commas between (`mutualrl tasks ls`), or `paper`: its seven. A run's own by default.",
+            show_default=False,
+        ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Rows to evaluate on (JSON Lines), for tasks that read a file.", show_default=False),
+        typer.Option(help="The rows of one task: a file, a directory, or hub:OWNER/NAME.", show_default=False),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="A directory with the tasks' files, in place of the hub.", show_default=False)
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most so many prompts, evenly spaced.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="At most so many prompts a task, of every group its share.", show_default=False),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Longest completion: a run's own, else 64 for arithmetic, 1024 for math.", show_default=False
+            min=1, help="Longest completion: a run's own, else 64 for arithmetic, 1024 for others.", show_default=False
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of generated problems.")] = 0,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Completions a prompt, for pass@k (1).", show_default=False)
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=10.0, help="0 is greedy; 1 where several samples are asked for.", show_default=False),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="transformers, or vllm; by default vllm where it is installed and runs the model.", show_default=False
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Completions at a time, with transformers.")] = 64,
+    template: Annotated[
+        str | None, typer.Option(help="Task dataset: the prompt, {field} for a field of the row.", show_default=False)
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="Task dataset: the field that is the answer (answer).", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep every completion (Parquet) and the results; the same command goes on after a kill.",
+            show_default=False,
+        ),
+    ] = None,
+    score: Annotated[
+        Path | None,
+        typer.Option(help="Score the rows of a file, `completion` and `answer`; no model.", show_default=False),
+    ] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(help="A further score beside exact match: math-verify.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling and of generated problems.")] = 0,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Evaluate models: one greedy completion a prompt, exact match of the boxed answer."""
-    from mutualrl.evaluation.request import EvalRequest
+    """Evaluate models: one greedy completion a prompt, exact match of the boxed answer.
 
+    Example: mutualrl eval --model ./a --model ./b --suite math500,arc --data-dir data --out results
+    """
+    from mutualrl.errors import UsageError
+
+    extra = tuple(dict.fromkeys(also or ()))
+    if unknown := sorted(set(extra) - set(SCORERS)):
+        raise UsageError(f"--also {unknown[0]}: expected {', '.join(SCORERS)}")
+    if extra:
+        from mutualrl.evaluation.verify import check_installed
+
+        check_installed()
+    if score is not None:
+        idle = {"--run": run, "--model": model, "--pool": pool, "--suite": suite, "--data": data,
+            "--data-dir": data_dir,
+                "--limit": limit, "--max-new-tokens": max_new_tokens, "--samples": samples,
+            "--temperature": temperature,
+                "--engine": engine, "--template": template, "--answer": answer, "--out": out}  # fmt: skip
+        if given := [flag for flag, value in idle.items() if value]:
+            raise UsageError(f"{', '.join(given)}: no effect with --score, which reads the file's rows and no model")
+        _score(score, extra, as_json)
+        return
+    from mutualrl.engines.choice import check_engine
+    from mutualrl.evaluation.request import EvalRequest, Flags
+
+    check_engine(engine)
     request = EvalRequest.of(
-        run=run, models=tuple(model or ()), suite=suite, data=data, limit=limit, max_new_tokens=max_new_tokens,
-        seed=seed, trust_remote_code=trust_remote_code,
+        Flags(run, tuple(model or ()), pool, suite, data, data_dir, limit, max_new_tokens, samples, temperature, engine,
+              batch_size, seed, template, answer, extra, trust_remote_code)
     )  # fmt: skip
-    from mutualrl.evaluation.run import evaluate_models, show
+    from mutualrl.evaluation.run import evaluate_models
+    from mutualrl.evaluation.tables import markdown
 
-    results = evaluate_models(request, prose())
+    results = evaluate_models(request, prose(), out)
     if as_json:
         emit(results)
     else:
-        show(results)
+        typer.echo(markdown(results))
+
+
+def _score(path: Path, also: tuple[str, ...], as_json: bool) -> None:
+    from mutualrl.evaluation.score_file import markdown, score_file
+
+    result = score_file(path, also, prose())
+    if as_json:
+        emit(result)
+    else:
+        typer.echo(markdown(result, path))

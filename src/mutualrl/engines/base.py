@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,10 +27,22 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Something that answers prompts. `prompts` are texts as the task gives them."""
+    """A model that answers prompts, given as token ids."""
 
     name: str
 
-    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[list[Completion]]:
-        """`sampling.samples` completions of every prompt, in the prompts' order."""
+    @property
+    def context(self) -> int:
+        """How many positions the model has, prompt and completion together."""
+        ...
+
+    def generate_ids(
+        self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        """`sampling.samples` completions of every prompt, in the prompts' order; `on_batch` is told how many prompts
+        are done."""
+        ...
+
+    def close(self) -> None:
+        """Give the model's memory back."""
         ...

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from mutualrl.engines.base import Completion, Sampling
 from mutualrl.engines.prompts import Content, prompt_ids
+from mutualrl.engines.scoring import context_length
 from mutualrl.errors import ModelError
 from mutualrl.thl import ended
 
@@ -61,7 +62,12 @@ class TransformersEngine:
         self, prompts: Sequence[Content], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
         """Completions of every prompt; `on_batch` is told the number of prompts done."""
-        ids = prompt_ids(prompts, self.tokenizer, self.template)
+        return self.generate_ids(prompt_ids(prompts, self.tokenizer, self.template), sampling, on_batch)
+
+    def generate_ids(
+        self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        """The same for prompts that are token ids already."""
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         results: list[list[Completion]] = [[] for _ in ids]
         if sampling.temperature > 0:
@@ -88,6 +94,17 @@ class TransformersEngine:
             disable_compile=True,
             **decode,
         )
+
+    @property
+    def context(self) -> int:
+        """How many positions the model has."""
+        return context_length(self.model)
+
+    def close(self) -> None:
+        """Give the model's memory back."""
+        self.model = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     @torch.no_grad()
     def _generate_batch(self, ids: list[list[int]], sampling: Sampling) -> list[Completion]:
@@ -120,6 +137,15 @@ def _no_defaults(model: Any) -> Iterator[None]:
         yield
     finally:
         model.generation_config = kept
+
+
+def context_of(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int:
+    """How many positions a model has, from its configuration alone. Raises ModelError when that cannot be loaded."""
+    try:
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(f"model {path!r} cannot be loaded: {error}") from error
+    return int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
 
 
 def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:

@@ -3,51 +3,166 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from mutualrl.engines.base import Sampling
 from mutualrl.errors import UsageError
 from mutualrl.files import user_path
-from mutualrl.recipes.schema import POLICY_NAME, known_model
+from mutualrl.recipes import Request, resolve
+from mutualrl.recipes.resolve import data_path
+from mutualrl.recipes.schema import POLICY_NAME, Policy, TaskSection, known_model
 from mutualrl.recipes.yaml_file import read
 from mutualrl.records import Prompt
 from mutualrl.rundir import RunDirectory
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import spread
+from mutualrl.tasks.mixture import PAPER, MixtureTask
 
-MAX_NEW_TOKENS = {"arithmetic": 64, "math": 1024}
+ALIASES = {"paper": PAPER}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class Flags:
+    """The command's flags as they were typed; None means not given."""
+
+    run: Path | None = None
+    models: tuple[str, ...] = ()
+    pool: str | None = None
+    suite: str | None = None
+    data: Path | None = None
+    data_dir: Path | None = None
+    limit: int | None = None
+    max_new_tokens: int | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    engine: str | None = None
+    batch_size: int = 64
+    seed: int = 0
+    template: str | None = None
+    answer: str | None = None
+    also: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """The prompts of a task, where they come from, and what was left out."""
+
+    name: str
+    prompts: list[Prompt]
+    origin: str
+    dropped: tuple[str, ...]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model by name, and how it is loaded and prompted."""
+
+    name: str
+    path: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    template: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
 class EvalRequest:
-    """Models by name, prompts, and the decoding limit."""
+    """Tasks, models, and how to decode. `engine`: None for the one that fits best."""
 
     suite: str
-    models: dict[str, str]
-    prompts: list[Prompt]
-    max_new_tokens: int
-    trust_remote_code: bool
+    tasks: list[TaskRequest]
+    models: list[ModelRequest]
+    sampling: Sampling
+    engine: str | None
+    batch_size: int
+    also: tuple[str, ...]
 
     @classmethod
-    def of(
-        cls, *, run: Path | None, models: tuple[str, ...], suite: str | None, data: Path | None, limit: int | None,
-        max_new_tokens: int | None, seed: int, trust_remote_code: bool,
-    ) -> EvalRequest:  # fmt: skip
+    def of(cls, flags: Flags) -> EvalRequest:
         """Check the flags; a run's own task and completion limit are the defaults for its models.
 
-        Raises UsageError or DataError with what was expected.
+        Raises UsageError, RecipeError or DataError with what was expected.
         """
-        if (run is None) == (not models):
-            raise UsageError("name what to evaluate: either --run DIR, or --model PATH (once or more)")
-        recipe = {} if run is None else _recipe_of(RunDirectory(user_path(run)))
-        chosen = suite or _get(recipe, "task", "name") or "arithmetic"
-        prompts = get_task(chosen).load("validation", TaskSource(validation_data=data, seed=seed))
-        if limit is not None:
-            prompts = spread(prompts, limit)
-        tokens = max_new_tokens or _get(recipe, "trainer", "max_completion_length") or MAX_NEW_TOKENS[chosen]
-        named = _named(models) if run is None else _models_of(RunDirectory(user_path(run)), recipe)
-        return cls(chosen, named, prompts, tokens, trust_remote_code)
+        given = [flags.run is not None, bool(flags.models), flags.pool is not None]
+        if sum(given) != 1:
+            raise UsageError("name what to evaluate: --run DIR, or --model PATH (once or more), or --pool NAME")
+        sampling = _sampling(flags)
+        recipe = {} if flags.run is None else _recipe_of(RunDirectory(user_path(flags.run)))
+        pool = None if flags.pool is None else resolve(Request(pool=flags.pool))
+        own = _section(recipe, flags) if recipe else pool.task if pool is not None else TaskSection()
+        suite = flags.suite or own.name
+        tokens = flags.max_new_tokens or _get(recipe, "trainer", "max_completion_length")
+        if pool is not None and tokens is None and suite == own.name:
+            tokens = pool.trainer.get("max_completion_length")
+        tasks = _tasks(suite, own, flags, tokens)
+        if flags.run is not None:
+            models = _models_of(RunDirectory(user_path(flags.run)), recipe)
+        elif pool is not None:
+            models = [_of_policy(p, flags.trust_remote_code) for p in pool.policies]
+        else:
+            models = _named(flags.models, flags.trust_remote_code)
+        return cls(suite, tasks, models, sampling, flags.engine, flags.batch_size, flags.also)
+
+
+def _sampling(flags: Flags) -> Sampling:
+    samples = flags.samples or 1
+    temperature = flags.temperature if flags.temperature is not None else (1.0 if samples > 1 else 0.0)
+    if samples > 1 and temperature == 0:
+        raise UsageError(f"--samples {samples} at --temperature 0 are {samples} times the same; expected more than 0")
+    return Sampling(0, temperature=temperature, samples=samples, seed=flags.seed)
+
+
+def suite_of(text: str) -> list[str]:
+    """The tasks of `--suite`: names with commas between; `paper` is the paper's seven. Raises UsageError."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise UsageError(f"--suite {text!r}: expected task names with commas between, such as math,arc")
+    every = [member for name in names for member in ALIASES.get(name, (name,))]
+    for name in every:
+        get_task(name)
+    return list(dict.fromkeys(every))
+
+
+def _tasks(suite: str, own: TaskSection, flags: Flags, tokens: int | None) -> list[TaskRequest]:
+    names = suite_of(suite)
+    if flags.data is not None and flags.data_dir is not None:
+        raise UsageError("--data names the rows of one task, --data-dir a directory with those of several; give one")
+    if flags.data is not None and len(names) > 1:
+        raise UsageError(f"--data names the rows of one task, --suite {suite} has {len(names)}; use --data-dir DIR")
+    if (flags.template is not None or flags.answer is not None) and "dataset" not in names:
+        raise UsageError(f"--template and --answer are of task 'dataset'; the suite is {suite}")
+    named = flags.data or flags.data_dir
+    data = None if named is None else Path(data_path(named))
+    if flags.data_dir is not None and data is not None and not data.is_dir():
+        raise UsageError(f"--data-dir {flags.data_dir}: expected a directory that holds the tasks' files")
+    found: list[TaskRequest] = []
+    for name in names:
+        if name == own.name and data is None:
+            source = own.source(flags.seed)
+        else:
+            reads = name != "arithmetic" or flags.data is not None
+            source = TaskSource(None, data if reads else None, flags.seed, flags.template, flags.answer or "answer")
+        found += _members(source, flags, tokens) if name == "mixture" else [_task(name, source, flags, tokens)]
+    return found
+
+
+def _members(source: TaskSource, flags: Flags, tokens: int | None) -> list[TaskRequest]:
+    """A mixture is evaluated member by member."""
+    return [_task(name, m.source, flags, tokens) for name, (_, m) in MixtureTask().members(source).items()]
+
+
+def _task(name: str, source: TaskSource, flags: Flags, tokens: int | None) -> TaskRequest:
+    task = get_task(name)
+    data = task.read("validation", source)
+    if not data.prompts:
+        raise UsageError(f"task {name!r}: {data.origin} has no rows to evaluate on (too few to hold some out)")
+    prompts = data.prompts if flags.limit is None else spread(data.prompts, flags.limit)
+    return TaskRequest(name, prompts, data.origin, data.dropped, tokens or task.max_new_tokens)
 
 
 def _recipe_of(run: RunDirectory) -> dict[str, Any]:
@@ -64,27 +179,40 @@ def _recipe_of(run: RunDirectory) -> dict[str, Any]:
     return recipe
 
 
+def _section(recipe: dict[str, Any], flags: Flags) -> TaskSection:
+    try:
+        return TaskSection.model_validate(recipe["task"])
+    except ValidationError as error:
+        raise UsageError(f"{flags.run}: the task of its recipe is damaged: {error.errors()[0]['msg']}") from None
+
+
 def _get(recipe: dict[str, Any], section: str, key: str) -> Any:
     value = recipe.get(section)
     return value.get(key) if isinstance(value, dict) else None
 
 
-def _models_of(run: RunDirectory, recipe: dict[str, Any]) -> dict[str, str]:
+def _models_of(run: RunDirectory, recipe: dict[str, Any]) -> list[ModelRequest]:
     """The trained models of a run, by policy. Raises UsageError when one is missing."""
-    found = {}
+    found = []
     for policy in recipe["policies"]:
         path = run.policy(policy["name"]).model
         if not (path / "config.json").is_file():
             raise UsageError(f"{path}: the run has no trained model of {policy['name']!r} (did it finish?)")
-        found[policy["name"]] = str(path)
+        template = _get(recipe, "trainer", "chat_template_kwargs") or {}
+        found.append(ModelRequest(policy["name"], str(path), template=template if isinstance(template, dict) else {}))
     return found
 
 
-def _named(models: tuple[str, ...]) -> dict[str, str]:
+def _of_policy(policy: Policy, trust_remote_code: bool) -> ModelRequest:
+    trust = policy.trust_remote_code or trust_remote_code
+    return ModelRequest(policy.name, policy.model, policy.revision, trust)
+
+
+def _named(models: tuple[str, ...], trust_remote_code: bool) -> list[ModelRequest]:
     named = {}
     for model in models:
         try:
-            named[model] = known_model(model)
+            named[model] = ModelRequest(model, known_model(model), None, trust_remote_code)
         except ValueError as error:
             raise UsageError(f"--model {model}: {error}") from None
-    return named
+    return list(named.values())

@@ -1,47 +1,132 @@
-"""Evaluate models one after another: greedy, one completion a prompt, exact boxed match."""
+"""Evaluate models one after another on all tasks: sample, verify, keep, count."""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from mutualrl.display import cell
-from mutualrl.engines.base import Sampling
-from mutualrl.evaluation.request import EvalRequest
-from mutualrl.tasks.scoring import score
+from mutualrl.display import cell, clean
+from mutualrl.engines.base import Engine
+from mutualrl.evaluation.answer import PART, answers, pieces
+from mutualrl.evaluation.figures import figures
+from mutualrl.evaluation.request import EvalRequest, ModelRequest, TaskRequest
+from mutualrl.evaluation.store import Store, identity
+from mutualrl.evaluation.tables import markdown
+from mutualrl.evaluation.verify import verified
 
 
-def evaluate_models(request: EvalRequest, console: Console) -> dict[str, Any]:
-    """`{"suite", "engine", "models": {name: {"n", "accuracy", "by_group", "no_box", "truncated"}}}`."""
-    from mutualrl.engines.transformers_engine import TransformersEngine
+def evaluate_models(request: EvalRequest, console: Console, out: Path | None = None) -> dict[str, Any]:
+    """`{"suite", "engine", "samples", "temperature", "seed", "tasks": {task: {"evaluated", "n", "dropped"}}, "models":
+    {name: {"engine", "tasks": {task: figures}, and the figures over all prompts}}}`; with `out` also `"files"`.
+
+    Raises ModelError, UsageError or DataError.
+    """
+    from mutualrl.engines.choice import chosen_engine
     from mutualrl.tiny.cache import located
 
-    texts = [p.content for p in request.prompts]
-    sampling = Sampling(max_new_tokens=request.max_new_tokens)
-    models: dict[str, Any] = {}
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        for name, model in request.models.items():
-            engine = TransformersEngine.load(located(model), trust_remote_code=request.trust_remote_code)
-            bar = bars.add_task(cell(name), total=len(texts))
-            groups = engine.generate(texts, sampling, lambda done, bar=bar: bars.advance(bar, done))  # type: ignore[misc]
-            result = score(request.prompts, [group[0].text for group in groups]).to_json()
-            truncated = sum(not group[0].ended for group in groups) / len(groups)
-            models[name] = result | {"truncated": truncated}
-    return {"suite": request.suite, "engine": "transformers", "models": models}
+    for task in request.tasks:
+        if task.dropped:
+            line = f"{task.name}: left out {len(task.dropped)} rows of {task.origin}: {'; '.join(task.dropped[:5])}"
+            console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+    paths = {m.name: located(m.path) for m in request.models}
+    engines = {
+        m.name: chosen_engine(request.engine, paths[m.name], revision=m.revision, trust_remote_code=m.trust_remote_code)
+        for m in request.models
+    }
+    store = Store.open(out, _described(request, paths, engines))
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    found: dict[str, Any] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        for model in request.models:
+            found[model.name] = _evaluate(request, model, paths[model.name], engines[model.name], store, bars)
+    result = {
+        "suite": request.suite,
+        "engine": ", ".join(dict.fromkeys(engines.values())),
+        "samples": request.sampling.samples,
+        "temperature": request.sampling.temperature,
+        "seed": request.sampling.seed,
+        "tasks": {
+            t.name: {"evaluated": t.origin, "n": len(t.prompts), "dropped": list(t.dropped)} for t in request.tasks
+        },
+        "models": found,
+    }
+    if files := store.results(result, markdown(result)):
+        result["files"] = files
+    return result
 
 
-def show(results: dict[str, Any]) -> None:
-    """The table of an evaluation."""
-    groups = sorted({g for m in results["models"].values() for g in m["by_group"]})
-    table = Table(
-        "model", "n", "accuracy", *map(cell, groups), "no box", "truncated", title=f"{results['suite']}, greedy pass@1"
+def _evaluate(
+    request: EvalRequest, model: ModelRequest, path: str, engine_name: str, store: Store, bars: Progress
+) -> dict[str, Any]:
+    from mutualrl.engines.choice import load_engine
+    from mutualrl.engines.prompts import prompt_ids
+    from mutualrl.engines.transformers_engine import context_of, load_tokenizer
+
+    revision, trust = model.revision, model.trust_remote_code
+    tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
+    ids = {t.name: prompt_ids([p.content for p in t.prompts], tokenizer, model.template) for t in request.tasks}
+    longest = max(max(map(len, ids[t.name])) + t.max_new_tokens for t in request.tasks)
+    context = context_of(path, revision=revision, trust_remote_code=trust)
+    size = max(1, PART[engine_name] // request.sampling.samples)
+    loaded: list[Engine] = []
+
+    def engine() -> Engine:
+        if not loaded:
+            batch = max(1, request.batch_size // request.sampling.samples)
+            loaded.append(
+                load_engine(
+                    engine_name, path, longest=longest, batch_size=batch, revision=revision, trust_remote_code=trust
+                )
+            )
+        return loaded[0]
+
+    rows: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for task in request.tasks:
+            bar = bars.add_task(cell(f"{model.name}: {task.name}"), total=len(task.prompts))
+            cut = pieces([len(row) for row in ids[task.name]], context, task.max_new_tokens, size)
+            rows[task.name] = answers(
+                model.name, task, ids[task.name], cut, engine, request.sampling, store,
+                lambda done, bar=bar: bars.advance(bar, done),  # type: ignore[misc]
+            )  # fmt: skip
+    finally:
+        for each in loaded:
+            each.close()
+    return {"engine": engine_name, **_counted(request, rows, bars.console)}
+
+
+def _counted(request: EvalRequest, rows: dict[str, list[dict[str, Any]]], console: Console) -> dict[str, Any]:
+    samples = request.sampling.samples
+    tasks = {t.name: figures(t.prompts, rows[t.name], samples) for t in request.tasks}
+    if "math-verify" in request.also:
+        for task in request.tasks:
+            pairs = [(row["y_text"], row["answer"]) for row in rows[task.name]]
+            tasks[task.name]["math_verify"] = verified(pairs, console)
+    every = figures(
+        [p for t in request.tasks for p in t.prompts], [row for t in request.tasks for row in rows[t.name]], samples
     )
-    for name, m in results["models"].items():
-        cells = [f"{m['by_group'][g]:.3f}" if g in m["by_group"] else "" for g in groups]
-        table.add_row(
-            cell(name), str(m["n"]), f"{m['accuracy']:.3f}", *cells, f"{m['no_box']:.2f}", f"{m['truncated']:.2f}"
-        )
-    Console().print(table)
+    if len(tasks) == 1:  # what stands beside the figures of the only task holds for all
+        every |= next(iter(tasks.values()))
+    every["mean_accuracy"] = sum(t["accuracy"] for t in tasks.values()) / len(tasks)
+    return {**every, "tasks": tasks}
+
+
+def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, str]) -> dict[str, Any]:
+    """The request in comparable form: the same description gives the same completions."""
+    return {
+        "tasks": {t.name: [_digest(t), t.max_new_tokens] for t in request.tasks},
+        "models": {m.name: [identity(paths[m.name]), m.revision, m.template] for m in request.models},
+        "engines": engines,
+        "sampling": {k: v for k, v in asdict(request.sampling).items() if k != "max_new_tokens"},
+        "batch_size": request.batch_size,
+    }
+
+
+def _digest(task: TaskRequest) -> str:
+    told = "\x1f".join(f"{p.id}\x1e{p.answer}" for p in task.prompts)
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]

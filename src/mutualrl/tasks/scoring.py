@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,3 +54,36 @@ def _averaged(prompts: Sequence[Prompt], hits: list[float], no_box: float | None
         by_group={name: sum(group) / len(group) for name, group in sorted(groups.items())},
         no_box=no_box,
     )
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """s / sqrt(n) with the sample deviation s (n - 1), as lm-evaluation-harness has it; None for fewer than two."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = sum(values) / n
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
+
+
+def pass_at_k(samples: int, successes: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the unbiased estimate, from c successes in n samples, of the probability that at least
+    one of k samples succeeds (Chen et al. 2021). Raises ValueError unless 1 <= k <= n and 0 <= c <= n."""
+    if not 1 <= k <= samples or not 0 <= successes <= samples:
+        raise ValueError(f"pass@{k} of {successes} successes in {samples} samples; expected 1 <= k <= n, 0 <= c <= n")
+    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def breakdown(names: Sequence[str], values: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """`{name: {"n", "accuracy", "stderr"}}` of the values under each name, sorted."""
+    groups: dict[str, list[float]] = {}
+    for name, value in zip(names, values, strict=True):
+        groups.setdefault(name, []).append(value)
+    return {
+        name: {"n": len(group), "accuracy": sum(group) / len(group), "stderr": standard_error(group)}
+        for name, group in sorted(groups.items())
+    }
+
+
+def facets_of(prompts: Sequence[Prompt]) -> dict[str, Mapping[str, str]]:
+    """The facets of each prompt, by its id, with its group among them."""
+    return {p.id: {"group": p.group, **p.facets} for p in prompts}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mutualrl.display import clean
+from mutualrl.markdown import name as _name
+from mutualrl.markdown import table as _table
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -16,17 +17,8 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _name(text: str) -> str:
-    return clean(text, 80).replace("|", "\\|").replace("\n", " ")
-
-
 def _pair(pair: dict[str, Any]) -> str:
     return f"{_name(pair['source'])} → {_name(pair['target'])}"
-
-
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"**{title}**", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def _percent(share: float) -> str:

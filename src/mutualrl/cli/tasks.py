@@ -1,0 +1,107 @@
+"""`mutualrl tasks`: which tasks there are, and exactly what a model will see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mutualrl.cli.output import emit, prose, reports_errors
+
+tasks = typer.Typer(help="The tasks: what they read, and their prompts as a model sees them.", no_args_is_help=True)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+SHOWN = 3
+
+
+@tasks.command("ls")
+@reports_errors
+def ls(as_json: JsonFlag = False) -> None:
+    """The tasks, and where each reads from when no data are named."""
+    from mutualrl.tasks import TASKS
+
+    if as_json:
+        emit(
+            {"tasks": [{"name": t.name, "reads": t.reads, "max_new_tokens": t.max_new_tokens} for t in TASKS.values()]}
+        )
+        return
+    table = Table("task", "evaluated on, unless data are named", "new tokens")
+    for task in TASKS.values():
+        table.add_row(task.name, task.reads, str(task.max_new_tokens))
+    Console().print(table)
+
+
+@tasks.command("show")
+@reports_errors
+def show(
+    task: Annotated[str, typer.Argument(help="The task's name.", show_default=False)],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Its rows: a file, a directory, or hub:OWNER/NAME.", show_default=False),
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="train, or validation: what is evaluated. A file's rows are all shown.")
+    ] = "validation",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"The first so many ({SHOWN}; with --json all).", show_default=False)
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Task dataset: the prompt, {field} for a field of the row.", show_default=False)
+    ] = None,
+    answer: Annotated[str, typer.Option(help="Task dataset: the field that is the answer.")] = "answer",
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of generated problems, and of a mixture.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print prompts exactly as a model sees them (before its chat template), with the canonical answers."""
+    from mutualrl.errors import UsageError
+    from mutualrl.recipes.resolve import data_path
+    from mutualrl.tasks import TaskSource, get_task
+
+    if split not in ("train", "validation"):
+        raise UsageError(f"--split {split}: expected train or validation")
+    source = None if data is None else Path(data_path(data))
+    whole = split == "validation" or (source is not None and source.is_file())
+    read = get_task(task).read(
+        "validation" if whole else "train",
+        TaskSource(None if whole else source, source if whole else None, seed, template, answer),
+    )
+    if as_json:
+        shown = read.prompts if limit is None else read.prompts[:limit]
+        emit(
+            {
+                "task": task,
+                "evaluated": read.origin,
+                "n": len(read.prompts),
+                "dropped": list(read.dropped),
+                "prompts": [_plain(prompt) for prompt in shown],
+            }
+        )
+        return
+    _print(read.prompts[: limit or SHOWN], f"{task}: {len(read.prompts)} prompts of {read.origin}")
+    for line in read.dropped:
+        prose().print(f"left out: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain(prompt: Any) -> dict[str, Any]:
+    return {
+        "id": prompt.id,
+        "prompt": prompt.content,
+        "answer": prompt.answer,
+        "group": prompt.group,
+        **({"facets": dict(prompt.facets)} if prompt.facets else {}),
+    }
+
+
+def _print(prompts: list[Any], title: str) -> None:
+    from mutualrl.display import clean
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(clean(title))
+    for prompt in prompts:
+        console.print(
+            f"\n--- {clean(prompt.id, 200)}  group {clean(prompt.group, 80)}  answer {clean(prompt.answer, 200)}"
+        )
+        console.print(clean(prompt.text, 20_000))

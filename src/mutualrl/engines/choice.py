@@ -1,0 +1,43 @@
+"""Which engine answers for a model: vLLM where it is installed and has kernels for it, else transformers."""
+
+from __future__ import annotations
+
+from mutualrl.engines.base import Engine
+from mutualrl.engines.vllm_engine import VLLMEngine, installed, problem_with
+from mutualrl.errors import MachineError, UsageError
+
+ENGINES = ("transformers", "vllm")
+
+
+def check_engine(asked: str | None) -> None:
+    """Raise UsageError for an unknown engine, MachineError for vLLM where it is not installed."""
+    if asked is not None and asked not in ENGINES:
+        raise UsageError(f"--engine {asked}: expected one of: {', '.join(ENGINES)}")
+    if asked == "vllm" and not installed():
+        raise MachineError(
+            "--engine vllm: vLLM is not installed; pip install 'mutualrl[node]', or --engine transformers"
+        )
+
+
+def chosen_engine(asked: str | None, path: str, *, revision: str | None, trust_remote_code: bool) -> str:
+    """The name of the engine for a model. Raises UsageError, with the reason, when vLLM was asked for and cannot run
+    it."""
+    if asked == "transformers" or not installed():
+        return "transformers"
+    problem = problem_with(path, revision=revision, trust_remote_code=trust_remote_code)
+    if problem is None:
+        return "vllm"
+    if asked == "vllm":
+        raise UsageError(f"--engine vllm: model {path!r} is not supported: {problem}; use --engine transformers")
+    return "transformers"
+
+
+def load_engine(
+    name: str, path: str, *, longest: int, batch_size: int, revision: str | None, trust_remote_code: bool
+) -> Engine:
+    """Load a model into the engine of that name, for sequences of at most `longest` tokens. Raises ModelError."""
+    if name == "vllm":
+        return VLLMEngine.load(path, longest=longest, revision=revision, trust_remote_code=trust_remote_code)
+    from mutualrl.engines.transformers_engine import TransformersEngine
+
+    return TransformersEngine.load(path, revision=revision, trust_remote_code=trust_remote_code, batch_size=batch_size)

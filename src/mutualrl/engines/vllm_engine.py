@@ -1,0 +1,139 @@
+"""Generation with vLLM, in this process: continuous batching for models whose head size it has kernels for."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from mutualrl.engines.base import Completion, Sampling
+from mutualrl.errors import ModelError
+from mutualrl.thl import ended
+
+#: GiB for the cache of keys and values on CPU; the environment variable VLLM_CPU_KVCACHE_SPACE overrides it
+CPU_CACHE = "2"
+
+
+def installed() -> bool:
+    """Whether vLLM can be imported."""
+    return find_spec("vllm") is not None
+
+
+def problem_with(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str | None:
+    """Why vLLM cannot run a model here: the size of its attention heads has no kernel. None when it can.
+
+    Only its CPU build is asked; on a GPU vLLM chooses among backends when the model is loaded. Raises ModelError when
+    the model's configuration cannot be read.
+    """
+    import torch
+    from transformers import AutoConfig
+
+    if torch.cuda.is_available():
+        return None
+    try:
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(f"the configuration of {path!r} cannot be loaded: {error}") from error
+    text = config.get_text_config()
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    _prepare()
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size in sizes:
+        return None
+    return f"its attention heads have size {size}; vLLM's CPU build has {', '.join(map(str, sorted(sizes)))}"
+
+
+def _prepare() -> None:
+    """What vLLM reads from the environment when it is imported: the engine stays in this process, and is quiet."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+class VLLMEngine:
+    """Answers prompts with a model in vLLM, in the precision that the model was saved in."""
+
+    name = "vllm"
+
+    def __init__(self, llm: Any, context: int, eos_token_ids: Iterable[int]) -> None:
+        self._llm = llm
+        self.context = context
+        self.eos_token_ids = sorted(eos_token_ids)
+
+    @classmethod
+    def load(
+        cls, path: str, *, longest: int, revision: str | None = None, trust_remote_code: bool = False
+    ) -> VLLMEngine:
+        """Load a model by path or hub id, with room for sequences of `longest` tokens (cut at the model's context).
+
+        Raises ModelError when vLLM refuses it.
+        """
+        _prepare()
+        import torch
+        from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+        from vllm import LLM
+
+        try:
+            config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+            context = int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
+            saved = getattr(config, "dtype", None) or torch.float32
+            gpu = torch.cuda.is_available()
+            llm = LLM(
+                model=path,
+                revision=revision,
+                trust_remote_code=trust_remote_code,
+                dtype=str(saved).removeprefix("torch."),
+                max_model_len=min(context, longest),
+                enforce_eager=not gpu,
+                seed=0,
+                generation_config="vllm",
+                disable_log_stats=True,
+                **({} if gpu else {"enable_prefix_caching": False}),
+            )
+        except Exception as error:
+            raise ModelError(f"vLLM cannot load the model {path!r}: {error}; try --engine transformers") from error
+        try:
+            declared = GenerationConfig.from_pretrained(path, revision=revision).eos_token_id
+        except OSError:  # a model without a generation_config.json
+            declared = getattr(config, "eos_token_id", None)
+        extra = [declared] if isinstance(declared, int) else list(declared or [])
+        return cls(llm, context, {tokenizer.eos_token_id, *extra})
+
+    def generate_ids(
+        self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
+    ) -> list[list[Completion]]:
+        """Completions of every prompt; `on_batch` is told once, at the end: vLLM schedules all of them by itself."""
+        from vllm import SamplingParams
+
+        wanted = SamplingParams(
+            n=sampling.samples,
+            temperature=sampling.temperature,
+            top_p=1.0,
+            top_k=0,
+            max_tokens=sampling.max_new_tokens,
+            stop_token_ids=self.eos_token_ids,
+            seed=sampling.seed if sampling.temperature > 0 else None,
+            skip_special_tokens=True,
+        )
+        outputs = self._llm.generate([{"prompt_token_ids": list(row)} for row in ids], wanted, use_tqdm=False)
+        if on_batch is not None:
+            on_batch(len(ids))
+        return [[self._completion(answer) for answer in output.outputs] for output in outputs]
+
+    def _completion(self, answer: Any) -> Completion:
+        ids = tuple(int(token) for token in answer.token_ids)
+        return Completion(ids, str(answer.text), ended(list(ids), self.eos_token_ids))
+
+    def close(self) -> None:
+        """End the engine, so that another model can be loaded into this process."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self._llm.llm_engine.engine_core.shutdown()
+        self._llm = None
+        gc.collect()
+        cleanup_dist_env_and_memory()

@@ -1,0 +1,111 @@
+"""A model's completions of a task's prompts, part by part: what is stored already is not generated again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mutualrl.engines.base import Completion, Engine, Sampling
+from mutualrl.evaluation.request import TaskRequest
+from mutualrl.evaluation.store import Store
+from mutualrl.records import Prompt
+from mutualrl.tasks.boxed import boxed_score, last_boxed
+
+#: completions of a part: what a kill loses at most. vLLM keeps its batch full by itself, and wants many.
+PART = {"transformers": 512, "vllm": 4096}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some prompts, by their place in the task, that are answered together with room for `new_tokens`; 0: none fits."""
+
+    number: int
+    places: tuple[int, ...]
+    new_tokens: int
+
+
+def pieces(lengths: Sequence[int], context: int, max_new_tokens: int, size: int) -> list[Piece]:
+    """The prompts of a task in parts of at most `size`, by length, so that little is padded.
+
+    A prompt that leaves less room in the context than `max_new_tokens` shares a part with others of the same room only:
+    no completion runs past the end of the context. One that leaves none is never generated for.
+    """
+    rooms: dict[int, list[int]] = {}
+    for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], place)):
+        rooms.setdefault(max(0, min(max_new_tokens, context - lengths[place])), []).append(place)
+    found: list[Piece] = []
+    for room in sorted(rooms, reverse=True):
+        places = rooms[room]
+        for start in range(0, len(places), size):
+            found.append(Piece(len(found), tuple(places[start : start + size]), room))
+    return found
+
+
+def part_seed(seed: int, task: str, number: int) -> int:
+    """Seed of a part's sampling noise: the same whether or not the parts before it were stored already."""
+    digest = hashlib.sha256(f"{seed}\x1f{task}\x1f{number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 2**31
+
+
+def answers(
+    model: str,
+    task: TaskRequest,
+    ids: Sequence[list[int]],
+    cut: Sequence[Piece],
+    engine: Callable[[], Engine],
+    sampling: Sampling,
+    store: Store,
+    on_done: Callable[[int], None],
+) -> list[dict[str, Any]]:
+    """The rows of all completions of a task, prompts in order, samples in order.
+
+    `engine` gives the loaded model, and is called only when something is left to generate.
+    """
+    by_place: dict[int, list[dict[str, Any]]] = {}
+    for piece in cut:
+        rows = store.get(model, task.name, piece.number)
+        if rows is None:
+            rows = list(_generated(model, task, ids, piece, engine, sampling))
+            store.put(model, task.name, piece.number, rows)
+        for place, start in zip(piece.places, range(0, len(rows), sampling.samples), strict=True):
+            by_place[place] = rows[start : start + sampling.samples]
+        on_done(len(piece.places))
+    return [row for place in range(len(task.prompts)) for row in by_place[place]]
+
+
+def _generated(
+    model: str, task: TaskRequest, ids: Sequence[list[int]], piece: Piece, engine: Callable[[], Engine], how: Sampling
+) -> Iterator[dict[str, Any]]:
+    chosen = [ids[place] for place in piece.places]
+    if piece.new_tokens:
+        seed = part_seed(how.seed, task.name, piece.number)
+        groups = engine().generate_ids(chosen, replace(how, max_new_tokens=piece.new_tokens, seed=seed))
+    else:
+        groups = [[Completion((), "", False)] * how.samples for _ in chosen]
+    for place, group in zip(piece.places, groups, strict=True):
+        for number, completion in enumerate(group):
+            yield _row(model, task.name, task.prompts[place], number, completion, too_long=not piece.new_tokens)
+
+
+def _row(
+    model: str, task: str, prompt: Prompt, number: int, completion: Completion, *, too_long: bool
+) -> dict[str, Any]:
+    return {
+        "policy": model,
+        "round": 0,
+        "task": task,
+        "group": prompt.group,
+        "prompt_id": prompt.id,
+        "rollout": number,
+        "reward": boxed_score(completion.text, prompt.answer),
+        "ended": completion.ended,
+        "too_long": too_long,
+        "no_box": last_boxed(completion.text) is None,
+        "tokens": len(completion.token_ids),
+        "x_text": prompt.text,
+        "y_text": completion.text,
+        "answer": prompt.answer,
+        "token_ids": list(completion.token_ids),
+    }

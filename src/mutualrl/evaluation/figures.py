@@ -1,0 +1,54 @@
+"""From the rows of completions to the figures of an evaluation. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mutualrl.records import Prompt
+from mutualrl.tasks.scoring import breakdown, pass_at_k, standard_error
+
+Row = dict[str, Any]
+
+
+def ks(samples: int) -> list[int]:
+    """The k of pass@k that are reported: 1, 2, 4, ... and the number of samples."""
+    powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
+    return sorted({*powers, samples})
+
+
+def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dict[str, Any]:
+    """`{"n", "accuracy", "stderr", "by_group", "groups", "facets", "no_box", "truncated", "too_long", "pass_at_k"}`
+    over all prompts, `samples` rows each in the prompts' order.
+
+    accuracy: mean reward; stderr: over prompts, of their mean rewards. Shares are of all completions. `groups` and
+    `facets` (subject, level) hold `{"n", "accuracy", "stderr"}` by name. Raises ValueError when the numbers differ.
+    """
+    if not prompts or len(rows) != samples * len(prompts):
+        raise ValueError(f"{len(rows)} completions of {len(prompts)} prompts, expected {samples} each")
+    groups = [rows[start : start + samples] for start in range(0, len(rows), samples)]
+    if any(row["prompt_id"] != prompt.id for prompt, group in zip(prompts, groups, strict=True) for row in group):
+        raise ValueError("completions do not stand in the order of their prompts")
+    means = [sum(row["reward"] for row in group) / samples for group in groups]
+    by_group = breakdown([p.group for p in prompts], means)
+    facets = sorted({name for p in prompts for name in p.facets})
+    found = {
+        "n": len(prompts),
+        "accuracy": sum(means) / len(means),
+        "stderr": standard_error(means),
+        "by_group": {name: group["accuracy"] for name, group in by_group.items()},
+        "groups": by_group,
+        "facets": {name: breakdown([p.facets.get(name, "none") for p in prompts], means) for name in facets},
+        "no_box": _share(rows, "no_box"),
+        "truncated": sum(not row["ended"] for row in rows) / len(rows),
+        "too_long": _share(rows, "too_long"),
+        "tokens": sum(row["tokens"] for row in rows) / len(rows),
+    }
+    if samples > 1:
+        hits = [sum(row["reward"] == 1.0 for row in group) for group in groups]
+        found["pass_at_k"] = {str(k): sum(pass_at_k(samples, hit, k) for hit in hits) / len(hits) for k in ks(samples)}
+    return found
+
+
+def _share(rows: Sequence[Row], name: str) -> float:
+    return sum(bool(row[name]) for row in rows) / len(rows)

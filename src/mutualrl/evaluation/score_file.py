@@ -1,0 +1,73 @@
+"""Score completions that exist already: rows of `{"completion", "answer"}`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mutualrl.errors import DataError
+from mutualrl.evaluation.verify import verified
+from mutualrl.files import user_path
+from mutualrl.markdown import number, table
+from mutualrl.tasks.boxed import boxed_score, last_boxed
+from mutualrl.tasks.rows import Row, read_rows
+from mutualrl.tasks.scoring import breakdown, standard_error
+
+_COMPLETION = ("completion", "y_text")  # the second is the name in an evaluation's own files
+
+
+def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str, Any]:
+    """`{"n", "correct", "accuracy", "stderr", "no_box"}` of a file's rows, `no_box` a share; with a text field `group`
+    also `"groups"`, with `math-verify` also `"math_verify"`.
+
+    Raises DataError naming file, row and field; every row of the file counts.
+    """
+    file = user_path(path)
+    completions, answers, groups = [], [], []
+    for number_, values in read_rows(file):
+        row = Row(values, str(file), number_)
+        field = next((name for name in _COMPLETION if name in values), _COMPLETION[0])
+        text, answer = row.take(field), row.take("answer")
+        if not isinstance(text, str):
+            row.refuse(field, text, "a text")
+        if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+            row.refuse("answer", answer, "a text")
+        if not str(answer).strip():
+            row.refuse("answer", answer, "an answer: an empty box would count as a success")
+        completions.append(text)
+        answers.append(str(answer))
+        groups.append(values.get("group"))
+    if not completions:
+        raise DataError(f"{file}: the file has no rows")
+    hits = [boxed_score(text, answer) for text, answer in zip(completions, answers, strict=True)]
+    result: dict[str, Any] = {
+        "n": len(hits),
+        "correct": int(sum(hits)),
+        "accuracy": sum(hits) / len(hits),
+        "stderr": standard_error(hits),
+        "no_box": sum(last_boxed(text) is None for text in completions) / len(hits),
+    }
+    if all(isinstance(group, str) for group in groups):
+        result["groups"] = breakdown([str(group) for group in groups], hits)
+    if "math-verify" in also:
+        result["math_verify"] = verified(list(zip(completions, answers, strict=True)), console)
+    return result
+
+
+def markdown(result: dict[str, Any], path: Path) -> str:
+    """The table of a scored file."""
+    head = ["score", "n", "correct", "accuracy", "standard error", "no box", "unverified"]
+    rows = [
+        [
+            "exact match", str(result["n"]), str(result["correct"]), number(result["accuracy"]),
+            number(result["stderr"]), number(result["no_box"]), "",
+        ]
+    ]  # fmt: skip
+    if (lenient := result.get("math_verify")) is not None:
+        rows.append(
+            ["math-verify", str(lenient["n"]), str(lenient["correct"]), number(lenient["accuracy"]), "", "",
+             str(lenient["unverified"])]
+        )  # fmt: skip
+    return table(f"completions of {path.name}", head, rows)

@@ -1,0 +1,66 @@
+"""An evaluation as Markdown: one table over models and tasks, then accuracy by group and facet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mutualrl.markdown import name, number, table
+
+MOST_GROUPS = 12
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """All tables of an evaluation."""
+    return "\n\n".join([_main(result), *_broken_down(result), *_notes(result)])
+
+
+def _main(result: dict[str, Any]) -> str:
+    rows = [(model, task, m, t) for model, m in result["models"].items() for task, t in m["tasks"].items()]
+    some = rows[0][3]
+    passes = [k for k in some.get("pass_at_k", {}) if k != "1"]
+    long = any(t["too_long"] for *_, t in rows)
+    verify = any("math_verify" in t for *_, t in rows)
+    head = ["model", "task", "evaluated", "engine", "n", "accuracy", "standard error"]
+    head += [f"pass@{k}" for k in passes] + (["math-verify", "unverified"] if verify else [])
+    head += ["no box", "truncated"] + (["too long"] if long else [])
+    cells = []
+    for model, task, m, t in rows:
+        line = [name(model), task, name(result["tasks"][task]["evaluated"]), m["engine"], str(t["n"])]
+        line += [number(t["accuracy"], 3), number(t["stderr"], 3)]
+        line += [number(t["pass_at_k"][k], 3) for k in passes]
+        if verify:
+            line += [number(t["math_verify"]["accuracy"], 3), str(t["math_verify"]["unverified"])]
+        line += [number(t["no_box"], 2), number(t["truncated"], 2)] + ([number(t["too_long"], 2)] if long else [])
+        cells.append(line)
+    return table(f"{name(result['suite'])}: {how(result)}", head, cells)
+
+
+def how(result: dict[str, Any]) -> str:
+    """How completions were decoded, in words."""
+    if result["temperature"] == 0:
+        return "greedy pass@1, exact match"
+    return f"{result['samples']} samples at temperature {result['temperature']:g}, exact match"
+
+
+def _broken_down(result: dict[str, Any]) -> Iterator[str]:
+    for task in result["tasks"]:
+        views: dict[str, dict[str, Any]] = {}
+        for model, m in result["models"].items():
+            t = m["tasks"][task]
+            for facet, groups in {"group": t["groups"], **t["facets"]}.items():
+                views.setdefault(facet, {})[model] = groups
+        for facet, by_model in views.items():
+            groups = sorted({g for groups in by_model.values() for g in groups})
+            if not 1 < len(groups) <= MOST_GROUPS:
+                continue
+            some = next(iter(by_model.values()))
+            head = ["model", *(f"{name(g)} ({some[g]['n']})" for g in groups)]
+            rows = [[name(model), *(number(of[g]["accuracy"], 3) for g in groups)] for model, of in by_model.items()]
+            yield table(f"{task} by {facet} (prompts)", head, rows)
+
+
+def _notes(result: dict[str, Any]) -> Iterator[str]:
+    for task, about in result["tasks"].items():
+        if about["dropped"]:
+            yield f"{task}: {len(about['dropped'])} rows were left out: " + "; ".join(map(name, about["dropped"][:5]))

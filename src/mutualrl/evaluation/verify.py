@@ -1,0 +1,152 @@
+"""The lenient score: `math-verify` in processes that are killed at a deadline.
+
+It parses and computes with what a model wrote. A completion such as `\\boxed{9^{9^{9}}}` would never return, and holds
+the interpreter's lock: hence other processes, a deadline of 2 s for each answer, and a third verdict, `unverified`, for
+what was not decided. Its score stands beside the exact one; nothing is ever exchanged by it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from mutualrl.errors import MachineError
+
+DEADLINE = 2.0  # seconds an answer
+STARTING = 60.0  # seconds until a process has imported the library
+WORKERS = 2
+LONGEST = 100_000  # characters of a completion: the answer stands at the end, and a longer one is cut to its end
+
+
+def check_installed() -> None:
+    """Raise MachineError when math-verify is not installed."""
+    if find_spec("math_verify") is None:
+        raise MachineError("--also math-verify: it is not installed; pip install 'mutualrl[verify]'")
+
+
+class _Worker:
+    """A process, and which answer it is at. `sent`: when it got it, or None while it still starts."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mutualrl.evaluation.verify_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self.place: int | None = None
+        self.deadline = time.monotonic() + STARTING
+        self.pending = b""
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def give(self, place: int, completion: str, answer: str) -> None:
+        assert self.process.stdin is not None
+        self.place, self.deadline = place, time.monotonic() + DEADLINE
+        line = json.dumps({"completion": completion[-LONGEST:], "answer": answer}) + "\n"
+        with contextlib.suppress(BrokenPipeError):  # it died meanwhile, which the next look at it finds
+            self.process.stdin.write(line.encode())
+            self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> list[bool | None]:
+    """Whether each (completion, answer) agrees; None where it was not decided within the deadline, or at all.
+
+    Raises MachineError when the library cannot be started.
+    """
+    check_installed()
+    found: list[bool | None] = [None] * len(pairs)
+    waiting = iter(range(len(pairs)))
+    left = len(pairs)
+    workers: list[_Worker] = []
+    with (
+        selectors.DefaultSelector() as ready,
+        Progress(console=console, transient=True, disable=console is None or not console.is_terminal) as bars,
+    ):
+        bar = bars.add_task("math-verify", total=len(pairs))
+
+        def start() -> None:
+            workers.append(worker := _Worker())
+            ready.register(worker.stdout, selectors.EVENT_READ, worker)
+
+        def drop(worker: _Worker) -> None:
+            ready.unregister(worker.stdout)
+            workers.remove(worker)
+            worker.end()
+
+        try:
+            for _ in range(min(WORKERS, len(pairs))):
+                start()
+            while left:
+                nearest = min(worker.deadline for worker in workers)
+                for key, _ in ready.select(max(0.0, nearest - time.monotonic())):
+                    worker = key.data
+                    left -= _hear(worker, found, bars, bar)
+                    if worker.process.poll() is not None or worker.place is not None:
+                        continue
+                    if (place := next(waiting, None)) is None:
+                        worker.deadline = float("inf")
+                    else:
+                        worker.give(place, *pairs[place])
+                for worker in list(workers):
+                    if worker.process.poll() is None and worker.deadline > time.monotonic():
+                        continue
+                    if worker.place is None and worker.deadline != float("inf"):
+                        raise MachineError("math-verify cannot be started; does `import math_verify` work here?")
+                    left -= worker.place is not None
+                    drop(worker)
+                    if left:
+                        start()
+        finally:
+            for worker in list(workers):
+                drop(worker)
+    return found
+
+
+def _hear(worker: _Worker, found: list[bool | None], bars: Progress, bar: Any) -> int:
+    """Read what a process says; returns how many answers that decides (0 or 1)."""
+    worker.pending += os.read(worker.stdout.fileno(), 65536)
+    if b"\n" not in worker.pending:
+        return 0
+    line, _, worker.pending = worker.pending.partition(b"\n")
+    said = json.loads(line)
+    if worker.place is None:
+        return 0
+    found[worker.place] = said["verdict"]
+    worker.place = None
+    bars.advance(bar)
+    return 1
+
+
+def verified(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> dict[str, Any]:
+    """`{"n", "correct", "accuracy", "unverified"}`: what was not decided counts as wrong in the accuracy."""
+    every = verdicts(pairs, console)
+    correct = sum(verdict is True for verdict in every)
+    return {
+        "n": len(every),
+        "correct": correct,
+        "accuracy": correct / len(every),
+        "unverified": sum(verdict is None for verdict in every),
+    }

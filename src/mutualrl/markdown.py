@@ -1,0 +1,24 @@
+"""Tables in Markdown: cells cleaned of what a terminal or a page would obey."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mutualrl.display import clean
+
+
+def name(text: str) -> str:
+    """A name as it may stand in a cell."""
+    return clean(text, 80).replace("|", "\\|").replace("\n", " ")
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A titled table."""
+    lines = [f"**{title}**", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A figure; `NaN` for one that is not defined (a rate over nothing)."""
+    return "NaN" if value is None or math.isnan(value) else f"{value:.{digits}f}"
