@@ -39,11 +39,11 @@ def plain_trl(steps: int) -> float:
 
     from mutualrl.engines import Sampling
     from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
+    from mutualrl.regimes.base import policy_seed
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
     from mutualrl.tiny.cache import ensure
     from mutualrl.training.data import as_dataset
-    from mutualrl.training.plan import policy_seed
 
     torch.set_num_threads(1)
     model = str(ensure("ada"))

@@ -187,10 +187,10 @@ def test_regime_grpo_is_what_a_plain_trl_script_computes(cli: Cli, tiny: dict[st
 
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.recipes import Request, resolve
+    from mutualrl.regimes.base import policy_seed
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
     from mutualrl.training.data import as_dataset
-    from mutualrl.training.plan import policy_seed
     from training_harness import config
 
     done = cli("train", "--regime", "grpo", "--pool", "tiny", "--steps", "3", "--seed", "5", "--run-dir", "r")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from mutualrl.cli.diagnose import channels, complementarity, cost, sgt_check, xgrpo_check
 from mutualrl.cli.doctor import doctor
 from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.exchange import exchange
@@ -21,6 +22,11 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("thl-check")(thl_check)
+app.command("complementarity")(complementarity)
+app.command("xgrpo-check")(xgrpo_check)
+app.command("sgt-check")(sgt_check)
+app.command("channels")(channels)
+app.command("cost")(cost)
 app.command("doctor")(doctor)
 app.add_typer(tasks, name="tasks")
 app.add_typer(recipes, name="recipes")

@@ -21,17 +21,25 @@ from rich.console import Console
 from rich.progress import Progress
 
 from mutualrl.errors import MachineError
+from mutualrl.tasks.boxed import last_boxed
 
 DEADLINE = 2.0  # seconds an answer
 STARTING = 60.0  # seconds until a process has imported the library
 WORKERS = 2
-LONGEST = 100_000  # characters of a completion: the answer stands at the end, and a longer one is cut to its end
+LONGEST = 100_000  # characters: of a longer completion its last box alone is looked at, or its end
 
 
 def check_installed() -> None:
     """Raise MachineError when math-verify is not installed."""
     if find_spec("math_verify") is None:
         raise MachineError("--also math-verify: it is not installed; pip install 'mutualrl[verify]'")
+
+
+def _short(completion: str) -> str:
+    if len(completion) <= LONGEST:
+        return completion
+    content = last_boxed(completion)
+    return completion[-LONGEST:] if content is None else f"\\boxed{{{content[:LONGEST]}}}"
 
 
 class _Worker:
@@ -48,6 +56,7 @@ class _Worker:
         self.place: int | None = None
         self.deadline = time.monotonic() + STARTING
         self.pending = b""
+        self.ready = False
 
     @property
     def stdout(self) -> IO[bytes]:
@@ -57,7 +66,7 @@ class _Worker:
     def give(self, place: int, completion: str, answer: str) -> None:
         assert self.process.stdin is not None
         self.place, self.deadline = place, time.monotonic() + DEADLINE
-        line = json.dumps({"completion": completion[-LONGEST:], "answer": answer}) + "\n"
+        line = json.dumps({"completion": _short(completion), "answer": answer}) + "\n"
         with contextlib.suppress(BrokenPipeError):  # it died meanwhile, which the next look at it finds
             self.process.stdin.write(line.encode())
             self.process.stdin.flush()
@@ -104,7 +113,7 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
                 for key, _ in ready.select(max(0.0, nearest - time.monotonic())):
                     worker = key.data
                     left -= _hear(worker, found, bars, bar)
-                    if worker.process.poll() is not None or worker.place is not None:
+                    if worker.process.poll() is not None or worker.place is not None or not worker.ready:
                         continue
                     if (place := next(waiting, None)) is None:
                         worker.deadline = float("inf")
@@ -113,7 +122,7 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
                 for worker in list(workers):
                     if worker.process.poll() is None and worker.deadline > time.monotonic():
                         continue
-                    if worker.place is None and worker.deadline != float("inf"):
+                    if not worker.ready:
                         raise MachineError("math-verify cannot be started; does `import math_verify` work here?")
                     left -= worker.place is not None
                     drop(worker)
@@ -127,17 +136,21 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
 
 def _hear(worker: _Worker, found: list[bool | None], bars: Progress, bar: Any) -> int:
     """Read what a process says; returns how many answers that decides (0 or 1)."""
-    worker.pending += os.read(worker.stdout.fileno(), 65536)
-    if b"\n" not in worker.pending:
-        return 0
-    line, _, worker.pending = worker.pending.partition(b"\n")
-    said = json.loads(line)
-    if worker.place is None:
-        return 0
-    found[worker.place] = said["verdict"]
-    worker.place = None
-    bars.advance(bar)
-    return 1
+    *lines, worker.pending = (worker.pending + os.read(worker.stdout.fileno(), 65536)).split(b"\n")
+    decided = 0
+    for line in lines:
+        try:
+            said = json.loads(line)
+        except ValueError:  # a library's own words
+            continue
+        if "verdict" not in said:
+            worker.ready = True
+        elif worker.place is not None:
+            found[worker.place] = said["verdict"]
+            worker.place = None
+            bars.advance(bar)
+            decided += 1
+    return decided
 
 
 def verified(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> dict[str, Any]:

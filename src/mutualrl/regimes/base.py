@@ -177,3 +177,10 @@ def seeded(run_seed: int, round_: int, prompt_id: str, learner: str) -> np.rando
     """
     key = f"{run_seed}\x1f{round_}\x1f{prompt_id}\x1f{learner}".encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()[:16], "big"))
+
+
+def policy_seed(run_seed: int, policy: str, rank: int) -> int:
+    """Seed of a rank's sampling noise: a function of (run seed, policy name, rank), so that no two
+    policies, and no two ranks, draw the same noise."""
+    key = f"{run_seed}\x1f{policy}\x1f{rank}".encode()
+    return int.from_bytes(hashlib.sha256(key).digest()[:4], "big") % (2**31)

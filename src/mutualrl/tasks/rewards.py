@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import importlib
@@ -9,8 +10,9 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,35 @@ def _naming(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
+
+
+def weighted(
+    functions: Sequence[Reward], names: Sequence[str], weights: Sequence[float], given: dict[str, Any], count: int
+) -> list[float]:
+    """The weighted sum of reward functions for `count` completions, each called as TRL does; None and NaN count as 0.
+
+    `given`: the keyword arguments of every call. Raises RewardError with the function's name.
+    """
+    total = [0.0] * count
+    for function, name, weight in zip(functions, names, weights, strict=True):
+        returned = function(**given)
+        try:
+            values = [
+                0.0 if value is None else float(value)
+                for value in (asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned)
+            ]
+        except (TypeError, ValueError) as error:
+            raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
+        if len(values) != count:
+            raise RewardError(
+                f"reward function {name}: {len(values)} rewards for {count} completions, expected one each"
+            )
+        total = [t + weight * (0.0 if isnan(v) else v) for t, v in zip(total, values, strict=True)]
+    return total
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
 
 
 def _import(name: str, path: str) -> Any:

@@ -68,10 +68,3 @@ def compare(policy: str, mine: dict[str, Any], runs: dict[str, Any]) -> None:
         raise PlanMismatchError(
             f"policy {policy!r} would train on another batch plan than the run: " + "; ".join(different)
         )
-
-
-def policy_seed(run_seed: int, policy: str, rank: int) -> int:
-    """Seed of a rank's sampling noise: a function of (run seed, policy name, rank), so that no two
-    policies, and no two ranks, draw the same noise."""
-    key = f"{run_seed}\x1f{policy}\x1f{rank}".encode()
-    return int.from_bytes(hashlib.sha256(key).digest()[:4], "big") % (2**31)

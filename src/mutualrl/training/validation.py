@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Awaitable, Sequence
-from math import isnan
+from collections.abc import Sequence
 from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object
@@ -14,9 +11,9 @@ from trl.models.utils import unwrap_model_for_generation
 from mutualrl.engines.base import Completion, Sampling
 from mutualrl.engines.prompts import as_prompt, prompt_ids
 from mutualrl.engines.transformers_engine import TransformersEngine
-from mutualrl.errors import RewardError
 from mutualrl.records import Prompt
 from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tasks.rewards import weighted
 from mutualrl.tasks.scoring import Score, score, score_rewards
 from mutualrl.training.vllm_engine import greedy
 
@@ -96,25 +93,6 @@ class Validator:
             "log_extra": lambda column, values: None,
             "log_metric": lambda name, value: None,
         }
-        total = [0.0] * len(completions)
-        for function, name, weight in zip(
-            trainer.reward_funcs, trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True
-        ):
-            returned = function(**given)
-            try:
-                values = [
-                    0.0 if value is None else float(value)
-                    for value in (asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned)
-                ]
-            except (TypeError, ValueError) as error:
-                raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
-            if len(values) != len(total):
-                raise RewardError(
-                    f"reward function {name}: {len(values)} rewards for {len(total)} completions, expected one each"
-                )
-            total = [t + weight * (0.0 if isnan(v) else v) for t, v in zip(total, values, strict=True)]
-        return total
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
+        return weighted(
+            trainer.reward_funcs, trainer.reward_func_names, trainer.reward_weights.tolist(), given, len(completions)
+        )

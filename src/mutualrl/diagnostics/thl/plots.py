@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mutualrl.diagnostics.drawing import Axes, save
 from mutualrl.diagnostics.thl.ratio import BINS
-from mutualrl.errors import MachineError, UsageError
-from mutualrl.files import user_path
-
-Axes = Any
-
-
-def directory_for(path: Path) -> Path:
-    """The directory that figures go to, made before any work is done.
-
-    Raises MachineError when matplotlib is not installed, UsageError when the directory cannot be.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        raise MachineError("--plot needs matplotlib; pip install 'mutualrl[report]'") from None
-    matplotlib.use("Agg")
-    directory = user_path(path)
-    if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--plot {directory} is a file, expected a directory")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--plot {directory} cannot be made: {error.strerror}") from None
-    if not os.access(directory, os.W_OK):
-        raise UsageError(f"--plot {directory} cannot be written")
-    return directory
 
 
 def plot(result: dict[str, Any], directory: Path) -> list[Path]:
@@ -51,11 +25,7 @@ def plot(result: dict[str, Any], directory: Path) -> list[Path]:
         for axis, pair in zip(axes[0], pairs, strict=True):
             axis.set_title(f"{pair['source']} → {pair['target']}", fontsize=10, parse_math=False)
             draw(axis, pair[name])
-        for suffix in ("png", "svg"):
-            path = directory / f"{name}.{suffix}"
-            figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
-            files.append(path)
-        plt.close(figure)
+        files += save(figure, directory, name)
     return files
 
 

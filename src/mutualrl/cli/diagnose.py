@@ -1,0 +1,238 @@
+"""The diagnostics of a pool: `complementarity`, `xgrpo-check`, `sgt-check`, `channels`, `cost`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mutualrl.cli.output import emit, prose, reports_errors
+
+Run = Annotated[Path | None, typer.Option(help="Rollouts of a run's exchange.", show_default=False)]
+RolloutFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Rollouts from JSON Lines or Parquet: prompt_id, reward, policy (else a file is a model). Repeatable.",
+        show_default=False,
+    ),
+]
+Pool = Annotated[str | None, typer.Option(help="Sample the models of a pool (tiny).", show_default=False)]
+Task = Annotated[str | None, typer.Option(help="Task of the prompts (the pool's own).", show_default=False)]
+Data = Annotated[
+    Path | None, typer.Option(help="The task's rows: a file, a directory, or hub:OWNER/NAME.", show_default=False)
+]
+Prompts = Annotated[int | None, typer.Option(min=1, help="Prompts at most (256).", show_default=False)]
+Samples = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Rollouts a prompt (the pool's group size).", show_default=False)
+]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest response (the pool's own).", show_default=False)]
+Temperature = Annotated[float | None, typer.Option(min=0.0, max=10.0, help="Of the sampling (1).", show_default=False)]
+Engine = Annotated[str | None, typer.Option(help="transformers or vllm (what fits).", show_default=False)]
+Rounds = Annotated[str | None, typer.Option(help="Of a run: FIRST:LAST, both included (all).", show_default=False)]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", help="POLICY=PATH: the model behind rollouts; a run's trained ones by default.", show_default=False
+    ),
+]
+Save = Annotated[
+    Path | None, typer.Option(help="Keep the sampled rollouts (.parquet), for --rollouts.", show_default=False)
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)]
+SuccessAbove = Annotated[float | None, typer.Option(help="A reward above is a success (0.8).", show_default=False)]
+FailureBelow = Annotated[float | None, typer.Option(help="A reward below is a failure (0.2).", show_default=False)]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling, shuffles and intervals.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+@reports_errors
+def complementarity(
+    run: Run = None,
+    rollouts: RolloutFiles = None,
+    pool: Pool = None,
+    task: Task = None,
+    data: Data = None,
+    prompts: Prompts = None,
+    samples: Samples = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    engine: Engine = None,
+    rounds: Rounds = None,
+    success: Annotated[
+        str, typer.Option(help="A model solves a prompt if its `first` rollout does, or `any` of them.")
+    ] = "first",
+    k: Annotated[
+        str | None,
+        typer.Option("--k", help="Rollouts a model that SGT's gate is reckoned for: 4,8,16.", show_default=False),
+    ] = None,
+    success_above: SuccessAbove = None,
+    failure_below: FailureBelow = None,
+    save: Save = None,
+    plot: Plot = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Will these models help each other? Overlap of what they solve, rescues, SGT's gate rate, a recommendation.
+
+    Example: mutualrl complementarity --pool 2qwen --task math --data math_train.jsonl --prompts 500 --samples 5
+    """
+    from mutualrl.diagnostics.request import Flags, gate_sizes
+    from mutualrl.errors import UsageError
+
+    if success not in ("first", "any"):
+        raise UsageError(f"--success {success}: expected first or any")
+    gate_sizes(k, [1])
+    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
+                  rounds, (), save, success_above, failure_below, seed, trust_remote_code)  # fmt: skip
+    _diagnose("complementarity", flags, plot, as_json, success=success, gates=k)
+
+
+@reports_errors
+def xgrpo_check(
+    run: Run = None,
+    rollouts: RolloutFiles = None,
+    pool: Pool = None,
+    task: Task = None,
+    data: Data = None,
+    prompts: Prompts = None,
+    samples: Samples = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    engine: Engine = None,
+    rounds: Rounds = None,
+    save: Save = None,
+    plot: Plot = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Does the pool of rewards carry structure? Pooled normalization with the true pool against a shuffled one."""
+    from mutualrl.diagnostics.request import Flags
+
+    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
+                  rounds, (), save, None, None, seed, trust_remote_code)  # fmt: skip
+    _diagnose("xgrpo-check", flags, plot, as_json)
+
+
+@reports_errors
+def sgt_check(
+    run: Run = None,
+    rollouts: RolloutFiles = None,
+    pool: Pool = None,
+    task: Task = None,
+    data: Data = None,
+    prompts: Prompts = None,
+    samples: Samples = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    engine: Engine = None,
+    rounds: Rounds = None,
+    model: Models = None,
+    success_above: SuccessAbove = None,
+    failure_below: FailureBelow = None,
+    save: Save = None,
+    plot: Plot = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Where would SGT act, and does what it transfers belong to the prompt? Gate, success rates, teachers' NLL."""
+    from mutualrl.diagnostics.request import Flags
+
+    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
+                  rounds, tuple(model or ()), save, success_above, failure_below, seed, trust_remote_code)  # fmt: skip
+    _diagnose("sgt-check", flags, plot, as_json)
+
+
+@reports_errors
+def channels(
+    run: Run = None,
+    rollouts: RolloutFiles = None,
+    pool: Pool = None,
+    task: Task = None,
+    data: Data = None,
+    prompts: Prompts = None,
+    samples: Samples = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    engine: Engine = None,
+    rounds: Rounds = None,
+    model: Models = None,
+    success_above: SuccessAbove = None,
+    failure_below: FailureBelow = None,
+    save: Save = None,
+    plot: Plot = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Which of PRP, XGRPO and SGT could each learner use on each prompt?"""
+    from mutualrl.diagnostics.request import Flags
+
+    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
+                  rounds, tuple(model or ()), save, success_above, failure_below, seed, trust_remote_code)  # fmt: skip
+    _diagnose("channels", flags, plot, as_json)
+
+
+@reports_errors
+def cost(
+    run: Run = None,
+    rollouts: RolloutFiles = None,
+    pool: Pool = None,
+    task: Task = None,
+    data: Data = None,
+    prompts: Prompts = None,
+    samples: Samples = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    engine: Engine = None,
+    rounds: Rounds = None,
+    model: Models = None,
+    success_above: SuccessAbove = None,
+    failure_below: FailureBelow = None,
+    save: Save = None,
+    plot: Plot = None,
+    seed: Seed = 0,
+    trust_remote_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """What would each regime add to a round, in response tokens?"""
+    from mutualrl.diagnostics.request import Flags
+
+    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
+                  rounds, tuple(model or ()), save, success_above, failure_below, seed, trust_remote_code)  # fmt: skip
+    _diagnose("cost", flags, plot, as_json)
+
+
+def _diagnose(
+    which: str, flags: object, plot: Path | None, as_json: bool, *, success: str = "first", gates: str | None = None
+) -> None:
+    from mutualrl.diagnostics.request import DiagnosticRequest, Flags
+
+    assert isinstance(flags, Flags)
+    if flags.engine is not None:
+        from mutualrl.engines.choice import check_engine
+
+        check_engine(flags.engine)
+    request = DiagnosticRequest.of(flags)
+    directory = None
+    if plot is not None:
+        from mutualrl.diagnostics.drawing import directory_for
+
+        directory = directory_for(plot)
+    from mutualrl.diagnostics.run import diagnose
+    from mutualrl.diagnostics.tables import MARKDOWN
+
+    result = diagnose(which, request, prose(), success=success, gates=gates)
+    if directory is not None:
+        from mutualrl.diagnostics.drawing import draw_all
+        from mutualrl.diagnostics.figures import FIGURES
+
+        result["figures"] = [str(path) for path in draw_all(FIGURES[which](result), directory)]
+    if as_json:
+        emit(result)
+    else:
+        typer.echo(MARKDOWN[which](result))

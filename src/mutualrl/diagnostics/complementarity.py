@@ -1,0 +1,210 @@
+"""Will these models help each other? Overlap of what they solve, by learner and peer, pool, and difficulty.
+
+Source: paper, Appendix "Cross-policy complementarity and channel decomposition", Tables "Prompt-level complementarity",
+"Pool-level success", "Difficulty-conditioned diversity"; the gate probability G_n(x) is Definition "Rescue gate
+probability". (The paper's tables disagree: exactly-one of the pool is the mean of its equal buckets', which is 0.060
+and 0.056 in the one, where the other says 0.174 and 0.152. Here the two agree by construction.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
+from mutualrl.diagnostics.statistics import all_fail, intervals, jaccard, ratio
+
+BUCKETS = ("easy", "medium", "hard")
+#: below this gate rate a run of 1,000 prompts a round would see fewer than five rescues
+SPARSE = 0.005
+#: a shared pool of rewards is flat where all succeed or all fail; below this share value sharing has nothing to grade
+FLAT = 0.05
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """A rollout rewarded above `success` is a success, below `failure` a failure (paper, Section "Hyperparameters")."""
+
+    success: float = 0.8
+    failure: float = 0.2
+
+
+def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:
+    """Whether each model solves each unit, shape (M, P): its first rollout does, or `any` of them."""
+    above: Bools = rollouts.rewards_M_P_G > thresholds.success  # NaN is above nothing
+    return np.asarray(above.any(axis=2)) if which == "any" else above[:, :, 0]
+
+
+def complementarity(
+    rollouts: Rollouts, thresholds: Thresholds, which: str, gates: Sequence[int], seed: int
+) -> dict[str, Any]:
+    """`{"policies", "prompts", "success", "samples", "pairs", "pool", "buckets", "gate", "recommendation"}`; every rate
+    with its 95 % bootstrap interval over prompts under the same name with `_ci`."""
+    solved = successes(rollouts, thresholds, which)
+    pool = _pool(solved, seed)
+    found = {
+        "policies": list(rollouts.policies),
+        "prompts": solved.shape[1],
+        "samples": _samples(rollouts),
+        "success": which,
+        "pairs": _pairs(rollouts.policies, solved, seed),
+        "pool": pool,
+        "buckets": _buckets(rollouts, solved),
+        "gate": _gate(rollouts, thresholds, gates, seed),
+    }
+    return {**found, **_recommended(found, _graded(rollouts))}
+
+
+def _samples(rollouts: Rollouts) -> dict[str, int]:
+    counts = rollouts.present_M_P_G.sum(axis=2)
+    return {name: int(counts[m].min()) for m, name in enumerate(rollouts.policies)}
+
+
+def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[dict[str, Any]]:
+    rows = []
+    for a, learner in enumerate(policies):
+        for b, peer in enumerate(policies):
+            if a == b:
+                continue
+            mine, theirs = solved[a], solved[b]
+            columns = np.stack([mine, theirs, mine & theirs, mine | theirs, ~mine & theirs, ~mine], axis=1)
+            units = len(columns)
+
+            def statistic(sums: Floats, units: int = units) -> Floats:
+                mine, theirs, both, either, rescued, failed = sums.T
+                return np.stack([mine / units, theirs / units, ratio(both, either), ratio(rescued, failed)], axis=1)
+
+            values = statistic(columns.sum(axis=0, dtype=np.float64)[None])[0]
+            around = intervals(columns.astype(np.float64), statistic, seed)
+            row: dict[str, Any] = {"learner": learner, "peer": peer}
+            for name, value, interval in zip(PAIR_RATES, values, around, strict=True):
+                row |= {name: float(value), f"{name}_ci": list(interval)}
+            rows.append(row)
+    return rows
+
+
+PAIR_RATES = ("learner_success", "peer_success", "jaccard", "rescue")
+POOL_RATES = ("mean", "any", "all", "exactly_one", "jaccard")
+
+
+def _pool(solved: Bools, seed: int) -> dict[str, Any]:
+    by = solved.sum(axis=0)
+    units = solved.shape[1]
+    columns = np.stack([by / len(solved), by > 0, by == len(solved), by == 1], axis=1).astype(np.float64)
+
+    def statistic(sums: Floats) -> Floats:
+        return np.concatenate([sums / units, ratio(sums[:, 2], sums[:, 1])[:, None]], axis=1)
+
+    values = statistic(columns.sum(axis=0)[None])[0]
+    found: dict[str, Any] = {}
+    for name, value, interval in zip(POOL_RATES, values, intervals(columns, statistic, seed), strict=True):
+        found |= {name: float(value), f"{name}_ci": list(interval)}
+    return found
+
+
+def _buckets(rollouts: Rollouts, solved: Bools) -> list[dict[str, Any]]:
+    """Units sorted by (mean reward over all models and rollouts, prompt id), cut in three."""
+    rewards = rollouts.rewards_M_P_G
+    scored = ~np.isnan(rewards)
+    means = np.where(scored, rewards, 0.0).sum(axis=(0, 2)) / np.maximum(scored.sum(axis=(0, 2)), 1)
+    order = sorted(range(len(means)), key=lambda p: (means[p], rollouts.prompt_ids[p], rollouts.rounds[p]))
+    rows = []
+    for name, units in zip(BUCKETS[::-1], np.array_split(np.array(order, dtype=np.int64), len(BUCKETS)), strict=True):
+        some = solved[:, units]
+        rows.append(
+            {
+                "bucket": name,
+                "prompts": len(units),
+                "mean_reward": float(means[units].mean()) if len(units) else float("nan"),
+                "jaccard": jaccard(some),
+                "exactly_one": float(ratio((some.sum(axis=0) == 1).sum(), len(units))),
+            }
+        )
+    return rows[::-1]
+
+
+def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) -> Floats:
+    """G_n(x) = (1 - p_n)^K (1 - prod over peers of (1 - p_m)^K) of every unit, shape (P,), from the success counts.
+
+    Products of estimates of independent rollouts: unbiased while K is at most the number of rollouts of each model.
+    """
+    rewards = rollouts.rewards_M_P_G
+    counts = (~np.isnan(rewards)).sum(axis=2)
+    hits = (rewards > thresholds.success).sum(axis=2)
+    peers = np.ones(rewards.shape[1])
+    for m in rollouts.peers_of(learner):
+        peers = peers * all_fail(counts[m], hits[m], k)
+    found: Floats = all_fail(counts[learner], hits[learner], k) * (1 - peers)
+    return found
+
+
+def observed_gate(rollouts: Rollouts, thresholds: Thresholds, learner: int) -> Bools:
+    """SGT's gate as it stands in these rollouts, shape (P,): all own below `failure`, some peer's above `success`."""
+    own = rollouts.rewards_M_P_G[learner]
+    failed = ((own < thresholds.failure) | ~rollouts.present_M_P_G[learner]).all(axis=1)
+    found: Bools = failed & (rollouts.peer_rewards(learner) > thresholds.success).any(axis=1)
+    return found
+
+
+def _gate(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], seed: int) -> list[dict[str, Any]]:
+    smallest = int(rollouts.present_M_P_G.sum(axis=2).min())
+    rows = []
+    for m, name in enumerate(rollouts.policies):
+        columns = np.stack(
+            [observed_gate(rollouts, thresholds, m), *(gate_rate(rollouts, thresholds, m, k) for k in gates)], axis=1
+        ).astype(np.float64)
+        around = intervals(columns, lambda sums: sums / len(rollouts.prompt_ids), seed)
+        means = columns.mean(axis=0)
+        rows.append(
+            {
+                "learner": name,
+                "observed": float(means[0]),
+                "observed_ci": list(around[0]),
+                "at": [
+                    {"k": k, "rate": float(rate), "rate_ci": list(interval), "extrapolated": k > smallest}
+                    for k, rate, interval in zip(gates, means[1:], around[1:], strict=True)
+                ],
+            }
+        )
+    return rows
+
+
+def _graded(rollouts: Rollouts) -> float:
+    """Share of units whose pooled rewards are not all equal: where value sharing can change an advantage."""
+    rewards = rollouts.rewards_M_P_G
+    scored = ~np.isnan(rewards)
+    highest = np.where(scored, rewards, -np.inf).max(axis=(0, 2))
+    lowest = np.where(scored, rewards, np.inf).min(axis=(0, 2))
+    return float((highest > lowest).mean())
+
+
+def _recommended(found: dict[str, Any], graded: float) -> dict[str, Any]:
+    """One line, with its reason. The figures that decide: SGT's gate rate, then the share of graded prompts."""
+    best = max(found["gate"], key=lambda row: row["observed"])
+    rates = ", ".join(f"{row['learner']} {row['observed']:.1%}" for row in found["gate"])
+    pool, prompts = found["pool"], found["prompts"]
+    if pool["any"] == 0:
+        text, choice = f"none: no model solved any of the {prompts} prompts; train or choose easier ones first", "none"
+    elif pool["all"] == 1:
+        text, choice = f"none: every model solves all {prompts} prompts; choose harder ones", "none"
+    elif best["observed"] >= SPARSE and best["observed_ci"][0] > 0:
+        text, choice = (
+            f"sgt: its gate would open on {rates} of the prompts, where the learner fails and a peer does not",
+            "sgt",
+        )
+    elif graded >= FLAT:
+        text, choice = (
+            f"xgrpo: SGT's gate would hardly open ({rates}), but {graded:.1%} of the prompts have unequal rewards in "
+            f"the "
+            "pool to grade by",
+            "xgrpo",
+        )
+    else:
+        text, choice = (
+            f"none: SGT's gate would hardly open ({rates}) and {graded:.1%} of the prompts have unequal rewards; these "
+            "models solve the same prompts",
+            "none",
+        )
+    return {"recommended": choice, "recommendation": text, "graded": graded}

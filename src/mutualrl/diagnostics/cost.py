@@ -1,0 +1,116 @@
+"""What each regime adds to a round, in response tokens.
+
+Source: paper, Appendix "Compute overhead under a fixed rollout budget", Table "Extra compute on the same rollout
+batch"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
+from mutualrl.diagnostics.rollouts import Ints, Rollouts
+from mutualrl.diagnostics.sgt_check import list_successes
+from mutualrl.diagnostics.voices import Voices
+from mutualrl.errors import UsageError
+from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw
+
+
+def tokens_M_P_G(rollouts: Rollouts) -> Ints:
+    """Tokens of every response in its own model's vocabulary; 0 where there is none.
+
+    Raises UsageError when they are not recorded.
+    """
+    rows = rollouts.rows_M_P_G
+    if rollouts.has("token_ids"):
+        column = rollouts.table.column("token_ids").combine_chunks()
+        counts = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
+    elif rollouts.has("tokens"):
+        counts = rollouts.table.column("tokens").fill_null(-1).to_numpy()
+    else:
+        counts = np.full(len(rollouts.table), -1)
+    counts = np.where(rows >= 0, counts[rows], 0)
+    if (counts < 0).any():
+        raise UsageError(
+            f"{rollouts.origin}: the lengths of responses are not recorded; rollouts need 'tokens' or 'token_ids' (a "
+            f"run "
+            "of regime prp, or with --exchange full, has them), or sample anew with --pool"
+        )
+    found: Ints = counts.astype(np.int64)
+    return found
+
+
+def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> dict[str, Any]:
+    """`{"policies", "prompts", "rollout_tokens", "rows": [{"regime", "extra_tokens", "ratio"}], "learners",
+    "sequences", "bound"}`.
+
+    ratio: extra response tokens over the rollout tokens of the learners (of all, for `rows`). PRP: every peer's
+    rollouts, (M - 1) rollouts a learner, in the peers' tokens. SGT: the drawn teachers, in the learner's tokens where
+    its tokenizer is known, else in the peer's. sequences: teachers over all rollouts, at most bound = (M - 1) / (M N),
+    N rollouts a prompt and model."""
+    lengths = tokens_M_P_G(rollouts)
+    of_policy = lengths.sum(axis=(1, 2))
+    total = int(of_policy.sum())
+    teachers = [_teachers(rollouts, thresholds, voices, lengths, m, seed) for m in range(len(rollouts.policies))]
+    learners: list[dict[str, Any]] = [
+        {
+            "learner": name,
+            "rollout_tokens": int(of_policy[m]),
+            "teachers": len(teachers[m]),
+            "xgrpo": _extra(0, of_policy[m]),
+            "sgt": _extra(sum(teachers[m]), of_policy[m]),
+            "prp": _extra(total - int(of_policy[m]), of_policy[m]),
+        }
+        for m, name in enumerate(rollouts.policies)
+    ]
+    rows = [
+        {"regime": regime, **_extra(sum(row[regime]["extra_tokens"] for row in learners), total)}
+        for regime in ("xgrpo", "sgt", "prp")
+    ]
+    models = len(rollouts.policies)
+    smallest = int(rollouts.present_M_P_G.sum(axis=2).min())
+    return {
+        "policies": list(rollouts.policies),
+        "prompts": len(rollouts.prompt_ids),
+        "rollout_tokens": total,
+        "rows": rows,
+        "learners": learners,
+        "sequences": sum(map(len, teachers)) / int(rollouts.present_M_P_G.sum()),
+        "bound": (models - 1) / (models * smallest),
+        "teacher_tokens": "the learner's" if not voices.missing() else "the peer's",
+    }
+
+
+def _extra(tokens: int, of: int) -> dict[str, Any]:
+    return {"extra_tokens": int(tokens), "ratio": float(tokens / of) if of else float("nan")}
+
+
+def _teachers(
+    rollouts: Rollouts, thresholds: Thresholds, voices: Voices, lengths: Ints, learner: int, seed: int
+) -> list[int]:
+    """Tokens of the teacher that SGT would draw on each gated prompt."""
+    name = rollouts.policies[learner]
+    known = not voices.missing()
+    texts: dict[tuple[int, int, int], tuple[str, bool]] = {}
+    if known:
+        every = list_successes(rollouts, thresholds, voices)
+        texts = {(s.policy, s.unit, s.place): (s.text, s.ended) for of in every.values() for s in of}
+    found = []
+    for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)).tolist():
+        fitted = []
+        for m in rollouts.peers_of(learner):
+            for place in np.flatnonzero(rollouts.rewards_M_P_G[m, unit] > thresholds.success).tolist():
+                text, ended = texts.get((m, unit, place), ("", True))
+                ids = voices.fit(learner, unit, text, ended) if text else None
+                size = int(lengths[m, unit, place]) if not known else len(ids or ())
+                number = int(rollouts.cell("rollout", m, unit, place))
+                if size:
+                    fitted.append(Fitted(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))
+        if fitted:
+            drawn = draw(
+                fitted, SGTSettings(), run_seed=seed, round_=int(rollouts.rounds[unit]),
+                prompt_id=rollouts.prompt_ids[unit], learner=name,
+            )  # fmt: skip
+            found.append(len(drawn.ids))
+    return found

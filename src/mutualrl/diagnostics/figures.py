@@ -1,0 +1,175 @@
+"""Figures of the diagnostics: what people would rather look at than read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mutualrl.diagnostics.drawing import Axes, Draw
+from mutualrl.display import clean
+
+Figures = Mapping[str, tuple[tuple[float, float], Draw]]
+_REGIME_COLOURS = {"PRP": "#4477AA", "XGRPO": "#CCBB44", "SGT": "#EE6677"}
+_ROW_COLOURS = ("#BBBBBB", "#CCBB44", "#EE8866", "#4477AA", "#66AA88", "#AA3377")
+
+
+def _short(text: str) -> str:
+    text = clean(text, 200).replace("\n", " ")
+    return text if len(text) <= 24 else "…" + text[-23:]
+
+
+def complementarity(result: dict[str, Any]) -> Figures:
+    """Overlap and rescue matrices; buckets; gate rate over K."""
+    models = len(result["policies"])
+    return {
+        "overlap": ((3 + 2.4 * models, 2 + 1.1 * models), lambda figure: _overlap(figure, result)),
+        "buckets": ((6, 4), lambda figure: _buckets(figure.subplots(), result)),
+        "gate": ((6, 4), lambda figure: _gate(figure.subplots(), result)),
+    }
+
+
+def _overlap(figure: Any, result: dict[str, Any]) -> None:
+    names = result["policies"]
+    jaccard, rescue = np.ones((len(names), len(names))), np.full((len(names), len(names)), np.nan)
+    for row in result["pairs"]:
+        a, b = names.index(row["learner"]), names.index(row["peer"])
+        jaccard[a, b], rescue[a, b] = row["jaccard"], row["rescue"]
+    left, right = figure.subplots(1, 2)
+    _matrix(left, jaccard, names, "Jaccard overlap of what they solve")
+    _matrix(right, rescue, names, "P(column solves | row fails)")
+    right.set(ylabel="learner", xlabel="peer")
+
+
+def _matrix(axis: Axes, values: Any, names: Sequence[str], title: str) -> None:
+    axis.imshow(values, vmin=0, vmax=1, cmap="cividis")
+    labels = [_short(n) for n in names]
+    axis.set_xticks(range(len(names)), labels, rotation=30, ha="right", fontsize=8, parse_math=False)
+    axis.set_yticks(range(len(names)), labels, fontsize=8, parse_math=False)
+    axis.set_title(title, fontsize=10)
+    for a, b in np.ndindex(*values.shape):
+        if a == b and np.isnan(values[a, b]):
+            continue
+        text = "NaN" if np.isnan(values[a, b]) else f"{values[a, b]:.2f}"
+        axis.text(b, a, text, ha="center", va="center", color="white" if not values[a, b] > 0.6 else "black")
+
+
+def _buckets(axis: Axes, result: dict[str, Any]) -> None:
+    places = np.arange(len(result["buckets"]))
+    for offset, key, label in ((-0.2, "jaccard", "Jaccard overlap"), (0.2, "exactly_one", "solved by exactly one")):
+        values = [float("nan") if b[key] is None else b[key] for b in result["buckets"]]
+        bars = axis.bar(places + offset, values, 0.4, label=label)
+        axis.bar_label(bars, ["NaN" if np.isnan(v) else f"{v:.2f}" for v in values], fontsize=8)
+    axis.set_xticks(places, [f"{b['bucket']}\n({b['prompts']} prompts)" for b in result["buckets"]])
+    axis.set(ylim=(0, 1.1), ylabel="share of the prompts", title="Overlap by difficulty")
+    axis.legend(fontsize=8)
+
+
+def _gate(axis: Axes, result: dict[str, Any]) -> None:
+    for row in result["gate"]:
+        ks = [at["k"] for at in row["at"]]
+        rates = np.array([at["rate"] for at in row["at"]])
+        low, high = (np.array([at["rate_ci"][i] for at in row["at"]]) for i in (0, 1))
+        axis.errorbar(ks, rates, [rates - low, high - rates], marker="o", capsize=3, label=_short(row["learner"]))
+    axis.set_xscale("log", base=2)
+    axis.set_ylim(bottom=0)
+    axis.set(xlabel="rollouts a model, K", ylabel="prompts that open the gate", title="SGT's gate rate, E[G(x)]")
+    axis.legend(title="learner", fontsize=8)
+
+
+def xgrpo_check(result: dict[str, Any]) -> Figures:
+    """The three measures, true against shuffled pool."""
+
+    def draw(figure: Any) -> None:
+        measures = (
+            ("correlation", "corr. of peer spread and change"), ("sign_flips", "sign-flip rate"),
+            ("advantage_change", "mean |change|"),
+        )  # fmt: skip
+        for axis, (key, title) in zip(figure.subplots(1, 3), measures, strict=True):
+            places = np.arange(len(result["rows"]))
+            for offset, pool in ((-0.2, "true"), (0.2, "shuffled")):
+                values = [np.nan if row[pool][key] is None else row[pool][key] for row in result["rows"]]
+                axis.bar(places + offset, values, 0.4, label=f"{pool} pool")
+            axis.axhline(0, color="black", linewidth=0.6)
+            axis.set_xticks(places, [_short(row["learner"]) for row in result["rows"]], fontsize=8, parse_math=False)
+            axis.set_title(title, fontsize=10)
+        axis.legend(fontsize=8)
+
+    return {"xgrpo": ((11, 3.6), draw)}
+
+
+def sgt_check(result: dict[str, Any]) -> Figures:
+    """Success rates with the gate on and off; teachers' NLL where measured."""
+    figures: dict[str, tuple[tuple[float, float], Draw]] = {
+        "sgt_activation": ((6, 4), lambda figure: _activation(figure.subplots(), result))
+    }
+    if result["nll"] is not None:
+        figures["sgt_teachers"] = ((6, 4), lambda figure: _teachers(figure.subplots(), result["nll"]["rows"]))
+    return figures
+
+
+def _activation(axis: Axes, result: dict[str, Any]) -> None:
+    places = np.arange(len(result["rows"]))
+    for offset, side in ((-0.2, "on"), (0.2, "off")):
+        bars = axis.bar(places + offset, [row[side]["rate"] for row in result["rows"]], 0.4, label=f"gate {side}")
+        axis.bar_label(
+            bars, [f"{row[side]['successes']}/{row[side]['rollouts']}" for row in result["rows"]], fontsize=8
+        )
+    labels = [f"{_short(row['learner'])}\n{row['gated']} of {result['prompts']} prompts" for row in result["rows"]]
+    axis.set_xticks(places, labels, fontsize=8, parse_math=False)
+    axis.set(ylabel="pool-wide success rate", ylim=(0, 1), title="Where SGT acts")
+    axis.legend(fontsize=8)
+
+
+def _teachers(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    places = np.arange(len(rows))
+    for offset, kind in ((-0.2, "matched"), (0.2, "mismatched")):
+        values = [row[kind] for row in rows]
+        axis.bar_label(axis.bar(places + offset, values, 0.4, label=f"{kind} teacher"), fmt="%.3f", fontsize=8)
+    axis.set_xticks(places, [_short(row["learner"]) for row in rows], fontsize=8, parse_math=False)
+    axis.set(ylabel="NLL, nats a token", title="Is what SGT transfers the prompt's own?")
+    axis.legend(fontsize=8)
+
+
+def channels(result: dict[str, Any]) -> Figures:
+    """Stacked shares of the six rows, over all learners and for each."""
+
+    def draw(figure: Any) -> None:
+        axis = figure.subplots()
+        every = [("all learners", result["rows"]), *((_short(r["learner"]), r["rows"]) for r in result["learners"])]
+        left = np.zeros(len(every))
+        for i, colour in enumerate(_ROW_COLOURS):
+            shares = np.array([100 * rows[i]["share"] for _, rows in every])
+            bars = axis.barh(range(len(every)), shares, left=left, color=colour, label=every[0][1][i]["usable"])
+            axis.bar_label(bars, [f"{s:.0f}" if s >= 4 else "" for s in shares], label_type="center", fontsize=8)
+            left += shares
+        axis.set_yticks(range(len(every)), [label for label, _ in every], fontsize=8, parse_math=False)
+        axis.invert_yaxis()
+        axis.set(xlabel="prompts (%)", xlim=(0, 100), title="Usable regimes on a prompt")
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+
+    return {"channels": ((8, 2.2 + 0.6 * len(result["learners"])), draw)}
+
+
+def cost(result: dict[str, Any]) -> Figures:
+    """Extra cost of each regime, in rollouts."""
+
+    def draw(figure: Any) -> None:
+        axis = figure.subplots()
+        names = [row["regime"].upper() for row in result["rows"]]
+        ratios = [row["ratio"] for row in result["rows"]]
+        bars = axis.bar(names, ratios, color=[_REGIME_COLOURS[n] for n in names])
+        axis.bar_label(bars, [f"{ratio:.4f}x" for ratio in ratios])
+        axis.set(ylabel="extra response tokens / rollout tokens", title="What each regime adds to a round")
+
+    return {"cost": ((5, 4), draw)}
+
+
+FIGURES: dict[str, Callable[[dict[str, Any]], Figures]] = {
+    "complementarity": complementarity,
+    "xgrpo-check": xgrpo_check,
+    "sgt-check": sgt_check,
+    "channels": channels,
+    "cost": cost,
+}

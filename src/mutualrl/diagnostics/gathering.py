@@ -1,0 +1,200 @@
+"""The rollouts that a request names: sampled from a pool, read from a run's exchange, or from files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from mutualrl.diagnostics.reading import TYPES, read_rollouts
+from mutualrl.diagnostics.request import DiagnosticRequest, Recorded, Sampled
+from mutualrl.diagnostics.rollouts import Rollouts, arranged
+from mutualrl.diagnostics.voices import Voices
+from mutualrl.display import cell
+from mutualrl.engines.base import Sampling
+from mutualrl.engines.prompts import Content, as_prompt, prompt_ids
+from mutualrl.errors import DataError, MutualRLError, UsageError
+from mutualrl.files import write_atomic
+from mutualrl.records import Prompt
+from mutualrl.regimes.base import policy_seed
+from mutualrl.tasks import get_task, load_prompts
+from mutualrl.tasks.boxed import boxed_score
+from mutualrl.tasks.rewards import load_rewards, named, weighted
+
+
+class Bars:
+    """Progress bars on the console, when it is a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+    def track(self, label: str, total: int) -> Any:
+        """A new bar; returns what is told how many are done."""
+        bar = self.progress.add_task(cell(label), total=total or None)
+        return lambda done: self.progress.advance(bar, done)
+
+
+def gather(request: DiagnosticRequest, bars: Bars) -> tuple[Rollouts, Voices]:
+    """The rollouts, arranged, and the models behind them. Raises DataError, UsageError, ModelError, or
+    ExchangeDamagedError."""
+    if request.sampled is not None:
+        rollouts = _sample(request, request.sampled, bars)
+    elif request.recorded is not None:
+        rollouts = _from_run(request.recorded, request.origin)
+    else:
+        rollouts = arranged(read_rollouts(request.files), request.origin)
+    if unknown := sorted({text.partition("=")[0] for text in request.flags.models} - set(rollouts.policies)):
+        raise UsageError(
+            f"--model {unknown[0]}=...: no such policy in the rollouts; there are {', '.join(rollouts.policies)}"
+        )
+    ends = {name: end for name, end in request.ends.items() if name in rollouts.policies}
+    return rollouts, Voices(rollouts, ends, request.templates, bars.track)
+
+
+def _from_run(recorded: Recorded, origin: str) -> Rollouts:
+    from mutualrl.see.survey import tables, writers
+
+    run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
+    here = [name for name in policies if name in writers(run.exchange)]
+    found = list(tables(run.exchange, run.info()["run_id"], here))
+    if recorded.rounds is not None:
+        found = [table for table in found if table.column("round")[0].as_py() in recorded.rounds] if found else []
+    if not found:
+        asked = "" if recorded.rounds is None else " in these rounds"
+        raise UsageError(
+            f"the exchange of {origin} holds no records{asked}; under regimes that read no peer nothing is published: "
+            f"train "
+            "with --exchange full, or sample the models with --pool"
+        )
+    return arranged(pa.concat_tables(found), origin, _Asked(recorded))
+
+
+class _Asked(dict[str, Content]):
+    """The prompts of a run's task by id, loaded when the first one is asked for."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        super().__init__()
+        self._recorded: Recorded | None = recorded
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if self._recorded is not None:
+            recipe, self._recorded = self._recorded.recipe, None
+            try:
+                prompts = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
+            except MutualRLError as error:
+                raise DataError(f"the run's prompts cannot be loaded again: {error}") from error
+            self.update({prompt.id: prompt.content for prompt in prompts})
+        return super().get(key, default)
+
+
+def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollouts:
+    """Let every model answer the prompts. A prompt that leaves any of them no room is dropped for all."""
+    from mutualrl.engines.transformers_engine import context_of, load_tokenizer
+    from mutualrl.tiny.cache import located
+
+    names = [p.name for p in sampled.recipe.policies]
+    paths = {name: located(request.ends[name].path) for name in names}
+    ids: dict[str, list[list[int]]] = {}
+    fits = np.ones(len(sampled.prompts), dtype=bool)
+    for name in names:
+        about = request.ends[name]
+        how = {"revision": about.revision, "trust_remote_code": about.trust_remote_code}
+        tokenizer = load_tokenizer(paths[name], **how)  # type: ignore[arg-type]
+        ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizer, request.templates.get(name))
+        room = context_of(paths[name], **how) - sampled.max_new_tokens  # type: ignore[arg-type]
+        fits &= np.array([0 < len(row) <= room for row in ids[name]], dtype=bool)
+    kept = np.flatnonzero(fits).tolist()
+    if not kept:
+        raise DataError(
+            f"none of {len(sampled.prompts)} prompts leaves room for {sampled.max_new_tokens} new tokens under every "
+            "model of the pool; lower --max-new-tokens"
+        )
+    prompts = [sampled.prompts[i] for i in kept]
+    table = pa.concat_tables(
+        [_answers(request, sampled, name, paths[name], prompts, [ids[name][i] for i in kept], bars) for name in names]
+    )
+    if sampled.save is not None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        write_atomic(sampled.save, sink.getvalue().to_pybytes())
+    contents = {p.id: p.content for p in prompts}
+    rollouts = arranged(table, request.origin, contents)
+    return rollouts if len(kept) == len(fits) else _with_left_out(rollouts, len(fits) - len(kept))
+
+
+def _with_left_out(rollouts: Rollouts, count: int) -> Rollouts:
+    from dataclasses import replace
+
+    return replace(rollouts, left_out=rollouts.left_out + count)
+
+
+def _answers(
+    request: DiagnosticRequest, sampled: Sampled, name: str, path: str, prompts: Sequence[Prompt],
+    ids: Sequence[list[int]], bars: Bars,
+) -> pa.Table:  # fmt: skip
+    from mutualrl.engines.choice import chosen_engine, load_engine
+    from mutualrl.engines.transformers_engine import load_tokenizer
+
+    end = request.ends[name]
+    engine_name = chosen_engine(sampled.engine, path, revision=end.revision, trust_remote_code=end.trust_remote_code)
+    engine = load_engine(
+        engine_name, path, longest=max(map(len, ids)) + sampled.max_new_tokens,
+        batch_size=max(1, 256 // sampled.samples),
+        revision=end.revision, trust_remote_code=end.trust_remote_code,
+    )  # fmt: skip
+    sampling = Sampling(
+        sampled.max_new_tokens, sampled.temperature, sampled.samples, policy_seed(request.seed, name, 0)
+    )
+    try:
+        groups = engine.generate_ids(ids, sampling, bars.track(f"{name}: sampling", len(ids)))
+    finally:
+        engine.close()
+    tokenizer = load_tokenizer(path, revision=end.revision, trust_remote_code=end.trust_remote_code)
+    flat = [
+        (prompt, number, c) for prompt, group in zip(prompts, groups, strict=True) for number, c in enumerate(group)
+    ]
+    rewards = _rewards(sampled, [(prompt, c) for prompt, _, c in flat], tokenizer)
+    columns: dict[str, list[Any]] = {
+        "policy": [name] * len(flat),
+        "round": [0] * len(flat),
+        "prompt_id": [prompt.id for prompt, *_ in flat],
+        "rollout": [number for _, number, _ in flat],
+        "reward": rewards,
+        "ended": [c.ended for *_, c in flat],
+        "group": [prompt.group for prompt, *_ in flat],
+        "x_text": [prompt.text for prompt, *_ in flat],
+        "y_text": [c.text for *_, c in flat],
+        "tokens": [len(c.token_ids) for *_, c in flat],
+        "token_ids": [list(c.token_ids) for *_, c in flat],
+    }
+    return pa.table({column: pa.array(values, TYPES[column]) for column, values in columns.items()})
+
+
+def _rewards(sampled: Sampled, answered: list[tuple[Prompt, Any]], tokenizer: Any) -> list[float]:
+    """Exact match of the boxed answer, or what the recipe's own reward functions give."""
+    paths = sampled.recipe.task.reward
+    if paths == ("boxed",):
+        return [boxed_score(c.text, prompt.answer) for prompt, c in answered]
+    functions = [named(function, path) for function, path in zip(load_rewards(paths), paths, strict=True)]
+    asked = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]
+    keys = dict.fromkeys(key for prompt, _ in answered for key in prompt.columns)
+    given = {
+        **{key: [prompt.columns.get(key) for prompt, _ in answered] for key in keys},
+        "answer": [prompt.answer for prompt, _ in answered],
+        "prompt_id": [prompt.id for prompt, _ in answered],
+        "group": [prompt.group for prompt, _ in answered],
+        "prompts": asked,
+        "completions": [
+            c.text if isinstance(prompt, str) else [{"role": "assistant", "content": c.text}]
+            for prompt, (_, c) in zip(asked, answered, strict=True)
+        ],
+        "completion_ids": [list(c.token_ids) for _, c in answered],
+    }
+    weights = sampled.recipe.trainer.get("reward_weights") or [1.0] * len(functions)
+    return weighted(functions, paths, [float(w) for w in weights], given, len(answered))

@@ -1,0 +1,248 @@
+"""Where a diagnostic takes its rollouts from, checked before any model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutualrl.diagnostics.complementarity import Thresholds
+from mutualrl.diagnostics.thl.endpoints import Endpoint
+from mutualrl.errors import DataError, UsageError
+from mutualrl.files import user_path
+from mutualrl.recipes import Recipe, Request, load, resolve
+from mutualrl.records import Prompt
+from mutualrl.rundir import RunDirectory
+from mutualrl.tasks import get_task, load_prompts
+from mutualrl.tasks.base import spread
+
+PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The command's flags as they were typed; None and empty mean not given."""
+
+    run: Path | None = None
+    rollouts: tuple[Path, ...] = ()
+    pool: str | None = None
+    task: str | None = None
+    data: Path | None = None
+    prompts: int | None = None
+    samples: int | None = None
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    engine: str | None = None
+    rounds: str | None = None
+    models: tuple[str, ...] = ()
+    save: Path | None = None
+    success_above: float | None = None
+    failure_below: float | None = None
+    seed: int = 0
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Rollouts that are still to be sampled: a pool's, on prompts of a task."""
+
+    recipe: Recipe
+    prompts: tuple[Prompt, ...]
+    samples: int
+    max_new_tokens: int
+    temperature: float
+    engine: str | None
+    save: Path | None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Rollouts of a run: its directory, and the rounds that are looked at."""
+
+    run: RunDirectory
+    recipe: Recipe
+    rounds: range | None
+
+
+@dataclass(frozen=True)
+class DiagnosticRequest:
+    """Where rollouts come from (one of `sampled`, `recorded`, `files`), the models behind them, and thresholds."""
+
+    sampled: Sampled | None
+    recorded: Recorded | None
+    files: tuple[Path, ...]
+    ends: Mapping[str, Endpoint]
+    templates: Mapping[str, Mapping[str, Any]]
+    thresholds: Thresholds
+    scale: str
+    seed: int
+    origin: str
+    flags: Flags = field(repr=False, default_factory=Flags)
+
+    @classmethod
+    def of(cls, flags: Flags) -> DiagnosticRequest:
+        """Check the flags. Raises UsageError, RecipeError or DataError with what was expected."""
+        given = {"--run": flags.run, "--rollouts": flags.rollouts, "--pool": flags.pool}
+        named = [flag for flag, value in given.items() if value]
+        if len(named) > 1:
+            raise UsageError(f"{' and '.join(named)}: name one source of rollouts")
+        _refuse_idle(flags, named[0] if named else "--pool")
+        extra = _named_models(flags)
+        if flags.rollouts:
+            origin = ", ".join(path.name for path in flags.rollouts)
+            return cls(
+                None, None, flags.rollouts, extra, {}, _thresholds(flags, None), "group", flags.seed, origin, flags
+            )
+        if flags.run is not None:
+            recorded = _recorded(flags)
+            ends = {**_run_models(recorded), **extra}
+            recipe, origin = recorded.recipe, str(flags.run)
+        else:
+            recorded = None
+            recipe = resolve(Request(pool=flags.pool or "tiny", task=flags.task, data=flags.data, seed=flags.seed))
+            if len(recipe.policies) < 2:
+                raise UsageError(
+                    f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is "
+                    f"needed"
+                )
+            ends = {**_pool_models(recipe, flags.trust_remote_code), **extra}
+            origin = f"pool {recipe.pool}"
+        templates = {p.name: recipe.trainer_settings(p.name).get("chat_template_kwargs") or {} for p in recipe.policies}
+        return cls(
+            sampled=_sampled(recipe, flags) if recorded is None else None,
+            recorded=recorded,
+            files=(),
+            ends=ends,
+            templates=templates,
+            thresholds=_thresholds(flags, recipe),
+            scale=str(recipe.trainer.get("scale_rewards", "group")),
+            seed=flags.seed,
+            origin=origin,
+            flags=flags,
+        )
+
+
+_SAMPLING = {
+    "--task": "task", "--data": "data", "--prompts": "prompts", "--samples": "samples",
+    "--max-new-tokens": "max_new_tokens", "--temperature": "temperature", "--engine": "engine", "--save": "save",
+}  # fmt: skip
+
+
+def _refuse_idle(flags: Flags, source: str) -> None:
+    """Raise UsageError for a flag that the source of the rollouts does not read."""
+    if source != "--pool" and (idle := [flag for flag, name in _SAMPLING.items() if getattr(flags, name) is not None]):
+        raise UsageError(f"{', '.join(idle)}: no effect with {source}, whose rollouts are there already; use --pool")
+    if source != "--run" and flags.rounds is not None:
+        raise UsageError("--rounds: only a run has rounds; add --run DIR")
+
+
+def _thresholds(flags: Flags, recipe: Recipe | None) -> Thresholds:
+    """What counts as success and failure: the flags', else those of a run under SGT, else the paper's."""
+    found = Thresholds()
+    if recipe is not None and recipe.regime_name == "sgt":
+        settings: Any = recipe.regime_settings(recipe.policies[0].name)
+        found = Thresholds(settings.success_above, settings.failure_below)
+    success = found.success if flags.success_above is None else flags.success_above
+    failure = found.failure if flags.failure_below is None else flags.failure_below
+    if failure > success:
+        raise UsageError(f"--failure-below {failure:g} must not exceed --success-above {success:g}")
+    return Thresholds(success, failure)
+
+
+def _named_models(flags: Flags) -> dict[str, Endpoint]:
+    ends = {}
+    for text in flags.models:
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path:
+            raise UsageError(f"--model {text}: expected POLICY=PATH, such as ada=./models/ada")
+        end = Endpoint.of("--model", path, trust_remote_code=flags.trust_remote_code)
+        if not end.has_model:
+            raise UsageError(f"--model {text}: a tokenizer without weights; expected a model")
+        ends[name] = end
+    return ends
+
+
+def _pool_models(recipe: Recipe, trust_remote_code: bool) -> dict[str, Endpoint]:
+    return {
+        p.name: Endpoint(p.name, p.model, True, p.revision, p.trust_remote_code or trust_remote_code)
+        for p in recipe.policies
+    }
+
+
+def _run_models(recorded: Recorded) -> dict[str, Endpoint]:
+    """The trained models of a run where they are there, else those that it began with."""
+    ends = _pool_models(recorded.recipe, False)
+    for name, end in ends.items():
+        path = recorded.run.policy(name).model
+        if (path / "config.json").is_file():
+            ends[name] = Endpoint(end.name, str(path), True)
+    return ends
+
+
+def _recorded(flags: Flags) -> Recorded:
+    assert flags.run is not None
+    run = RunDirectory(user_path(flags.run))
+    run.info()
+    recipe = load(run.recipe)
+    if len(recipe.policies) < 2:
+        raise UsageError(f"{flags.run}: the run has one policy ({recipe.policies[0].name!r}); a pool is needed")
+    return Recorded(run, recipe, None if flags.rounds is None else _rounds(flags.rounds))
+
+
+def _rounds(text: str) -> range:
+    first, colon, last = text.partition(":")
+    try:
+        begin = int(first) if first else 0
+        end = (int(last) if last else 2**62) if colon else begin
+    except ValueError:
+        begin, end = 0, -1
+    if begin < 0 or end < begin:
+        raise UsageError(f"--rounds {text}: expected FIRST:LAST (both included), FIRST:, :LAST or one number")
+    return range(begin, end + 1)
+
+
+def _sampled(recipe: Recipe, flags: Flags) -> Sampled:
+    loaded = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
+    every = list({prompt.text: prompt for prompt in loaded}.values())
+    if not every:
+        raise DataError(f"task {recipe.task.name!r} has no training prompts; name some with --data")
+    temperature = 1.0 if flags.temperature is None else flags.temperature
+    samples = flags.samples or (int(recipe.trainer.get("num_generations", 8)) if temperature else 1)
+    if temperature == 0 and samples > 1:
+        raise UsageError(f"--samples {samples} at --temperature 0 are {samples} times the same; expected more than 0")
+    save = None if flags.save is None else user_path(flags.save)
+    if save is not None:
+        _check_save(save, flags.save)
+    return Sampled(
+        recipe=recipe,
+        prompts=tuple(spread(every, flags.prompts or PROMPTS)),
+        samples=samples,
+        max_new_tokens=flags.max_new_tokens or int(recipe.trainer.get("max_completion_length", 256)),
+        temperature=temperature,
+        engine=flags.engine,
+        save=save,
+    )
+
+
+def _check_save(path: Path, given: Path | None) -> None:
+    if path.suffix != ".parquet":
+        raise UsageError(f"--save {given}: expected a name that ends in .parquet")
+    if path.exists():
+        raise UsageError(f"--save {given}: it is there already; name another file, or remove it")
+    if not path.parent.is_dir():
+        raise UsageError(f"--save {given}: there is no directory {path.parent}")
+
+
+def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
+    """The K at which a gate rate is asked for: `--k 1,4,8`, or powers of two up to the number of rollouts.
+
+    Raises UsageError.
+    """
+    if text is None:
+        most = min(samples)
+        return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 10_000 for part in parts):
+        raise UsageError(f"--k {text}: expected numbers of rollouts with commas between, such as 4,8,16")
+    return sorted({int(part) for part in parts})

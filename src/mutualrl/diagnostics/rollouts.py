@@ -1,0 +1,147 @@
+"""Rollouts of several models on the same prompts: what the diagnostics are computed from.
+
+Shapes: rewards_M_P_G holds the reward of rollout g of policy m on unit p; NaN for one that could not be scored, and for
+slots that a policy with fewer rollouts does not have (`present_M_P_G` tells them apart). A unit is a prompt in a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mutualrl.engines.prompts import Content
+from mutualrl.errors import DataError, UsageError
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+#: columns of a table of rollouts; the first five are always there
+COLUMNS = ("policy", "round", "prompt_id", "rollout", "reward", "ended", "task", "group", "x_text", "y_text", "tokens",
+           "token_ids", "logprobs")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """Rollouts by policy, unit and place in their group.
+
+    `rounds`, `prompt_ids`, `tasks`: of each unit, (P,). `rows_M_P_G`: rows of `table`, -1 where there is none.
+    `contents`: the prompts as models are asked them, by prompt id. `left_out`: units that not every policy answered.
+    """
+
+    policies: tuple[str, ...]
+    rounds: Ints
+    prompt_ids: tuple[str, ...]
+    tasks: tuple[str, ...]
+    rewards_M_P_G: Floats
+    rows_M_P_G: Ints
+    table: pa.Table
+    origin: str
+    left_out: int = 0
+    contents: Mapping[str, Content] = field(default_factory=dict)
+
+    @property
+    def present_M_P_G(self) -> Bools:
+        """Where there is a rollout."""
+        present: Bools = self.rows_M_P_G >= 0
+        return present
+
+    def peers_of(self, learner: int) -> list[int]:
+        """The numbers of the other policies."""
+        return [m for m in range(len(self.policies)) if m != learner]
+
+    def peer_rewards(self, learner: int) -> Floats:
+        """All peers' rewards of each unit side by side, peers in the order of their names, shape (P, H)."""
+        order = sorted(self.peers_of(learner), key=lambda m: self.policies[m])
+        side: Floats = np.concatenate([self.rewards_M_P_G[m] for m in order], axis=1)
+        return side
+
+    def has(self, column: str) -> bool:
+        """Whether the table has a column that is not empty throughout."""
+        return column in self.table.column_names and self.table.column(column).null_count < len(self.table)
+
+    def cell(self, column: str, policy: int, unit: int, place: int) -> Any:
+        """One value of the table."""
+        return self.table.column(column)[int(self.rows_M_P_G[policy, unit, place])].as_py()
+
+
+def arranged(table: pa.Table, origin: str, contents: Mapping[str, Content] | None = None) -> Rollouts:
+    """A table of rollouts, arranged. Units that some policy did not answer are left out and counted.
+
+    Raises UsageError for fewer than two policies, DataError for a rollout that is there twice, and when no unit was
+    answered by all.
+    """
+    table = table.combine_chunks()
+    policies, m = _codes(table.column("policy"))
+    if len(policies) < 2:
+        raise UsageError(
+            f"{origin}: rollouts of one model ({policies[0]!r}); a pool of two or more is needed: name a second file, "
+            f"or "
+            "a file with a column 'policy' of several"
+        )
+    names, prompt = _codes(table.column("prompt_id"))
+    rounds = table.column("round").to_numpy().astype(np.int64)
+    keys, unit = np.unique(np.stack([rounds, prompt]), axis=1, return_inverse=True)
+    unit = unit.reshape(-1)
+    rollout = table.column("rollout").to_numpy()
+    order = np.lexsort((rollout, unit, m))
+    same_group = np.zeros(len(order), dtype=bool)
+    same_group[1:] = (m[order][1:] == m[order][:-1]) & (unit[order][1:] == unit[order][:-1])
+    twice = same_group.copy()
+    twice[1:] &= rollout[order][1:] == rollout[order][:-1]
+    if twice.any():
+        row = int(order[np.flatnonzero(twice)[0]])
+        raise DataError(
+            f"{origin}: policy {policies[m[row]]!r} has rollout {int(rollout[row])} of prompt {names[prompt[row]]!r} "
+            f"twice (round {int(rounds[row])})"
+        )
+    starts = np.where(~same_group, np.arange(len(order)), 0)
+    place = np.arange(len(order)) - np.maximum.accumulate(starts)
+    rows = np.full((len(policies), keys.shape[1], int(place.max()) + 1), -1, dtype=np.int64)
+    rows[m[order], unit[order], place] = order
+    whole = (rows[:, :, 0] >= 0).all(axis=0)
+    if not whole.any():
+        raise DataError(f"{origin}: no prompt was answered by all of {', '.join(map(repr, policies))}")
+    rows = rows[:, whole]
+    rewards = np.where(rows >= 0, table.column("reward").to_numpy()[rows], np.nan)
+    ids = tuple(names[code] for code in keys[1, whole])
+    return Rollouts(
+        policies=tuple(policies),
+        rounds=keys[0, whole],
+        prompt_ids=ids,
+        tasks=_tasks(table, rows[0, :, 0], ids),
+        rewards_M_P_G=rewards,
+        rows_M_P_G=rows,
+        table=table,
+        origin=origin,
+        left_out=int((~whole).sum()),
+        contents=contents or {},
+    )
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+    """The distinct texts of a column, sorted, and each row's number among them."""
+    encoded = column.combine_chunks().dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    order = sorted(range(len(found)), key=lambda i: found[i])
+    rank = np.empty(len(found), dtype=np.int64)
+    rank[order] = np.arange(len(found))
+    return [found[i] for i in order], rank[encoded.indices.to_numpy()]
+
+
+def _tasks(table: pa.Table, rows: Ints, ids: Sequence[str]) -> tuple[str, ...]:
+    """The task of each unit: as the table says, or as its prompt's id begins (task/split/row/hash), or `all`."""
+    if "task" in table.column_names:
+        told = table.column("task").take(pa.array(rows)).to_pylist()
+        return tuple(str(task) if task is not None else _task_of(i) for task, i in zip(told, ids, strict=True))
+    return tuple(_task_of(i) for i in ids)
+
+
+def _task_of(prompt_id: str) -> str:
+    parts = prompt_id.split("/")
+    return parts[0] if len(parts) >= 4 else "all"

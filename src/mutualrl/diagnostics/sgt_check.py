@@ -1,0 +1,174 @@
+"""Where Success-Gated Transfer would act, and whether what it transfers belongs to the prompt.
+
+Source: paper, Appendix "SGT diagnostics: cost, activation profile, and prompt specificity", Tables "SGT activation
+profile" and "Matched vs. mismatched teacher NLL".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
+from mutualrl.diagnostics.rollouts import Bools, Ints, Rollouts
+from mutualrl.diagnostics.statistics import intervals, ratio
+from mutualrl.diagnostics.voices import Voices
+from mutualrl.regimes.base import seeded
+from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw
+
+
+def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:
+    """`{"policies", "prompts", "all_fail", "rows": [{"learner", "gated", "on", "off", "by_task"}]}`.
+
+    gated: prompts with the gate open; on, off: [successes, rollouts] of the whole pool on gated and other prompts;
+    all_fail: prompts where every rollout of every model is below `failure`; by_task: [gated, prompts] of each task.
+    """
+    rewards, present = rollouts.rewards_M_P_G, rollouts.present_M_P_G
+    hits, count = (rewards > thresholds.success).sum(axis=(0, 2)), present.sum(axis=(0, 2))
+    failed = ((rewards < thresholds.failure) | ~present).all(axis=(0, 2))
+    tasks = sorted(set(rollouts.tasks))
+    of_task = {task: np.array([t == task for t in rollouts.tasks]) for task in tasks}
+    rows = []
+    for m, name in enumerate(rollouts.policies):
+        gate = observed_gate(rollouts, thresholds, m)
+        rows.append(
+            {
+                "learner": name,
+                "gated": int(gate.sum()),
+                "gate_rate": float(gate.mean()),
+                "on": _shares(hits, count, gate),
+                "off": _shares(hits, count, ~gate),
+                "by_task": {
+                    task: {"gated": int((gate & of).sum()), "prompts": int(of.sum()), "rate": float(gate[of].mean())}
+                    for task, of in of_task.items()
+                },
+            }
+        )
+    return {
+        "policies": list(rollouts.policies),
+        "prompts": len(rollouts.prompt_ids),
+        "all_fail": int(failed.sum()),
+        "rows": rows,
+    }
+
+
+def _shares(hits: Ints, count: Ints, where: Bools) -> dict[str, Any]:
+    found, every = int(hits[where].sum()), int(count[where].sum())
+    return {"successes": found, "rollouts": every, "rate": float(ratio(found, every))}
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A gated prompt of a learner with the teacher that SGT would draw, and one of the same peer on another prompt."""
+
+    learner: int
+    unit: int
+    matched: tuple[int, ...]
+    mismatched: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """A success: where it is, and its text."""
+
+    policy: int
+    unit: int
+    place: int
+    rollout: int
+    text: str
+    ended: bool
+
+
+def list_successes(rollouts: Rollouts, thresholds: Thresholds, voices: Voices) -> dict[int, list[Success]]:
+    """All successes whose text is known, by policy."""
+    found: dict[int, list[Success]] = {}
+    for m in range(len(rollouts.policies)):
+        for unit, place in np.argwhere(rollouts.rewards_M_P_G[m] > thresholds.success):
+            text = voices.text(m, int(unit), int(place))
+            if text:
+                number = rollouts.cell("rollout", m, int(unit), int(place))
+                ended = rollouts.cell("ended", m, int(unit), int(place)) if rollouts.has("ended") else True
+                found.setdefault(m, []).append(Success(m, int(unit), int(place), int(number), text, bool(ended)))
+    return found
+
+
+def lessons(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> tuple[list[Lesson], int]:
+    """A lesson for each gated prompt of each learner, and how many have none: no success fits the learner, or the peer
+    has no success on another prompt that does. The matched teacher is drawn as regime `sgt` draws it."""
+    every = list_successes(rollouts, thresholds, voices)
+    settings = SGTSettings()
+    found: list[Lesson] = []
+    without = 0
+    for learner, name in enumerate(rollouts.policies):
+        of_unit: dict[int, list[Success]] = {}
+        for m in rollouts.peers_of(learner):
+            for success in every.get(m, []):
+                of_unit.setdefault(success.unit, []).append(success)
+        for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)):
+            prompt, round_ = rollouts.prompt_ids[unit], int(rollouts.rounds[unit])
+            fitted = {
+                (rollouts.policies[s.policy], s.rollout): (s, ids)
+                for s in of_unit.get(int(unit), [])
+                if (ids := voices.fit(learner, int(unit), s.text, s.ended))
+            }
+            if not fitted:
+                without += 1
+                continue
+            candidates = [
+                Fitted(Candidate(policy, number, s.text, s.ended), ids) for (policy, number), (s, ids) in fitted.items()
+            ]
+            drawn = draw(candidates, settings, run_seed=seed, round_=round_, prompt_id=prompt, learner=name)
+            teacher = fitted[drawn.candidate.policy, drawn.candidate.rollout][0]
+            other = _other(rollouts, voices, every[teacher.policy], learner, int(unit), seed)
+            if other is None:
+                without += 1
+                continue
+            found.append(Lesson(learner, int(unit), drawn.ids, other))
+    return found, without
+
+
+def _other(
+    rollouts: Rollouts, voices: Voices, of_peer: Sequence[Success], learner: int, unit: int, seed: int
+) -> tuple[int, ...] | None:
+    """A success of the peer on another prompt, drawn uniformly among those that fit after the learner's prompt."""
+    prompt = rollouts.prompt_ids[unit]
+    others = [s for s in of_peer if rollouts.prompt_ids[s.unit] != prompt]
+    rng = seeded(seed, int(rollouts.rounds[unit]), prompt, f"{rollouts.policies[learner]}\x1fmismatched")
+    for index in rng.permutation(len(others)):
+        if ids := voices.fit(learner, unit, others[index].text, others[index].ended):
+            return ids
+    return None
+
+
+def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> dict[str, Any]:
+    """`{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci"}], "without"}`: mean
+    over gated prompts of the learner's per-token mean NLL of a teacher's text after the learner's own prompt, nats a
+    token; difference: mismatched minus matched."""
+    found, without = lessons(rollouts, thresholds, voices, seed)
+    rows = []
+    for learner, name in enumerate(rollouts.policies):
+        own = [lesson for lesson in found if lesson.learner == learner]
+        nll = {
+            kind: voices.nll(learner, [lesson.unit for lesson in own], [getattr(lesson, kind) for lesson in own])
+            for kind in ("matched", "mismatched")
+        }
+        rows.append({"learner": name, "lessons": len(own), **_compared(nll, seed)})
+    return {"rows": rows, "without": without}
+
+
+def _compared(nll: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    matched, mismatched = nll["matched"], nll["mismatched"]
+    if not len(matched):
+        nan = float("nan")
+        return {"matched": nan, "mismatched": nan, "difference": nan, "difference_ci": [nan, nan]}
+    difference = mismatched - matched
+    around = intervals(difference[:, None], lambda sums: sums / len(difference), seed)
+    return {
+        "matched": float(matched.mean()),
+        "mismatched": float(mismatched.mean()),
+        "difference": float(difference.mean()),
+        "difference_ci": list(around[0]),
+    }

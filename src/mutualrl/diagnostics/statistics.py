@@ -1,0 +1,112 @@
+"""Statistics that the diagnostics share. Pure functions; a rate over nothing is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mutualrl.regimes.advantages import EPSILON
+
+Floats = npt.NDArray[np.float64]
+
+RESAMPLES = 1000
+_CHUNK = 2_000_000  # numbers drawn at a time
+
+
+def ratio(part: npt.ArrayLike, whole: npt.ArrayLike) -> Any:
+    """part / whole, NaN where whole is 0."""
+    part, whole = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole > 0, part / whole, np.nan)[()]
+
+
+def jaccard(sets_M_P: npt.NDArray[np.bool_]) -> float:
+    """|intersection| / |union| of the rows' sets; NaN when all are empty."""
+    return float(ratio(sets_M_P.all(axis=0).sum(), sets_M_P.any(axis=0).sum()))
+
+
+def pearson(x_P: Floats, y_P: Floats) -> float:
+    """Pearson's correlation; NaN for fewer than two points, or where one of them does not vary."""
+    if len(x_P) < 2 or np.ptp(x_P) == 0 or np.ptp(y_P) == 0:
+        return float("nan")
+    return float(np.corrcoef(x_P, y_P)[0, 1])
+
+
+def intervals(
+    columns_P_Q: Floats, statistic: Callable[[Floats], Floats], seed: int, level: float = 0.95
+) -> list[tuple[float, float]]:
+    """Percentile bootstrap intervals over units.
+
+    `statistic` maps sums (B, Q) of the columns over B resamples of the P units to values (B, S); one interval for each
+    of the S. NaNs among the resamples are left out; an interval of NaNs only is (NaN, NaN)."""
+    units = len(columns_P_Q)
+    rng = np.random.default_rng(seed)
+    sums = np.empty((RESAMPLES, columns_P_Q.shape[1]))
+    step = max(1, _CHUNK // max(units, 1))
+    for start in range(0, RESAMPLES, step):
+        count = min(step, RESAMPLES - start)
+        drawn = rng.integers(units, size=(count, units))
+        drawn += np.arange(count)[:, None] * units
+        weights = np.bincount(drawn.ravel(), minlength=count * units).reshape(count, units)
+        sums[start : start + count] = weights @ columns_P_Q
+    values = statistic(sums)
+    tail = (1 - level) / 2
+    found = []
+    for column in values.T:
+        known = column[~np.isnan(column)]
+        found.append((float(np.quantile(known, tail)), float(np.quantile(known, 1 - tail))) if len(known) else _NONE)
+    return found
+
+
+_NONE = (float("nan"), float("nan"))
+
+
+def pooled_advantages(own_P_G: Floats, pool_P_H: Floats, *, scale: str, batch_deviation: float = np.nan) -> Floats:
+    """`regimes.advantages.pool_advantages` for many prompts at once, shape (P, G); baseline: the pool's mean.
+
+    NaN rewards count in no mean and have advantage 0; a pool of equal rewards gives 0.
+    """
+    scored = ~np.isnan(pool_P_H)
+    count = scored.sum(axis=1, keepdims=True)
+    values = np.where(scored, pool_P_H, 0.0)
+    mean = values.sum(axis=1, keepdims=True) / np.maximum(count, 1)
+    highest = np.where(scored, pool_P_H, -np.inf).max(axis=1, keepdims=True)
+    lowest = np.where(scored, pool_P_H, np.inf).min(axis=1, keepdims=True)
+    advantages = own_P_G - mean
+    if scale == "group":
+        squares = np.where(scored, (pool_P_H - mean) ** 2, 0.0).sum(axis=1, keepdims=True)
+        advantages = advantages / (np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON)
+    elif scale == "batch":
+        advantages = advantages / (batch_deviation + EPSILON)
+    found: Floats = np.where((count > 0) & (highest > lowest), np.nan_to_num(advantages, nan=0.0), 0.0)
+    return found
+
+
+def spread(values_P_H: Floats) -> Floats:
+    """The sample deviation (n - 1) of each row's numbers; 0 for fewer than two."""
+    scored = ~np.isnan(values_P_H)
+    count = scored.sum(axis=1)
+    mean = np.where(scored, values_P_H, 0.0).sum(axis=1) / np.maximum(count, 1)
+    squares = np.where(scored, (values_P_H - mean[:, None]) ** 2, 0.0).sum(axis=1)
+    found: Floats = np.sqrt(squares / np.maximum(count - 1, 1)) * (count > 1)
+    return found
+
+
+def all_fail(samples: npt.ArrayLike, successes: npt.ArrayLike, k: int) -> Floats:
+    """Probability that k rollouts all fail, estimated from c successes in n samples.
+
+    k <= n: C(n - c, k) / C(n, k), unbiased for (1 - p)^k. k > n: (1 - c / n)^k, which is not (a prompt without a
+    success among n counts as hopeless).
+    """
+    n, c = np.broadcast_arrays(np.asarray(samples, dtype=np.float64), np.asarray(successes, dtype=np.float64))
+    exact = np.ones(n.shape)
+    for i in range(k):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            exact = exact * np.where(n > i, np.maximum(n - c - i, 0) / np.maximum(n - i, 1), 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        plugged = np.where(n > 0, 1 - c / np.maximum(n, 1), 1.0) ** k
+    found: Floats = np.where(k <= n, exact, plugged)
+    return found

@@ -1,0 +1,186 @@
+"""The diagnostics as Markdown, in the form of the paper's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mutualrl.markdown import name, number, table
+
+
+def _about(result: dict[str, Any]) -> str:
+    left = f"; {result['left_out_prompts']} prompts left out" if result["left_out_prompts"] else ""
+    return f"{name(result['origin'])}, {result['prompts']} prompts{left}"
+
+
+def _with(value: float | None, interval: Sequence[float | None]) -> str:
+    low, high = interval
+    return f"{number(value)} [{number(low, 2)}, {number(high, 2)}]"
+
+
+def complementarity(result: dict[str, Any]) -> str:
+    """Pairs, pool, buckets, gate rates, and the recommendation."""
+    rows = [
+        [name(row["learner"]), name(row["peer"]),
+         *(_with(row[key], row[f"{key}_ci"]) for key in ("learner_success", "peer_success", "jaccard", "rescue"))]
+        for row in result["pairs"]
+    ]  # fmt: skip
+    which = {"first": "the first rollout", "any": "any rollout"}[result["success"]]
+    parts = [
+        table(
+            f"Prompt-level complementarity ({_about(result)}; success: {which}) [95 % bootstrap]",
+            ["learner", "peer", "learner succ.", "peer succ.", "Jaccard", "peer rescues fail"],
+            rows,
+        )
+    ]
+    pool = result["pool"]
+    keys = ("mean", "any", "all", "exactly_one", "jaccard")
+    parts.append(
+        table(
+            "Pool-level success",
+            ["models", "mean single-model", "any model", "all models", "exactly one", "Jaccard of the pool"],
+            [[str(len(result["policies"])), *(_with(pool[key], pool[f"{key}_ci"]) for key in keys)]],
+        )
+    )
+    parts.append(
+        table(
+            "Difficulty-conditioned diversity",
+            ["bucket", "prompts", "mean reward", "Jaccard", "exactly one"],
+            [
+                [b["bucket"], str(b["prompts"]), *(number(b[key]) for key in ("mean_reward", "jaccard", "exactly_one"))]
+                for b in result["buckets"]
+            ],
+        )
+    )
+    ks = [at["k"] for at in result["gate"][0]["at"]]
+    stars = {at["k"]: "*" if at["extrapolated"] else "" for at in result["gate"][0]["at"]}
+    text = table(
+        "SGT's gate: share of prompts that open it, G_n(x), with K rollouts a model",
+        ["learner", "in these rollouts", *(f"K = {k}{stars[k]}" for k in ks)],
+        [
+            [name(g["learner"]), _with(g["observed"], g["observed_ci"]), *(number(at["rate"]) for at in g["at"])]
+            for g in result["gate"]
+        ],
+    )
+    if any(stars.values()):
+        text += "\n\n\\* more than was sampled: (1 - c/n)^K, which counts a prompt without a success as hopeless"
+    parts.append(text)
+    parts.append(f"Recommendation: {name_of(result['recommendation'])}")
+    return "\n\n".join(parts)
+
+
+def name_of(text: str) -> str:
+    """A sentence with names of the user's in it, cleaned."""
+    from mutualrl.display import clean
+
+    return clean(text, 1000).replace("\n", " ")
+
+
+def xgrpo_check(result: dict[str, Any]) -> str:
+    """True against shuffled pool."""
+    keys = ("correlation", "sign_flips", "advantage_change", "signed_change")
+    heads = ("corr. peer spread ↔ adv. change", "adv. sign-flip rate", "mean abs. adv. change", "mean signed change")
+    head = ["learner", *(f"{title}, {pool}" for title in heads for pool in ("true", "shuffled"))]
+    lines = [{"learner": row["learner"], **row} for row in result["rows"]] + [{"learner": "mean", **result["mean"]}]
+    rows = [
+        [name(row["learner"]), *(number(row[pool][key]) for key in keys for pool in ("true", "shuffled"))]
+        for row in lines
+    ]
+    return table(f"Pooled normalization vs. shuffled pool ({_about(result)}; scale: {result['scale']})", head, rows)
+
+
+def sgt_check(result: dict[str, Any]) -> str:
+    """Activation profile, by task where there are several, and the teachers' NLL."""
+    prompts = result["prompts"]
+    rows = [
+        [
+            name(row["learner"]), f"{row['gated']}/{prompts}", *(_fraction(row[side]) for side in ("on", "off")),
+            f"{result['all_fail']}/{prompts}",
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    head = ["learner", "SGT prompts", "succ./all (gate on)", "succ./all (gate off)", "all-fail prompts"]
+    parts = [table(f"SGT activation profile ({_about(result)})", head, rows)]
+    tasks = list(result["rows"][0]["by_task"])
+    if len(tasks) > 1:
+        cells = [
+            [
+                name(row["learner"]),
+                *(f"{t['gated']}/{t['prompts']} ({100 * t['rate']:.2f} %)" for t in row["by_task"].values()),
+            ]
+            for row in result["rows"]
+        ]
+        parts.append(table("Prompts that open the gate, by task", ["learner", *map(name, tasks)], cells))
+    nll = result["nll"]
+    if nll is None:
+        parts.append(f"Teacher NLL: not measured; {name_of(result['nll_needs'])}")
+        return "\n\n".join(parts)
+    cells = [
+        [name(row["learner"]), str(row["lessons"]), number(row["matched"]), number(row["mismatched"]),
+         _with(row["difference"], row["difference_ci"])]
+        for row in nll["rows"]
+    ]  # fmt: skip
+    head = ["learner", "prompts", "matched teacher NLL", "mismatched teacher NLL", "difference [95 %]"]
+    without = f"; {nll['without']} gated prompts without such a pair" if nll["without"] else ""
+    parts.append(table(f"Matched vs. mismatched teacher, nats a token{without}", head, cells))
+    return "\n\n".join(parts)
+
+
+def _fraction(shares: dict[str, Any]) -> str:
+    return f"{shares['successes']}/{shares['rollouts']} ({number(shares['rate'], 3)})"
+
+
+def channels(result: dict[str, Any]) -> str:
+    """The six rows, over all learners and for each."""
+    head = [
+        "usable regimes on a prompt",
+        "all learners (%)",
+        *(f"{name(row['learner'])} (%)" for row in result["learners"]),
+    ]
+    rows = [
+        [
+            row["usable"],
+            f"{100 * row['share']:.2f}",
+            *(f"{100 * own['rows'][i]['share']:.2f}" for own in result["learners"]),
+        ]
+        for i, row in enumerate(result["rows"])
+    ]
+    left = {reason: count for reason, count in result["left_out"].items() if count}
+    note = "" if not left else f"\n\nPeer responses without a ratio: {', '.join(f'{r} {c}' for r, c in left.items())}"
+    return table(f"Joint usability of the three regimes ({_about(result)})", head, rows) + note
+
+
+def cost(result: dict[str, Any]) -> str:
+    """Extra tokens by regime, over all learners and for each; the analytic bound."""
+    rows = [
+        [row["regime"].upper(), f"{row['extra_tokens']:,}", f"{row['ratio']:.4f}x rollout"] for row in result["rows"]
+    ]
+    parts = [
+        table(
+            f"Extra compute on the same rollouts ({_about(result)}; {result['rollout_tokens']:,} response tokens)",
+            ["regime", "extra response tokens", "extra cost"],
+            rows,
+        )
+    ]
+    cells = [
+        [
+            name(row["learner"]), f"{row['rollout_tokens']:,}", str(row["teachers"]),
+            *(f"{row[regime]['extra_tokens']:,} ({row[regime]['ratio']:.4f}x)" for regime in ("xgrpo", "sgt", "prp")),
+        ]
+        for row in result["learners"]
+    ]  # fmt: skip
+    parts.append(table("By learner", ["learner", "rollout tokens", "teachers", "XGRPO", "SGT", "PRP"], cells))
+    parts.append(
+        f"SGT's teachers are {result['sequences']:.4f} of all rollouts; the bound (M-1)/(MN) is {result['bound']:.4f}. "
+        f"Teachers are counted in {result['teacher_tokens']} tokens."
+    )
+    return "\n\n".join(parts)
+
+
+MARKDOWN: dict[str, Callable[[dict[str, Any]], str]] = {
+    "complementarity": complementarity,
+    "xgrpo-check": xgrpo_check,
+    "sgt-check": sgt_check,
+    "channels": channels,
+    "cost": cost,
+}

@@ -1,0 +1,123 @@
+"""The models behind rollouts: each learner's view of its peers' texts. Loaded on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mutualrl.diagnostics.rollouts import Floats, Rollouts
+from mutualrl.diagnostics.thl.endpoints import Endpoint
+from mutualrl.diagnostics.thl.traces import OnBatch, Voice
+from mutualrl.engines.prompts import Content
+from mutualrl.errors import UsageError
+from mutualrl.thl import Retokenized, align_logprobs, decode_completion, retokenize
+
+Template = Mapping[str, Any]
+
+
+class Voices:
+    """The models of a pool by policy. `templates`: arguments of each one's chat template. `track`: told what is
+    done."""
+
+    def __init__(
+        self, rollouts: Rollouts, ends: Mapping[str, Endpoint], templates: Mapping[str, Template] | None = None,
+        track: Any = None,
+    ) -> None:  # fmt: skip
+        self.rollouts = rollouts
+        self._voices = {name: Voice(end) for name, end in ends.items()}
+        self._templates = templates or {}
+        self._track = track or (lambda label, total: lambda done: None)
+        self._ids: dict[tuple[int, str], list[int]] = {}
+
+    def missing(self) -> list[str]:
+        """The policies whose models are not known."""
+        return [name for name in self.rollouts.policies if name not in self._voices]
+
+    def require(self, what: str) -> None:
+        """Raise UsageError, with what to type, when the model of a policy is not known."""
+        if missing := self.missing():
+            flags = " ".join(f"--model {name}=PATH" for name in missing)
+            raise UsageError(f"{what} needs the models of {', '.join(missing)}: add {flags}")
+
+    def voice(self, policy: int) -> Voice:
+        """A policy's tokenizer and model."""
+        return self._voices[self.rollouts.policies[policy]]
+
+    def context(self, policy: int) -> int:
+        """How many positions a policy's model has."""
+        return int(self.voice(policy).engine.context)
+
+    def prompt(self, policy: int, unit: int) -> list[int]:
+        """A prompt as the policy is asked it, token ids. Raises UsageError when its text is not known."""
+        from mutualrl.engines.prompts import prompt_ids
+
+        prompt_id = self.rollouts.prompt_ids[unit]
+        if (policy, prompt_id) not in self._ids:
+            template = self._templates.get(self.rollouts.policies[policy])
+            content = self._content(policy, unit)
+            self._ids[policy, prompt_id] = prompt_ids([content], self.voice(policy).tokenizer, template)[0]
+        return self._ids[policy, prompt_id]
+
+    def _content(self, policy: int, unit: int) -> Content:
+        known = self.rollouts.contents.get(self.rollouts.prompt_ids[unit])
+        if known is not None:
+            return known
+        text = self.rollouts.cell("x_text", policy, unit, 0) if self.rollouts.has("x_text") else None
+        if not isinstance(text, str):
+            raise UsageError(
+                f"{self.rollouts.origin}: the text of prompt {self.rollouts.prompt_ids[unit]!r} is not known: add a "
+                f"column "
+                "'prompt', or name the run's data"
+            )
+        return text
+
+    def text(self, policy: int, unit: int, place: int) -> str | None:
+        """A response's text: decoded from its sampled ids where they and the tokenizer are there, else as it was
+        recorded."""
+        ids = self.rollouts.cell("token_ids", policy, unit, place) if self.rollouts.has("token_ids") else None
+        if ids and self.rollouts.policies[policy] in self._voices:
+            return decode_completion(ids, self.voice(policy).tokenizer)
+        text = self.rollouts.cell("y_text", policy, unit, place) if self.rollouts.has("y_text") else None
+        return text if isinstance(text, str) else None
+
+    def carried(self, learner: int, unit: int, text: str, ended: bool) -> Retokenized:
+        """A peer's text in the learner's vocabulary, with the room that its prompt leaves."""
+        room = self.context(learner) - len(self.prompt(learner, unit))
+        return retokenize(text, self.voice(learner).tokenizer, room, ended=ended)
+
+    def fit(self, learner: int, unit: int, text: str, ended: bool) -> tuple[int, ...] | None:
+        """The learner's ids of a peer's text; None when it is too long or cannot be carried."""
+        carried = self.carried(learner, unit, text, ended)
+        return carried.ids if carried.fits and carried.exact and carried.ids else None
+
+    def logprobs(
+        self, policy: int, units: Sequence[int], ids: Sequence[Sequence[int]], label: str = "scoring"
+    ) -> list[Floats]:
+        """Log-probs of responses after the policy's own prompts, nats, token by token."""
+        from mutualrl.engines.scoring import completion_logprobs
+
+        on_batch: OnBatch = self._track(f"{self.rollouts.policies[policy]}: {label}", len(units))
+        prompts = [self.prompt(policy, unit) for unit in units]
+        return completion_logprobs(self.voice(policy).engine.model, prompts, ids, on_batch) if units else []
+
+    def nll(self, policy: int, units: Sequence[int], ids: Sequence[Sequence[int]]) -> Floats:
+        """Per-token mean negative log-likelihood of each response, shape (N,), nats."""
+        return np.array([-values.mean() for values in self.logprobs(policy, units, ids, "NLL")], dtype=np.float64)
+
+    def align(
+        self, learner: int, peer: int, text: str, ids: Sequence[int], trace: Floats, target_ids: Sequence[int]
+    ) -> tuple[Floats, Any]:
+        """A peer's trace on the learner's tokens: log-probs, 0 where there is none, and where there is one."""
+        found = align_logprobs(
+            text, ids, trace, self.voice(peer).tokenizer, self.voice(learner).tokenizer,
+            target_ids=target_ids, source_eos_ids=self.voice(peer).engine.eos_token_ids,
+        )  # fmt: skip
+        return np.where(found.covered, found.logprobs, 0.0), found.covered
+
+    @cached_property
+    def sampled(self) -> bool:
+        """Whether the sampled ids of the responses are recorded."""
+        return self.rollouts.has("token_ids")
