@@ -16,6 +16,7 @@ from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import advantages
+from mutualrl.errors import UsageError
 
 LOW, HIGH = 0.8, 1.2
 CHANGED = 1e-6
@@ -82,9 +83,9 @@ def sequence_ratios(rollouts: Rollouts, voices: Voices) -> tuple[dict[tuple[int,
     """exp(mean log-ratio) of every peer response under every learner, by (learner, unit).
 
     Numerator: the learner's log-probs of its own tokens of the response; denominator: the peer's trace, as recorded or
-    scored again by its model, aligned to them. Left out and counted: responses without a text, and such as the
+    scored again by its model, aligned to them. Left out and counted: empty responses, and such as the
     learner's tokenizer changes or its context does not hold."""
-    left_out = {"no_text": 0, "changed": 0, "too_long": 0}
+    left_out = {"empty": 0, "changed": 0, "too_long": 0}
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     for peer in range(len(rollouts.policies)):
         said = _responses(rollouts, voices, peer, left_out)
@@ -117,8 +118,14 @@ def _responses(rollouts: Rollouts, voices: Voices, peer: int, left_out: dict[str
         text = voices.text(peer, unit, place)
         ended = bool(rollouts.cell("ended", peer, unit, place)) if rollouts.has("ended") else True
         ids = tuple(rollouts.cell("token_ids", peer, unit, place) or ()) if voices.sampled else ()
+        if text is None:
+            raise UsageError(
+                f"{rollouts.origin}: the text of rollout {place} of prompt {rollouts.prompt_ids[unit]!r} by "
+                f"{rollouts.policies[peer]!r} is not recorded; PRP looks at every response: train with --exchange full "
+                "(or regime prp), add a column 'completion', or sample with --pool"
+            )
         if not text:
-            left_out["no_text"] += 1
+            left_out["empty"] += 1
             continue
         if not ids:
             carried = voices.carried(peer, unit, text, ended)

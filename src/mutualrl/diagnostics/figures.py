@@ -73,6 +73,7 @@ def _gate(axis: Axes, result: dict[str, Any]) -> None:
         low, high = (np.array([at["rate_ci"][i] for at in row["at"]]) for i in (0, 1))
         axis.errorbar(ks, rates, [rates - low, high - rates], marker="o", capsize=3, label=_short(row["learner"]))
     axis.set_xscale("log", base=2)
+    axis.set_xticks(ks, [str(k) for k in ks])
     axis.set_ylim(bottom=0)
     axis.set(xlabel="rollouts a model, K", ylabel="prompts that open the gate", title="SGT's gate rate, E[G(x)]")
     axis.legend(title="learner", fontsize=8)
@@ -83,7 +84,7 @@ def xgrpo_check(result: dict[str, Any]) -> Figures:
 
     def draw(figure: Any) -> None:
         measures = (
-            ("correlation", "corr. of peer spread and change"), ("sign_flips", "sign-flip rate"),
+            ("correlation", "corr. of peer spread and change"), ("sign_changes", "sign changes, 0 counted"),
             ("advantage_change", "mean |change|"),
         )  # fmt: skip
         for axis, (key, title) in zip(figure.subplots(1, 3), measures, strict=True):

@@ -120,7 +120,7 @@ def arranged(table: pa.Table, origin: str, contents: Mapping[str, Content] | Non
         table=table,
         origin=origin,
         left_out=int((~whole).sum()),
-        contents=contents or {},
+        contents={} if contents is None else contents,
     )
 
 

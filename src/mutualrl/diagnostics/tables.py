@@ -78,13 +78,14 @@ def name_of(text: str) -> str:
 
 def xgrpo_check(result: dict[str, Any]) -> str:
     """True against shuffled pool."""
-    keys = ("correlation", "sign_flips", "advantage_change", "signed_change")
-    heads = ("corr. peer spread ↔ adv. change", "adv. sign-flip rate", "mean abs. adv. change", "mean signed change")
-    head = ["learner", *(f"{title}, {pool}" for title in heads for pool in ("true", "shuffled"))]
-    lines = [{"learner": row["learner"], **row} for row in result["rows"]] + [{"learner": "mean", **result["mean"]}]
+    keys = ("correlation", "sign_flips", "sign_changes", "advantage_change", "signed_change")
+    head = ["learner", "pool", "corr. peer spread ↔ adv. change", "adv. sign-flip rate", "the same, from and to 0 too",
+            "mean abs. adv. change", "mean signed change"]  # fmt: skip
+    lines = [*((row["learner"], row) for row in result["rows"]), ("mean", result["mean"])]
     rows = [
-        [name(row["learner"]), *(number(row[pool][key]) for key in keys for pool in ("true", "shuffled"))]
-        for row in lines
+        [name(learner), pool, *(number(row[pool][key]) for key in keys)]
+        for learner, row in lines
+        for pool in ("true", "shuffled")
     ]
     return table(f"Pooled normalization vs. shuffled pool ({_about(result)}; scale: {result['scale']})", head, rows)
 

@@ -20,7 +20,7 @@ POOLS = ("true", "shuffled")
 
 def xgrpo_check(rollouts: Rollouts, scale: str, seed: int) -> dict[str, Any]:
     """`{"policies", "prompts", "scale", "rows": [{"learner", "true", "shuffled"}], "mean"}`; each pool has
-    `correlation`, `sign_flips`, `advantage_change` and `signed_change`."""
+    `correlation`, `sign_flips`, `sign_changes`, `advantage_change` and `signed_change`."""
     rows: list[dict[str, Any]] = []
     for learner, name in enumerate(rollouts.policies):
         peers = rollouts.peer_rewards(learner)
@@ -60,9 +60,12 @@ def advantages(rollouts: Rollouts, learner: int, peers_P_H: Floats, scale: str) 
 
 
 def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scale: str) -> dict[str, float]:
-    """Correlation, over prompts, of the peers' reward spread (their own prompt's, also under the shuffled pool) with
-    the mean |A_pool - A_local|; share of rollouts whose advantage changes between strictly positive and strictly
-    negative; mean |A_pool - A_local| and mean A_pool - A_local over prompts."""
+    """Five measures of a pool, `advantage_change` being the mean over prompts of |A_pool - A_local|.
+
+    `correlation`: over prompts, of that change with the peers' reward spread (their own prompt's, also under the
+    shuffled pool). `sign_flips`: share of rollouts whose advantage goes between strictly positive and strictly
+    negative: none where rewards are 0 or 1, since both advantages of a success are at least 0 and both of a failure at
+    most 0. `sign_changes`: the same with 0 as a sign of its own. `signed_change`: the mean of A_pool - A_local."""
     local, pooled = advantages(rollouts, learner, peers_P_H, scale)
     present: Bools = rollouts.present_M_P_G[learner]
     count = present.sum(axis=1)
@@ -71,6 +74,7 @@ def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scale: str) -
     return {
         "correlation": pearson(spread(rollouts.peer_rewards(learner)), size),
         "sign_flips": float(ratio((local * pooled < 0)[present].sum(), present.sum())),
+        "sign_changes": float(ratio((np.sign(local) != np.sign(pooled))[present].sum(), present.sum())),
         "advantage_change": float(size.mean()),
         "signed_change": float((change.sum(axis=1) / count).mean()),
     }
