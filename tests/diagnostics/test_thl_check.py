@@ -247,7 +247,7 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("--text", "latin.txt"), 2, "not UTF-8 at byte 1"),
     (("--task", "physics"), 2, "unknown task 'physics'"),
     (("--source", "tiny:ada", "--target", "tiny:bob", "--data", "rows.jsonl"), 2, "add --task"),
-    (("--pool", "2qwen"), 2, "needs a data file"),
+    (("--pool", "2qwen"), 2, "cannot be loaded from the hub"),
     (("--suite", "tokenizers", "--task", "math"), 2, "--task: no effect here; the suites ratio and sequence sample"),
     (("--suite", "mass", "--samples", "3", "--data", "x"), 2, "--data, --samples: no effect here"),
     (("--suite", "mass", "--plot", "blank.txt"), 2, "blank.txt is a file, expected a directory"),

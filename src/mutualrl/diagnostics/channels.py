@@ -2,8 +2,9 @@
 
 Source: paper, Appendix "Channel decomposition of the three sharing regimes", Table "Joint usability of the three
 regimes". The unit is (learner, prompt). PRP is usable when some peer response has exp(mean token log-ratio) in [0.8,
-1.2]; XGRPO when pooling changes some advantage by more than 1e-6; SGT when its gate is open. SGT implies XGRPO: with
-all own rewards below those of some peer, the pool's mean is not the learner's."""
+1.2]; XGRPO when pooling changes some advantage by more than 1e-6; SGT when its gate is open. SGT implies XGRPO where
+rewards are 0 or 1: with own rewards all 0 and some peer's 1, the pool's mean is not the learner's. Graded rewards can
+make the two means equal; such units get a seventh row."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ ROWS = {
     (True, True, False): "PRP and XGRPO, not SGT",
     (True, True, True): "all three",
 }
+SEVENTH = "SGT without XGRPO (graded rewards of equal means)"
 
 
 def usable_values(rollouts: Rollouts, learner: int, scale: str) -> Bools:
@@ -38,16 +40,13 @@ def usable_values(rollouts: Rollouts, learner: int, scale: str) -> Bools:
 
 
 def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[dict[str, Any]]:
-    """The six rows, `{"usable", "units", "share"}`; shares sum to 1.
-
-    Raises ValueError when SGT is usable where XGRPO is not, which the definitions exclude.
-    """
-    if (sgt_M_P & ~xgrpo_M_P).any():
-        raise ValueError("SGT usable where XGRPO is not: a gate that is open without unequal rewards in the pool")
+    """The six rows, `{"usable", "units", "share"}`, and a seventh where there are such units; shares sum to 1."""
     rows = []
     for (prp, xgrpo, sgt), name in ROWS.items():
         units = int(((prp_M_P == prp) & (xgrpo_M_P == xgrpo) & (sgt_M_P == sgt)).sum())
         rows.append({"usable": name, "units": units, "share": units / prp_M_P.size})
+    if units := int((sgt_M_P & ~xgrpo_M_P).sum()):
+        rows.append({"usable": SEVENTH, "units": units, "share": units / prp_M_P.size})
     return rows
 
 

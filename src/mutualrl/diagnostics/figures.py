@@ -12,7 +12,7 @@ from mutualrl.display import clean
 
 Figures = Mapping[str, tuple[tuple[float, float], Draw]]
 _REGIME_COLOURS = {"PRP": "#4477AA", "XGRPO": "#CCBB44", "SGT": "#EE6677"}
-_ROW_COLOURS = ("#BBBBBB", "#CCBB44", "#EE8866", "#4477AA", "#66AA88", "#AA3377")
+_ROW_COLOURS = ("#BBBBBB", "#CCBB44", "#EE8866", "#4477AA", "#66AA88", "#AA3377", "#222222")
 
 
 def _short(text: str) -> str:
@@ -140,9 +140,10 @@ def channels(result: dict[str, Any]) -> Figures:
         axis = figure.subplots()
         every = [("all learners", result["rows"]), *((_short(r["learner"]), r["rows"]) for r in result["learners"])]
         left = np.zeros(len(every))
-        for i, colour in enumerate(_ROW_COLOURS):
-            shares = np.array([100 * rows[i]["share"] for _, rows in every])
-            bars = axis.barh(range(len(every)), shares, left=left, color=colour, label=every[0][1][i]["usable"])
+        for row, colour in zip(result["rows"], _ROW_COLOURS, strict=False):
+            of = [{r["usable"]: r["share"] for r in rows} for _, rows in every]
+            shares = np.array([100 * usable.get(row["usable"], 0.0) for usable in of])
+            bars = axis.barh(range(len(every)), shares, left=left, color=colour, label=row["usable"])
             axis.bar_label(bars, [f"{s:.0f}" if s >= 4 else "" for s in shares], label_type="center", fontsize=8)
             left += shares
         axis.set_yticks(range(len(every)), [label for label, _ in every], fontsize=8, parse_math=False)

@@ -133,18 +133,12 @@ def _fraction(shares: dict[str, Any]) -> str:
 
 def channels(result: dict[str, Any]) -> str:
     """The six rows, over all learners and for each."""
-    head = [
-        "usable regimes on a prompt",
-        "all learners (%)",
-        *(f"{name(row['learner'])} (%)" for row in result["learners"]),
-    ]
+    learners = [name(row["learner"]) for row in result["learners"]]
+    head = ["usable regimes on a prompt", "all learners (%)", *(f"{learner} (%)" for learner in learners)]
+    own = [{row["usable"]: row["share"] for row in learner["rows"]} for learner in result["learners"]]
     rows = [
-        [
-            row["usable"],
-            f"{100 * row['share']:.2f}",
-            *(f"{100 * own['rows'][i]['share']:.2f}" for own in result["learners"]),
-        ]
-        for i, row in enumerate(result["rows"])
+        [row["usable"], *(f"{100 * share:.2f}" for share in (row["share"], *(o.get(row["usable"], 0.0) for o in own)))]
+        for row in result["rows"]
     ]
     left = {reason: count for reason, count in result["left_out"].items() if count}
     note = "" if not left else f"\n\nPeer responses without a ratio: {', '.join(f'{r} {c}' for r, c in left.items())}"

@@ -1,0 +1,311 @@
+"""Every diagnostic on small cases worked by hand, and the identities that hold on any rollouts."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mutualrl.diagnostics.channels import ROWS, decomposed, usable_values
+from mutualrl.diagnostics.complementarity import Thresholds, complementarity, gate_rate, observed_gate
+from mutualrl.diagnostics.cost import cost
+from mutualrl.diagnostics.rollouts import Rollouts, arranged
+from mutualrl.diagnostics.sgt_check import activation
+from mutualrl.diagnostics.statistics import all_fail, intervals, pearson, pooled_advantages, spread
+from mutualrl.diagnostics.voices import Voices
+from mutualrl.diagnostics.xgrpo_check import shuffle, xgrpo_check
+from mutualrl.regimes.advantages import pool_advantages
+from mutualrl.regimes.base import seeded
+from mutualrl.regimes.xgrpo import shuffled
+
+PAPER = Thresholds()
+
+
+def table(rewards: dict[str, dict[str, list[float]]], round_: int = 0, **more: Any) -> pa.Table:
+    """Rollouts from `{policy: {prompt: [rewards]}}`."""
+    rows = [
+        {"policy": policy, "round": round_, "prompt_id": prompt, "rollout": i, "reward": float(reward)}
+        for policy, prompts in rewards.items()
+        for prompt, group in prompts.items()
+        for i, reward in enumerate(group)
+    ]
+    return pa.Table.from_pylist([row | {k: v(row) for k, v in more.items()} for row in rows])
+
+
+def of(rewards: dict[str, dict[str, list[float]]], **more: Any) -> Rollouts:
+    return arranged(table(rewards, **more), "test")
+
+
+#: six prompts, two models, two rollouts each; the first rollout decides
+SIX = of(
+    {
+        "a": {"p1": [1, 1], "p2": [1, 0], "p3": [0, 0], "p4": [0, 0], "p5": [0, 1], "p6": [1, 1]},
+        "b": {"p1": [1, 1], "p2": [0, 0], "p3": [1, 0], "p4": [0, 0], "p5": [0, 0], "p6": [1, 0]},
+    }
+)
+
+
+def test_complementarity_of_six_prompts_by_hand() -> None:
+    found = complementarity(SIX, PAPER, "first", [1, 2], seed=0)
+    # a solves p1 p2 p6, b solves p1 p3 p6: intersection p1 p6, union p1 p2 p3 p6
+    a, b = found["pairs"]
+    assert (a["learner"], a["peer"], a["learner_success"], a["peer_success"]) == ("a", "b", 0.5, 0.5)
+    assert a["jaccard"] == b["jaccard"] == 0.5
+    assert a["rescue"] == b["rescue"] == pytest.approx(1 / 3)  # of a's failures p3 p4 p5, b solves p3
+    pool = found["pool"]
+    assert [pool[key] for key in ("mean", "any", "all", "exactly_one", "jaccard")] == pytest.approx([1 / 2, 4 / 6, 2 / 6, 2 / 6, 1 / 2])  # fmt: skip
+    # mean rewards: p1 1, p6 3/4, p2 p3 p5 1/4, p4 0; ties by prompt id: hard p4 p2, medium p3 p5, easy p6 p1
+    easy, medium, hard = found["buckets"]
+    assert [bucket["bucket"] for bucket in found["buckets"]] == ["easy", "medium", "hard"]
+    assert (easy["mean_reward"], medium["mean_reward"], hard["mean_reward"]) == (0.875, 0.25, 0.125)
+    assert (easy["jaccard"], medium["jaccard"], hard["jaccard"]) == (1.0, 0.0, 0.0)
+    assert (easy["exactly_one"], medium["exactly_one"], hard["exactly_one"]) == (0.0, 0.5, 0.5)
+    # the gate of a: p3 (all a fail, b has one); of b: p2, p5
+    assert [gate["observed"] for gate in found["gate"]] == pytest.approx([1 / 6, 2 / 6])
+    assert [gate["at"][1]["rate"] for gate in found["gate"]] == pytest.approx([1 / 6, 2 / 6])
+    # K = 1, a: p3 (1 - 0)(1/2); p5 (1/2)(0); p2 (1/2)(0): 1/12. b: p2 1 * 1/2, p5 1/2, p6 (1/2) * 1: 3/12
+    assert [gate["at"][0]["rate"] for gate in found["gate"]] == pytest.approx([0.5 / 6, 1.5 / 6])
+    assert found["recommended"] in ("sgt", "xgrpo")
+
+
+def test_any_rollout_counts_where_it_is_asked_for() -> None:
+    found = complementarity(SIX, PAPER, "any", [2], seed=0)
+    assert [row["learner_success"] for row in found["pairs"]] == pytest.approx([4 / 6, 3 / 6])
+
+
+def test_empty_sets_and_no_failures_are_not_numbers() -> None:
+    found = complementarity(of({"a": {"p": [0]}, "b": {"p": [0]}}), PAPER, "first", [1], seed=0)
+    assert np.isnan(found["pairs"][0]["jaccard"])
+    assert found["pairs"][0]["rescue"] == 0
+    assert found["recommended"] == "none"
+    found = complementarity(of({"a": {"p": [1]}, "b": {"p": [1]}}), PAPER, "first", [1], seed=0)
+    assert np.isnan(found["pairs"][0]["rescue"])
+    assert "every model solves all 1 prompts" in found["recommendation"]
+
+
+def test_the_activation_profile_by_hand() -> None:
+    rollouts = of(
+        {
+            "a": {"t/train/1/x": [0, 0], "t/train/2/x": [0, 1], "u/train/1/x": [0, 0], "u/train/2/x": [0, 0]},
+            "b": {"t/train/1/x": [1, 0], "t/train/2/x": [0, 0], "u/train/1/x": [0, 0], "u/train/2/x": [1, 1]},
+        }
+    )
+    found = activation(rollouts, PAPER)
+    a, b = found["rows"]
+    assert (found["prompts"], found["all_fail"], a["gated"], b["gated"]) == (4, 1, 2, 1)
+    assert (a["on"]["successes"], a["on"]["rollouts"]) == (3, 8)
+    assert (a["off"]["successes"], a["off"]["rollouts"]) == (1, 8)
+    assert (b["on"]["successes"], b["on"]["rollouts"]) == (1, 4)
+    assert a["by_task"] == {
+        "t": {"gated": 1, "prompts": 2, "rate": 0.5}, "u": {"gated": 1, "prompts": 2, "rate": 0.5}
+    }  # fmt: skip
+
+
+def test_xgrpo_by_hand() -> None:
+    # a: rewards 1 0 on both prompts. Local: mean 1/2, deviation sqrt(1/2); pool with b's 0 0: mean 1/4, deviation 1/2
+    rollouts = of({"a": {"p": [1, 0], "q": [1, 0]}, "b": {"p": [0, 0], "q": [1, 0]}})
+    found = xgrpo_check(rollouts, "group", seed=0)
+    local = 0.5 / (np.sqrt(0.5) + 1e-4)
+    p = np.array([0.75, -0.25]) / (0.5 + 1e-4)
+    q = np.array([0.5, -0.5]) / (np.sqrt(1 / 3) + 1e-4)
+    own = np.array([local, -local])
+    true = found["rows"][0]["true"]
+    change = np.array([np.abs(p - own).mean(), np.abs(q - own).mean()])
+    assert true["advantage_change"] == pytest.approx(change.mean())
+    assert true["signed_change"] == pytest.approx(((p - own).mean() + (q - own).mean()) / 2)
+    assert true["correlation"] == pytest.approx(np.sign(change[1] - change[0]))  # spreads 0 and sqrt(1/2)
+    assert (true["sign_flips"], true["sign_changes"]) == (0, 0)
+    b = found["rows"][1]["true"]
+    assert b["sign_changes"] == 0.5  # p: from 0 to negative for both of its rollouts
+
+
+def test_rewards_between_the_ends_can_flip_a_sign() -> None:
+    rollouts = of({"a": {"p": [0.4, 0.6]}, "b": {"p": [0.9, 0.9]}})
+    assert xgrpo_check(rollouts, "group", seed=0)["rows"][0]["true"]["sign_flips"] == 0.5
+
+
+def test_cost_by_hand() -> None:
+    lengths = {"a": 3, "b": 5}
+    rollouts = of(
+        {"a": {"p": [0, 0], "q": [1, 1]}, "b": {"p": [1, 0], "q": [0, 1]}}, tokens=lambda row: lengths[row["policy"]]
+    )
+    found = cost(rollouts, PAPER, Voices(rollouts, {}), seed=0)
+    assert found["rollout_tokens"] == 32
+    assert {row["regime"]: row["extra_tokens"] for row in found["rows"]} == {"xgrpo": 0, "sgt": 5, "prp": 32}
+    a, b = found["learners"]
+    assert (a["prp"]["ratio"], b["prp"]["ratio"]) == (20 / 12, 12 / 20)
+    assert (a["sgt"]["extra_tokens"], b["sgt"]["extra_tokens"]) == (5, 0)
+    assert (found["sequences"], found["bound"]) == (1 / 8, 1 / 4)
+
+
+def test_three_models_by_hand() -> None:
+    rollouts = of(
+        {
+            "a": {"p1": [1], "p2": [0], "p3": [0], "p4": [1]},
+            "b": {"p1": [1], "p2": [1], "p3": [0], "p4": [0]},
+            "c": {"p1": [1], "p2": [1], "p3": [0], "p4": [0]},
+        }
+    )
+    found = complementarity(rollouts, PAPER, "first", [1], seed=0)
+    assert len(found["pairs"]) == 6
+    pool = found["pool"]
+    assert [pool[key] for key in ("any", "all", "exactly_one", "jaccard")] == pytest.approx(
+        [3 / 4, 1 / 4, 1 / 4, 1 / 3]
+    )
+    assert [gate["observed"] for gate in found["gate"]] == [1 / 4, 1 / 4, 1 / 4]
+
+
+def test_units_that_not_all_answered_are_left_out_and_ragged_groups_are_kept() -> None:
+    rollouts = of({"a": {"p": [1, 0, 0], "q": [1]}, "b": {"p": [0]}})
+    assert (rollouts.prompt_ids, rollouts.left_out) == (("p",), 1)
+    assert rollouts.rewards_M_P_G.shape == (2, 1, 3)
+    assert rollouts.present_M_P_G.sum() == 4
+    assert observed_gate(rollouts, PAPER, 1)[0]
+
+
+def test_the_same_prompt_in_two_rounds_is_two_units() -> None:
+    both = pa.concat_tables([table({"a": {"p": [1]}, "b": {"p": [0]}}, r) for r in (0, 3)])
+    rollouts = arranged(both, "test")
+    assert rollouts.rounds.tolist() == [0, 3]
+    assert complementarity(rollouts, PAPER, "first", [1], seed=0)["prompts"] == 2
+
+
+#: rewards of 2 to 4 models on 1 to 12 prompts, ragged, unscorable ones among them
+GROUP = st.lists(st.sampled_from([0.0, 1.0, 0.5, 0.1, -1.0, float("nan")]), min_size=1, max_size=4)
+
+
+@st.composite
+def rollouts_of(draw: st.DrawFn, binary: bool = False) -> Rollouts:
+    models = draw(st.integers(2, 4))
+    prompts = draw(st.integers(1, 12))
+    group = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=4) if binary else GROUP
+    tables = []
+    for round_ in range(draw(st.integers(1, 2))):
+        drawn = {f"m{m}": {f"p{p}": draw(group) for p in range(prompts)} for m in range(models)}
+        tables.append(table(drawn, round_))
+    return arranged(pa.concat_tables(tables), "test")
+
+
+@settings(max_examples=60, deadline=None)
+@given(rollouts_of())
+def test_identities_of_overlap(rollouts: Rollouts) -> None:
+    found = complementarity(rollouts, PAPER, "first", [1, 2], seed=0)
+    pairs = {(row["learner"], row["peer"]): row for row in found["pairs"]}
+    for (a, b), row in pairs.items():
+        assert row["jaccard"] == pairs[b, a]["jaccard"] or np.isnan(row["jaccard"])
+        for key in ("learner_success", "peer_success"):
+            low, high = row[f"{key}_ci"]
+            assert low <= row[key] + 1e-9
+            assert row[key] <= high + 1e-9
+    pool, slack = found["pool"], 1e-9
+    best = max(row["learner_success"] for row in found["pairs"])
+    assert pool["any"] >= best >= pool["mean"] - slack
+    assert pool["mean"] >= pool["all"] - slack
+    buckets = found["buckets"]
+    assert sum(bucket["prompts"] for bucket in buckets) == found["prompts"]
+    exactly = sum(b["prompts"] * b["exactly_one"] for b in buckets if b["prompts"]) / found["prompts"]
+    assert pool["exactly_one"] == pytest.approx(exactly)
+    means = [b["mean_reward"] for b in buckets if b["prompts"]]
+    assert means == sorted(means, reverse=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rollouts_of(binary=True), st.integers(0, 5))
+def test_the_gate_reckoned_at_the_rollouts_that_there_are_is_the_gate_observed(rollouts: Rollouts, seed: int) -> None:
+    counts = rollouts.present_M_P_G.sum(axis=2)
+    even = counts.min(axis=0) == counts.max(axis=0)
+    for learner in range(len(rollouts.policies)):
+        gate = observed_gate(rollouts, PAPER, learner)
+        for unit in np.flatnonzero(even):
+            rate = gate_rate(rollouts, PAPER, learner, int(counts[0, unit]))[unit]
+            assert rate == pytest.approx(float(gate[unit]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rollouts_of(), st.sampled_from(["group", "batch", "none"]))
+def test_advantages_are_those_of_the_regime(rollouts: Rollouts, scale: str) -> None:
+    for learner in range(len(rollouts.policies)):
+        own, peers = rollouts.rewards_M_P_G[learner], rollouts.peer_rewards(learner)
+        pool = np.concatenate([own, peers], axis=1)
+        found = pooled_advantages(own, pool, scale=scale, batch_deviation=0.7)
+        for unit in range(len(own)):
+            here = rollouts.present_M_P_G[learner, unit]
+            expected = pool_advantages(own[unit][here], pool[unit], scale=scale, batch_deviation=0.7)
+            assert found[unit][here] == pytest.approx(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rollouts_of(), st.integers(0, 100))
+def test_the_shuffled_pool_is_the_regimes_and_keeps_the_rewards_of_every_round(rollouts: Rollouts, seed: int) -> None:
+    for learner, name in enumerate(rollouts.policies):
+        peers, order = rollouts.peer_rewards(learner), shuffle(rollouts, name, seed)
+        for round_ in np.unique(rollouts.rounds):
+            units = np.flatnonzero(rollouts.rounds == round_)
+            bags = {rollouts.prompt_ids[u]: peers[u].tolist() for u in units}
+            expected = shuffled(bags, seeded(seed, int(round_), "shuffled pool", name))
+            for unit in units:
+                assert repr(peers[order[unit]].tolist()) == repr(expected[rollouts.prompt_ids[unit]])
+            kept = [Counter(map(repr, peers[chosen].ravel())) for chosen in (units, order[units])]
+            assert kept[0] == kept[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(rollouts_of(binary=True), st.integers(0, 2**30))
+def test_the_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollouts, seed: int) -> None:
+    learners = range(len(rollouts.policies))
+    xgrpo = np.stack([usable_values(rollouts, m, "group") for m in learners])
+    sgt = np.stack([observed_gate(rollouts, PAPER, m) for m in learners])
+    assert not (sgt & ~xgrpo).any()
+    rows = decomposed(np.random.default_rng(seed).random(sgt.shape) < 0.5, xgrpo, sgt)
+    assert len(rows) == len(ROWS) == 6
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert sum(row["units"] for row in rows) == sgt.size
+
+
+def test_graded_rewards_can_open_the_gate_without_moving_an_advantage_which_is_a_seventh_row() -> None:
+    rollouts = of({"a": {"p": [0.0]}, "b": {"p": [1.0, -1.0]}})
+    sgt, xgrpo = observed_gate(rollouts, PAPER, 0)[None], usable_values(rollouts, 0, "group")[None]
+    rows = decomposed(np.zeros_like(sgt), xgrpo, sgt)
+    assert [row["units"] for row in rows] == [0] * 6 + [1]
+    assert sum(row["share"] for row in rows) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(rollouts_of(binary=True))
+def test_teachers_stay_within_the_analytic_bound(rollouts: Rollouts) -> None:
+    table_ = rollouts.table.append_column("tokens", pa.array([4] * len(rollouts.table)))
+    same = arranged(table_, "test")
+    found = cost(same, PAPER, Voices(same, {}), seed=0)
+    assert found["sequences"] <= found["bound"] + 1e-9
+    assert found["rows"][2]["ratio"] == pytest.approx(len(same.policies) - 1)
+
+
+@given(st.integers(1, 6), st.data())
+def test_the_estimate_that_all_fail_is_the_share_of_k_subsets_without_a_success(n: int, data: st.DataObject) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    subsets = list(itertools.combinations([1] * c + [0] * (n - c), k))
+    assert all_fail(n, c, k) == pytest.approx(sum(not any(s) for s in subsets) / len(subsets))
+    assert all_fail(n, c, n + 1) == pytest.approx((1 - c / n) ** (n + 1))
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        sample = (rng.random((150, 1)) < 0.3).astype(float)
+        ((low, high),) = intervals(sample, lambda sums: sums / 150, seed=trial)
+        covered += low <= 0.3 <= high
+    assert 0.90 <= covered / 200 <= 0.99
+
+
+def test_small_statistics() -> None:
+    nan = float("nan")
+    assert np.isnan(pearson(np.array([1.0, 1.0]), np.array([1.0, 2.0])))
+    assert pearson(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 7.0])) == pytest.approx(0.9933992678)
+    assert spread(np.array([[1.0, 0.0], [1.0, nan], [nan, nan]])) == pytest.approx([np.sqrt(0.5), 0.0, 0.0])

@@ -1,0 +1,167 @@
+"""`mutualrl eval` and `mutualrl tasks` through the real command line, on the tiny pool and two pretrained models."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import Cli
+from mutualrl.tasks.boxed import boxed_score
+
+
+def evaluated(cli: Cli, *arguments: str | Path, **environment: str) -> dict[str, Any]:
+    done = cli("eval", *arguments, "--json", "--engine", "transformers", **environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def write(path: Path, *values: object) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+@pytest.mark.slow
+def test_the_pool_is_evaluated_and_every_completion_kept(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    found = evaluated(cli, "--pool", "tiny", "--out", "o")
+    assert found["tasks"]["arithmetic"] == {"evaluated": "held-out problems", "n": 64, "dropped": []}
+    for name in ("ada", "bob"):
+        rows = pq.read_table(tmp_path / "o" / "completions" / name).to_pylist()
+        assert len(rows) == 64
+        hits = [boxed_score(row["y_text"], row["answer"]) for row in rows]
+        assert hits == [row["reward"] for row in rows]
+        m = found["models"][name]
+        assert m["accuracy"] == sum(hits) / 64 > 0.2
+        assert m["accuracy"] == pytest.approx((m["by_group"]["+"] + m["by_group"]["*"]) / 2)
+        assert m["tasks"]["arithmetic"]["accuracy"] == m["accuracy"] == m["mean_accuracy"]
+    assert json.loads((tmp_path / "o" / "results.json").read_text())["models"] == found["models"]
+    shown = cli("eval", "--pool", "tiny", "--out", "o", "--engine", "transformers")
+    assert (tmp_path / "o" / "results.md").read_text() == shown.stdout
+    assert "| ada | arithmetic | held-out problems | transformers | 64 |" in shown.stdout
+
+
+@pytest.mark.slow
+def test_samples_give_pass_at_k_and_the_same_command_the_same_figures(cli: Cli, tiny: dict[str, Path]) -> None:
+    arguments = ("--model", "tiny:ada", "--samples", "4", "--limit", "16", "--seed", "7")
+    found = evaluated(cli, *arguments)
+    assert (found["samples"], found["temperature"]) == (4, 1.0)
+    passes = found["models"]["tiny:ada"]["pass_at_k"]
+    assert found["models"]["tiny:ada"]["accuracy"] == pytest.approx(passes["1"])
+    assert passes["1"] <= passes["2"] <= passes["4"]
+    assert evaluated(cli, *arguments) == found
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_it_goes_on_to_the_same_figures(
+    cli: Cli, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"{a}+{b}+{c}:", "answer": str(a + b + c), "group": str(a)} for a in range(2, 9) for b in range(2, 9) for c in range(2, 25)]  # fmt: skip
+    data = write(tmp_path / "d.jsonl", *rows)
+    options = ["--model", "tiny:ada", "--model", "tiny:bob", "--suite", "dataset", "--data", str(data), "--max-new-tokens",
+               "24", "--samples", "2", "--engine", "transformers", "--json"]  # fmt: skip
+    whole = evaluated(cli, *options[:-3], "--out", "whole")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mutualrl", "eval", *options, "--out", "cut"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ,
+    )  # fmt: skip
+    parts = tmp_path / "cut" / "completions"
+    deadline = time.monotonic() + 60
+    while len(list(parts.rglob("*.parquet"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = {p: p.stat().st_mtime_ns for p in parts.rglob("*.parquet")}
+    assert 2 <= len(kept) < len(list((tmp_path / "whole" / "completions").rglob("*.parquet")))
+    again = evaluated(cli, *options[:-3], "--out", "cut")
+    assert again["models"] == whole["models"]
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    changed = cli("eval", *options, "--out", "cut", "--seed", "1")
+    assert changed.returncode == 2
+    assert "holds another evaluation (it differs in sampling)" in json.loads(changed.stdout)["error"]["message"]
+
+
+@pytest.mark.slow
+def test_pretrained_models_on_real_sets_count_every_prompt(cli: Cli, real_data: Path) -> None:
+    models = [real_data / "models" / name for name in ("stories260K", "babyllama-tok361")]
+    found = evaluated(
+        cli, "--model", models[0], "--model", models[1], "--suite", "math500,arc,boolq,hellaswag", "--data-dir", real_data,
+        "--limit", "6", "--max-new-tokens", "8",
+    )  # fmt: skip
+    for model in found["models"].values():
+        assert model["n"] == 24
+        assert model["accuracy"] == 0
+        assert {task: figures["n"] for task, figures in model["tasks"].items()} == dict.fromkeys(found["tasks"], 6)
+    # a context of 256 characters holds no passage: such a prompt is counted as wrong and said, never dropped
+    assert found["models"][str(models[1])]["tasks"]["boolq"]["too_long"] == 1.0
+    assert found["tasks"]["arc"]["evaluated"] == "ARC-Easy.validation.jsonl, ARC-Challenge.validation.jsonl"
+    assert set(found["models"][str(models[0])]["tasks"]["math500"]["facets"]) == {"level"}
+
+
+def test_prompts_are_shown_exactly_as_a_model_sees_them(cli: Cli, tmp_path: Path) -> None:
+    row = {"goal": "g", "sol1": "\x1b[31m[/bold]", "sol2": "b\u202e", "label": 1}
+    path = write(tmp_path / "p.jsonl", row, row | {"goal": "h"})
+    done = cli("tasks", "show", "piqa", "--data", path, "--limit", "1", "--json")
+    (prompt,) = json.loads(done.stdout)["prompts"]
+    assert prompt["prompt"].endswith("A. \x1b[31m[/bold]\nB. b\u202e")
+    assert (prompt["answer"], prompt["group"], json.loads(done.stdout)["n"]) == ("B", "piqa", 2)
+    shown = cli("tasks", "show", "piqa", "--data", path)
+    assert "[/bold]" in shown.stdout
+    assert not set(shown.stdout) & set("\x1b\u202e")
+    assert cli("tasks", "show", "piqa", "--data", path, "--json").stdout.count('"id"') == 2
+
+
+def test_tasks_are_listed(cli: Cli) -> None:
+    names = [task["name"] for task in json.loads(cli("tasks", "ls", "--json").stdout)["tasks"]]
+    assert {"math", "math500", "arc", "boolq", "mixture", "dataset", "arithmetic"} <= set(names)
+    assert "no public labels" in cli("tasks", "ls").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "name what to evaluate"),
+        (("--pool", "tiny", "--model", "tiny:ada"), 2, "name what to evaluate"),
+        (("--pool", "tiny", "--suite", "math,"), 2, "expected task names with commas between"),
+        (("--pool", "tiny", "--suite", "maths"), 2, "unknown task 'maths'"),
+        (("--pool", "tiny", "--suite", "math,arc", "--data", "x.jsonl"), 2, "use --data-dir"),
+        (("--pool", "tiny", "--suite", "arc", "--data", "x", "--data-dir", "y"), 2, "give one"),
+        (("--pool", "tiny", "--suite", "arc", "--data-dir", "rows.jsonl"), 2, "expected a directory"),
+        (("--pool", "tiny", "--suite", "arc", "--data", "rows.jsonl"), 2, "these are the fields of task 'boolq'"),
+        (("--pool", "tiny", "--suite", "boolq"), 2, "cannot be loaded from the hub: HF_HUB_OFFLINE is set"),
+        (("--pool", "tiny", "--suite", "boolq", "--data", "empty.jsonl"), 2, "the file has no rows"),
+        (("--pool", "tiny", "--samples", "2", "--temperature", "0"), 2, "2 times the same"),
+        (("--pool", "tiny", "--engine", "sglang"), 2, "expected one of: transformers, vllm"),
+        (("--pool", "tiny", "--template", "{x}"), 2, "are of task 'dataset'"),
+        (("--pool", "tiny", "--out", "rows.jsonl"), 2, "is a file, expected a directory"),
+        (("--pool", "tiny", "--out", "."), 2, "holds files that are no evaluation's"),
+        (("--model", "nowhere/at/all"), 2, "neither a directory nor a hub id"),
+    ],
+)
+def test_a_wrong_request_is_one_clear_error(
+    cli: Cli, arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "rows.jsonl", {"passage": "p", "question": "q", "answer": True})
+    (tmp_path / "empty.jsonl").write_text("\n")
+    done = cli("eval", *arguments, "--json")
+    assert done.returncode == code, done.stderr
+    assert words in json.loads(done.stdout)["error"]["message"]
+    assert "Traceback" not in done.stderr
+
+
+def test_vllm_that_is_not_installed_is_said(cli: Cli) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed")
+    done = cli("eval", "--pool", "tiny", "--engine", "vllm")
+    assert done.returncode == 4
+    assert "vLLM is not installed; pip install 'mutualrl[node]'" in done.stderr

@@ -1,0 +1,193 @@
+"""Mixtures of tasks, and data sets with a template of their own."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mutualrl.errors import DataError, RecipeError, UsageError
+from mutualrl.recipes import Request, dump, resolve
+from mutualrl.records import Prompt
+from mutualrl.tasks import TaskSource, get_task
+from mutualrl.tasks.base import spread
+from mutualrl.tasks.mixture import PAPER, mix
+from mutualrl.tasks.template import fields_of, fill
+from mutualrl.training.plan import load_prompts
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def prompts(name: str, count: int) -> list[Prompt]:
+    return [Prompt(f"{name}/{i}", f"{name} {i}", "1", name) for i in range(count)]
+
+
+def write(path: Path, *values: object) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+def test_without_weights_every_prompt_is_there_once() -> None:
+    members = {"a": prompts("a", 30), "b": prompts("b", 7)}
+    mixed = mix(members, {}, random.Random(0))
+    assert sorted(p.id for p in mixed) == sorted(p.id for group in members.values() for p in group)
+    assert [p.group for p in mixed] != ["a"] * 30 + ["b"] * 7
+    assert mixed == mix(members, {}, random.Random(0))
+
+
+def test_weights_are_shares_of_all_prompts_and_repeats_have_ids_of_their_own() -> None:
+    members = {"a": prompts("a", 30), "b": prompts("b", 10)}
+    mixed = mix(members, {"a": 1.0, "b": 3.0}, random.Random(0))
+    assert Counter(p.group for p in mixed) == {"a": 10, "b": 30}
+    assert len({p.id for p in mixed}) == 40
+    assert Counter(p.id.partition("~")[0] for p in mixed if p.group == "b") == {f"b/{i}": 3 for i in range(10)}
+    assert {p.id.partition("~")[2] for p in mixed if p.group == "b"} == {"", "2", "3"}
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 5) | st.none()), min_size=1, max_size=5), st.integers(0, 9))
+def test_a_mixture_has_as_many_prompts_as_its_members_in_the_shares_asked_for(
+    sizes: list[tuple[int, float | None]], seed: int
+) -> None:
+    members = {f"m{i}": prompts(f"m{i}", size) for i, (size, _) in enumerate(sizes)}
+    weights = {f"m{i}": weight for i, (_, weight) in enumerate(sizes)}
+    total = sum(size for size, _ in sizes)
+    shares = {name: len(members[name]) / total if w is None else w for name, w in weights.items()}
+    if sum(shares.values()) == 0:
+        with pytest.raises(UsageError, match="every weight is 0"):
+            mix(members, weights, random.Random(seed))
+        return
+    mixed = mix(members, weights, random.Random(seed))
+    assert len(mixed) == total
+    assert len({p.id for p in mixed}) == total
+    counts = Counter(p.group for p in mixed)
+    for name, share in shares.items():
+        assert abs(counts[name] - total * share / sum(shares.values())) <= 1 + 1e-6
+
+
+def test_the_default_members_are_the_papers_and_come_from_one_directory(tmp_path: Path) -> None:
+    for name in PAPER:
+        for split in ("train", "test"):
+            lines = (FIXTURES / f"{name}.jsonl").read_text()
+            if name == "arc":
+                for part in ("ARC-Easy", "ARC-Challenge"):
+                    (tmp_path / f"{part}.{split}.jsonl").write_text(lines.replace('"id": "', f'"id": "{part}'))
+            else:
+                (tmp_path / f"{name}.{split}.jsonl").write_text(lines)
+    mixture, source = get_task("mixture"), TaskSource(data=tmp_path)
+    data = mixture.read("train", source)
+    by_member = Counter(p.group for p in data.prompts)
+    assert set(by_member) == set(PAPER)
+    assert by_member["piqa"] == 5
+    assert by_member["arc"] == 14
+    assert all(p.id.startswith(f"{p.group}/") for p in data.prompts)
+    validation = mixture.read("validation", source).prompts
+    assert list(dict.fromkeys(p.group for p in validation)) == list(PAPER)
+
+
+def test_a_recipe_names_members_weights_and_one_validation_each(tmp_path: Path) -> None:
+    own = write(tmp_path / "own.jsonl", *({"q": f"{i}?", "a": i, "prompt": None} for i in range(200)))
+    recipe = resolve(
+        Request(
+            task="mixture",
+            assignments=(
+                f"task.members={{arithmetic: {{weight: 1}}, dataset: {{data: {own}, template: 'Q {{q}}', answer: a, weight: 1}}}}",
+                "run.validation_limit=6",
+            ),
+        )
+    )
+    again = tmp_path / "recipe.yaml"
+    again.write_text(dump(recipe))
+    assert resolve(Request(recipe=again)).task == recipe.task
+    train = load_prompts(recipe, "train")
+    counts = Counter(p.group for p in train)
+    assert abs(counts["arithmetic"] - counts["dataset"]) <= 1
+    assert any(p.text.startswith("Q ") for p in train)
+    validation = load_prompts(recipe, "validation")
+    assert Counter(p.group for p in validation) == {"arithmetic": 6, "dataset": 6}
+
+
+@pytest.mark.parametrize(
+    ("assignments", "words"),
+    [
+        (("task.members={physics: {}}",), "members: found 'physics', expected one of"),
+        (("task.members={mixture: {}}",), "members: found 'mixture'"),
+        (("task.members={arc: {weight: -1}}",), "weight"),
+        (("task.members={arc: {template: x}}",), "members.arc: only task 'dataset' takes template"),
+        (("task.name=arithmetic", "task.members={arc: {}}"), "only task 'mixture' has members"),
+        (("task.name=arithmetic", "task.template=x"), "only task 'dataset' takes them"),
+        (("task.members={arc: {colour: 1}}",), "colour"),
+    ],
+)
+def test_wrong_members_are_refused(assignments: tuple[str, ...], words: str) -> None:
+    first = () if any(a.startswith("task.name=") for a in assignments) else ("task.name=mixture",)
+    with pytest.raises(RecipeError, match=words):
+        resolve(Request(assignments=first + assignments))
+
+
+def test_a_template_fills_fields_once_and_leaves_other_braces(tmp_path: Path) -> None:
+    template = "{question}\n{options}\nAnswer in \\boxed{}."
+    assert fields_of(template) == ["question", "options"]
+    assert fill("{a}{b}", {"a": "{b}", "b": "x"}) == "{b}x"
+    path = write(tmp_path / "d.jsonl", {"question": "2+{options}?", "options": ["x", "y"], "gold": 4})
+    source = TaskSource(validation_data=path, template=template, answer="gold")
+    (prompt,) = get_task("dataset").read("validation", source).prompts
+    assert prompt.text == "2+{options}?\nA. x\nB. y\nAnswer in \\boxed{}."
+    assert prompt.answer == "4"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"question": "x"}, "row 1: no field 'options' \\(found: .*question"),
+        ({"question": "x", "options": ["a", 1], "answer": "b"}, "row 1, field 'options'"),
+        ({"question": {"a": 1}, "options": ["a", "b"], "answer": "b"}, "row 1, field 'question'"),
+        ({"question": "x", "options": ["a", "b"]}, "row 1: no field 'answer'"),
+    ],
+)
+def test_a_row_that_a_template_does_not_fit_is_named(row: dict[str, Any], words: str, tmp_path: Path) -> None:
+    source = TaskSource(validation_data=write(tmp_path / "d.jsonl", row), template="{question}{options}")
+    with pytest.raises(DataError, match=words):
+        get_task("dataset").read("validation", source)
+
+
+@pytest.mark.parametrize("reference", ["hub:", "hub:a/b/c", "hub:a/b:c:d:e", "hub:/b"])
+def test_a_reference_to_the_hub_of_another_form_is_refused(reference: str) -> None:
+    with pytest.raises(DataError, match="expected hub:OWNER/NAME"):
+        get_task("dataset").read("validation", TaskSource(validation_data=Path(reference)))
+
+
+def test_a_data_set_of_the_hub_is_asked_for_by_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
+        asked.append((path, config, split))
+        return [{"question": "1+1", "answer": "2"}]
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("mutualrl.tasks.hub_data.hub_problem", lambda: None)
+    source = TaskSource(validation_data=Path("hub:openai/gsm8k:main:test"), template="{question}=")
+    data = get_task("dataset").read("validation", source)
+    assert asked == [("openai/gsm8k", "main", "test")]
+    assert (data.prompts[0].text, data.prompts[0].answer, data.origin) == ("1+1=", "2", "hub:openai/gsm8k:main:test")
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.integers(1, 100))
+def test_a_limit_keeps_every_groups_share_whatever_the_order(groups: list[int], limit: int) -> None:
+    every = [Prompt(f"p{i}", "x", "1", f"g{g}") for i, g in enumerate(groups)]
+    kept = spread(every, limit)
+    assert len(kept) == min(limit, len(every))
+    assert [p.id for p in kept] == [p.id for p in every if p in kept]
+    shares, counts = Counter(p.group for p in every), Counter(p.group for p in kept)
+    for name, size in shares.items():
+        assert abs(counts[name] - len(kept) * size / len(every)) < 1
+
+
+def test_half_of_the_arithmetic_problems_is_half_of_each_operation() -> None:
+    every = get_task("arithmetic").read("validation", TaskSource()).prompts
+    assert Counter(p.group for p in spread(every, 32)) == {"+": 16, "*": 16}
