@@ -62,6 +62,24 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
+def cli_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The same command line in this process: for what does not depend on a process of its own, without its start."""
+    from typer.testing import CliRunner
+
+    from mutualrl.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200", **environment})
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Run the real command line in an empty directory; returns exit code, stdout and stderr."""
 

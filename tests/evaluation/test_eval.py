@@ -31,8 +31,8 @@ def write(path: Path, *values: object) -> Path:
 
 
 @pytest.mark.slow
-def test_the_pool_is_evaluated_and_every_completion_kept(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    found = evaluated(cli, "--pool", "tiny", "--out", "o")
+def test_the_pool_is_evaluated_and_every_completion_kept(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    found = evaluated(cli_here, "--pool", "tiny", "--out", "o")
     assert found["tasks"]["arithmetic"] == {"evaluated": "held-out problems", "n": 64, "dropped": []}
     for name in ("ada", "bob"):
         rows = pq.read_table(tmp_path / "o" / "completions" / name).to_pylist()
@@ -44,31 +44,31 @@ def test_the_pool_is_evaluated_and_every_completion_kept(cli: Cli, tiny: dict[st
         assert m["accuracy"] == pytest.approx((m["by_group"]["+"] + m["by_group"]["*"]) / 2)
         assert m["tasks"]["arithmetic"]["accuracy"] == m["accuracy"] == m["mean_accuracy"]
     assert json.loads((tmp_path / "o" / "results.json").read_text())["models"] == found["models"]
-    shown = cli("eval", "--pool", "tiny", "--out", "o", "--engine", "transformers")
+    shown = cli_here("eval", "--pool", "tiny", "--out", "o", "--engine", "transformers")
     assert (tmp_path / "o" / "results.md").read_text() == shown.stdout
     assert "| ada | arithmetic | held-out problems | transformers | 64 |" in shown.stdout
 
 
 @pytest.mark.slow
-def test_samples_give_pass_at_k_and_the_same_command_the_same_figures(cli: Cli, tiny: dict[str, Path]) -> None:
+def test_samples_give_pass_at_k_and_the_same_command_the_same_figures(cli_here: Cli, tiny: dict[str, Path]) -> None:
     arguments = ("--model", "tiny:ada", "--samples", "4", "--limit", "16", "--seed", "7")
-    found = evaluated(cli, *arguments)
+    found = evaluated(cli_here, *arguments)
     assert (found["samples"], found["temperature"]) == (4, 1.0)
     passes = found["models"]["tiny:ada"]["pass_at_k"]
     assert found["models"]["tiny:ada"]["accuracy"] == pytest.approx(passes["1"])
     assert passes["1"] <= passes["2"] <= passes["4"]
-    assert evaluated(cli, *arguments) == found
+    assert evaluated(cli_here, *arguments) == found
 
 
 @pytest.mark.slow
 def test_killed_and_started_again_it_goes_on_to_the_same_figures(
-    cli: Cli, tiny: dict[str, Path], tmp_path: Path
+    cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
 ) -> None:
     rows = [{"prompt": f"{a}+{b}+{c}:", "answer": str(a + b + c), "group": str(a)} for a in range(2, 9) for b in range(2, 9) for c in range(2, 25)]  # fmt: skip
     data = write(tmp_path / "d.jsonl", *rows)
     options = ["--model", "tiny:ada", "--model", "tiny:bob", "--suite", "dataset", "--data", str(data), "--max-new-tokens",
                "24", "--samples", "2", "--engine", "transformers", "--json"]  # fmt: skip
-    whole = evaluated(cli, *options[:-3], "--out", "whole")
+    whole = evaluated(cli_here, *options[:-3], "--out", "whole")
     process = subprocess.Popen(
         [sys.executable, "-m", "mutualrl", "eval", *options, "--out", "cut"],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ,
@@ -81,16 +81,16 @@ def test_killed_and_started_again_it_goes_on_to_the_same_figures(
     process.wait()
     kept = {p: p.stat().st_mtime_ns for p in parts.rglob("*.parquet")}
     assert 2 <= len(kept) < len(list((tmp_path / "whole" / "completions").rglob("*.parquet")))
-    again = evaluated(cli, *options[:-3], "--out", "cut")
+    again = evaluated(cli_here, *options[:-3], "--out", "cut")
     assert again["models"] == whole["models"]
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
-    changed = cli("eval", *options, "--out", "cut", "--seed", "1")
+    changed = cli_here("eval", *options, "--out", "cut", "--seed", "1")
     assert changed.returncode == 2
     assert "holds another evaluation (it differs in sampling)" in json.loads(changed.stdout)["error"]["message"]
 
 
 @pytest.mark.slow
-def test_pretrained_models_on_real_sets_count_every_prompt(cli: Cli, real_data: Path) -> None:
+def test_pretrained_models_on_real_sets_count_every_prompt(cli_here: Cli, real_data: Path) -> None:
     models = [real_data / "models" / name for name in ("stories260K", "babyllama-tok361")]
     found = evaluated(
         cli, "--model", models[0], "--model", models[1], "--suite", "math500,arc,boolq,hellaswag", "--data-dir", real_data,
@@ -106,23 +106,23 @@ def test_pretrained_models_on_real_sets_count_every_prompt(cli: Cli, real_data: 
     assert set(found["models"][str(models[0])]["tasks"]["math500"]["facets"]) == {"level"}
 
 
-def test_prompts_are_shown_exactly_as_a_model_sees_them(cli: Cli, tmp_path: Path) -> None:
+def test_prompts_are_shown_exactly_as_a_model_sees_them(cli_here: Cli, tmp_path: Path) -> None:
     row = {"goal": "g", "sol1": "\x1b[31m[/bold]", "sol2": "b\u202e", "label": 1}
     path = write(tmp_path / "p.jsonl", row, row | {"goal": "h"})
-    done = cli("tasks", "show", "piqa", "--data", path, "--limit", "1", "--json")
+    done = cli_here("tasks", "show", "piqa", "--data", path, "--limit", "1", "--json")
     (prompt,) = json.loads(done.stdout)["prompts"]
     assert prompt["prompt"].endswith("A. \x1b[31m[/bold]\nB. b\u202e")
     assert (prompt["answer"], prompt["group"], json.loads(done.stdout)["n"]) == ("B", "piqa", 2)
-    shown = cli("tasks", "show", "piqa", "--data", path)
+    shown = cli_here("tasks", "show", "piqa", "--data", path)
     assert "[/bold]" in shown.stdout
     assert not set(shown.stdout) & set("\x1b\u202e")
-    assert cli("tasks", "show", "piqa", "--data", path, "--json").stdout.count('"id"') == 2
+    assert cli_here("tasks", "show", "piqa", "--data", path, "--json").stdout.count('"id"') == 2
 
 
-def test_tasks_are_listed(cli: Cli) -> None:
-    names = [task["name"] for task in json.loads(cli("tasks", "ls", "--json").stdout)["tasks"]]
+def test_tasks_are_listed(cli_here: Cli) -> None:
+    names = [task["name"] for task in json.loads(cli_here("tasks", "ls", "--json").stdout)["tasks"]]
     assert {"math", "math500", "arc", "boolq", "mixture", "dataset", "arithmetic"} <= set(names)
-    assert "no public labels" in cli("tasks", "ls").stdout
+    assert "no public labels" in cli_here("tasks", "ls").stdout
 
 
 @pytest.mark.parametrize(
@@ -147,21 +147,21 @@ def test_tasks_are_listed(cli: Cli) -> None:
     ],
 )
 def test_a_wrong_request_is_one_clear_error(
-    cli: Cli, arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
+    cli_here: Cli, arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "rows.jsonl", {"passage": "p", "question": "q", "answer": True})
     (tmp_path / "empty.jsonl").write_text("\n")
-    done = cli("eval", *arguments, "--json")
+    done = cli_here("eval", *arguments, "--json")
     assert done.returncode == code, done.stderr
     assert words in json.loads(done.stdout)["error"]["message"]
     assert "Traceback" not in done.stderr
 
 
-def test_vllm_that_is_not_installed_is_said(cli: Cli) -> None:
+def test_vllm_that_is_not_installed_is_said(cli_here: Cli) -> None:
     from importlib.util import find_spec
 
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
-    done = cli("eval", "--pool", "tiny", "--engine", "vllm")
+    done = cli_here("eval", "--pool", "tiny", "--engine", "vllm")
     assert done.returncode == 4
     assert "vLLM is not installed; pip install 'mutualrl[node]'" in done.stderr

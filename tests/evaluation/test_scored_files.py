@@ -27,22 +27,22 @@ def scored(cli: Cli, path: Path, *more: str) -> dict[str, Any]:
     return found
 
 
-def test_every_gold_solution_is_right_and_shuffled_ones_are_wrong(cli: Cli, real_data: Path, tmp_path: Path) -> None:
+def test_every_gold_solution_is_right_and_shuffled_ones_are_wrong(cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
     gold = []
     for name in ("math_train", "math500"):
         with (real_data / "math" / f"{name}.jsonl").open() as file:
             gold += [row for row in map(json.loads, file) if row.get("solution")]
     rows = [{"completion": row["solution"], "answer": row["answer"]} for row in gold]
-    found = scored(cli, write(tmp_path / "gold.jsonl", rows))
+    found = scored(cli_here, write(tmp_path / "gold.jsonl", rows))
     assert (found["n"], found["correct"], found["accuracy"], found["no_box"]) == (4181, 4181, 1.0, 0.0)
     moved = [{"completion": row["solution"], "answer": gold[i - 1]["answer"]} for i, row in enumerate(gold)]
     expected = sum(row["answer"].strip() == gold[i - 1]["answer"].strip() for i, row in enumerate(gold))
-    found = scored(cli, write(tmp_path / "moved.jsonl", moved))
+    found = scored(cli_here, write(tmp_path / "moved.jsonl", moved))
     assert (found["n"], found["correct"]) == (4181, expected)
     assert found["accuracy"] < 0.03
 
 
-def test_boxes_of_every_kind(cli: Cli, tmp_path: Path) -> None:
+def test_boxes_of_every_kind(cli_here: Cli, tmp_path: Path) -> None:
     cases = [
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", True), (r"\boxed{1} \boxed{2}", "2", True), (r"\boxed{3", "3", False),
         (r"\boxed{}", "1", False), (r"\boxed{ \text{Yes} }", r"\text{Yes}", True), (r"\boxed{é}", "é", True),
@@ -50,7 +50,7 @@ def test_boxes_of_every_kind(cli: Cli, tmp_path: Path) -> None:
         (r"\boxed{12}", 12, True), (r"\boxed{12.0}", "12", False),
     ]  # fmt: skip
     rows = [{"completion": completion, "answer": answer} for completion, answer, _ in cases]
-    found = scored(cli, write(tmp_path / "s.jsonl", rows))
+    found = scored(cli_here, write(tmp_path / "s.jsonl", rows))
     assert (found["n"], found["correct"]) == (len(cases), sum(right for *_, right in cases))
     assert found["no_box"] == 2 / len(cases)
 
@@ -70,22 +70,22 @@ HOSTILE = {
 
 
 @needs_verify
-def test_hostile_completions_pass_both_scorers_within_the_deadline(cli: Cli, tmp_path: Path) -> None:
+def test_hostile_completions_pass_both_scorers_within_the_deadline(cli_here: Cli, tmp_path: Path) -> None:
     path = write(tmp_path / "h.jsonl", [{"completion": text, "answer": "4", "group": "x"} for text in HOSTILE.values()])
     began = time.monotonic()
-    found = scored(cli, path, "--also", "math-verify")
+    found = scored(cli_here, path, "--also", "math-verify")
     assert time.monotonic() - began < 40
     assert (found["n"], found["correct"]) == (10, 5)
     lenient = found["math_verify"]
     assert (lenient["n"], lenient["correct"]) == (10, 5)
     assert 1 <= lenient["unverified"] <= 3
-    shown = cli("eval", "--score", path, "--also", "math-verify")
+    shown = cli_here("eval", "--score", path, "--also", "math-verify")
     assert shown.returncode == 0
     assert not set(shown.stdout) & set("\x1b\x07\u202e\u2066\x00")
 
 
 @needs_verify
-def test_the_lenient_score_accepts_what_the_exact_one_does_not(cli: Cli, tmp_path: Path) -> None:
+def test_the_lenient_score_accepts_what_the_exact_one_does_not(cli_here: Cli, tmp_path: Path) -> None:
     pairs = [(r"\boxed{1/2}", r"\frac{1}{2}"), (r"\boxed{0.5}", r"\frac{1}{2}"), (r"\boxed{3}", "4"), ("nothing", "4")]
     found = scored(
         cli, write(tmp_path / "s.jsonl", [{"completion": c, "answer": a} for c, a in pairs]), "--also", "math-verify"
@@ -121,9 +121,9 @@ def test_a_scorer_that_dies_or_hangs_is_replaced_and_leaves_no_process() -> None
         ([], "the file has no rows"),
     ],
 )
-def test_a_row_that_cannot_be_scored_is_named(cli: Cli, rows: list[Any], words: str, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_scored_is_named(cli_here: Cli, rows: list[Any], words: str, tmp_path: Path) -> None:
     path = write(tmp_path / "bad.jsonl", rows)
-    done = cli("eval", "--score", path, "--json")
+    done = cli_here("eval", "--score", path, "--json")
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]
     assert words in error["message"]
@@ -139,8 +139,8 @@ def test_a_row_that_cannot_be_scored_is_named(cli: Cli, rows: list[Any], words: 
     ],
 )
 def test_flags_that_score_does_not_read_are_refused(
-    cli: Cli, flags: tuple[str, ...], words: str, tmp_path: Path
+    cli_here: Cli, flags: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
-    done = cli("eval", "--score", write(tmp_path / "s.jsonl", [{"completion": "x", "answer": "1"}]), *flags)
+    done = cli_here("eval", "--score", write(tmp_path / "s.jsonl", [{"completion": "x", "answer": "1"}]), *flags)
     assert done.returncode == 2
     assert words in done.stderr

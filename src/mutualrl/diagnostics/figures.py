@@ -20,6 +20,12 @@ def _short(text: str) -> str:
     return text if len(text) <= 24 else "…" + text[-23:]
 
 
+def _legend(axis: Axes, **how: Any) -> None:
+    """A legend whose labels are names, not formulas."""
+    for text in axis.legend(**how).get_texts():
+        text.set_parse_math(False)
+
+
 def complementarity(result: dict[str, Any]) -> Figures:
     """Overlap and rescue matrices; buckets; gate rate over K."""
     models = len(result["policies"])
@@ -63,7 +69,7 @@ def _buckets(axis: Axes, result: dict[str, Any]) -> None:
         axis.bar_label(bars, ["NaN" if np.isnan(v) else f"{v:.2f}" for v in values], fontsize=8)
     axis.set_xticks(places, [f"{b['bucket']}\n({b['prompts']} prompts)" for b in result["buckets"]])
     axis.set(ylim=(0, 1.1), ylabel="share of the prompts", title="Overlap by difficulty")
-    axis.legend(fontsize=8)
+    _legend(axis, fontsize=8)
 
 
 def _gate(axis: Axes, result: dict[str, Any]) -> None:
@@ -76,7 +82,7 @@ def _gate(axis: Axes, result: dict[str, Any]) -> None:
     axis.set_xticks(ks, [str(k) for k in ks])
     axis.set_ylim(bottom=0)
     axis.set(xlabel="rollouts a model, K", ylabel="prompts that open the gate", title="SGT's gate rate, E[G(x)]")
-    axis.legend(title="learner", fontsize=8)
+    _legend(axis, title="learner", fontsize=8)
 
 
 def xgrpo_check(result: dict[str, Any]) -> Figures:
@@ -95,7 +101,7 @@ def xgrpo_check(result: dict[str, Any]) -> Figures:
             axis.axhline(0, color="black", linewidth=0.6)
             axis.set_xticks(places, [_short(row["learner"]) for row in result["rows"]], fontsize=8, parse_math=False)
             axis.set_title(title, fontsize=10)
-        axis.legend(fontsize=8)
+        _legend(axis, fontsize=8)
 
     return {"xgrpo": ((11, 3.6), draw)}
 
@@ -120,7 +126,7 @@ def _activation(axis: Axes, result: dict[str, Any]) -> None:
     labels = [f"{_short(row['learner'])}\n{row['gated']} of {result['prompts']} prompts" for row in result["rows"]]
     axis.set_xticks(places, labels, fontsize=8, parse_math=False)
     axis.set(ylabel="pool-wide success rate", ylim=(0, 1), title="Where SGT acts")
-    axis.legend(fontsize=8)
+    _legend(axis, fontsize=8)
 
 
 def _teachers(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
@@ -130,7 +136,7 @@ def _teachers(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
         axis.bar_label(axis.bar(places + offset, values, 0.4, label=f"{kind} teacher"), fmt="%.3f", fontsize=8)
     axis.set_xticks(places, [_short(row["learner"]) for row in rows], fontsize=8, parse_math=False)
     axis.set(ylabel="NLL, nats a token", title="Is what SGT transfers the prompt's own?")
-    axis.legend(fontsize=8)
+    _legend(axis, fontsize=8)
 
 
 def channels(result: dict[str, Any]) -> Figures:
@@ -149,7 +155,7 @@ def channels(result: dict[str, Any]) -> Figures:
         axis.set_yticks(range(len(every)), [label for label, _ in every], fontsize=8, parse_math=False)
         axis.invert_yaxis()
         axis.set(xlabel="prompts (%)", xlim=(0, 100), title="Usable regimes on a prompt")
-        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+        _legend(axis, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
 
     return {"channels": ((8, 2.2 + 0.6 * len(result["learners"])), draw)}
 

@@ -1,0 +1,249 @@
+"""What `eval` adds to bare generation, and what the diagnostics need on 100,000 records.
+
+    python benchmarks/evaluation.py     # about three minutes; with vLLM installed, its rows too
+
+Generation: the tiny pool on the arithmetic problems, greedy and with four samples each; `eval` from the loaded model to
+its results on disk (prompts encoded, parts cut, generated, decoded, verified, written as Parquet, counted), against the
+same engine's own call on the same prompts with the same batches, texts decoded. Alternating, medians of the runs, in
+one process. Diagnostics: 100,000 records of two models in a Parquet file and in JSON Lines, each command in a process
+of its own; seconds and peak memory with the interpreter's start in them, against reading the same file with pandas.
+Writes benchmarks/results/evaluation.{json,md}."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python benchmarks/evaluation.py"
+REPEATS = 7
+RECORDS, ROLLOUTS = 100_000, 8
+
+
+class Kept:
+    """An engine that stays loaded between evaluations."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def close(self) -> None:
+        """Nothing: it is used again."""
+
+    def end(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+
+def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], int]:
+    """model.generate over batches by length, and the texts decoded: what a script of one's own would do."""
+    import torch
+
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    size = max(1, 64 // samples)
+    how: dict[str, Any] = {"do_sample": False} if samples == 1 else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+
+    def run() -> int:
+        texts = 0
+        for start in range(0, len(order), size):
+            rows = [ids[i] for i in order[start : start + size]]
+            width, pad = max(map(len, rows)), engine.tokenizer.pad_token_id
+            tokens = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+            mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+            with torch.no_grad():
+                output = engine.model.generate(
+                    input_ids=tokens, attention_mask=mask, max_new_tokens=64, num_return_sequences=samples,
+                    pad_token_id=pad, disable_compile=True, **how,
+                )  # fmt: skip
+            texts += len(engine.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
+        return texts
+
+    return run
+
+
+def vllm_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], int]:
+    """LLM.generate over all prompts at once."""
+    from vllm import SamplingParams
+
+    wanted = SamplingParams(n=samples, temperature=0.0 if samples == 1 else 1.0, max_tokens=64,
+                            stop_token_ids=engine.eos_token_ids)  # fmt: skip
+
+    def run() -> int:
+        outputs = engine._llm.generate([{"prompt_token_ids": row} for row in ids], wanted, use_tqdm=False)
+        return sum(len(answer.text) >= 0 for output in outputs for answer in output.outputs)
+
+    return run
+
+
+def generation(engine_name: str, model: str, samples: int, directory: Path) -> dict[str, Any]:
+    """Median seconds of eval and of the bare engine, alternating."""
+    from rich.console import Console
+
+    from mutualrl.engines import choice
+    from mutualrl.engines.prompts import prompt_ids
+    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.evaluation.request import EvalRequest, Flags
+    from mutualrl.evaluation.run import evaluate_models
+    from mutualrl.tasks import TaskSource, get_task
+    from mutualrl.tiny.cache import ensure
+
+    task = get_task("arithmetic")
+    every = {p.text: p for split in ("train", "validation") for p in task.read(split, TaskSource()).prompts}
+    data = directory / "problems.jsonl"
+    data.write_text(
+        "".join(json.dumps({"prompt": p.text, "answer": p.answer, "group": p.group}) + "\n" for p in every.values())
+    )
+    path = str(ensure(model))
+    ids = prompt_ids(list(every), load_tokenizer(path))
+    size = max(1, 64 // samples)
+    kept = Kept(
+        choice.load_engine(engine_name, path, longest=128, batch_size=size, revision=None, trust_remote_code=False)
+    )
+    bare = (vllm_bare if engine_name == "vllm" else transformers_bare)(kept, ids, samples)
+    load, choice.load_engine = choice.load_engine, lambda *a, **k: kept  # type: ignore[assignment]
+    request = EvalRequest.of(
+        Flags(
+            models=(f"tiny:{model}",),
+            suite="dataset",
+            data=data,
+            samples=samples,
+            engine=engine_name,
+            max_new_tokens=64,
+        )
+    )
+    seconds: dict[str, list[float]] = {"eval": [], "bare": []}
+    try:
+        for number in range(REPEATS + 1):
+            began = time.perf_counter()
+            assert bare() == samples * len(ids)
+            middle = time.perf_counter()
+            evaluate_models(request, Console(quiet=True), directory / f"{engine_name}-{model}-{samples}-{number}")
+            if number:  # the first of each warms up
+                seconds["bare"].append(middle - began)
+                seconds["eval"].append(time.perf_counter() - middle)
+    finally:
+        choice.load_engine = load
+        kept.end()
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    ratios = [a / b for a, b in zip(seconds["eval"], seconds["bare"], strict=True)]
+    return {
+        "engine": engine_name, "model": model, "prompts": len(ids), "samples": samples, **medians,
+        "ratio": statistics.median(ratios), "runs": seconds,
+    }  # fmt: skip
+
+
+def records(directory: Path) -> dict[str, Path]:
+    """100,000 records of two models, with texts of about 400 characters, as Parquet and as JSON Lines."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng(0)
+    prompts = RECORDS // (2 * ROLLOUTS)
+    skill = rng.beta(0.5, 0.8, size=(2, prompts))
+    rewards = (rng.random((2, prompts, ROLLOUTS)) < skill[:, :, None]).astype(float)
+    words = np.array(COMMAND.split() + __doc__.split())
+    rows = [
+        {
+            "policy": f"model-{m}", "round": p % 50, "prompt_id": f"math/train/{p}/{p:012x}", "rollout": g,
+            "reward": float(rewards[m, p, g]), "ended": True, "tokens": 100,
+            "y_text": " ".join(words[rng.integers(len(words), size=60)]),
+        }
+        for m in range(2) for p in range(prompts) for g in range(ROLLOUTS)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), directory / "records.parquet")
+    (directory / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"Parquet": directory / "records.parquet", "JSON Lines": directory / "records.jsonl"}
+
+
+def measured(command: list[str]) -> tuple[float, float]:
+    """Wall seconds and peak resident memory (GB) of a process."""
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, command
+    return time.perf_counter() - began, usage.ru_maxrss / 1e6
+
+
+def diagnostics(directory: Path) -> list[dict[str, Any]]:
+    """Seconds and memory of each diagnostic that needs no model, and of reading the file with pandas."""
+    rows = []
+    for kind, path in records(directory).items():
+        read = "read_parquet" if kind == "Parquet" else "read_json"
+        more = "" if kind == "Parquet" else ", lines=True"
+        script = f"import pandas as pd; d = pd.{read}({str(path)!r}{more}); print(d.groupby('policy').reward.mean())"
+        commands = {"pandas: read and one mean": [sys.executable, "-c", script]}
+        for name in ("complementarity", "xgrpo-check", "sgt-check", "cost"):
+            commands[name] = [sys.executable, "-m", "mutualrl", name, "--rollouts", str(path), "--json"]
+        for name, command in commands.items():
+            runs = [measured(command) for _ in range(3)]
+            rows.append(
+                {
+                    "file": kind,
+                    "what": name,
+                    "seconds": statistics.median(s for s, _ in runs),
+                    "gigabytes": max(g for _, g in runs),
+                }
+            )
+    return rows
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The two tables."""
+    lines = [
+        "| engine | model | prompts x samples | bare generation (s) | `eval` (s) | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in found["generation"]:
+        lines.append(
+            f"| {r['engine']} | {r['model']} | {r['prompts']} x {r['samples']} | {r['bare']:.2f} | {r['eval']:.2f} | "
+            f"{r['ratio']:.2f} |"
+        )
+    lines += ["", "| 100,000 records as | what | seconds | peak memory (GB) |", "|---|---|---|---|"]
+    for r in found["diagnostics"]:
+        lines.append(f"| {r['file']} | {r['what']} | {r['seconds']:.1f} | {r['gigabytes']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print and write."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    engines = ["transformers", *(["vllm"] if find_spec("vllm") else [])]
+    with tempfile.TemporaryDirectory() as text:
+        directory = Path(text)
+        found: dict[str, Any] = {
+            "command": COMMAND,
+            "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "repeats": REPEATS},
+            "generation": [
+                generation(engine, model, samples, directory)
+                for engine in engines
+                for model in ("ada", "bob")
+                for samples in (1, 4)
+            ],
+            "diagnostics": diagnostics(directory),
+        }
+    found["peak_gigabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    table = markdown(found)
+    print(table)
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "evaluation.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / "evaluation.md").write_text(table)
+
+
+if __name__ == "__main__":
+    main()

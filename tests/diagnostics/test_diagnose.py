@@ -1,0 +1,257 @@
+"""The diagnostics through the real command line: of a pool, of a run, of files; and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import Cli
+
+COMMANDS = ("complementarity", "xgrpo-check", "sgt-check", "channels", "cost")
+FILES_ONLY = ("complementarity", "xgrpo-check", "sgt-check", "cost")
+SMALL = ("--prompts", "24", "--samples", "2")
+
+
+def found(cli: Cli, *arguments: str | Path) -> dict[str, Any]:
+    done = cli(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
+    return path
+
+
+def rows(policies: tuple[str, ...] = ("a", "b"), **more: Any) -> list[dict[str, Any]]:
+    return [
+        {"policy": m, "prompt_id": f"p{p}", "rollout": g, "reward": float((p + i + g) % 3 == 0), **more}
+        for i, m in enumerate(policies) for p in range(6) for g in range(2)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run of the tiny pool whose exchange has everything."""
+    import subprocess
+    import sys
+
+    path = tmp_path_factory.mktemp("recorded") / "run"
+    subprocess.run(
+        [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3", "--run-dir",
+         str(path), "--exchange", "full", "--set", "run.validate_every=0", "--set", "run.validation_limit=2", "--json"],
+        check=True, capture_output=True, timeout=200,
+    )  # fmt: skip
+    return path
+
+
+@pytest.mark.slow
+def test_a_pool_is_sampled_once_and_looked_at_again_from_the_file(
+    cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    first = found(cli_here, "complementarity", *SMALL, "--save", "r.parquet", "--plot", "f")
+    assert first["origin"] == "pool tiny"
+    assert (first["prompts"], first["samples"]) == (24, {"ada": 2, "bob": 2})
+    assert 0 < first["pool"]["any"] <= 1
+    assert first["pool"]["exactly_one"] > 0.3  # one is good at sums, the other at products
+    assert first["recommended"] == "sgt"
+    again = found(cli_here, "complementarity", "--rollouts", "r.parquet")
+    assert {**again, "origin": "", "figures": []} == {**first, "origin": "", "figures": []}
+    for name in ("overlap", "buckets", "gate"):
+        assert (tmp_path / "f" / f"{name}.png").stat().st_size > 5000
+        assert (tmp_path / "f" / f"{name}.svg").read_text().startswith("<?xml")
+    shown = cli_here("complementarity", "--rollouts", "r.parquet").stdout
+    assert "| ada | bob |" in shown
+    assert "Recommendation: sgt: its gate would open on ada" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_every_diagnostic_of_the_tiny_pool(command: str, cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    result = found(cli_here, command, *SMALL, "--plot", "f")
+    assert result["prompts"] == 24
+    assert all(Path(path).is_file() for path in result["figures"])
+    assert len(result["figures"]) >= 2
+    if command == "channels":
+        assert sum(row["share"] for row in result["rows"]) == pytest.approx(1)
+        assert result["responses"] + sum(result["left_out"].values()) == 2 * 24 * 2
+    if command == "sgt-check":
+        assert sum(row["lessons"] for row in result["nll"]["rows"]) + result["nll"]["without"] == sum(
+            row["gated"] for row in result["rows"]
+        )
+    if command == "cost":
+        ratios = {row["regime"]: row["ratio"] for row in result["rows"]}
+        assert ratios["xgrpo"] == 0 < ratios["sgt"] < ratios["prp"] == 1.0
+        assert result["sequences"] <= result["bound"]
+
+
+@pytest.mark.slow
+def test_the_diagnostics_of_a_run_agree_with_what_it_did(cli_here: Cli, recorded: Path) -> None:
+    metrics = {
+        name: [json.loads(line) for line in (recorded / "policies" / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("ada", "bob")
+    }
+    whole = found(cli_here, "sgt-check", "--run", recorded)
+    rates = {row["learner"]: row["gate_rate"] for row in whole["rows"]}
+    for name, lines in metrics.items():
+        logged = [line["sgt/gate_rate"] for line in lines if "sgt/gate_rate" in line]
+        assert rates[name] == pytest.approx(sum(logged) / len(logged))
+    assert all(row["lessons"] for row in whole["nll"]["rows"])
+    one = found(cli_here, "sgt-check", "--run", recorded, "--rounds", "1")
+    assert one["prompts"] * 3 == whole["prompts"]
+    costs = found(cli_here, "cost", "--run", recorded)
+    extra = sum(line["sgt/extra_tokens"] for lines in metrics.values() for line in lines if "sgt/extra_tokens" in line)
+    sgt = {row["regime"]: row["extra_tokens"] for row in costs["rows"]}["sgt"]
+    assert sgt == pytest.approx(
+        extra, rel=0.25
+    )  # the run drew other teachers of the same successes: its seed, not ours
+    assert found(cli_here, "channels", "--run", recorded)["responses"] > 100
+    assert found(cli_here, "complementarity", "--run", recorded)["prompts"] == whole["prompts"]
+    assert found(cli_here, "xgrpo-check", "--run", recorded, "--rounds", ":1")["prompts"] == one["prompts"] * 2
+
+
+@pytest.mark.slow
+def test_a_damaged_exchange_is_refused(cli_here: Cli, recorded: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(recorded, tmp_path / "copy")
+    shard = next((copy / "exchange" / "ada").glob("*.parquet"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    done = cli_here("complementarity", "--run", copy, "--json")
+    assert done.returncode == 6
+    assert shard.name in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.slow
+def test_two_pretrained_models_are_compared_though_they_solve_nothing(
+    cli_here: Cli, real_data: Path, tmp_path: Path
+) -> None:
+    pool = tmp_path / "two.yaml"
+    models = {"stories": "stories260K", "baby": "babyllama-tok361"}
+    pool.write_text(
+        "policies:\n" + "".join(f"  - {{name: {n}, model: {real_data / 'models' / m}}}\n" for n, m in models.items())
+    )
+    arguments = ("--pool", pool, "--prompts", "6", "--samples", "2", "--max-new-tokens", "12")
+    result = found(cli_here, "complementarity", *arguments)
+    assert (result["pool"]["any"], result["pairs"][0]["jaccard"], result["recommended"]) == (0, None, "none")
+    assert "NaN" in cli_here("complementarity", *arguments).stdout
+    assert sum(row["share"] for row in found(cli_here, "channels", *arguments)["rows"]) == pytest.approx(1)
+
+
+def test_files_of_every_form_give_the_same_figures(cli_here: Cli, tmp_path: Path) -> None:
+    every = rows()
+    write(tmp_path / "all.jsonl", *every)
+    pq.write_table(pa.Table.from_pylist(every), tmp_path / "all.parquet")
+    for name in ("a", "b"):
+        own = [row for row in every if row["policy"] == name]
+        write(tmp_path / f"{name}.jsonl", *({"id": r["prompt_id"], "reward": bool(r["reward"])} for r in own))
+        write(
+            tmp_path / f"model-{name}.jsonl",
+            *({**{k: v for k, v in r.items() if k != "policy"}, "model": name} for r in own),
+        )
+    given: list[tuple[str | Path, ...]] = [
+        ("all.jsonl",), ("all.parquet",), ("a.jsonl", "b.jsonl"), ("model-a.jsonl", "model-b.jsonl"),
+    ]  # fmt: skip
+    results = []
+    for files in given:
+        flags = [part for file in files for part in ("--rollouts", file)]
+        results.append({**found(cli_here, "complementarity", *flags), "origin": ""})
+    assert all(result == results[0] for result in results[1:])
+
+
+@pytest.mark.parametrize("command", FILES_ONLY)
+def test_hostile_names_pass_through_every_view(command: str, cli_here: Cli, tmp_path: Path) -> None:
+    evil = "\x1b]8;;http://x\x07[/bold]\u202e|\n$\\frac$"
+    path = write(tmp_path / "r.jsonl", *rows((evil, "b"), tokens=3, task=f"{evil}t"), *rows(("c",), tokens=3, task="u"))
+    done = cli_here(command, "--rollouts", path, "--plot", "f")
+    assert done.returncode == 0, done.stderr
+    assert not set(done.stdout) & set("\x1b\x07\u202e")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    cells = [line.replace("\\|", "").count("|") for line in lines]
+    assert all(count >= 3 for count in cells)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([{"policy": "a", "prompt_id": "p"}], "row 1: no field 'reward' (found: policy, prompt_id)"),
+        ([{"policy": "a", "reward": 1}], "row 1: no field 'prompt_id' (or 'id')"),
+        (
+            [*rows(), {"policy": "a", "prompt_id": "q", "reward": "1"}],
+            "row 25, field 'reward': found '1', expected a number",
+        ),
+        ([*rows(), {"policy": "a", "prompt_id": "q", "reward": None}], "row 25: field 'reward' is null"),
+        ([{"policy": 3, "prompt_id": "q", "reward": 1}], "row 1, field 'policy': found 3, expected a text"),
+        ([*rows(), rows()[0]], "policy 'a' has rollout 0 of prompt 'p0' twice"),
+        (rows(("a",)), "rollouts of one model ('a'); a pool of two or more is needed"),
+        (
+            [{"policy": "a", "prompt_id": "p", "reward": 1}, {"policy": "b", "prompt_id": "q", "reward": 1}],
+            "no prompt was answered by all of 'a', 'b'",
+        ),
+        ([], "the file has no rows"),
+        (["{"], "row 1: not a line of JSON"),
+        ([{"policy": "a\ud800", "prompt_id": "q", "reward": 1}], "row 1, field 'policy'"),
+    ],
+)
+def test_a_rollouts_file_that_does_not_fit_is_named(cli_here: Cli, lines: list[Any], words: str, tmp_path: Path) -> None:
+    done = cli_here("complementarity", "--rollouts", write(tmp_path / "bad.jsonl", *lines), "--json")
+    assert done.returncode == 2, done.stderr
+    message = json.loads(done.stdout)["error"]["message"]
+    assert words in message
+    assert "bad.jsonl" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("cost", "--rollouts", "r.jsonl"), "the lengths of responses are not recorded"),
+        (("channels", "--rollouts", "r.jsonl"), "needs the models of a, b: add --model a=PATH --model b=PATH"),
+        (("channels", "--rollouts", "r.jsonl", "--model", "a"), "expected POLICY=PATH"),
+        (("channels", "--rollouts", "r.jsonl", "--model", "z=tiny:ada"), "no such policy in the rollouts"),
+        (("complementarity", "--rollouts", "r.jsonl", "--pool", "tiny"), "name one source of rollouts"),
+        (("complementarity", "--rollouts", "r.jsonl", "--prompts", "3"), "--prompts: no effect with --rollouts"),
+        (("complementarity", "--rollouts", "r.jsonl", "--rounds", "1"), "only a run has rounds"),
+        (("complementarity", "--rollouts", "r.jsonl", "--k", "0"), "--k 0: expected numbers of rollouts"),
+        (("complementarity", "--rollouts", "r.jsonl", "--success", "best"), "expected first or any"),
+        (("complementarity", "--rollouts", "r.jsonl", "--success-above", "0.1"), "must not exceed"),
+        (("complementarity", "--rollouts", "r.jsonl", "--plot", "r.jsonl"), "is a file, expected a directory"),
+        (("complementarity", "--rollouts", "nowhere.jsonl"), "rollouts file not found"),
+        (("complementarity", "--rollouts", "empty"), "holds no .parquet or .jsonl file"),
+        (("complementarity", "--rollouts", "text.parquet"), "not readable as Parquet"),
+        (("complementarity", "--rollouts", "words.parquet"), "field 'reward': found a column of string"),
+        (("complementarity", "--run", "empty"), "is not a run directory"),
+        (("complementarity", "--pool", "one.yaml"), "a pool of two or more is needed"),
+        (("complementarity", "--pool", "tiny", "--save", "r.jsonl"), "expected a name that ends in .parquet"),
+        (("complementarity", "--pool", "tiny", "--save", "text.parquet"), "it is there already"),
+        (("complementarity", "--pool", "tiny", "--temperature", "0", "--samples", "2"), "2 times the same"),
+    ],
+)
+def test_a_wrong_request_is_one_clear_error(cli_here: Cli, arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    write(tmp_path / "r.jsonl", *rows())
+    (tmp_path / "text.parquet").write_text("no")
+    pq.write_table(pa.table({"prompt_id": ["p"], "reward": ["1"]}), tmp_path / "words.parquet")
+    (tmp_path / "one.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
+    (tmp_path / "empty").mkdir()
+    done = cli_here(*arguments, "--json")
+    assert done.returncode == 2, done.stderr
+    assert words in json.loads(done.stdout)["error"]["message"]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_published_nothing_says_what_to_do(
+    cli_here: Cli, tiny: dict[str, Path], recorded: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(recorded, tmp_path / "copy")
+    shutil.rmtree(copy / "exchange")
+    done = cli_here("complementarity", "--run", copy)
+    assert done.returncode == 2
+    assert "train with --exchange full" in done.stderr
+    assert "or sample the models with --pool" in done.stderr
