@@ -14,9 +14,17 @@ def name(text: str) -> str:
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A titled table."""
-    lines = [f"**{title}**", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    """A titled table. Whatever stands in it, no control character and no line break does."""
+    lines = [f"**{_line(title)}**", "", _row(head), "|" + "---|" * len(head)]
+    return "\n".join([*lines, *map(_row, rows)])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(map(_line, cells)) + " |"
+
+
+def _line(text: str) -> str:
+    return clean(text, 1000).replace("\n", " ").replace("\t", " ")
 
 
 def number(value: float | None, digits: int = 4) -> str:

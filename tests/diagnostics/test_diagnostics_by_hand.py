@@ -19,7 +19,7 @@ from mutualrl.diagnostics.rollouts import Rollouts, arranged
 from mutualrl.diagnostics.sgt_check import activation
 from mutualrl.diagnostics.statistics import all_fail, intervals, pearson, pooled_advantages, spread
 from mutualrl.diagnostics.voices import Voices
-from mutualrl.diagnostics.xgrpo_check import shuffle, xgrpo_check
+from mutualrl.diagnostics.xgrpo_check import Scales, advantages, shuffle, xgrpo_check
 from mutualrl.regimes.advantages import pool_advantages
 from mutualrl.regimes.base import seeded
 from mutualrl.regimes.xgrpo import shuffled
@@ -110,7 +110,7 @@ def test_the_activation_profile_by_hand() -> None:
 def test_xgrpo_by_hand() -> None:
     # a: rewards 1 0 on both prompts. Local: mean 1/2, deviation sqrt(1/2); pool with b's 0 0: mean 1/4, deviation 1/2
     rollouts = of({"a": {"p": [1, 0], "q": [1, 0]}, "b": {"p": [0, 0], "q": [1, 0]}})
-    found = xgrpo_check(rollouts, "group", seed=0)
+    found = xgrpo_check(rollouts, Scales(), seed=0)
     local = 0.5 / (np.sqrt(0.5) + 1e-4)
     p = np.array([0.75, -0.25]) / (0.5 + 1e-4)
     q = np.array([0.5, -0.5]) / (np.sqrt(1 / 3) + 1e-4)
@@ -127,7 +127,7 @@ def test_xgrpo_by_hand() -> None:
 
 def test_rewards_between_the_ends_can_flip_a_sign() -> None:
     rollouts = of({"a": {"p": [0.4, 0.6]}, "b": {"p": [0.9, 0.9]}})
-    assert xgrpo_check(rollouts, "group", seed=0)["rows"][0]["true"]["sign_flips"] == 0.5
+    assert xgrpo_check(rollouts, Scales(), seed=0)["rows"][0]["true"]["sign_flips"] == 0.5
 
 
 def test_cost_by_hand() -> None:
@@ -216,14 +216,14 @@ def test_identities_of_overlap(rollouts: Rollouts) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(rollouts_of(binary=True), st.integers(0, 5))
-def test_the_gate_reckoned_at_the_rollouts_that_there_are_is_the_gate_observed(rollouts: Rollouts, seed: int) -> None:
+@given(rollouts_of(), st.sampled_from(["all", "any"]))
+def test_the_gate_reckoned_at_the_rollouts_that_there_are_is_the_gate_observed(rollouts: Rollouts, rule: Any) -> None:
     counts = rollouts.present_M_P_G.sum(axis=2)
     even = counts.min(axis=0) == counts.max(axis=0)
     for learner in range(len(rollouts.policies)):
-        gate = observed_gate(rollouts, PAPER, learner)
+        gate = observed_gate(rollouts, Thresholds(gate=rule), learner)
         for unit in np.flatnonzero(even):
-            rate = gate_rate(rollouts, PAPER, learner, int(counts[0, unit]))[unit]
+            rate = gate_rate(rollouts, Thresholds(gate=rule), learner, int(counts[0, unit]))[unit]
             assert rate == pytest.approx(float(gate[unit]))
 
 
@@ -259,7 +259,7 @@ def test_the_shuffled_pool_is_the_regimes_and_keeps_the_rewards_of_every_round(r
 @given(rollouts_of(binary=True), st.integers(0, 2**30))
 def test_the_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollouts, seed: int) -> None:
     learners = range(len(rollouts.policies))
-    xgrpo = np.stack([usable_values(rollouts, m, "group") for m in learners])
+    xgrpo = np.stack([usable_values(rollouts, m, Scales()) for m in learners])
     sgt = np.stack([observed_gate(rollouts, PAPER, m) for m in learners])
     assert not (sgt & ~xgrpo).any()
     rows = decomposed(np.random.default_rng(seed).random(sgt.shape) < 0.5, xgrpo, sgt)
@@ -270,7 +270,7 @@ def test_the_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollout
 
 def test_graded_rewards_can_open_the_gate_without_moving_an_advantage_which_is_a_seventh_row() -> None:
     rollouts = of({"a": {"p": [0.0]}, "b": {"p": [1.0, -1.0]}})
-    sgt, xgrpo = observed_gate(rollouts, PAPER, 0)[None], usable_values(rollouts, 0, "group")[None]
+    sgt, xgrpo = observed_gate(rollouts, PAPER, 0)[None], usable_values(rollouts, 0, Scales())[None]
     rows = decomposed(np.zeros_like(sgt), xgrpo, sgt)
     assert [row["units"] for row in rows] == [0] * 6 + [1]
     assert sum(row["share"] for row in rows) == 1
@@ -309,3 +309,51 @@ def test_small_statistics() -> None:
     assert np.isnan(pearson(np.array([1.0, 1.0]), np.array([1.0, 2.0])))
     assert pearson(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 7.0])) == pytest.approx(0.9933992678)
     assert spread(np.array([[1.0, 0.0], [1.0, nan], [nan, nan]])) == pytest.approx([np.sqrt(0.5), 0.0, 0.0])
+
+
+def test_scale_batch_takes_the_deviation_of_each_round() -> None:
+    rounds = [
+        {"a": {"p": [1, 0], "q": [1, 1]}, "b": {"p": [0, 0], "q": [1, 0]}},
+        {"a": {"p": [0.5, 0.4]}, "b": {"p": [0, 1]}},
+    ]
+    both = arranged(pa.concat_tables([table(r, i) for i, r in enumerate(rounds)]), "test")
+    for number, one in enumerate(rounds):
+        alone = arranged(table(one, number), "test")
+        units = np.flatnonzero(both.rounds == number)
+        for whole, part in zip(
+            advantages(both, 0, both.peer_rewards(0), Scales("batch")),
+            advantages(alone, 0, alone.peer_rewards(0), Scales("batch")),
+            strict=True,
+        ):
+            assert whole[units] == pytest.approx(part)
+
+
+def test_rounding_is_no_finding() -> None:
+    evenly = {"a": {f"p{i}": [0.1, 0.2, 0.3] for i in range(20)}, "b": {f"p{i}": [0.0, 0.0, 0.0] for i in range(20)}}
+    assert xgrpo_check(of(evenly), Scales(), seed=0)["rows"][0]["true"]["sign_flips"] == 0
+    bags = list(itertools.permutations([0.1, 0.2, 0.7]))
+    same = {
+        "a": {f"p{i}": [float(i % 2), 0.0, 1.0] for i in range(12)},
+        "b": {f"p{i}": list(bags[i % 6]) for i in range(12)},
+    }
+    assert np.isnan(xgrpo_check(of(same), Scales(), seed=0)["rows"][0]["true"]["correlation"])
+
+
+def test_an_unscored_model_is_neither_failing_nor_solving() -> None:
+    nan = float("nan")
+    rollouts = of({"a": {"p": [nan, nan], "q": [0, nan]}, "b": {"p": [1, 1], "q": [1, 1]}})
+    found = complementarity(rollouts, PAPER, "first", [1, 2], seed=0)["gate"][0]
+    assert (found["observed"], found["at"][1]["rate"]) == (0, 0)
+    assert found["at"][0]["rate"] == 0.25  # q: one of its two is a failure
+
+
+def test_many_models_and_many_tasks_stay_fast() -> None:
+    import time
+
+    rng = np.random.default_rng(0)
+    rewards = {f"m{m}": {f"t{p}/train/{p}/x": [float(rng.random() < 0.5)] for p in range(2000)} for m in range(20)}
+    rollouts = of(rewards)
+    began = time.monotonic()
+    complementarity(rollouts, PAPER, "first", [1], seed=0)
+    activation(rollouts, PAPER)
+    assert time.monotonic() - began < 15

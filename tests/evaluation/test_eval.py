@@ -93,7 +93,7 @@ def test_killed_and_started_again_it_goes_on_to_the_same_figures(
 def test_pretrained_models_on_real_sets_count_every_prompt(cli_here: Cli, real_data: Path) -> None:
     models = [real_data / "models" / name for name in ("stories260K", "babyllama-tok361")]
     found = evaluated(
-        cli, "--model", models[0], "--model", models[1], "--suite", "math500,arc,boolq,hellaswag", "--data-dir", real_data,
+        cli_here, "--model", models[0], "--model", models[1], "--suite", "math500,arc,boolq,hellaswag", "--data-dir", real_data,
         "--limit", "6", "--max-new-tokens", "8",
     )  # fmt: skip
     for model in found["models"].values():

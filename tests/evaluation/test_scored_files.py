@@ -27,7 +27,9 @@ def scored(cli: Cli, path: Path, *more: str) -> dict[str, Any]:
     return found
 
 
-def test_every_gold_solution_is_right_and_shuffled_ones_are_wrong(cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
+def test_every_gold_solution_is_right_and_shuffled_ones_are_wrong(
+    cli_here: Cli, real_data: Path, tmp_path: Path
+) -> None:
     gold = []
     for name in ("math_train", "math500"):
         with (real_data / "math" / f"{name}.jsonl").open() as file:
@@ -88,7 +90,10 @@ def test_hostile_completions_pass_both_scorers_within_the_deadline(cli_here: Cli
 def test_the_lenient_score_accepts_what_the_exact_one_does_not(cli_here: Cli, tmp_path: Path) -> None:
     pairs = [(r"\boxed{1/2}", r"\frac{1}{2}"), (r"\boxed{0.5}", r"\frac{1}{2}"), (r"\boxed{3}", "4"), ("nothing", "4")]
     found = scored(
-        cli, write(tmp_path / "s.jsonl", [{"completion": c, "answer": a} for c, a in pairs]), "--also", "math-verify"
+        cli_here,
+        write(tmp_path / "s.jsonl", [{"completion": c, "answer": a} for c, a in pairs]),
+        "--also",
+        "math-verify",
     )
     assert found["correct"] == 0
     assert found["math_verify"] == {"n": 4, "correct": 2, "accuracy": 0.5, "unverified": 0}

@@ -27,6 +27,10 @@ from mutualrl.tasks.boxed import boxed_reward, boxed_score, last_boxed
         ("no box at all", None),
         (r"\boxed 7", None),
         (r"\boxed{7", None),
+        (r"\boxed{7 \\}", r"7 \\"),
+        (r"\boxed{\begin{pmatrix}1\\{-2}\end{pmatrix}}", r"\begin{pmatrix}1\\{-2}\end{pmatrix}"),
+        (r"\\boxed{8}", "8"),
+        (r"\boxed{\\\}}", r"\\\}"),
     ],
 )
 def test_the_last_balanced_box_counts(text: str, content: str | None) -> None:

@@ -191,3 +191,8 @@ def test_a_limit_keeps_every_groups_share_whatever_the_order(groups: list[int], 
 def test_half_of_the_arithmetic_problems_is_half_of_each_operation() -> None:
     every = get_task("arithmetic").read("validation", TaskSource()).prompts
     assert Counter(p.group for p in spread(every, 32)) == {"+": 16, "*": 16}
+
+
+def test_a_member_without_training_prompts_is_named() -> None:
+    with pytest.raises(UsageError, match=r"task\.members\.b: no training prompts are left"):
+        mix({"a": prompts("a", 2), "b": []}, {}, random.Random(0))

@@ -78,7 +78,13 @@ def test_answers_read_from_solutions_are_the_ones_given(real_data: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("solution", "answer"),
-    [("so \\boxed{7}.", "7"), ("so $\\boxed 7$.", "7"), ("so \\fbox{7}", "7"), ("\\boxed{1} or \\boxed{2}", "2")],
+    [
+        ("so \\boxed{7}.", "7"),
+        ("so $\\boxed 7$.", "7"),
+        ("so \\fbox{7}", "7"),
+        ("\\boxed{1} or \\boxed{2}", "2"),
+        ("let \\boxed{a} be; so $x=\\boxed 7$", "7"),
+    ],
 )
 def test_old_boxes_of_gold_solutions_are_read(solution: str, answer: str, tmp_path: Path) -> None:
     path = write(tmp_path / "m.jsonl", {"problem": "p", "solution": solution, "level": "Level 3", "type": "Algebra"})
@@ -205,3 +211,37 @@ def test_every_task_says_what_it_reads(name: str) -> None:
     assert task.name == name
     assert task.reads
     assert task.max_new_tokens > 0
+
+
+def test_a_solution_with_an_empty_box_is_left_out_and_named(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "m.jsonl", {"problem": "p", "solution": "so \\boxed{}"}, {"problem": "p", "solution": "\\boxed{1}"}
+    )
+    data = get_task("math").read("validation", TaskSource(validation_data=path))
+    assert ([p.answer for p in data.prompts], len(data.dropped)) == (["1"], 1)
+    assert "row 1: the box of its solution is empty" in data.dropped[0]
+
+
+def test_a_directory_with_the_training_split_alone_gives_what_is_held_out_of_it(tmp_path: Path) -> None:
+    (tmp_path / "boolq").mkdir()
+    write(tmp_path / "boolq" / "train.jsonl", *(BOOLQ | {"question": f"q{i}"} for i in range(60)))
+    task = get_task("boolq")
+    train = task.read("train", TaskSource(data=tmp_path)).prompts
+    evaluated = task.read("validation", TaskSource(validation_data=tmp_path))
+    assert evaluated.origin == "held-out rows of train.jsonl"
+    assert len(train) + len(evaluated.prompts) == 60
+    assert not {p.text for p in train} & {p.text for p in evaluated.prompts}
+
+
+def test_a_reference_to_the_hub_evaluates_the_tasks_own_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
+        asked.append(split)
+        return [BOOLQ]
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("mutualrl.tasks.hub_data.hub_problem", lambda: None)
+    get_task("boolq").read("validation", TaskSource(validation_data=Path("hub:me/boolq")))
+    get_task("boolq").read("train", TaskSource(data=Path("hub:me/boolq"), validation_data=Path("hub:me/boolq")))
+    assert asked == ["validation", "train"]

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from mutualrl.cli.diagnose import channels, complementarity, cost, sgt_check, xgrpo_check
 from mutualrl.cli.doctor import doctor
 from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.exchange import exchange
+from mutualrl.cli.output import emit, prose
 from mutualrl.cli.recipes import recipes
 from mutualrl.cli.tasks import tasks
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
 
+#: what a wrong flag raises, whichever click Typer brings
+_ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+class Commands(TyperGroup):
+    """The commands. With `--json` a flag that cannot be parsed is one JSON object on stdout, as every other error
+    is."""
+
+    def main(self, args: Sequence[str] | None = None, *names: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run the command line."""
+        given = sys.argv[1:] if args is None else args
+        if not standalone_mode or "--json" not in given:
+            return super().main(args, *names, standalone_mode=standalone_mode, **extra)  # type: ignore[misc]
+        try:
+            code = super().main(args, *names, standalone_mode=False, **extra)  # type: ignore[misc]
+        except _ClickError as error:
+            message = error.format_message()
+            emit({"error": {"kind": "usage", "message": message, "exit_code": error.exit_code}})
+            prose().print(f"mutualrl: {message}", markup=False, highlight=False, soft_wrap=True)
+            sys.exit(error.exit_code)
+        except typer.Abort:
+            sys.exit(130)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
 app = typer.Typer(
     name="mutualrl",
+    cls=Commands,
     help="Train several language models together with GRPO and let them share what they find.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

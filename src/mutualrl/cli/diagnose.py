@@ -42,7 +42,10 @@ Save = Annotated[
 Plot = Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)]
 SuccessAbove = Annotated[float | None, typer.Option(help="A reward above is a success (0.8).", show_default=False)]
 FailureBelow = Annotated[float | None, typer.Option(help="A reward below is a failure (0.2).", show_default=False)]
-Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling, shuffles and intervals.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(min=0, max=2**31 - 1, help="Seed of sampling, draws, intervals (0; a run's own).", show_default=False),
+]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -71,7 +74,7 @@ def complementarity(
     failure_below: FailureBelow = None,
     save: Save = None,
     plot: Plot = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -105,7 +108,7 @@ def xgrpo_check(
     rounds: Rounds = None,
     save: Save = None,
     plot: Plot = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -135,7 +138,7 @@ def sgt_check(
     failure_below: FailureBelow = None,
     save: Save = None,
     plot: Plot = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -165,7 +168,7 @@ def channels(
     failure_below: FailureBelow = None,
     save: Save = None,
     plot: Plot = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -195,7 +198,7 @@ def cost(
     failure_below: FailureBelow = None,
     save: Save = None,
     plot: Plot = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     trust_remote_code: Trust = False,
     as_json: Json = False,
 ) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from mutualrl.cli.output import emit, reports_errors
+from mutualrl.cli.output import emit, reports_errors, screen
 
 
 @reports_errors
@@ -46,6 +45,6 @@ def doctor(
     colors = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
     for row in rows:
         table.add_row(colors[row.status], cell(row.check), cell(row.found), cell(row.advice))
-    Console().print(table)
+    screen().print(table)
     if failed:
         raise MachineError(f"this machine is not ready: {', '.join(failed)}")

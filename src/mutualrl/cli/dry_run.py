@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from mutualrl.cli.output import emit
+from mutualrl.cli.output import emit, screen
 from mutualrl.errors import DataError, MutualRLError
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.devices import Machine, this_machine
@@ -54,7 +53,7 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
             }
         )
         return
-    console = Console()
+    console = screen()
     console.print(dump(recipe), markup=False, highlight=False, soft_wrap=True, end="")
     for where, placement in planned.items():
         console.print(_table(where, placement, memory.get(where, {})))

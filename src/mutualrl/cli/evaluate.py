@@ -107,7 +107,7 @@ def evaluate(
                 "--limit": limit, "--max-new-tokens": max_new_tokens, "--samples": samples,
             "--temperature": temperature,
                 "--engine": engine, "--template": template, "--answer": answer, "--out": out}  # fmt: skip
-        if given := [flag for flag, value in idle.items() if value]:
+        if given := [flag for flag, value in idle.items() if value not in (None, [])]:
             raise UsageError(f"{', '.join(given)}: no effect with --score, which reads the file's rows and no model")
         _score(score, extra, as_json)
         return

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.cli.output import emit, prose, reports_errors, screen
 
 if TYPE_CHECKING:
     from mutualrl.rundir import RunDirectory
@@ -91,7 +90,7 @@ def export(
     if as_json:
         emit({"out": str(target), "records": rows})
     else:
-        Console().print(f"{rows:,} records in {target}", markup=False, highlight=False, soft_wrap=True)
+        screen().print(f"{rows:,} records in {target}", markup=False, highlight=False, soft_wrap=True)
 
 
 @exchange.command("gc")
@@ -123,10 +122,10 @@ def gc(
         return
     verb = "would go" if dry_run else "gone"
     for name, entry in gone.items():
-        Console().print(
+        screen().print(
             f"{name}: {entry['rounds']} rounds {verb}, {entry['bytes']:,} bytes", markup=False, highlight=False
         )
-    Console().print(f"Rounds from {needed} on may still be read by a resumed policy", highlight=False)
+    screen().print(f"Rounds from {needed} on may still be read by a resumed policy", highlight=False)
 
 
 def _open(path: Path) -> RunDirectory:
@@ -193,4 +192,4 @@ def _show(found: list[PolicySurvey]) -> None:
         span = f"{s.rounds[0]}-{s.rounds[-1]}" if s.rounds else "none"
         gaps = ", ".join(map(str, s.gaps[:8])) + ("..." if len(s.gaps) > 8 else "") or "-"
         table.add_row(cell(s.policy), span, f"{s.rows:,}", f"{s.bytes:,}", gaps, str(len(s.stray)))
-    Console().print(table)
+    screen().print(table)

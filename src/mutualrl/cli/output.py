@@ -18,8 +18,13 @@ P = ParamSpec("P")
 
 
 def prose() -> Console:
-    """The console for people: stderr."""
-    return Console(stderr=True)
+    """The console for people: stderr. A name such as `:x:` is no picture."""
+    return Console(stderr=True, emoji=False)
+
+
+def screen() -> Console:
+    """The console for results that are tables: stdout."""
+    return Console(emoji=False)
 
 
 def emit(value: dict[str, Any]) -> None:

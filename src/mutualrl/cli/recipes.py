@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from mutualrl.cli.output import emit, reports_errors
+from mutualrl.cli.output import emit, reports_errors, screen
 
 recipes = typer.Typer(help="The recipes that ship with mutualrl.", no_args_is_help=True)
 
@@ -44,7 +43,7 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on 
     table = Table("kind", "name", "about")
     for kind, name, _, about in rows:
         table.add_row(kind, name, about)
-    Console().print(table)
+    screen().print(table)
 
 
 @recipes.command("show")
@@ -96,4 +95,4 @@ def cp(
     if as_json:
         emit({"copied": str(path)})
     else:
-        Console().print(f"copied to {path}", markup=False, highlight=False, soft_wrap=True)
+        screen().print(f"copied to {path}", markup=False, highlight=False, soft_wrap=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from mutualrl.cli.output import screen
 from mutualrl.display import cell, clean
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
     """Accuracy before and after, by group, for every policy."""
-    console = Console()
+    console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
     shown = groups if len(groups) <= 4 else []
     table = Table(

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.cli.output import emit, prose, reports_errors, screen
 
 tasks = typer.Typer(help="The tasks: what they read, and their prompts as a model sees them.", no_args_is_help=True)
 
@@ -31,7 +30,7 @@ def ls(as_json: JsonFlag = False) -> None:
     table = Table("task", "evaluated on, unless data are named", "new tokens")
     for task in TASKS.values():
         table.add_row(task.name, task.reads, str(task.max_new_tokens))
-    Console().print(table)
+    screen().print(table)
 
 
 @tasks.command("show")
@@ -62,6 +61,8 @@ def show(
 
     if split not in ("train", "validation"):
         raise UsageError(f"--split {split}: expected train or validation")
+    if task != "dataset" and (template is not None or answer != "answer"):
+        raise UsageError(f"--template and --answer are of task 'dataset'; {task!r} has a template of its own")
     source = None if data is None else Path(data_path(data))
     whole = split == "validation" or (source is not None and source.is_file())
     read = get_task(task).read(
@@ -98,10 +99,12 @@ def _plain(prompt: Any) -> dict[str, Any]:
 def _print(prompts: list[Any], title: str) -> None:
     from mutualrl.display import clean
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(clean(title))
+    typer.echo(clean(title))
     for prompt in prompts:
-        console.print(
-            f"\n--- {clean(prompt.id, 200)}  group {clean(prompt.group, 80)}  answer {clean(prompt.answer, 200)}"
-        )
-        console.print(clean(prompt.text, 20_000))
+        about = f"{prompt.id}  group {prompt.group}  answer {prompt.answer}".replace("\n", " ")
+        typer.echo(f"\n--- {clean(about, 600)}")
+        if isinstance(prompt.content, str):
+            typer.echo(clean(prompt.text, 20_000))
+        else:
+            for message in prompt.content:
+                typer.echo(f"[{message['role']}] {clean(message['content'], 20_000)}")

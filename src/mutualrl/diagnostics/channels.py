@@ -16,7 +16,7 @@ import numpy as np
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.voices import Voices
-from mutualrl.diagnostics.xgrpo_check import advantages
+from mutualrl.diagnostics.xgrpo_check import Scales, advantages
 from mutualrl.errors import UsageError
 
 LOW, HIGH = 0.8, 1.2
@@ -33,9 +33,9 @@ ROWS = {
 SEVENTH = "SGT without XGRPO (graded rewards of equal means)"
 
 
-def usable_values(rollouts: Rollouts, learner: int, scale: str) -> Bools:
+def usable_values(rollouts: Rollouts, learner: int, scales: Scales) -> Bools:
     """Whether pooling changes an advantage of the learner, shape (P,)."""
-    local, pooled = advantages(rollouts, learner, rollouts.peer_rewards(learner), scale)
+    local, pooled = advantages(rollouts, learner, rollouts.peer_rewards(learner), scales)
     return np.asarray((np.abs(pooled - local) > CHANGED).any(axis=1))
 
 
@@ -50,7 +50,7 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[dict[st
     return rows
 
 
-def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scale: str) -> dict[str, Any]:
+def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scales: Scales) -> dict[str, Any]:
     """`{"policies", "prompts", "rows": the six rows, "learners": [{"learner", "prp", "xgrpo", "sgt", "rows"}],
     "responses", "left_out"}`; `left_out` counts peer responses without a ratio, by reason."""
     voices.require("the PRP channel")
@@ -60,7 +60,7 @@ def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scale: 
     prp = np.zeros(shape, dtype=bool)
     for (learner, unit), found in ratios.items():
         prp[learner, unit] = any(LOW <= ratio <= HIGH for ratio in found)
-    xgrpo = np.stack([usable_values(rollouts, m, scale) for m in policies])
+    xgrpo = np.stack([usable_values(rollouts, m, scales) for m in policies])
     sgt = np.stack([observed_gate(rollouts, thresholds, m) for m in policies])
     learners = []
     for m, name in enumerate(rollouts.policies):
@@ -132,6 +132,10 @@ def _responses(rollouts: Rollouts, voices: Voices, peer: int, left_out: dict[str
                 left_out["too_long" if carried.exact else "changed"] += 1
                 continue
             ids = carried.ids
+        prompt = voices.prompt(peer, unit)
+        if not prompt or len(prompt) + len(ids) > voices.context(peer):
+            left_out["too_long"] += 1
+            continue
         found.append((unit, place, text, ids, ended))
     return found
 

@@ -7,14 +7,16 @@ and 0.056 in the one, where the other says 0.174 and 0.152. Here the two agree b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.statistics import all_fail, intervals, jaccard, ratio
+from mutualrl.regimes.sgt import SGTSettings
 
 BUCKETS = ("easy", "medium", "hard")
 #: below this gate rate a run of 1,000 prompts a round would see fewer than five rescues
@@ -25,10 +27,24 @@ FLAT = 0.05
 
 @dataclass(frozen=True)
 class Thresholds:
-    """A rollout rewarded above `success` is a success, below `failure` a failure (paper, Section "Hyperparameters")."""
+    """A rollout rewarded above `success` is a success, below `failure` a failure (paper, Section "Hyperparameters").
+
+    `gate`: whether all of a learner's rollouts must have failed, or any; `pick`: how SGT draws a success; `own`: where
+    a learner has thresholds of its own, by name."""
 
     success: float = 0.8
     failure: float = 0.2
+    gate: Literal["all", "any"] = "all"
+    pick: Literal["uniform", "shortest"] = "uniform"
+    own: Mapping[str, Thresholds] = field(default_factory=dict)
+
+    def of(self, learner: str) -> Thresholds:
+        """Those of one learner."""
+        return self.own.get(learner, self)
+
+    def settings(self) -> SGTSettings:
+        """As regime `sgt` has them."""
+        return SGTSettings(success_above=self.success, failure_below=self.failure, gate=self.gate, pick=self.pick)
 
 
 def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:
@@ -63,25 +79,30 @@ def _samples(rollouts: Rollouts) -> dict[str, int]:
 
 
 def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[dict[str, Any]]:
+    """All ordered pairs; one set of resamples for all of them."""
+    models, units = solved.shape
+    couples = list(itertools.combinations(range(models), 2))
+    both = [solved[a] & solved[b] for a, b in couples]
+    columns = np.stack([*solved, *both], axis=1).astype(np.float64)
+
+    def statistic(sums: Floats) -> Floats:
+        one = {m: sums[:, m] for m in range(models)}
+        shared = {pair: sums[:, models + i] for i, pair in enumerate(couples)}
+        found = []
+        for a, b in itertools.permutations(range(models), 2):
+            common = shared[min(a, b), max(a, b)]
+            overlap, rescue = ratio(common, one[a] + one[b] - common), ratio(one[b] - common, units - one[a])
+            found += [one[a] / units, one[b] / units, overlap, rescue]
+        return np.stack(found, axis=1)
+
+    values = statistic(columns.sum(axis=0)[None])[0]
+    around = intervals(columns, statistic, seed)
     rows = []
-    for a, learner in enumerate(policies):
-        for b, peer in enumerate(policies):
-            if a == b:
-                continue
-            mine, theirs = solved[a], solved[b]
-            columns = np.stack([mine, theirs, mine & theirs, mine | theirs, ~mine & theirs, ~mine], axis=1)
-            units = len(columns)
-
-            def statistic(sums: Floats, units: int = units) -> Floats:
-                mine, theirs, both, either, rescued, failed = sums.T
-                return np.stack([mine / units, theirs / units, ratio(both, either), ratio(rescued, failed)], axis=1)
-
-            values = statistic(columns.sum(axis=0, dtype=np.float64)[None])[0]
-            around = intervals(columns.astype(np.float64), statistic, seed)
-            row: dict[str, Any] = {"learner": learner, "peer": peer}
-            for name, value, interval in zip(PAIR_RATES, values, around, strict=True):
-                row |= {name: float(value), f"{name}_ci": list(interval)}
-            rows.append(row)
+    for number, (a, b) in enumerate(itertools.permutations(range(models), 2)):
+        row: dict[str, Any] = {"learner": policies[a], "peer": policies[b]}
+        for place, name in enumerate(PAIR_RATES, len(PAIR_RATES) * number):
+            row |= {name: float(values[place]), f"{name}_ci": list(around[place])}
+        rows.append(row)
     return rows
 
 
@@ -108,8 +129,9 @@ def _buckets(rollouts: Rollouts, solved: Bools) -> list[dict[str, Any]]:
     """Units sorted by (mean reward over all models and rollouts, prompt id), cut in three."""
     rewards = rollouts.rewards_M_P_G
     scored = ~np.isnan(rewards)
-    means = np.where(scored, rewards, 0.0).sum(axis=(0, 2)) / np.maximum(scored.sum(axis=(0, 2)), 1)
-    order = sorted(range(len(means)), key=lambda p: (means[p], rollouts.prompt_ids[p], rollouts.rounds[p]))
+    means = ratio(np.where(scored, rewards, 0.0).sum(axis=(0, 2)), scored.sum(axis=(0, 2)))
+    height = np.where(np.isnan(means), -np.inf, means)  # nobody could be scored there: among the hard ones
+    order = sorted(range(len(means)), key=lambda p: (height[p], rollouts.prompt_ids[p], rollouts.rounds[p]))
     rows = []
     for name, units in zip(BUCKETS[::-1], np.array_split(np.array(order, dtype=np.int64), len(BUCKETS)), strict=True):
         some = solved[:, units]
@@ -117,7 +139,7 @@ def _buckets(rollouts: Rollouts, solved: Bools) -> list[dict[str, Any]]:
             {
                 "bucket": name,
                 "prompts": len(units),
-                "mean_reward": float(means[units].mean()) if len(units) else float("nan"),
+                "mean_reward": float(ratio(np.nansum(means[units]), (~np.isnan(means[units])).sum())),
                 "jaccard": jaccard(some),
                 "exactly_one": float(ratio((some.sum(axis=0) == 1).sum(), len(units))),
             }
@@ -126,48 +148,53 @@ def _buckets(rollouts: Rollouts, solved: Bools) -> list[dict[str, Any]]:
 
 
 def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) -> Floats:
-    """G_n(x) = (1 - p_n)^K (1 - prod over peers of (1 - p_m)^K) of every unit, shape (P,), from the success counts.
+    """G_n(x) = (1 - p_n)^K (1 - prod over peers of (1 - p_m)^K) of every unit, shape (P,).
 
-    Products of estimates of independent rollouts: unbiased while K is at most the number of rollouts of each model.
-    """
-    rewards = rollouts.rewards_M_P_G
-    counts = (~np.isnan(rewards)).sum(axis=2)
-    hits = (rewards > thresholds.success).sum(axis=2)
+    From counts: the learner's failures (below `failure`; with `gate: any`, that not all K are none), the peers'
+    successes (above `success`). Products of estimates over independent rollouts: unbiased while K is at most the number
+    of rollouts of each model, and at just that number the gate observed. An unscorable rollout is neither."""
+    rule = thresholds.of(rollouts.policies[learner])
+    rewards, counts = rollouts.rewards_M_P_G, rollouts.present_M_P_G.sum(axis=2)
+    failures = (rewards[learner] < rule.failure).sum(axis=1)
+    if rule.gate == "all":
+        failed = all_fail(counts[learner], counts[learner] - failures, k)
+    else:
+        failed = 1 - all_fail(counts[learner], failures, k)
     peers = np.ones(rewards.shape[1])
     for m in rollouts.peers_of(learner):
-        peers = peers * all_fail(counts[m], hits[m], k)
-    found: Floats = all_fail(counts[learner], hits[learner], k) * (1 - peers)
+        peers = peers * all_fail(counts[m], (rewards[m] > rule.success).sum(axis=1), k)
+    found: Floats = failed * (1 - peers)
     return found
 
 
 def observed_gate(rollouts: Rollouts, thresholds: Thresholds, learner: int) -> Bools:
-    """SGT's gate as it stands in these rollouts, shape (P,): all own below `failure`, some peer's above `success`."""
-    own = rollouts.rewards_M_P_G[learner]
-    failed = ((own < thresholds.failure) | ~rollouts.present_M_P_G[learner]).all(axis=1)
-    found: Bools = failed & (rollouts.peer_rewards(learner) > thresholds.success).any(axis=1)
+    """SGT's gate as it stands in these rollouts, shape (P,): all own (or any) below `failure`, some peer's above
+    `success`."""
+    rule = thresholds.of(rollouts.policies[learner])
+    own, present = rollouts.rewards_M_P_G[learner], rollouts.present_M_P_G[learner]
+    failed = ((own < rule.failure) | ~present).all(axis=1) if rule.gate == "all" else (own < rule.failure).any(axis=1)
+    found: Bools = failed & (rollouts.peer_rewards(learner) > rule.success).any(axis=1)
     return found
 
 
 def _gate(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], seed: int) -> list[dict[str, Any]]:
     smallest = int(rollouts.present_M_P_G.sum(axis=2).min())
+    columns = [
+        column
+        for m in range(len(rollouts.policies))
+        for column in (observed_gate(rollouts, thresholds, m), *(gate_rate(rollouts, thresholds, m, k) for k in gates))
+    ]
+    units = len(rollouts.prompt_ids)
+    stacked = np.stack(columns, axis=1).astype(np.float64)
+    around = iter(intervals(stacked, lambda sums: sums / units, seed))
+    means = iter(stacked.mean(axis=0).tolist())
     rows = []
-    for m, name in enumerate(rollouts.policies):
-        columns = np.stack(
-            [observed_gate(rollouts, thresholds, m), *(gate_rate(rollouts, thresholds, m, k) for k in gates)], axis=1
-        ).astype(np.float64)
-        around = intervals(columns, lambda sums: sums / len(rollouts.prompt_ids), seed)
-        means = columns.mean(axis=0)
-        rows.append(
-            {
-                "learner": name,
-                "observed": float(means[0]),
-                "observed_ci": list(around[0]),
-                "at": [
-                    {"k": k, "rate": float(rate), "rate_ci": list(interval), "extrapolated": k > smallest}
-                    for k, rate, interval in zip(gates, means[1:], around[1:], strict=True)
-                ],
-            }
-        )
+    for name in rollouts.policies:
+        row: dict[str, Any] = {"learner": name, "observed": next(means), "observed_ci": list(next(around))}
+        row["at"] = [
+            {"k": k, "rate": next(means), "rate_ci": list(next(around)), "extrapolated": k > smallest} for k in gates
+        ]
+        rows.append(row)
     return rows
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
 from mutualrl.diagnostics.rollouts import Ints, Rollouts
 from mutualrl.diagnostics.sgt_check import list_successes
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.errors import UsageError
-from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw
+from mutualrl.regimes.sgt import Candidate, Fitted, draw
 
 
 def tokens_M_P_G(rollouts: Rollouts) -> Ints:
@@ -23,13 +24,12 @@ def tokens_M_P_G(rollouts: Rollouts) -> Ints:
     Raises UsageError when they are not recorded.
     """
     rows = rollouts.rows_M_P_G
+    counts = np.full(len(rollouts.table), -1, dtype=np.int64)
+    if rollouts.has("tokens"):
+        counts = rollouts.table.column("tokens").fill_null(-1).to_numpy().astype(np.int64)
     if rollouts.has("token_ids"):
-        column = rollouts.table.column("token_ids").combine_chunks()
-        counts = column.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
-    elif rollouts.has("tokens"):
-        counts = rollouts.table.column("tokens").fill_null(-1).to_numpy()
-    else:
-        counts = np.full(len(rollouts.table), -1)
+        lengths = pc.list_value_length(rollouts.table.column("token_ids")).fill_null(-1).to_numpy()
+        counts = np.where(lengths >= 0, lengths, counts)
     counts = np.where(rows >= 0, counts[rows], 0)
     if (counts < 0).any():
         raise UsageError(
@@ -78,8 +78,13 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) 
         "learners": learners,
         "sequences": sum(map(len, teachers)) / int(rollouts.present_M_P_G.sum()),
         "bound": (models - 1) / (models * smallest),
-        "teacher_tokens": "the learner's" if not voices.missing() else "the peer's",
+        "teacher_tokens": "the learner's" if counted_by_learner(rollouts, voices) else "the peer's",
     }
+
+
+def counted_by_learner(rollouts: Rollouts, voices: Voices) -> bool:
+    """Whether teachers can be counted in the learner's tokens: its model is known, and so are the texts."""
+    return not voices.missing() and any(rollouts.has(column) for column in ("token_ids", "y_text"))
 
 
 def _extra(tokens: int, of: int) -> dict[str, Any]:
@@ -91,16 +96,17 @@ def _teachers(
 ) -> list[int]:
     """Tokens of the teacher that SGT would draw on each gated prompt."""
     name = rollouts.policies[learner]
-    known = not voices.missing()
+    known = counted_by_learner(rollouts, voices)
     texts: dict[tuple[int, int, int], tuple[str, bool]] = {}
     if known:
         every = list_successes(rollouts, thresholds, voices)
         texts = {(s.policy, s.unit, s.place): (s.text, s.ended) for of in every.values() for s in of}
+    rule = thresholds.of(name)
     found = []
     for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)).tolist():
         fitted = []
         for m in rollouts.peers_of(learner):
-            for place in np.flatnonzero(rollouts.rewards_M_P_G[m, unit] > thresholds.success).tolist():
+            for place in np.flatnonzero(rollouts.rewards_M_P_G[m, unit] > rule.success).tolist():
                 text, ended = texts.get((m, unit, place), ("", True))
                 ids = voices.fit(learner, unit, text, ended) if text else None
                 size = int(lengths[m, unit, place]) if not known else len(ids or ())
@@ -109,7 +115,7 @@ def _teachers(
                     fitted.append(Fitted(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))
         if fitted:
             drawn = draw(
-                fitted, SGTSettings(), run_seed=seed, round_=int(rollouts.rounds[unit]),
+                fitted, rule.settings(), run_seed=seed, round_=int(rollouts.rounds[unit]),
                 prompt_id=rollouts.prompt_ids[unit], learner=name,
             )  # fmt: skip
             found.append(len(drawn.ids))

@@ -20,6 +20,11 @@ def _short(text: str) -> str:
     return text if len(text) <= 24 else "…" + text[-23:]
 
 
+def _known(value: float | None) -> float:
+    """A figure that is not defined is not drawn."""
+    return float("nan") if value is None else value
+
+
 def _legend(axis: Axes, **how: Any) -> None:
     """A legend whose labels are names, not formulas."""
     for text in axis.legend(**how).get_texts():
@@ -41,7 +46,7 @@ def _overlap(figure: Any, result: dict[str, Any]) -> None:
     jaccard, rescue = np.ones((len(names), len(names))), np.full((len(names), len(names)), np.nan)
     for row in result["pairs"]:
         a, b = names.index(row["learner"]), names.index(row["peer"])
-        jaccard[a, b], rescue[a, b] = row["jaccard"], row["rescue"]
+        jaccard[a, b], rescue[a, b] = _known(row["jaccard"]), _known(row["rescue"])
     left, right = figure.subplots(1, 2)
     _matrix(left, jaccard, names, "Jaccard overlap of what they solve")
     _matrix(right, rescue, names, "P(column solves | row fails)")
@@ -64,7 +69,7 @@ def _matrix(axis: Axes, values: Any, names: Sequence[str], title: str) -> None:
 def _buckets(axis: Axes, result: dict[str, Any]) -> None:
     places = np.arange(len(result["buckets"]))
     for offset, key, label in ((-0.2, "jaccard", "Jaccard overlap"), (0.2, "exactly_one", "solved by exactly one")):
-        values = [float("nan") if b[key] is None else b[key] for b in result["buckets"]]
+        values = [_known(b[key]) for b in result["buckets"]]
         bars = axis.bar(places + offset, values, 0.4, label=label)
         axis.bar_label(bars, ["NaN" if np.isnan(v) else f"{v:.2f}" for v in values], fontsize=8)
     axis.set_xticks(places, [f"{b['bucket']}\n({b['prompts']} prompts)" for b in result["buckets"]])
@@ -77,7 +82,8 @@ def _gate(axis: Axes, result: dict[str, Any]) -> None:
         ks = [at["k"] for at in row["at"]]
         rates = np.array([at["rate"] for at in row["at"]])
         low, high = (np.array([at["rate_ci"][i] for at in row["at"]]) for i in (0, 1))
-        axis.errorbar(ks, rates, [rates - low, high - rates], marker="o", capsize=3, label=_short(row["learner"]))
+        around = [np.maximum(rates - low, 0), np.maximum(high - rates, 0)]  # rounding may leave the mean outside
+        axis.errorbar(ks, rates, around, marker="o", capsize=3, label=_short(row["learner"]))
     axis.set_xscale("log", base=2)
     axis.set_xticks(ks, [str(k) for k in ks])
     axis.set_ylim(bottom=0)
@@ -96,7 +102,7 @@ def xgrpo_check(result: dict[str, Any]) -> Figures:
         for axis, (key, title) in zip(figure.subplots(1, 3), measures, strict=True):
             places = np.arange(len(result["rows"]))
             for offset, pool in ((-0.2, "true"), (0.2, "shuffled")):
-                values = [np.nan if row[pool][key] is None else row[pool][key] for row in result["rows"]]
+                values = [_known(row[pool][key]) for row in result["rows"]]
                 axis.bar(places + offset, values, 0.4, label=f"{pool} pool")
             axis.axhline(0, color="black", linewidth=0.6)
             axis.set_xticks(places, [_short(row["learner"]) for row in result["rows"]], fontsize=8, parse_math=False)
@@ -119,7 +125,9 @@ def sgt_check(result: dict[str, Any]) -> Figures:
 def _activation(axis: Axes, result: dict[str, Any]) -> None:
     places = np.arange(len(result["rows"]))
     for offset, side in ((-0.2, "on"), (0.2, "off")):
-        bars = axis.bar(places + offset, [row[side]["rate"] for row in result["rows"]], 0.4, label=f"gate {side}")
+        bars = axis.bar(
+            places + offset, [_known(row[side]["rate"]) for row in result["rows"]], 0.4, label=f"gate {side}"
+        )
         axis.bar_label(
             bars, [f"{row[side]['successes']}/{row[side]['rollouts']}" for row in result["rows"]], fontsize=8
         )
@@ -132,7 +140,7 @@ def _activation(axis: Axes, result: dict[str, Any]) -> None:
 def _teachers(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     places = np.arange(len(rows))
     for offset, kind in ((-0.2, "matched"), (0.2, "mismatched")):
-        values = [row[kind] for row in rows]
+        values = [_known(row[kind]) for row in rows]
         axis.bar_label(axis.bar(places + offset, values, 0.4, label=f"{kind} teacher"), fmt="%.3f", fontsize=8)
     axis.set_xticks(places, [_short(row["learner"]) for row in rows], fontsize=8, parse_math=False)
     axis.set(ylabel="NLL, nats a token", title="Is what SGT transfers the prompt's own?")
@@ -166,7 +174,7 @@ def cost(result: dict[str, Any]) -> Figures:
     def draw(figure: Any) -> None:
         axis = figure.subplots()
         names = [row["regime"].upper() for row in result["rows"]]
-        ratios = [row["ratio"] for row in result["rows"]]
+        ratios = [_known(row["ratio"]) for row in result["rows"]]
         bars = axis.bar(names, ratios, color=[_REGIME_COLOURS[n] for n in names])
         axis.bar_label(bars, [f"{ratio:.4f}x" for ratio in ratios])
         axis.set(ylabel="extra response tokens / rollout tokens", title="What each regime adds to a round")

@@ -48,7 +48,8 @@ def gather(request: DiagnosticRequest, bars: Bars) -> tuple[Rollouts, Voices]:
     elif request.recorded is not None:
         rollouts = _from_run(request.recorded, request.origin)
     else:
-        rollouts = arranged(read_rollouts(request.files), request.origin)
+        more = ": name a second file, or one with a column 'policy' of several"
+        rollouts = arranged(read_rollouts(request.files), request.origin, more=more)
     if unknown := sorted({text.partition("=")[0] for text in request.flags.models} - set(rollouts.policies)):
         raise UsageError(
             f"--model {unknown[0]}=...: no such policy in the rollouts; there are {', '.join(rollouts.policies)}"
@@ -58,19 +59,17 @@ def gather(request: DiagnosticRequest, bars: Bars) -> tuple[Rollouts, Voices]:
 
 
 def _from_run(recorded: Recorded, origin: str) -> Rollouts:
-    from mutualrl.see.survey import tables, writers
+    from mutualrl.see.survey import tables
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
-    here = [name for name in policies if name in writers(run.exchange)]
-    found = list(tables(run.exchange, run.info()["run_id"], here))
-    if recorded.rounds is not None:
-        found = [table for table in found if table.column("round")[0].as_py() in recorded.rounds] if found else []
-    if not found:
+    found = list(tables(run.exchange, run.info()["run_id"], policies, recorded.rounds))
+    wrote = {str(table["policy"][0]) for table in found if len(table)}
+    if missing := [name for name in policies if name not in wrote]:
         asked = "" if recorded.rounds is None else " in these rounds"
         raise UsageError(
-            f"the exchange of {origin} holds no records{asked}; under regimes that read no peer nothing is published: "
-            f"train "
-            "with --exchange full, or sample the models with --pool"
+            f"the exchange of {origin} holds no records of {', '.join(missing)}{asked}; under regimes that read no "
+            f"peer nothing "
+            "is published: train with --exchange full, or sample the models with --pool"
         )
     return arranged(pa.concat_tables(found), origin, _Asked(recorded))
 

@@ -33,16 +33,74 @@ def read_rollouts(paths: Sequence[Path]) -> pa.Table:
     """The rows of all files as one table. A file without `policy` is its name's; without `rollout`, rows are numbered
     in their order. Raises DataError naming file, row and field."""
     files = [file for path in paths for file in _files(user_path(path))]
+    if twice := next((f for i, f in enumerate(files) if f.resolve() in {g.resolve() for g in files[:i]}), None):
+        raise DataError(f"{twice}: the file is named twice; every rollout would count double")
     tables = [_parquet(file) if file.suffix == ".parquet" else _lines(file) for file in files]
+    _check_stems(files, tables)
     names = [name for name in TYPES if any(name in table.column_names for table in tables)]
-    whole = [
-        pa.table({n: t.column(n) if n in t.column_names else pa.nulls(len(t), TYPES[n]) for n in names}) for t in tables
-    ]
-    return _numbered(pa.concat_tables(whole))
+    whole = []
+    for file, table in zip(files, tables, strict=True):
+        columns = {n: table[n] if n in table.column_names else pa.nulls(len(table), TYPES[n]) for n in names}
+        columns["policy"] = table["policy"] if "policy" in table.column_names else pa.array([file.stem] * len(table))
+        columns["file"] = pa.array([str(file)] * len(table))
+        columns["line"] = table["line"]
+        whole.append(_filled(pa.table(columns), file))
+    return pa.concat_tables(whole)
+
+
+def _check_stems(files: Sequence[Path], tables: Sequence[pa.Table]) -> None:
+    """Raise DataError when two files that name no policy would be one model by their names."""
+    seen: dict[str, Path] = {}
+    for file, table in zip(files, tables, strict=True):
+        if "policy" not in table.column_names and seen.setdefault(file.stem, file) != file:
+            raise DataError(
+                f"{seen[file.stem]} and {file} name no policy and would both be {file.stem!r}: add a column 'policy'"
+            )
+
+
+def _filled(table: pa.Table, path: Path) -> pa.Table:
+    """With a round and a rollout number in every row, NaN for a reward that is null, and `ended` unless it is said."""
+    table = _with(table, "round", table["round"].fill_null(0) if "round" in table.column_names else _zeros(len(table)))
+    if "ended" in table.column_names:
+        table = _with(table, "ended", table["ended"].fill_null(True))
+    rewards = table["reward"].fill_null(float("nan"))
+    if np.isinf(found := rewards.to_numpy()).any():
+        row = int(np.flatnonzero(np.isinf(found))[0])
+        raise DataError(
+            f"{path}, row {table['line'][row]}, field 'reward': found {found[row]}, expected a finite number"
+        )
+    table = _with(table, "reward", rewards)
+    missing = table["rollout"].null_count if "rollout" in table.column_names else len(table)
+    if 0 < missing < len(table):
+        row = int(np.flatnonzero(table["rollout"].is_null().to_numpy())[0])
+        raise DataError(f"{path}, row {table['line'][row]}: no field 'rollout', which other rows have")
+    return table if not missing else _with(table, "rollout", _counted(table))
+
+
+def _zeros(rows: int) -> pa.Array:
+    return pa.array(np.zeros(rows, dtype=np.int64))
+
+
+def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, values)
+    return table.append_column(name, values)
+
+
+def _counted(table: pa.Table) -> pa.Array:
+    """Rollout numbers in the order of the rows."""
+    seen: dict[tuple[str, int, str], int] = {}
+    numbers = []
+    for key in zip(*(table[name].to_pylist() for name in ("policy", "round", "prompt_id")), strict=True):
+        numbers.append(seen.get(key, 0))
+        seen[key] = numbers[-1] + 1
+    return pa.array(numbers, pa.int64())
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
+        if (path / "run.json").is_file() or any((p / "run.json").is_file() for p in path.absolute().parents[:2]):
+            raise DataError(f"{path}: these are a run's own files; --run DIR reads them, compared with their markers")
         found = sorted(p for p in path.rglob("*") if p.suffix in (".parquet", ".jsonl") and not p.name.startswith("."))
         if not found:
             raise DataError(f"{path}: the directory holds no .parquet or .jsonl file of rollouts")
@@ -59,7 +117,7 @@ def _lines(path: Path) -> pa.Table:
         for name in TYPES:
             field = next((alias for alias in ALIASES.get(name, (name,)) if alias in row), None)
             value = None if field is None else row[field]
-            if name in NEEDED and value is None and not (name == "policy" and field is None):
+            if name in NEEDED and value is None and (field is None or name != "reward") and (name != "policy" or field):
                 raise DataError(f"{path}, row {number}: {_missing(name, row, field)}")
             if value is not None and not _fits(name, value):
                 if name == "x_text":  # a conversation: the models are asked it only where their prompts are known
@@ -70,9 +128,12 @@ def _lines(path: Path) -> pa.Table:
                     )
             columns.setdefault(name, []).append(str(value) if name == "prompt_id" and value is not None else value)
         numbers.append(number)
-    kept = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    kept = {n: values for n, values in columns.items() if n in NEEDED[1:] or any(v is not None for v in values)}
+    if None in kept.get("policy", ()):
+        number = numbers[kept["policy"].index(None)]
+        raise DataError(f"{path}, row {number}: no field 'policy' (or 'model'), which other rows have")
     arrays = {name: _array(values, TYPES[name], path, name, numbers) for name, values in kept.items()}
-    return _owned(pa.table(arrays), path)
+    return pa.table({**arrays, "line": pa.array(numbers, pa.int64())})
 
 
 def _missing(name: str, row: dict[str, Any], field: str | None) -> str:
@@ -84,37 +145,46 @@ def _missing(name: str, row: dict[str, Any], field: str | None) -> str:
 
 
 _WORDS = {
-    "policy": "a text", "round": "an integer", "prompt_id": "a text or an integer", "rollout": "an integer",
-    "reward": "a number", "ended": "true or false", "task": "a text", "group": "a text", "x_text": "a text",
-    "y_text": "a text", "tokens": "an integer", "token_ids": "a list of integers", "logprobs": "a list of numbers",
+    "policy": "a text", "round": "an integer from 0 on", "prompt_id": "a text or an integer",
+    "rollout": "an integer from 0 on", "reward": "a number", "ended": "true or false", "task": "a text",
+    "group": "a text", "x_text": "a text", "y_text": "a text", "tokens": "an integer from 0 on",
+    "token_ids": "a list of integers from 0 on", "logprobs": "a list of numbers",
 }  # fmt: skip
 
 
 def _fits(name: str, value: Any) -> bool:
     if name in ("token_ids", "logprobs"):
         kinds: tuple[type, ...] = (int,) if name == "token_ids" else (int, float)
-        return isinstance(value, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in value)
+        fits = isinstance(value, list) and all(isinstance(v, kinds) and not isinstance(v, bool) for v in value)
+        return fits and (name == "logprobs" or min(value, default=0) >= 0)
     if name == "reward":
         return isinstance(value, int | float)
     if name == "ended":
         return isinstance(value, bool)
     if name in ("round", "rollout", "tokens"):
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return isinstance(value, str) or (name == "prompt_id" and type(value) is int)
 
 
 def _array(values: list[Any], kind: pa.DataType, path: Path, name: str, numbers: list[int]) -> pa.Array:
-    if kind == pa.float64():
-        values = [None if value is None else float(value) for value in values]
     try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
+        return _typed(values, kind)
+    except _REFUSED as error:
         for number, value in zip(numbers, values, strict=True):
             try:
-                pa.array([value], kind)
-            except (pa.ArrowException, UnicodeEncodeError, OverflowError):
-                raise DataError(f"{path}, row {number}, field '{name}': {error}") from None
+                _typed([value], kind)
+            except _REFUSED:
+                raise DataError(f"{path}, row {number}, field '{name}': {str(error)[:200]}") from None
         raise
+
+
+_REFUSED = (pa.ArrowException, UnicodeEncodeError, OverflowError)
+
+
+def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if kind == pa.float64():
+        values = [None if value is None else float(value) for value in values]
+    return pa.array(values, kind)
 
 
 def _parquet(path: Path) -> pa.Table:
@@ -132,11 +202,12 @@ def _parquet(path: Path) -> pa.Table:
                 raise DataError(f"{path}, row 1: {_missing(name, dict.fromkeys(table.column_names), None)}")
             continue
         column = table.column(field)
-        if name in NEEDED and column.null_count and not (name == "reward" and pa.types.is_floating(column.type)):
-            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) + 1
+        if name in NEEDED and name != "reward" and column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
             raise DataError(f"{path}, row {row}: field '{field}' is null, expected {_WORDS[name]}")
+        kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
         try:
-            if name == "reward" and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            if name == "reward" and not any(is_kind(column.type) for is_kind in kinds):
                 raise pa.ArrowInvalid(f"{column.type}")
             columns[name] = column.cast(kind)
         except pa.ArrowException:
@@ -145,31 +216,5 @@ def _parquet(path: Path) -> pa.Table:
             raise DataError(
                 f"{path}, field '{field}': found a column of {column.type}, expected {_WORDS[name]} in each row"
             ) from None
-    return _owned(pa.table(columns), path)
-
-
-def _owned(table: pa.Table, path: Path) -> pa.Table:
-    """With a policy in every row: the file's name where it says none."""
-    if "policy" in table.column_names:
-        return table
-    return table.append_column("policy", pa.array([path.stem] * len(table), pa.string()))
-
-
-def _numbered(table: pa.Table) -> pa.Table:
-    """With a round and a rollout number in every row, and NaN for a reward that is null."""
-    if "round" not in table.column_names:
-        table = table.append_column("round", pa.array(np.zeros(len(table), dtype=np.int64)))
-    filled = table.column("round").fill_null(0)
-    table = table.set_column(table.column_names.index("round"), "round", filled)
-    if "rollout" not in table.column_names or table.column("rollout").null_count:
-        seen: dict[tuple[str, int, str], int] = {}
-        numbers = []
-        keys = (table.column(name).to_pylist() for name in ("policy", "round", "prompt_id"))
-        for key in zip(*keys, strict=True):
-            numbers.append(seen.get(key, 0))
-            seen[key] = numbers[-1] + 1
-        if "rollout" in table.column_names:
-            table = table.drop_columns(["rollout"])
-        table = table.append_column("rollout", pa.array(numbers, pa.int64()))
-    rewards = table.column("reward").fill_null(float("nan"))
-    return table.set_column(table.column_names.index("reward"), "reward", rewards)
+    columns["line"] = pa.array(np.arange(1, len(table) + 1))
+    return pa.table(columns)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from mutualrl.diagnostics.complementarity import Thresholds
 from mutualrl.diagnostics.thl.endpoints import Endpoint
+from mutualrl.diagnostics.xgrpo_check import Scales
+from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.files import user_path
 from mutualrl.recipes import Recipe, Request, load, resolve
 from mutualrl.records import Prompt
+from mutualrl.regimes.sgt import SGTSettings
 from mutualrl.rundir import RunDirectory
 from mutualrl.tasks import get_task, load_prompts
 from mutualrl.tasks.base import spread
@@ -39,7 +44,7 @@ class Flags:
     save: Path | None = None
     success_above: float | None = None
     failure_below: float | None = None
-    seed: int = 0
+    seed: int | None = None
     trust_remote_code: bool = False
 
 
@@ -75,7 +80,7 @@ class DiagnosticRequest:
     ends: Mapping[str, Endpoint]
     templates: Mapping[str, Mapping[str, Any]]
     thresholds: Thresholds
-    scale: str
+    scales: Scales
     seed: int
     origin: str
     flags: Flags = field(repr=False, default_factory=Flags)
@@ -92,7 +97,16 @@ class DiagnosticRequest:
         if flags.rollouts:
             origin = ", ".join(path.name for path in flags.rollouts)
             return cls(
-                None, None, flags.rollouts, extra, {}, _thresholds(flags, None), "group", flags.seed, origin, flags
+                None,
+                None,
+                flags.rollouts,
+                extra,
+                {},
+                _thresholds(flags, None),
+                Scales(),
+                flags.seed or 0,
+                origin,
+                flags,
             )
         if flags.run is not None:
             recorded = _recorded(flags)
@@ -100,7 +114,7 @@ class DiagnosticRequest:
             recipe, origin = recorded.recipe, str(flags.run)
         else:
             recorded = None
-            recipe = resolve(Request(pool=flags.pool or "tiny", task=flags.task, data=flags.data, seed=flags.seed))
+            recipe = resolve(Request(pool=flags.pool or "tiny", task=flags.task, data=flags.data, seed=flags.seed or 0))
             if len(recipe.policies) < 2:
                 raise UsageError(
                     f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is "
@@ -116,8 +130,8 @@ class DiagnosticRequest:
             ends=ends,
             templates=templates,
             thresholds=_thresholds(flags, recipe),
-            scale=str(recipe.trainer.get("scale_rewards", "group")),
-            seed=flags.seed,
+            scales=Scales(own={p.name: _scale(recipe, p.name) for p in recipe.policies}),
+            seed=(recipe.run.seed if recorded is not None else 0) if flags.seed is None else flags.seed,
             origin=origin,
             flags=flags,
         )
@@ -139,15 +153,39 @@ def _refuse_idle(flags: Flags, source: str) -> None:
 
 def _thresholds(flags: Flags, recipe: Recipe | None) -> Thresholds:
     """What counts as success and failure: the flags', else those of a run under SGT, else the paper's."""
-    found = Thresholds()
-    if recipe is not None and recipe.regime_name == "sgt":
-        settings: Any = recipe.regime_settings(recipe.policies[0].name)
-        found = Thresholds(settings.success_above, settings.failure_below)
-    success = found.success if flags.success_above is None else flags.success_above
-    failure = found.failure if flags.failure_below is None else flags.failure_below
-    if failure > success:
-        raise UsageError(f"--failure-below {failure:g} must not exceed --success-above {success:g}")
-    return Thresholds(success, failure)
+    own = (
+        {} if recipe is None or recipe.regime_name != "sgt" else {p.name: _sgt(recipe, p.name) for p in recipe.policies}
+    )
+    for flag, value in (("--success-above", flags.success_above), ("--failure-below", flags.failure_below)):
+        if value is not None and not isfinite(value):
+            raise UsageError(f"{flag} {value}: expected a finite number")
+
+    def asked(rule: Thresholds) -> Thresholds:
+        success = rule.success if flags.success_above is None else flags.success_above
+        return replace(
+            rule, success=success, failure=rule.failure if flags.failure_below is None else flags.failure_below
+        )
+
+    own = {name: asked(rule) for name, rule in own.items()}
+    first = next(iter(own.values()), asked(Thresholds()))
+    for rule in (first, *own.values()):
+        if rule.failure > rule.success:
+            raise UsageError(f"--failure-below {rule.failure:g} must not exceed --success-above {rule.success:g}")
+    return replace(first, own=own)
+
+
+def _sgt(recipe: Recipe, policy: str) -> Thresholds:
+    settings = recipe.regime_settings(policy)
+    assert isinstance(settings, SGTSettings)
+    return Thresholds(settings.success_above, settings.failure_below, settings.gate, settings.pick)
+
+
+def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
+    """What a policy's local and pooled advantages are divided by."""
+    local = str(recipe.trainer_settings(policy).get("scale_rewards", "group"))
+    local = {"True": "group", "False": "none"}.get(local, local)
+    pooled = getattr(recipe.regime_settings(policy), "scale", None) if recipe.regime_name == "xgrpo" else None
+    return local, pooled or local
 
 
 def _named_models(flags: Flags) -> dict[str, Endpoint]:
@@ -191,13 +229,10 @@ def _recorded(flags: Flags) -> Recorded:
 
 
 def _rounds(text: str) -> range:
-    first, colon, last = text.partition(":")
-    try:
-        begin = int(first) if first else 0
-        end = (int(last) if last else 2**62) if colon else begin
-    except ValueError:
-        begin, end = 0, -1
-    if begin < 0 or end < begin:
+    match = re.fullmatch(r"(?P<one>[0-9]{1,9})|(?P<first>[0-9]{0,9}):(?P<last>[0-9]{0,9})", text)
+    begin = int((match["one"] or match["first"] or "0") if match else "0")
+    end = int((match["one"] or match["last"] or 2**62) if match else -1)
+    if end < begin:
         raise UsageError(f"--rounds {text}: expected FIRST:LAST (both included), FIRST:, :LAST or one number")
     return range(begin, end + 1)
 
@@ -207,6 +242,7 @@ def _sampled(recipe: Recipe, flags: Flags) -> Sampled:
     every = list({prompt.text: prompt for prompt in loaded}.values())
     if not every:
         raise DataError(f"task {recipe.task.name!r} has no training prompts; name some with --data")
+    check_temperature(flags.temperature)
     temperature = 1.0 if flags.temperature is None else flags.temperature
     samples = flags.samples or (int(recipe.trainer.get("num_generations", 8)) if temperature else 1)
     if temperature == 0 and samples > 1:
@@ -243,6 +279,6 @@ def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
         most = min(samples)
         return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 10_000 for part in parts):
+    if not all(re.fullmatch("[1-9][0-9]{0,3}", part) for part in parts):
         raise UsageError(f"--k {text}: expected numbers of rollouts with commas between, such as 4,8,16")
     return sorted({int(part) for part in parts})

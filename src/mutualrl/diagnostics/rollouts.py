@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
+#: of models x units x rollouts: the arrays are dense
+MOST_CELLS = 50_000_000
 #: columns of a table of rollouts; the first five are always there
 COLUMNS = ("policy", "round", "prompt_id", "rollout", "reward", "ended", "task", "group", "x_text", "y_text", "tokens",
            "token_ids", "logprobs")  # fmt: skip
@@ -70,20 +72,15 @@ class Rollouts:
         return self.table.column(column)[int(self.rows_M_P_G[policy, unit, place])].as_py()
 
 
-def arranged(table: pa.Table, origin: str, contents: Mapping[str, Content] | None = None) -> Rollouts:
+def arranged(table: pa.Table, origin: str, contents: Mapping[str, Content] | None = None, more: str = "") -> Rollouts:
     """A table of rollouts, arranged. Units that some policy did not answer are left out and counted.
 
-    Raises UsageError for fewer than two policies, DataError for a rollout that is there twice, and when no unit was
-    answered by all.
-    """
+    `more`: how a pool is named in place of one model. Raises UsageError for fewer than two policies, DataError for a
+    rollout that is there twice, and when no unit was answered by all."""
     table = table.combine_chunks()
     policies, m = _codes(table.column("policy"))
     if len(policies) < 2:
-        raise UsageError(
-            f"{origin}: rollouts of one model ({policies[0]!r}); a pool of two or more is needed: name a second file, "
-            f"or "
-            "a file with a column 'policy' of several"
-        )
+        raise UsageError(f"{origin}: rollouts of one model ({policies[0]!r}); a pool of two or more is needed{more}")
     names, prompt = _codes(table.column("prompt_id"))
     rounds = table.column("round").to_numpy().astype(np.int64)
     keys, unit = np.unique(np.stack([rounds, prompt]), axis=1, return_inverse=True)
@@ -96,12 +93,18 @@ def arranged(table: pa.Table, origin: str, contents: Mapping[str, Content] | Non
     twice[1:] &= rollout[order][1:] == rollout[order][:-1]
     if twice.any():
         row = int(order[np.flatnonzero(twice)[0]])
+        where = f"{table['file'][row]}, row {table['line'][row]}" if "file" in table.column_names else origin
         raise DataError(
-            f"{origin}: policy {policies[m[row]]!r} has rollout {int(rollout[row])} of prompt {names[prompt[row]]!r} "
+            f"{where}: policy {policies[m[row]]!r} has rollout {int(rollout[row])} of prompt {names[prompt[row]]!r} "
             f"twice (round {int(rounds[row])})"
         )
     starts = np.where(~same_group, np.arange(len(order)), 0)
     place = np.arange(len(order)) - np.maximum.accumulate(starts)
+    if len(policies) * keys.shape[1] * (int(place.max()) + 1) > MOST_CELLS:
+        raise DataError(
+            f"{origin}: one prompt has {int(place.max()) + 1:,} rollouts of a model beside {keys.shape[1]:,} prompts; "
+            "groups so unequal do not fit into memory: cut the long ones"
+        )
     rows = np.full((len(policies), keys.shape[1], int(place.max()) + 1), -1, dtype=np.int64)
     rows[m[order], unit[order], place] = order
     whole = (rows[:, :, 0] >= 0).all(axis=0)
@@ -144,4 +147,4 @@ def _tasks(table: pa.Table, rows: Ints, ids: Sequence[str]) -> tuple[str, ...]:
 
 def _task_of(prompt_id: str) -> str:
     parts = prompt_id.split("/")
-    return parts[0] if len(parts) >= 4 else "all"
+    return parts[0] if len(parts) >= 4 and parts[1] in ("train", "validation") else "all"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from mutualrl.diagnostics.channels import channels
@@ -16,7 +17,7 @@ from mutualrl.diagnostics.rollouts import Rollouts
 from mutualrl.diagnostics.sgt_check import activation, teacher_nll
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import xgrpo_check
-from mutualrl.errors import UsageError
+from mutualrl.errors import DataError, UsageError
 
 NAMES = ("complementarity", "xgrpo-check", "sgt-check", "channels", "cost")
 
@@ -32,7 +33,12 @@ def diagnose(
     with bars.progress:
         rollouts, voices = gather(request, bars)
         found = _computed(which, request, rollouts, voices, success, gates)
-    found |= {"origin": rollouts.origin, "left_out_prompts": rollouts.left_out, "seed": request.seed}
+    found |= {
+        "rounds": len(np.unique(rollouts.rounds)),
+        "origin": rollouts.origin,
+        "left_out_prompts": rollouts.left_out,
+        "seed": request.seed,
+    }
     found["thresholds"] = {"success_above": request.thresholds.success, "failure_below": request.thresholds.failure}
     plain: dict[str, Any] = _plain(found)
     return plain
@@ -46,19 +52,18 @@ def _computed(
         samples = rollouts.present_M_P_G.sum(axis=2).min(axis=1).tolist()
         return complementarity(rollouts, thresholds, success, gate_sizes(gates, samples), seed)
     if which == "xgrpo-check":
-        return xgrpo_check(rollouts, request.scale, seed)
+        return xgrpo_check(rollouts, request.scales, seed)
     if which == "channels":
-        return channels(rollouts, thresholds, voices, request.scale)
+        return channels(rollouts, thresholds, voices, request.scales)
     if which == "cost":
         return cost(rollouts, thresholds, voices, seed)
     found = activation(rollouts, thresholds)
     found["nll"], found["nll_needs"] = None, None
     try:
         voices.require("the teachers' NLL")
-    except UsageError as error:
+        found["nll"] = teacher_nll(rollouts, thresholds, voices, seed)
+    except (UsageError, DataError) as error:  # the profile stands without it; the table says why it is missing
         found["nll_needs"] = str(error)
-        return found
-    found["nll"] = teacher_nll(rollouts, thresholds, voices, seed)
     return found
 
 

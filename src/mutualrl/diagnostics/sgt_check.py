@@ -16,8 +16,9 @@ from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
 from mutualrl.diagnostics.rollouts import Bools, Ints, Rollouts
 from mutualrl.diagnostics.statistics import intervals, ratio
 from mutualrl.diagnostics.voices import Voices
+from mutualrl.errors import UsageError
 from mutualrl.regimes.base import seeded
-from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw
+from mutualrl.regimes.sgt import Candidate, Fitted, draw
 
 
 def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:
@@ -29,11 +30,12 @@ def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:
     rewards, present = rollouts.rewards_M_P_G, rollouts.present_M_P_G
     hits, count = (rewards > thresholds.success).sum(axis=(0, 2)), present.sum(axis=(0, 2))
     failed = ((rewards < thresholds.failure) | ~present).all(axis=(0, 2))
-    tasks = sorted(set(rollouts.tasks))
-    of_task = {task: np.array([t == task for t in rollouts.tasks]) for task in tasks}
+    tasks, of = np.unique(np.array(rollouts.tasks, dtype=object).astype(str), return_inverse=True)
+    sizes = np.bincount(of, minlength=len(tasks))
     rows = []
     for m, name in enumerate(rollouts.policies):
         gate = observed_gate(rollouts, thresholds, m)
+        open_ = np.bincount(of[gate], minlength=len(tasks))
         rows.append(
             {
                 "learner": name,
@@ -42,8 +44,8 @@ def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:
                 "on": _shares(hits, count, gate),
                 "off": _shares(hits, count, ~gate),
                 "by_task": {
-                    task: {"gated": int((gate & of).sum()), "prompts": int(of.sum()), "rate": float(gate[of].mean())}
-                    for task, of in of_task.items()
+                    str(task): {"gated": int(a), "prompts": int(b), "rate": float(a / b)}
+                    for task, a, b in zip(tasks, open_, sizes, strict=True)
                 },
             }
         )
@@ -99,7 +101,6 @@ def lessons(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: in
     """A lesson for each gated prompt of each learner, and how many have none: no success fits the learner, or the peer
     has no success on another prompt that does. The matched teacher is drawn as regime `sgt` draws it."""
     every = list_successes(rollouts, thresholds, voices)
-    settings = SGTSettings()
     found: list[Lesson] = []
     without = 0
     for learner, name in enumerate(rollouts.policies):
@@ -120,7 +121,9 @@ def lessons(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: in
             candidates = [
                 Fitted(Candidate(policy, number, s.text, s.ended), ids) for (policy, number), (s, ids) in fitted.items()
             ]
-            drawn = draw(candidates, settings, run_seed=seed, round_=round_, prompt_id=prompt, learner=name)
+            drawn = draw(
+                candidates, thresholds.of(name).settings(), run_seed=seed, round_=round_, prompt_id=prompt, learner=name
+            )
             teacher = fitted[drawn.candidate.policy, drawn.candidate.rollout][0]
             other = _other(rollouts, voices, every[teacher.policy], learner, int(unit), seed)
             if other is None:
@@ -147,6 +150,12 @@ def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed
     """`{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci"}], "without"}`: mean
     over gated prompts of the learner's per-token mean NLL of a teacher's text after the learner's own prompt, nats a
     token; difference: mismatched minus matched."""
+    if not any(rollouts.has(column) for column in ("token_ids", "y_text")):
+        raise UsageError(
+            f"{rollouts.origin}: no texts are recorded, which the teachers' NLL is of; train with --exchange full (or "
+            f"regime "
+            "sgt or prp), add a column 'completion', or sample with --pool"
+        )
     found, without = lessons(rollouts, thresholds, voices, seed)
     rows = []
     for learner, name in enumerate(rollouts.policies):

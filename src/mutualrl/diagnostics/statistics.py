@@ -13,6 +13,7 @@ from mutualrl.regimes.advantages import EPSILON
 Floats = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
+_NOISE = 1e-12  # of rounding, relative
 _CHUNK = 2_000_000  # numbers drawn at a time
 
 
@@ -29,8 +30,8 @@ def jaccard(sets_M_P: npt.NDArray[np.bool_]) -> float:
 
 
 def pearson(x_P: Floats, y_P: Floats) -> float:
-    """Pearson's correlation; NaN for fewer than two points, or where one of them does not vary."""
-    if len(x_P) < 2 or np.ptp(x_P) == 0 or np.ptp(y_P) == 0:
+    """Pearson's correlation; NaN for fewer than two points, or where one of them varies by no more than rounding."""
+    if len(x_P) < 2 or any(np.ptp(v) <= _NOISE * max(1.0, float(np.abs(v).max())) for v in (x_P, y_P)):
         return float("nan")
     return float(np.corrcoef(x_P, y_P)[0, 1])
 
@@ -64,11 +65,13 @@ def intervals(
 _NONE = (float("nan"), float("nan"))
 
 
-def pooled_advantages(own_P_G: Floats, pool_P_H: Floats, *, scale: str, batch_deviation: float = np.nan) -> Floats:
+def pooled_advantages(
+    own_P_G: Floats, pool_P_H: Floats, *, scale: str, batch_deviation: float | Floats = np.nan
+) -> Floats:
     """`regimes.advantages.pool_advantages` for many prompts at once, shape (P, G); baseline: the pool's mean.
 
-    NaN rewards count in no mean and have advantage 0; a pool of equal rewards gives 0.
-    """
+    NaN rewards count in no mean and have advantage 0; a pool of equal rewards gives 0, and so does a reward that
+    differs from the mean by no more than rounding. `batch_deviation`: a number, or (P, 1)."""
     scored = ~np.isnan(pool_P_H)
     count = scored.sum(axis=1, keepdims=True)
     values = np.where(scored, pool_P_H, 0.0)
@@ -76,6 +79,8 @@ def pooled_advantages(own_P_G: Floats, pool_P_H: Floats, *, scale: str, batch_de
     highest = np.where(scored, pool_P_H, -np.inf).max(axis=1, keepdims=True)
     lowest = np.where(scored, pool_P_H, np.inf).min(axis=1, keepdims=True)
     advantages = own_P_G - mean
+    size = np.where(scored, np.abs(pool_P_H), 0.0).max(axis=1, keepdims=True)
+    advantages = np.where(np.abs(advantages) <= _NOISE * size, 0.0, advantages)
     if scale == "group":
         squares = np.where(scored, (pool_P_H - mean) ** 2, 0.0).sum(axis=1, keepdims=True)
         advantages = advantages / (np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON)

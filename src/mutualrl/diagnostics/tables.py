@@ -7,10 +7,13 @@ from typing import Any
 
 from mutualrl.markdown import name, number, table
 
+MOST_TASKS = 12
+
 
 def _about(result: dict[str, Any]) -> str:
     left = f"; {result['left_out_prompts']} prompts left out" if result["left_out_prompts"] else ""
-    return f"{name(result['origin'])}, {result['prompts']} prompts{left}"
+    rounds = f" in {result['rounds']} rounds" if result["rounds"] > 1 else ""
+    return f"{name(result['origin'])}, {result['prompts']} prompts{rounds}{left}"
 
 
 def _with(value: float | None, interval: Sequence[float | None]) -> str:
@@ -103,7 +106,7 @@ def sgt_check(result: dict[str, Any]) -> str:
     head = ["learner", "SGT prompts", "succ./all (gate on)", "succ./all (gate off)", "all-fail prompts"]
     parts = [table(f"SGT activation profile ({_about(result)})", head, rows)]
     tasks = list(result["rows"][0]["by_task"])
-    if len(tasks) > 1:
+    if 1 < len(tasks) <= MOST_TASKS:
         cells = [
             [
                 name(row["learner"]),
@@ -148,7 +151,8 @@ def channels(result: dict[str, Any]) -> str:
 def cost(result: dict[str, Any]) -> str:
     """Extra tokens by regime, over all learners and for each; the analytic bound."""
     rows = [
-        [row["regime"].upper(), f"{row['extra_tokens']:,}", f"{row['ratio']:.4f}x rollout"] for row in result["rows"]
+        [row["regime"].upper(), f"{row['extra_tokens']:,}", f"{number(row['ratio'])}x rollout"]
+        for row in result["rows"]
     ]
     parts = [
         table(
@@ -160,7 +164,7 @@ def cost(result: dict[str, Any]) -> str:
     cells = [
         [
             name(row["learner"]), f"{row['rollout_tokens']:,}", str(row["teachers"]),
-            *(f"{row[regime]['extra_tokens']:,} ({row[regime]['ratio']:.4f}x)" for regime in ("xgrpo", "sgt", "prp")),
+            *(f"{row[r]['extra_tokens']:,} ({number(row[r]['ratio'])}x)" for r in ("xgrpo", "sgt", "prp")),
         ]
         for row in result["learners"]
     ]  # fmt: skip

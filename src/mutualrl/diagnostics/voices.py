@@ -12,7 +12,7 @@ from mutualrl.diagnostics.rollouts import Floats, Rollouts
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.traces import OnBatch, Voice
 from mutualrl.engines.prompts import Content
-from mutualrl.errors import UsageError
+from mutualrl.errors import MutualRLError, UsageError
 from mutualrl.thl import Retokenized, align_logprobs, decode_completion, retokenize
 
 Template = Mapping[str, Any]
@@ -57,31 +57,39 @@ class Voices:
         prompt_id = self.rollouts.prompt_ids[unit]
         if (policy, prompt_id) not in self._ids:
             template = self._templates.get(self.rollouts.policies[policy])
-            content = self._content(policy, unit)
+            content = self._content(unit)
             self._ids[policy, prompt_id] = prompt_ids([content], self.voice(policy).tokenizer, template)[0]
         return self._ids[policy, prompt_id]
 
-    def _content(self, policy: int, unit: int) -> Content:
-        known = self.rollouts.contents.get(self.rollouts.prompt_ids[unit])
-        if known is not None:
-            return known
-        text = self.rollouts.cell("x_text", policy, unit, 0) if self.rollouts.has("x_text") else None
-        if not isinstance(text, str):
-            raise UsageError(
-                f"{self.rollouts.origin}: the text of prompt {self.rollouts.prompt_ids[unit]!r} is not known: add a "
-                f"column "
-                "'prompt', or name the run's data"
-            )
-        return text
+    def _content(self, unit: int) -> Content:
+        """The prompt as its task has it, else as it was recorded with any response to it."""
+        problem: MutualRLError | None = None
+        try:
+            known = self.rollouts.contents.get(self.rollouts.prompt_ids[unit])
+            if known is not None:
+                return known
+        except MutualRLError as error:  # the run's data are gone; what it published may do
+            problem = error
+        if self.rollouts.has("x_text"):
+            for policy in range(len(self.rollouts.policies)):
+                text = self.rollouts.cell("x_text", policy, unit, 0)
+                if isinstance(text, str):
+                    return text
+        raise problem or UsageError(
+            f"{self.rollouts.origin}: the text of prompt {self.rollouts.prompt_ids[unit]!r} is not known: add a column "
+            "'prompt'"
+        )
 
     def text(self, policy: int, unit: int, place: int) -> str | None:
         """A response's text: decoded from its sampled ids where they and the tokenizer are there, else as it was
         recorded."""
         ids = self.rollouts.cell("token_ids", policy, unit, place) if self.rollouts.has("token_ids") else None
         if ids and self.rollouts.policies[policy] in self._voices:
-            return decode_completion(ids, self.voice(policy).tokenizer)
+            decoded = decode_completion(ids, self.voice(policy).tokenizer)
+            if decoded:
+                return decoded
         text = self.rollouts.cell("y_text", policy, unit, place) if self.rollouts.has("y_text") else None
-        return text if isinstance(text, str) else None
+        return text if isinstance(text, str) else "" if ids else None
 
     def carried(self, learner: int, unit: int, text: str, ended: bool) -> Retokenized:
         """A peer's text in the learner's vocabulary, with the room that its prompt leaves."""

@@ -6,6 +6,8 @@ cross-policy reward information". The pure pooled rule (mix 1, no length correct
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,25 @@ from mutualrl.regimes.base import seeded
 POOLS = ("true", "shuffled")
 
 
-def xgrpo_check(rollouts: Rollouts, scale: str, seed: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Scales:
+    """What advantages are divided by: `group`, `batch` or `none`; `own`: (local, pooled) of single policies, by
+    name."""
+
+    default: str = "group"
+    own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def of(self, policy: str) -> tuple[str, str]:
+        """The local and the pooled rule's of a policy."""
+        return self.own.get(policy, (self.default, self.default))
+
+    def told(self) -> str:
+        """In words."""
+        every = sorted({scale for pair in self.own.values() for scale in pair} or {self.default})
+        return ", ".join(every)
+
+
+def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> dict[str, Any]:
     """`{"policies", "prompts", "scale", "rows": [{"learner", "true", "shuffled"}], "mean"}`; each pool has
     `correlation`, `sign_flips`, `sign_changes`, `advantage_change` and `signed_change`."""
     rows: list[dict[str, Any]] = []
@@ -26,13 +46,13 @@ def xgrpo_check(rollouts: Rollouts, scale: str, seed: int) -> dict[str, Any]:
         peers = rollouts.peer_rewards(learner)
         dealt = {"true": peers, "shuffled": peers[shuffle(rollouts, name, seed)]}
         rows.append(
-            {"learner": name} | {pool: _measured(rollouts, learner, bags, scale) for pool, bags in dealt.items()}
+            {"learner": name} | {pool: _measured(rollouts, learner, bags, scales) for pool, bags in dealt.items()}
         )
     mean = {pool: {key: float(np.mean([row[pool][key] for row in rows])) for key in rows[0][pool]} for pool in POOLS}
     return {
         "policies": list(rollouts.policies),
         "prompts": len(rollouts.prompt_ids),
-        "scale": scale,
+        "scale": scales.told(),
         "rows": rows,
         "mean": mean,
     }
@@ -50,23 +70,36 @@ def shuffle(rollouts: Rollouts, learner: str, seed: int) -> Ints:
     return order
 
 
-def advantages(rollouts: Rollouts, learner: int, peers_P_H: Floats, scale: str) -> tuple[Floats, Floats]:
-    """A_local and A_pool of the learner's rollouts, shape (P, G) each; 0 where there is no rollout."""
+def advantages(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> tuple[Floats, Floats]:
+    """A_local and A_pool of the learner's rollouts, shape (P, G) each; 0 where there is no rollout. With scale `batch`
+    a round is a batch."""
     own = rollouts.rewards_M_P_G[learner]
     pool = np.concatenate([own, peers_P_H], axis=1)
-    local = pooled_advantages(own, own, scale=scale, batch_deviation=deviation(own.ravel()))
-    pooled = pooled_advantages(own, pool, scale=scale, batch_deviation=deviation(pool.ravel()))
-    return local, pooled
+    local, pooled = scales.of(rollouts.policies[learner])
+    return (
+        pooled_advantages(own, own, scale=local, batch_deviation=_by_round(rollouts, own, local)),
+        pooled_advantages(own, pool, scale=pooled, batch_deviation=_by_round(rollouts, pool, pooled)),
+    )
 
 
-def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scale: str) -> dict[str, float]:
+def _by_round(rollouts: Rollouts, values_P_H: Floats, scale: str) -> Floats:
+    """The deviation of each unit's round, shape (P, 1)."""
+    found = np.full((len(values_P_H), 1), np.nan)
+    if scale == "batch":
+        for round_ in np.unique(rollouts.rounds):
+            units = rollouts.rounds == round_
+            found[units] = deviation(values_P_H[units].ravel())
+    return found
+
+
+def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> dict[str, float]:
     """Five measures of a pool, `advantage_change` being the mean over prompts of |A_pool - A_local|.
 
     `correlation`: over prompts, of that change with the peers' reward spread (their own prompt's, also under the
     shuffled pool). `sign_flips`: share of rollouts whose advantage goes between strictly positive and strictly
     negative: none where rewards are 0 or 1, since both advantages of a success are at least 0 and both of a failure at
     most 0. `sign_changes`: the same with 0 as a sign of its own. `signed_change`: the mean of A_pool - A_local."""
-    local, pooled = advantages(rollouts, learner, peers_P_H, scale)
+    local, pooled = advantages(rollouts, learner, peers_P_H, scales)
     present: Bools = rollouts.present_M_P_G[learner]
     count = present.sum(axis=1)
     change = np.where(present, pooled - local, 0.0)

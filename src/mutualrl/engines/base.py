@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mutualrl.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -15,6 +17,12 @@ class Sampling:
     temperature: float = 0.0
     samples: int = 1
     seed: int = 0
+
+
+def check_temperature(temperature: float | None) -> None:
+    """Raise UsageError for one that no model can sample at: logits divided by it would not be numbers."""
+    if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 10):
+        raise UsageError(f"--temperature {temperature:g}: expected 0 (greedy), or 0.01 to 10")
 
 
 @dataclass(frozen=True, slots=True)

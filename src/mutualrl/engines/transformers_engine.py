@@ -30,11 +30,13 @@ class TransformersEngine:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.template = template
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
         declared = model.generation_config.eos_token_id
         extra = [declared] if isinstance(declared, int) else list(declared or [])
-        self.eos_token_ids = sorted({tokenizer.eos_token_id, *extra})
+        self.eos_token_ids = sorted({token for token in (tokenizer.eos_token_id, *extra) if token is not None})
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        known = (tokenizer.pad_token_id, *self.eos_token_ids, 0)  # padding is masked: any id would do
+        self.pad_token_id = next(token for token in known if token is not None)
 
     @classmethod
     def load(
@@ -88,9 +90,9 @@ class TransformersEngine:
         return GenerationConfig(
             max_new_tokens=sampling.max_new_tokens,
             num_return_sequences=sampling.samples,
-            pad_token_id=self.tokenizer.pad_token_id,
+            pad_token_id=self.pad_token_id,
             bos_token_id=self.tokenizer.bos_token_id,
-            eos_token_id=self.eos_token_ids,
+            eos_token_id=self.eos_token_ids or None,
             disable_compile=True,
             **decode,
         )
@@ -109,7 +111,7 @@ class TransformersEngine:
     @torch.no_grad()
     def _generate_batch(self, ids: list[list[int]], sampling: Sampling) -> list[Completion]:
         width = max(len(row) for row in ids)
-        pad = self.tokenizer.pad_token_id
+        pad = self.pad_token_id
         device = self.model.device
         tokens = torch.tensor([[pad] * (width - len(row)) + row for row in ids], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
@@ -139,13 +141,22 @@ def _no_defaults(model: Any) -> Iterator[None]:
         model.generation_config = kept
 
 
-def context_of(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int:
-    """How many positions a model has, from its configuration alone. Raises ModelError when that cannot be loaded."""
+def _config_of(path: str, revision: str | None, trust_remote_code: bool) -> Any:
     try:
-        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(f"model {path!r} cannot be loaded: {error}") from error
-    return int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
+
+
+def context_of(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int:
+    """How many positions a model has, from its configuration alone. Raises ModelError when that cannot be loaded."""
+    config = _config_of(path, revision, trust_remote_code).get_text_config()
+    return int(getattr(config, "max_position_embeddings", 1 << 20))
+
+
+def commit_of(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
+    """The commit of a model of the hub. Raises ModelError when its configuration cannot be loaded."""
+    return str(getattr(_config_of(path, revision, trust_remote_code), "_commit_hash", None) or revision or "main")
 
 
 def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -54,15 +55,21 @@ def _prepare() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
+def _seed(seed: int, place: int) -> int:
+    """A seed for each prompt: with one for all, every prompt would draw the same noise. (vLLM itself counts the samples
+    of a prompt up from its seed.)"""
+    return int.from_bytes(hashlib.sha256(f"{seed}\x1f{place}".encode()).digest()[:4], "big") % 2**30
+
+
 class VLLMEngine:
     """Answers prompts with a model in vLLM, in the precision that the model was saved in."""
 
     name = "vllm"
 
-    def __init__(self, llm: Any, context: int, eos_token_ids: Iterable[int]) -> None:
+    def __init__(self, llm: Any, context: int, eos_token_ids: Iterable[int | None]) -> None:
         self._llm = llm
         self.context = context
-        self.eos_token_ids = sorted(eos_token_ids)
+        self.eos_token_ids = sorted(token for token in eos_token_ids if token is not None)
 
     @classmethod
     def load(
@@ -110,16 +117,19 @@ class VLLMEngine:
         """Completions of every prompt; `on_batch` is told once, at the end: vLLM schedules all of them by itself."""
         from vllm import SamplingParams
 
-        wanted = SamplingParams(
-            n=sampling.samples,
-            temperature=sampling.temperature,
-            top_p=1.0,
-            top_k=0,
-            max_tokens=sampling.max_new_tokens,
-            stop_token_ids=self.eos_token_ids,
-            seed=sampling.seed if sampling.temperature > 0 else None,
-            skip_special_tokens=True,
-        )
+        wanted = [
+            SamplingParams(
+                n=sampling.samples,
+                temperature=sampling.temperature,
+                top_p=1.0,
+                top_k=0,
+                max_tokens=sampling.max_new_tokens,
+                stop_token_ids=self.eos_token_ids,
+                seed=_seed(sampling.seed, place) if sampling.temperature > 0 else None,
+                skip_special_tokens=True,
+            )
+            for place in range(len(ids))
+        ]
         outputs = self._llm.generate([{"prompt_token_ids": list(row)} for row in ids], wanted, use_tqdm=False)
         if on_batch is not None:
             on_batch(len(ids))

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mutualrl.engines.base import Sampling
+from mutualrl.engines.base import Sampling, check_temperature
 from mutualrl.errors import UsageError
 from mutualrl.files import user_path
-from mutualrl.recipes import Request, resolve
+from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.resolve import data_path
 from mutualrl.recipes.schema import POLICY_NAME, Policy, TaskSection, known_model
 from mutualrl.recipes.yaml_file import read
@@ -101,9 +101,9 @@ class EvalRequest:
             tokens = pool.trainer.get("max_completion_length")
         tasks = _tasks(suite, own, flags, tokens)
         if flags.run is not None:
-            models = _models_of(RunDirectory(user_path(flags.run)), recipe)
+            models = _models_of(RunDirectory(user_path(flags.run)), recipe, flags.trust_remote_code)
         elif pool is not None:
-            models = [_of_policy(p, flags.trust_remote_code) for p in pool.policies]
+            models = [_of_policy(pool, p, flags.trust_remote_code) for p in pool.policies]
         else:
             models = _named(flags.models, flags.trust_remote_code)
         return cls(suite, tasks, models, sampling, flags.engine, flags.batch_size, flags.also)
@@ -111,6 +111,7 @@ class EvalRequest:
 
 def _sampling(flags: Flags) -> Sampling:
     samples = flags.samples or 1
+    check_temperature(flags.temperature)
     temperature = flags.temperature if flags.temperature is not None else (1.0 if samples > 1 else 0.0)
     if samples > 1 and temperature == 0:
         raise UsageError(f"--samples {samples} at --temperature 0 are {samples} times the same; expected more than 0")
@@ -134,8 +135,13 @@ def _tasks(suite: str, own: TaskSection, flags: Flags, tokens: int | None) -> li
         raise UsageError("--data names the rows of one task, --data-dir a directory with those of several; give one")
     if flags.data is not None and len(names) > 1:
         raise UsageError(f"--data names the rows of one task, --suite {suite} has {len(names)}; use --data-dir DIR")
-    if (flags.template is not None or flags.answer is not None) and "dataset" not in names:
-        raise UsageError(f"--template and --answer are of task 'dataset'; the suite is {suite}")
+    if flags.template is not None or flags.answer is not None:
+        if "dataset" not in names:
+            raise UsageError(f"--template and --answer are of task 'dataset'; the suite is {suite}")
+        if flags.data is None and flags.data_dir is None:
+            raise UsageError("--template and --answer say how rows are read: name them with --data")
+        if flags.answer == "":
+            raise UsageError("--answer: expected the name of a field")
     named = flags.data or flags.data_dir
     data = None if named is None else Path(data_path(named))
     if flags.data_dir is not None and data is not None and not data.is_dir():
@@ -148,7 +154,7 @@ def _tasks(suite: str, own: TaskSection, flags: Flags, tokens: int | None) -> li
             reads = name != "arithmetic" or flags.data is not None
             source = TaskSource(None, data if reads else None, flags.seed, flags.template, flags.answer or "answer")
         found += _members(source, flags, tokens) if name == "mixture" else [_task(name, source, flags, tokens)]
-    return found
+    return list({task.name: task for task in reversed(found)}.values())[::-1]
 
 
 def _members(source: TaskSource, flags: Flags, tokens: int | None) -> list[TaskRequest]:
@@ -191,21 +197,23 @@ def _get(recipe: dict[str, Any], section: str, key: str) -> Any:
     return value.get(key) if isinstance(value, dict) else None
 
 
-def _models_of(run: RunDirectory, recipe: dict[str, Any]) -> list[ModelRequest]:
+def _models_of(run: RunDirectory, recipe: dict[str, Any], trust_remote_code: bool) -> list[ModelRequest]:
     """The trained models of a run, by policy. Raises UsageError when one is missing."""
     found = []
     for policy in recipe["policies"]:
         path = run.policy(policy["name"]).model
         if not (path / "config.json").is_file():
             raise UsageError(f"{path}: the run has no trained model of {policy['name']!r} (did it finish?)")
-        template = _get(recipe, "trainer", "chat_template_kwargs") or {}
-        found.append(ModelRequest(policy["name"], str(path), template=template if isinstance(template, dict) else {}))
+        template = _get(policy, "trainer", "chat_template_kwargs") or _get(recipe, "trainer", "chat_template_kwargs")
+        kept = template if isinstance(template, dict) else {}
+        found.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, kept))
     return found
 
 
-def _of_policy(policy: Policy, trust_remote_code: bool) -> ModelRequest:
+def _of_policy(pool: Recipe, policy: Policy, trust_remote_code: bool) -> ModelRequest:
     trust = policy.trust_remote_code or trust_remote_code
-    return ModelRequest(policy.name, policy.model, policy.revision, trust)
+    template = pool.trainer_settings(policy.name).get("chat_template_kwargs") or {}
+    return ModelRequest(policy.name, policy.model, policy.revision, trust, dict(template))
 
 
 def _named(models: tuple[str, ...], trust_remote_code: bool) -> list[ModelRequest]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.display import cell, clean
 from mutualrl.engines.base import Engine
+from mutualrl.engines.vllm_engine import installed
 from mutualrl.evaluation.answer import PART, answers, pieces
 from mutualrl.evaluation.figures import figures
 from mutualrl.evaluation.request import EvalRequest, ModelRequest, TaskRequest
@@ -73,6 +76,7 @@ def _evaluate(
     longest = max(max(map(len, ids[t.name])) + t.max_new_tokens for t in request.tasks)
     context = context_of(path, revision=revision, trust_remote_code=trust)
     size = max(1, PART[engine_name] // request.sampling.samples)
+    _warn_too_long(request, model.name, ids, context, bars.console)
     loaded: list[Engine] = []
 
     def engine() -> Engine:
@@ -100,6 +104,19 @@ def _evaluate(
     return {"engine": engine_name, **_counted(request, rows, bars.console)}
 
 
+def _warn_too_long(
+    request: EvalRequest, model: str, ids: dict[str, list[list[int]]], context: int, console: Console
+) -> None:
+    for task in request.tasks:
+        if long := sum(len(row) >= context for row in ids[task.name]):
+            line = (
+                f"{model}: {long} of {len(task.prompts)} prompts of {task.name} fill its context of {context} tokens; "
+                f"they "
+                "count as wrong"
+            )
+            console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+
+
 def _counted(request: EvalRequest, rows: dict[str, list[dict[str, Any]]], console: Console) -> dict[str, Any]:
     samples = request.sampling.samples
     tasks = {t.name: figures(t.prompts, rows[t.name], samples) for t in request.tasks}
@@ -118,15 +135,17 @@ def _counted(request: EvalRequest, rows: dict[str, list[dict[str, Any]]], consol
 
 def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, str]) -> dict[str, Any]:
     """The request in comparable form: the same description gives the same completions."""
+    models = {m.name: [identity(paths[m.name], m.revision, m.trust_remote_code), m.template] for m in request.models}
     return {
         "tasks": {t.name: [_digest(t), t.max_new_tokens] for t in request.tasks},
-        "models": {m.name: [identity(paths[m.name]), m.revision, m.template] for m in request.models},
+        "models": models,
         "engines": engines,
         "sampling": {k: v for k, v in asdict(request.sampling).items() if k != "max_new_tokens"},
         "batch_size": request.batch_size,
+        "versions": {name: version(name) for name in ("torch", "transformers", *(["vllm"] if installed() else []))},
     }
 
 
 def _digest(task: TaskRequest) -> str:
-    told = "\x1f".join(f"{p.id}\x1e{p.answer}" for p in task.prompts)
-    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    told = [[p.id, p.content, p.answer, p.group, dict(p.facets)] for p in task.prompts]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]

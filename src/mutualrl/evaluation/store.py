@@ -20,6 +20,7 @@ from mutualrl.errors import DataError, UsageError
 from mutualrl.files import read_json, user_path, write_atomic, write_json
 
 REQUEST, COMPLETIONS = "request.json", "completions"
+_LEFT = re.compile(r"\..*\.tmp")  # what a killed writer left
 
 SCHEMA = pa.schema(
     [
@@ -61,7 +62,7 @@ class Store:
         if directory.exists() and not directory.is_dir():
             raise UsageError(f"--out {out} is a file, expected a directory")
         kept = read_json(directory / REQUEST) if (directory / REQUEST).is_file() else None
-        if kept is None and directory.is_dir() and any(directory.iterdir()):
+        if kept is None and directory.is_dir() and any(not _LEFT.fullmatch(p.name) for p in directory.iterdir()):
             raise UsageError(f"--out {out} holds files that are no evaluation's; name another directory")
         if kept is not None and kept != request:
             differs = sorted(key for key in {*kept, *request} if kept.get(key) != request.get(key))
@@ -125,11 +126,13 @@ def folder_of(model: str) -> str:
     return f"{plain}-{hashlib.sha256(model.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def identity(path: str) -> str:
-    """What a model directory holds, as far as names, sizes and times tell; a hub id stands for itself."""
+def identity(path: str, revision: str | None, trust_remote_code: bool) -> str:
+    """What a model directory holds, as far as names, sizes and times tell; of a model of the hub, its commit."""
     directory = Path(path)
     if not directory.is_dir():
-        return path
+        from mutualrl.engines.transformers_engine import commit_of
+
+        return f"{path}@{commit_of(path, revision=revision, trust_remote_code=trust_remote_code)}"
     files = sorted(p for p in directory.iterdir() if p.is_file())
     told = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 
+OWN_DEADLINE = 4.0  # seconds an answer, should nobody be there any more to end this process: SIGALRM does
 MEMORY = 4 * 2**30  # bytes of address space: a tower of powers must not take the machine's
 
 
@@ -21,12 +23,14 @@ def main() -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         row = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, OWN_DEADLINE)
         try:
             gold = parse("\\boxed{" + row["answer"] + "}", parsing_timeout=None)
             answer = parse(row["completion"], parsing_timeout=None)
             verdict: bool | None = bool(verify(gold, answer, timeout_seconds=None)) if gold else None
         except (Exception, RecursionError):  # noqa: BLE001  (a parser over a model's text: whatever it raises)
             verdict = None
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps({"verdict": verdict}), flush=True)
 
 

@@ -101,11 +101,14 @@ def decode(shard: Shard) -> pa.Table:
         raise ExchangeDamagedError(f"policy {shard.policy!r}, round {shard.marker.round}: {error}") from None
 
 
-def tables(root: Path, run_id: str, policies: list[str]) -> Iterator[pa.Table]:
-    """The records of every committed round, round by round, policies in order. Damage raises ExchangeDamagedError."""
+def tables(root: Path, run_id: str, policies: list[str], rounds: range | None = None) -> Iterator[pa.Table]:
+    """The records of every committed round (among `rounds`), round by round, policies in order. Damage raises
+    ExchangeDamagedError."""
     reader = Reader(root, run_id)
     every = {policy: set(committed_rounds(root / policy)) for policy in policies}
     for round_ in sorted(set().union(*every.values())):
+        if rounds is not None and round_ not in rounds:
+            continue
         for policy in policies:
             if round_ in every[policy] and (shard := reader.read(policy, round_)) is not None:
                 yield decode(shard)

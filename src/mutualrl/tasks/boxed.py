@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 
 # `\{` and `\}` are printed braces in LaTeX, not grouping: `\boxed{\{1, 2\}}` holds a set.
-_TOKEN = re.compile(r"\\boxed\{|\\[{}]|[{}]")
+# `\\` is a line break there, whatever brace follows it, unless it is a box behind a stray backslash.
+_TOKEN = re.compile(r"\\boxed\{|\\\\(?!boxed\{)|\\[{}]|[{}]")
 
 
 def last_boxed(text: str) -> str | None:

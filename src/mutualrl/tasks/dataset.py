@@ -51,7 +51,7 @@ def read_prompts(path: Path, split: str, template: str | None = None, answer: st
     field `answer` is the answer. Raises DataError naming file, row and field."""
     prompts: list[Prompt] = []
     seen: dict[str, int] = {}
-    rows = hub_rows(parse(path), split) if is_hub(path) else read_rows(path)
+    rows = hub_rows(parse(path), split) if is_hub(path) else read_rows(path, split)
     for number, values in rows:
         row = _filled(Row(values, str(path), number), template, answer)
         if taken := sorted(RESERVED & set(row)):
@@ -64,11 +64,12 @@ def read_prompts(path: Path, split: str, template: str | None = None, answer: st
         label = row["answer"]
         if isinstance(label, bool) or not isinstance(label, str | int | float):
             raise DataError(f"{path}, row {number}, field 'answer': found {type(label).__name__}, expected a text")
-        if str(label) == "":
-            raise DataError(f"{path}, row {number}, field 'answer': is empty; an empty box would count as a success")
+        if not str(label).strip():
+            raise DataError(f"{path}, row {number}, field 'answer': is blank; an empty box would count as a success")
         prompts.append(
             Prompt(
-                id=str(row.get("prompt_id") or prompt_id("dataset", split, number, text)),
+                id=unicode_text(str(row.get("prompt_id") or ""), "prompt_id", path, number)
+                or prompt_id("dataset", split, number, text),
                 text=text,
                 answer=unicode_text(str(label), "answer", path, number),
                 group=unicode_text(str(row.get("group") or "all"), "group", path, number),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DataError
 from mutualrl.hub import OFFLINE, hub_problem
+from mutualrl.tasks.rows import quiet_bars
 
 PREFIX = "hub:"
 
@@ -41,8 +42,9 @@ def is_hub(path: Path) -> bool:
     return str(path).startswith(PREFIX)
 
 
-def parse(path: Path) -> HubSource:
-    """The data set that `hub:OWNER/NAME[:CONFIG[:SPLIT]]` names; the split is `train` unless it is given.
+def parse(path: Path, *, evaluated: str = "") -> HubSource:
+    """The data set that `hub:OWNER/NAME[:CONFIG[:SPLIT]]` names. Without a split, `train` is trained on and `evaluated`
+    evaluated; where that is empty, the test split, the validation split, or the only one, whichever is there first.
 
     Raises DataError when the reference has another form.
     """
@@ -50,8 +52,9 @@ def parse(path: Path) -> HubSource:
     if len(rest) > 2 or not name or name.count("/") > 1 or not all(name.split("/")):
         raise DataError(f"{path}: expected hub:OWNER/NAME, hub:OWNER/NAME:CONFIG or hub:OWNER/NAME:CONFIG:SPLIT")
     config = rest[0] if rest and rest[0] else None
-    split = rest[1] if len(rest) > 1 else "train"
-    return HubSource(name, config, evaluated=split, train=split)
+    if len(rest) > 1:
+        return HubSource(name, config, evaluated=rest[1], train=rest[1])
+    return HubSource(name, config, evaluated=evaluated)
 
 
 def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -59,9 +62,13 @@ def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any
     problem = hub_problem()
     cause: Exception | None = None
     if problem is None or problem == OFFLINE:  # offline, the cache may still have it
-        from datasets import load_dataset
+        from datasets import get_dataset_split_names, load_dataset
 
+        quiet_bars()
         try:
+            if not source.split(split):
+                there = get_dataset_split_names(source.id, source.config, revision=source.revision)
+                source = replace(source, evaluated=next((s for s in ("test", "validation") if s in there), there[0]))
             data = load_dataset(source.id, source.config, split=source.split(split), revision=source.revision)
         except Exception as error:  # noqa: BLE001  (whatever library carries it, each has errors of its own)
             cause = error
@@ -71,6 +78,7 @@ def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any
                 yield number, dict(row)
             return
     raise DataError(
-        f"the data set {source.id!r} ({source.split(split)}) cannot be loaded from the hub: {problem}; name a local "
+        f"the data set {source.id!r} ({source.split(split) or 'test'}) cannot be loaded from the hub: {problem}; name "
+        f"a local "
         "data file (JSON Lines in the original fields) or directory with --data"
     ) from cause

@@ -31,12 +31,15 @@ def _math(row: Row, part: str) -> Built | str:
     if row.values.get("answer") == "":
         return "its answer is empty"
     answer = row.text("answer") if "answer" in row.values or "solution" not in row.values else _boxed(row)
+    if not answer.strip():
+        return "the box of its solution is empty"
     group = row.values.get("subject") or row.values.get("type") or "math"
     if not isinstance(group, str):
         row.refuse("subject", group, "a text")
     facets = {}
     if row.values.get("level") is not None:
-        facets["level"] = str(row.values["level"]).removeprefix("Level ")
+        level = unicode_text(str(row.values["level"]), "level", Path(row.where), row.number)
+        facets["level"] = level.removeprefix("Level ")
     return Built(
         f"{problem}\n\n{INSTRUCTION}", answer, unicode_text(group, "subject", Path(row.where), row.number), facets
     )
@@ -45,15 +48,13 @@ def _math(row: Row, part: str) -> Built | str:
 def _boxed(row: Row) -> str:
     """The answer in a gold solution: its last box. Some old solutions write `\\boxed 7` or `\\fbox{7}`."""
     solution = row.text("solution")
-    answer = last_boxed(solution)
-    if answer is None:
-        answer = last_boxed(solution.replace("\\fbox{", "\\boxed{"))
-    if answer is None:
-        bare = [match["bare"] for match in _OLD_BOX.finditer(solution) if match["bare"]]
-        answer = bare[-1] if bare else None
-    if answer is None or not answer.strip():
+    boxes = list(_OLD_BOX.finditer(solution))
+    if not boxes:
         row.refuse("solution", solution[-80:], "a solution that ends in \\boxed{answer}")
-    return answer
+    if (bare := boxes[-1]["bare"]) is not None:
+        return bare
+    answer = last_boxed(solution.replace("\\fbox{", "\\boxed{"))
+    return "" if answer is None else answer
 
 
 MATH_TASKS = (

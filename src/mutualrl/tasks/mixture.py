@@ -76,6 +76,8 @@ def mix(
     one has the weight of its share by size) the N prompts in all are dealt n_i = N w_i / sum(w) (largest remainders); a
     member with fewer than n_i prompts repeats them, each as often as any other, give or take one; a repeated prompt's
     id ends in `~2`, `~3`, ... Raises UsageError when no weight is above 0."""
+    if empty := [name for name, group in prompts.items() if not group]:
+        raise UsageError(f"task.members.{empty[0]}: no training prompts are left; give it more data")
     total = sum(map(len, prompts.values()))
     shares = {name: len(group) / total if (w := weights.get(name)) is None else w for name, group in prompts.items()}
     if not sum(shares.values()) > 0:

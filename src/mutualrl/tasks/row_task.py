@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -70,21 +71,27 @@ class RowTask:
             return _prompts(self, self.hub, split, origin)
         whole = source.validation_data is not None
         if is_hub(named):
-            parts: tuple[HubSource | Path, ...] = (parse(named),)
+            parts: tuple[HubSource | Path, ...] = (parse(named, evaluated=self.hub[0].evaluated),)
         elif named.is_dir():
-            parts = tuple(self._found(named, split))
-            whole = whole or bool(parts and self._found(named, "validation" if split == "train" else "train"))
-            if not parts and split == "validation":
-                parts = tuple(self._found(named, "train"))
-            if not parts:
-                raise DataError(self._nothing_in(named, split))
+            parts, whole = self._of_directory(named, split)
         else:
             parts = (named,)
         origin = ", ".join(part.name if isinstance(part, Path) else part.origin(split) for part in parts)
         data = _prompts(self, parts, split if whole else "train", origin)
         if whole:
             return data
-        return TaskData([p for p in data.prompts if held_out(p.text) == (split == "validation")], origin, data.dropped)
+        kept = [p for p in data.prompts if held_out(p.text) == (split == "validation")]
+        return TaskData(kept, f"held-out rows of {origin}" if split == "validation" else origin, data.dropped)
+
+    def _of_directory(self, directory: Path, split: Split) -> tuple[tuple[Path, ...], bool]:
+        """The files of a split in a directory, and whether all their rows are the split's: a directory without the
+        evaluated split gives the share of its training rows that is held out. Raises DataError when there are none."""
+        evaluated = tuple(self._found(directory, "validation"))
+        if split == "validation" and evaluated:
+            return evaluated, True
+        if train := tuple(self._found(directory, "train")):
+            return train, bool(evaluated)
+        raise DataError(self._nothing_in(directory, split))
 
     def _found(self, directory: Path, split: Split) -> list[Path]:
         """The files of a split in a directory: of the evaluated split first, then of another that has labels."""
@@ -95,7 +102,8 @@ class RowTask:
             if of_split:
                 return self._all_parts(of_split, directory, name)
         if split == "validation" and self.stand_in:
-            return [path for path in _files(directory) if path.stem.lower() == self.stand_in][:1]
+            others = [(path, 0) for path in _files(directory) if path.stem.lower() == self.stand_in]
+            return self._all_parts(others, directory, self.stand_in) if others else []
         return []
 
     def _all_parts(self, files: list[tuple[Path, int]], directory: Path, split: str) -> list[Path]:
@@ -134,9 +142,10 @@ def split_of(path: Path) -> str:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.rglob("*")):
-        if path.suffix.lower() in SUFFIXES and len(path.relative_to(directory).parts) <= DEPTH and path.is_file():
-            yield path
+    """Data files in a directory and DEPTH - 1 levels of those within it, in order."""
+    for root, directories, files in os.walk(directory):
+        directories[:] = sorted(directories) if len(Path(root).relative_to(directory).parts) < DEPTH - 1 else []
+        yield from (Path(root) / name for name in sorted(files) if Path(name).suffix.lower() in SUFFIXES)
 
 
 @cache

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError
 from mutualrl.tasks.base import read_jsonl, unicode_text
@@ -57,7 +61,7 @@ class Row:
                 f"{self.where}, row {self.number}, field '{field}': found {value!r}: a split without public labels; "
                 "name one that has them (the validation split)"
             )
-        if isinstance(value, str) and value.isascii() and value.isdigit():
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 9:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not first <= value < first + options:
             self.refuse(field, self.take(field), f"{first} to {first + options - 1}")
@@ -73,9 +77,48 @@ class Row:
         return ", ".join(sorted(map(str, self.values))[:12])[:200] or "none"
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Records of a CSV file, numbered from 1 below the header. A record with more fields than the header, a stray
+    quote, and bytes that are no UTF-8 are refused: each would change labels or swallow rows."""
+    csv.field_size_limit(2**31 - 1)
+    number = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, row in enumerate(csv.DictReader(file, strict=True), 1):
+                if None in row:
+                    raise DataError(
+                        f"{path}, row {number}: {len(row[None])} fields more than the header has columns (a comma that "
+                        f"is "
+                        "not within quotes?)"
+                    )
+                yield number, row
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, row {number + 1}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
+    except csv.Error as error:
+        raise DataError(f"{path}, row {number + 1}: not CSV ({error})") from None
+
+
+def split_in(names: list[str], split: str, path: Path) -> str:
+    """Which of a directory's splits is meant. Raises DataError when it has none of that kind."""
+    wanted = ("train",) if split == "train" else ("test", "validation", "train")
+    for name in wanted:
+        if name in names:
+            return name
+    raise DataError(f"{path}: holds the splits {', '.join(names)}, expected one called {' or '.join(wanted)}")
+
+
+def quiet_bars() -> None:
+    """No progress bars of `datasets` where nobody looks."""
+    from datasets import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+
+
+def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str, Any]]]:
     """(row number from 1, row) of a file by its suffix (JSON Lines unless .csv or .parquet), or of a directory that
-    `datasets` reads. Raises DataError when it is missing or cannot be read."""
+    `datasets` reads. `split`: which of a directory's; for `validation` that is its test split, its validation split, or
+    the training split, whichever is there first. Raises DataError when it is missing or cannot be read."""
     suffix = path.suffix.lower()
     if not path.is_dir() and suffix not in (".csv", ".parquet"):
         yield from read_jsonl(path)
@@ -83,21 +126,23 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if not path.exists():
         raise DataError(f"data file not found: {path} (expected .jsonl, .csv, .parquet, or a directory of `datasets`)")
     if suffix == ".csv":  # by hand: any guess at types would turn the label 3 into 3.0, and 007 into 7
-        with path.open(encoding="utf-8", newline="") as file:
-            yield from enumerate(csv.DictReader(file), 1)
+        yield from _csv(path)
         return
     from datasets import load_dataset, load_from_disk
     from datasets.exceptions import DatasetGenerationError
 
+    quiet_bars()
     try:
+        if suffix == ".parquet" and not path.is_dir() and pq.read_metadata(path).num_rows == 0:
+            raise DataError(f"{path}: the file has no rows")
         if path.is_dir():
             saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
-            data = load_from_disk(str(path)) if saved else load_dataset(str(path), split="train")
+            data = load_from_disk(str(path)) if saved else load_dataset(str(path))
+            if isinstance(data, dict):
+                data = data[split_in(list(data), split, path)]
         else:
             data = load_dataset("parquet", data_files=str(path), split="train")
-    except (OSError, ValueError, DatasetGenerationError) as error:
+    except (OSError, ValueError, pa.ArrowException, DatasetGenerationError) as error:
         raise DataError(f"{path}: cannot be read as a data set ({error})") from error
-    if isinstance(data, dict):
-        raise DataError(f"{path}: holds the splits {', '.join(data)}; name the directory of one of them")
     for number, row in enumerate(data, 1):
         yield number, dict(row)

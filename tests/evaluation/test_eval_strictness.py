@@ -1,0 +1,178 @@
+"""What an evaluation must not confuse: requests, prompts, names, processes that were killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import Cli
+from mutualrl.evaluation.request import EvalRequest, Flags
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"prompt": "COMPLETELY other", "answer": "7", "prompt_id": "p1"},
+        {"prompt": "4+3:", "answer": "7", "prompt_id": "p1", "group": "new"},
+        {"prompt": "4+3:", "answer": "8", "prompt_id": "p1"},
+    ],
+)
+def test_completions_are_never_taken_for_another_prompt(
+    changed: dict[str, str], cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    arguments = ("eval", "--model", "tiny:ada", "--suite", "dataset", "--data", "d.jsonl", "--max-new-tokens", "8",
+                 "--engine", "transformers", "--out", "o", "--json")  # fmt: skip
+    write(tmp_path / "d.jsonl", {"prompt": "4+3:", "answer": "7", "prompt_id": "p1"})
+    assert cli_here(*arguments).returncode == 0
+    write(tmp_path / "d.jsonl", changed)
+    from mutualrl.tasks.dataset import read_prompts
+
+    read_prompts.cache_clear()
+    done = cli_here(*arguments)
+    assert done.returncode == 2
+    assert "it differs in tasks" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_what_a_killed_writer_left_does_not_stand_in_the_way(
+    cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / ".request.json.1.2.tmp").touch()
+    done = cli_here("eval", "--model", "tiny:ada", "--limit", "2", "--engine", "transformers", "--out", "o", "--json")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")
+def test_scorers_of_a_killed_command_end_by_themselves(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", *({"completion": "\\boxed{9^{9^{9}}}", "answer": "1"} for _ in range(8)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mutualrl", "eval", "--score", str(path), "--also", "math-verify", "--json"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    workers: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:  # until they are at their first towers
+        workers = psutil.Process(process.pid).children()
+        if len(workers) == 2 and all(worker.cpu_times().user > 1.5 for worker in workers):
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(workers) == 2
+    _, alive = psutil.wait_procs(workers, timeout=8)
+    for worker in alive:
+        worker.kill()
+    assert not alive
+
+
+def test_no_name_reaches_the_terminal_raw(cli_here: Cli, tmp_path: Path) -> None:
+    path = write(tmp_path / "g\x1b]0;PWN\x07.jsonl", {"completion": "x", "answer": "1"})
+    shown = cli_here("eval", "--score", path)
+    assert shown.returncode == 0
+    assert not set(shown.stdout) & set("\x1b\x07")
+    missing = cli_here("eval", "--score", tmp_path / "is:x:not:smile:there.jsonl")
+    assert "is:x:not:smile:there.jsonl" in missing.stderr.replace("\n", "")
+
+
+def test_shown_prompts_keep_what_looks_like_a_picture_and_their_roles(cli_here: Cli, tmp_path: Path) -> None:
+    conversation = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "At :100: say :smile:\tnow"}]
+    write(tmp_path / "d.jsonl", {"prompt": conversation, "answer": "1"})
+    shown = cli_here("tasks", "show", "dataset", "--data", "d.jsonl").stdout
+    assert "[system] Be brief\n[user] At :100: say :smile:\tnow\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tasks", "show", "arithmetic", "--template", "{x}"), "are of task 'dataset'"),
+        (("tasks", "show", "arithmetic", "--split", "test"), "expected train or validation"),
+        (("tasks", "show", "arithmetic", "--limit", "0"), "greater than or equal to 1"),
+        (("eval", "--score", "s.jsonl", "--temperature", "0"), "--temperature: no effect with --score"),
+        (("eval", "--pool", "tiny", "--temperature", "1e-40"), "expected 0 (greedy), or 0.01 to 10"),
+        (("eval", "--pool", "tiny", "--suite", "dataset", "--template", "{x}"), "name them with --data"),
+        (("eval", "--nonsense"), "No such option: --nonsense"),
+    ],
+)
+def test_wrong_flags_are_one_json_object_too(
+    cli_here: Cli, arguments: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "s.jsonl", {"completion": "x", "answer": "1"})
+    done = cli_here(*arguments, "--json")
+    assert done.returncode == 2
+    assert words in json.loads(done.stdout)["error"]["message"]
+
+
+def test_a_task_is_evaluated_once_however_it_is_named(real_data: Path) -> None:
+    request = EvalRequest.of(
+        Flags(models=("tiny:ada",), suite="mixture,math,arc", data_dir=real_data, limit=2, engine="transformers")
+    )
+    names = [task.name for task in request.tasks]
+    assert sorted(names) == sorted(set(names))
+    assert {"math", "arc", "piqa"} <= set(names)
+
+
+def test_prompting_is_the_pools_and_the_policys_own(tmp_path: Path) -> None:
+    pool = tmp_path / "p.yaml"
+    pool.write_text(
+        "policies:\n  - {name: a, model: 'tiny:ada', trainer: {chat_template_kwargs: {think: false}}}\n"
+        "  - {name: b, model: 'tiny:bob'}\ntrainer: {chat_template_kwargs: {think: true}}\n"
+    )
+    request = EvalRequest.of(Flags(pool=str(pool), limit=1))
+    assert [model.template for model in request.models] == [{"think": False}, {"think": True}]
+
+
+@pytest.mark.slow
+def test_a_tokenizer_without_an_end_is_evaluated(cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(real_data / "models" / "stories260K", tmp_path / "noeos")
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    for key in ("eos_token", "pad_token"):
+        config.pop(key, None)
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    (copy / "special_tokens_map.json").unlink(missing_ok=True)
+    done = cli_here(
+        "eval", "--model", copy, "--limit", "2", "--max-new-tokens", "4", "--engine", "transformers", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["models"][str(copy)]["n"] == 2
+
+
+def test_every_help_answers_at_once() -> None:
+    for command in (["eval"], ["tasks", "show"], ["complementarity"], ["channels"]):
+        times = []
+        for _ in range(3):
+            began = time.monotonic()
+            subprocess.run(
+                [sys.executable, "-m", "mutualrl", *command, "--help"], check=True, capture_output=True, env=os.environ
+            )
+            times.append(time.monotonic() - began)
+        assert min(times) < 1.2, command  # 0.6 s on an idle machine
+
+
+def test_facets_and_rows_stay_with_their_prompt(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"problem": f"{a}+{a}", "answer": str(a), "subject": f"s{a % 2}", "level": a % 3, "unique_id": f"u{a}"}
+        for a in range(9)
+    ]
+    write(tmp_path / "m.jsonl", *rows)
+    done = cli_here("eval", "--model", "tiny:ada", "--suite", "math", "--data", "m.jsonl", "--max-new-tokens", "2",
+                    "--engine", "transformers", "--json")  # fmt: skip
+    math = json.loads(done.stdout)["models"]["tiny:ada"]["tasks"]["math"]
+    assert {name: group["n"] for name, group in math["groups"].items()} == {"s0": 5, "s1": 4}
+    assert {name: group["n"] for name, group in math["facets"]["level"].items()} == {"0": 3, "1": 3, "2": 3}
