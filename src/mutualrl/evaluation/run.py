@@ -14,7 +14,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.display import cell, clean
 from mutualrl.engines.base import Engine
-from mutualrl.engines.vllm_engine import installed
+from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.evaluation.answer import PART, answers, pieces
 from mutualrl.evaluation.figures import figures
 from mutualrl.evaluation.request import EvalRequest, ModelRequest, TaskRequest
@@ -142,7 +142,7 @@ def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, s
         "engines": engines,
         "sampling": {k: v for k, v in asdict(request.sampling).items() if k != "max_new_tokens"},
         "batch_size": request.batch_size,
-        "versions": {name: version(name) for name in ("torch", "transformers", *(["vllm"] if installed() else []))},
+        "versions": {"torch": version("torch"), "transformers": version("transformers"), "vllm": installed_version()},
     }
 
 
