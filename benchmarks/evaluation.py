@@ -2,7 +2,7 @@
 
     python benchmarks/evaluation.py     # about three minutes; with vLLM installed, its rows too
 
-Generation: the tiny pool on 1,331 arithmetic problems, greedy and with four samples each; `eval` from the loaded model
+Generation: the tiny pool on 2,662 arithmetic problems, greedy and with four samples each; `eval` from the loaded model
 to its results on disk (prompts encoded, parts cut, generated, decoded, verified, written as Parquet, counted), against
 the same engine's own call on the same prompts with the same batches, texts decoded. Alternating, medians of the runs,
 in one process. Diagnostics: 100,000 records of two models in a Parquet file and in JSON Lines, each command in a
@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -53,16 +52,21 @@ class Kept:
 
 
 def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], int]:
-    """model.generate over batches by length, and the texts decoded: what a script of one's own would do."""
+    """model.generate over batches by length, and the texts decoded: what a script of one's own would do. Seeded where
+    `eval` seeds, so that both sample the same tokens."""
     import torch
 
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    size = max(1, 64 // samples)
+    from mutualrl.evaluation.answer import PART, part_seed
+
+    order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))
+    size, part = max(1, 64 // samples), PART["transformers"] // samples
     how: dict[str, Any] = {"do_sample": False} if samples == 1 else {"do_sample": True, "temperature": 1.0, "top_k": 0}
 
     def run() -> int:
         texts = 0
         for start in range(0, len(order), size):
+            if start % part == 0:
+                torch.manual_seed(part_seed(0, "dataset", start // part))
             rows = [ids[i] for i in order[start : start + size]]
             width, pad = max(map(len, rows)), engine.tokenizer.pad_token_id
             tokens = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
@@ -79,11 +83,14 @@ def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callab
 
 
 def vllm_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], int]:
-    """LLM.generate over all prompts at once."""
+    """LLM.generate over all prompts at once, with a seed a prompt where it samples."""
     from vllm import SamplingParams
 
-    wanted = SamplingParams(n=samples, temperature=0.0 if samples == 1 else 1.0, max_tokens=64,
-                            stop_token_ids=engine.eos_token_ids)  # fmt: skip
+    wanted = [
+        SamplingParams(n=samples, temperature=0.0 if samples == 1 else 1.0, max_tokens=64,
+                       stop_token_ids=engine.eos_token_ids, seed=None if samples == 1 else place)
+        for place in range(len(ids))
+    ]  # fmt: skip
 
     def run() -> int:
         outputs = engine._llm.generate([{"prompt_token_ids": row} for row in ids], wanted, use_tqdm=False)
@@ -103,7 +110,7 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
     from mutualrl.evaluation.run import evaluate_models
     from mutualrl.tiny.cache import ensure
 
-    problems = [op.join(map(str, t)) + ":" for op in "+*" for t in itertools.product(range(2, 13), repeat=3)][::2]
+    problems = [op.join(map(str, t)) + ":" for op in "+*" for t in itertools.product(range(2, 13), repeat=3)]
     data = directory / "problems.jsonl"
     data.write_text("".join(json.dumps({"prompt": text, "answer": "1", "group": text[1]}) + "\n" for text in problems))
     path = str(ensure(model))
@@ -138,10 +145,9 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
         choice.load_engine = load
         kept.end()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    ratios = [a / b for a, b in zip(seconds["eval"], seconds["bare"], strict=True)]
     return {
         "engine": engine_name, "model": model, "prompts": len(ids), "samples": samples, **medians,
-        "ratio": statistics.median(ratios), "runs": seconds,
+        "ratio": medians["eval"] / medians["bare"], "runs": seconds,
     }  # fmt: skip
 
 
@@ -168,13 +174,22 @@ def records(directory: Path) -> dict[str, Path]:
     return {"Parquet": directory / "records.parquet", "JSON Lines": directory / "records.jsonl"}
 
 
+#: a small process in between: the peak of a child counts what its parent held when it forked
+LAUNCHER = """
+import json, os, subprocess, sys, time
+began = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), time.perf_counter() - began, usage.ru_maxrss / 1e6]))
+"""
+
+
 def measured(command: list[str]) -> tuple[float, float]:
     """Wall seconds and peak resident memory (GB) of a process."""
-    began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, command
-    return time.perf_counter() - began, usage.ru_maxrss / 1e6
+    done = subprocess.run([sys.executable, "-c", LAUNCHER, *command], check=True, capture_output=True, text=True)
+    code, seconds, gigabytes = json.loads(done.stdout)
+    assert code == 0, (command, done.stderr)
+    return seconds, gigabytes
 
 
 def diagnostics(directory: Path) -> list[dict[str, Any]]:
@@ -234,7 +249,6 @@ def main() -> None:
             ],
             "diagnostics": diagnostics(directory),
         }
-    found["peak_gigabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     table = markdown(found)
     print(table)
     RESULTS.mkdir(exist_ok=True)

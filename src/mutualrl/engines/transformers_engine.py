@@ -119,13 +119,16 @@ class TransformersEngine:
             output = self.model.generate(
                 input_ids=tokens, attention_mask=mask, generation_config=self._config(sampling)
             )
-        return [self._completion(row) for row in output[:, width:].tolist()]
+        kept = [self._cut(row) for row in output[:, width:].tolist()]
+        texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+        return [
+            Completion(tuple(row), text, ended(row, self.eos_token_ids)) for row, text in zip(kept, texts, strict=True)
+        ]
 
-    def _completion(self, row: list[int]) -> Completion:
+    def _cut(self, row: list[int]) -> list[int]:
+        """The ids up to and with the first end."""
         ends = [i for i, token in enumerate(row) if token in self.eos_token_ids]
-        kept = row[: ends[0] + 1] if ends else row
-        text = self.tokenizer.decode(kept, skip_special_tokens=True)
-        return Completion(tuple(kept), text, ended(kept, self.eos_token_ids))
+        return row[: ends[0] + 1] if ends else row
 
 
 @contextmanager

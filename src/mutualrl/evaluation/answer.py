@@ -11,7 +11,7 @@ from mutualrl.engines.base import Completion, Engine, Sampling
 from mutualrl.evaluation.request import TaskRequest
 from mutualrl.evaluation.store import Store
 from mutualrl.records import Prompt
-from mutualrl.tasks.boxed import boxed_score, last_boxed
+from mutualrl.tasks.boxed import content_score, last_boxed
 
 #: completions of a part: what a kill loses at most. vLLM keeps its batch full by itself, and wants many.
 PART = {"transformers": 512, "vllm": 4096}
@@ -92,6 +92,7 @@ def _generated(
 def _row(
     model: str, task: str, prompt: Prompt, number: int, completion: Completion, *, too_long: bool
 ) -> dict[str, Any]:
+    boxed = last_boxed(completion.text)
     return {
         "policy": model,
         "round": 0,
@@ -99,10 +100,10 @@ def _row(
         "group": prompt.group,
         "prompt_id": prompt.id,
         "rollout": number,
-        "reward": boxed_score(completion.text, prompt.answer),
+        "reward": content_score(boxed, prompt.answer),
         "ended": completion.ended,
         "too_long": too_long,
-        "no_box": last_boxed(completion.text) is None,
+        "no_box": boxed is None,
         "tokens": len(completion.token_ids),
         "x_text": prompt.text,
         "y_text": completion.text,

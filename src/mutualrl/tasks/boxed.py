@@ -36,7 +36,11 @@ def last_boxed(text: str) -> str | None:
 
 def boxed_score(completion: str, answer: str) -> float:
     """1.0 when the boxed content equals `answer` as a string (outer blanks stripped), else 0.0."""
-    content = last_boxed(completion)
+    return content_score(last_boxed(completion), answer)
+
+
+def content_score(content: str | None, answer: str) -> float:
+    """The same for the content of a box, None where there was none."""
     return float(content is not None and content.strip() == answer.strip())
 
 
