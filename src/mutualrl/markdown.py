@@ -29,4 +29,7 @@ def _line(text: str) -> str:
 
 def number(value: float | None, digits: int = 4) -> str:
     """A figure; `NaN` for one that is not defined (a rate over nothing)."""
-    return "NaN" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+    if value is None or math.isnan(value):
+        return "NaN"
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text

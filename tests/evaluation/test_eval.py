@@ -33,7 +33,9 @@ def write(path: Path, *values: object) -> Path:
 @pytest.mark.slow
 def test_the_pool_is_evaluated_and_every_completion_kept(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     found = evaluated(cli_here, "--pool", "tiny", "--out", "o")
-    assert found["tasks"]["arithmetic"] == {"evaluated": "held-out problems", "n": 64, "dropped": []}
+    assert found["tasks"]["arithmetic"] == {
+        "evaluated": "held-out problems", "n": 64, "dropped": [], "reward": "exact match",
+    }  # fmt: skip
     for name in ("ada", "bob"):
         rows = pq.read_table(tmp_path / "o" / "completions" / name).to_pylist()
         assert len(rows) == 64
@@ -165,3 +167,39 @@ def test_vllm_that_is_not_installed_is_said(cli_here: Cli) -> None:
     done = cli_here("eval", "--pool", "tiny", "--engine", "vllm")
     assert done.returncode == 4
     assert "vLLM is not installed; pip install 'mutualrl[node]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
+    cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def short(completions, answer, **_):\n    return [float(len(c) < 12) / 2 for c in completions]\n"
+        "def right(completions, answer, **_):\n    return [None if a not in c else 1.0 for c, a in zip(completions, answer)]\n"
+    )
+    (tmp_path / "pool.yaml").write_text(
+        "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
+        "task: {name: arithmetic, reward: ['mine.py:short', 'mine.py:right']}\ntrainer: {reward_weights: [2.0, 1.0]}\n"
+    )
+    found = evaluated(cli_here, "--pool", "pool.yaml", "--limit", "12", "--out", "o")
+    assert "mine.py:short" in found["tasks"]["arithmetic"]["reward"]
+    for name, model in found["models"].items():
+        rows = pq.read_table(tmp_path / "o" / "completions" / name).to_pylist()
+        expected = [(len(r["y_text"]) < 12) + float(r["answer"] in r["y_text"]) for r in rows]
+        assert [r["reward"] for r in rows] == expected
+        assert model["accuracy"] == pytest.approx(sum(expected) / 12)
+        assert model["no_box"] is None
+    done = cli_here(
+        "complementarity",
+        "--pool",
+        "pool.yaml",
+        "--prompts",
+        "6",
+        "--samples",
+        "2",
+        "--json",
+        "--engine",
+        "transformers",
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["buckets"][0]["mean_reward"] > 1

@@ -49,3 +49,28 @@ def test_subcommands_of_the_readme_exist() -> None:
 
     known = set(get_command(app).commands)  # type: ignore[attr-defined]
     assert set(re.findall(r"`?mutualrl ([a-z-]+)", README)) - {"trains"} <= known
+
+
+def test_the_tables_of_the_readme_are_lines_of_measured_ones() -> None:
+    known = {line for path in RESULTS for line in path.read_text().splitlines()}
+    known |= {f"{line}" for path in RESULTS for line in path.read_text().split("\n\n")}
+    section = README.split("## Will these models help each other?")[1].split("## Can these two models")[0]
+    rows = [line for line in section.splitlines() if line.startswith(("| ", "**", "Recommendation"))]
+    assert len(rows) > 12
+    assert all(row in known for row in rows)
+
+
+def test_the_time_and_memory_of_the_diagnostics_are_the_measured_ones() -> None:
+    found = json.loads((REPOSITORY / "benchmarks" / "results" / "evaluation.json").read_text())["diagnostics"]
+    ours = [row for row in found if "pandas" not in row["what"]]
+    seconds, most = sorted(row["seconds"] for row in ours), max(row["gigabytes"] for row in ours)
+    said = f"100,000 records in {seconds[0]:.1f} to {seconds[-1]:.1f} s and at most {most:.2f} GB"
+    assert said in README
+    assert seconds[-1] < 10
+    assert most < 1
+
+
+def test_what_eval_adds_is_what_the_readme_says() -> None:
+    found = json.loads((REPOSITORY / "benchmarks" / "results" / "evaluation.json").read_text())["generation"]
+    assert {row["engine"] for row in found} == {"transformers", "vllm"}
+    assert all(row["ratio"] <= 1.2 for row in found)

@@ -17,14 +17,12 @@ from mutualrl.diagnostics.rollouts import Rollouts, arranged
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.display import cell
 from mutualrl.engines.base import Sampling
-from mutualrl.engines.prompts import Content, as_prompt, prompt_ids
+from mutualrl.engines.prompts import Content, prompt_ids
 from mutualrl.errors import DataError, MutualRLError, UsageError
 from mutualrl.files import write_atomic
 from mutualrl.records import Prompt
 from mutualrl.regimes.base import policy_seed
 from mutualrl.tasks import get_task, load_prompts
-from mutualrl.tasks.boxed import boxed_score
-from mutualrl.tasks.rewards import load_rewards, named, weighted
 
 
 class Bars:
@@ -138,6 +136,7 @@ def _answers(
     ids: Sequence[list[int]], bars: Bars,
 ) -> pa.Table:  # fmt: skip
     from mutualrl.engines.choice import chosen_engine, load_engine
+    from mutualrl.engines.rewarding import rewards_of
     from mutualrl.engines.transformers_engine import load_tokenizer
 
     end = request.ends[name]
@@ -158,7 +157,8 @@ def _answers(
     flat = [
         (prompt, number, c) for prompt, group in zip(prompts, groups, strict=True) for number, c in enumerate(group)
     ]
-    rewards = _rewards(sampled, [(prompt, c) for prompt, _, c in flat], tokenizer)
+    weights = sampled.recipe.trainer_settings(name).get("reward_weights")
+    rewards = rewards_of(sampled.recipe.task.reward, weights, [(prompt, c) for prompt, _, c in flat], tokenizer)
     columns: dict[str, list[Any]] = {
         "policy": [name] * len(flat),
         "round": [0] * len(flat),
@@ -173,27 +173,3 @@ def _answers(
         "token_ids": [list(c.token_ids) for *_, c in flat],
     }
     return pa.table({column: pa.array(values, TYPES[column]) for column, values in columns.items()})
-
-
-def _rewards(sampled: Sampled, answered: list[tuple[Prompt, Any]], tokenizer: Any) -> list[float]:
-    """Exact match of the boxed answer, or what the recipe's own reward functions give."""
-    paths = sampled.recipe.task.reward
-    if paths == ("boxed",):
-        return [boxed_score(c.text, prompt.answer) for prompt, c in answered]
-    functions = [named(function, path) for function, path in zip(load_rewards(paths), paths, strict=True)]
-    asked = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]
-    keys = dict.fromkeys(key for prompt, _ in answered for key in prompt.columns)
-    given = {
-        **{key: [prompt.columns.get(key) for prompt, _ in answered] for key in keys},
-        "answer": [prompt.answer for prompt, _ in answered],
-        "prompt_id": [prompt.id for prompt, _ in answered],
-        "group": [prompt.group for prompt, _ in answered],
-        "prompts": asked,
-        "completions": [
-            c.text if isinstance(prompt, str) else [{"role": "assistant", "content": c.text}]
-            for prompt, (_, c) in zip(asked, answered, strict=True)
-        ],
-        "completion_ids": [list(c.token_ids) for _, c in answered],
-    }
-    weights = sampled.recipe.trainer.get("reward_weights") or [1.0] * len(functions)
-    return weighted(functions, paths, [float(w) for w in weights], given, len(answered))

@@ -239,7 +239,7 @@ def _rounds(text: str) -> range:
 
 def _sampled(recipe: Recipe, flags: Flags) -> Sampled:
     loaded = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
-    every = list({prompt.text: prompt for prompt in loaded}.values())
+    every = list({(prompt.text, prompt.answer): prompt for prompt in loaded}.values())
     if not every:
         raise DataError(f"task {recipe.task.name!r} has no training prompts; name some with --data")
     check_temperature(flags.temperature)

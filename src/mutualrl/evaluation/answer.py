@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mutualrl.engines.base import Completion, Engine, Sampling
+from mutualrl.engines.rewarding import BOXED, rewards_of
 from mutualrl.evaluation.request import TaskRequest
 from mutualrl.evaluation.store import Store
 from mutualrl.records import Prompt
@@ -55,6 +56,7 @@ def answers(
     ids: Sequence[list[int]],
     cut: Sequence[Piece],
     engine: Callable[[], Engine],
+    tokenizer: Any,
     sampling: Sampling,
     store: Store,
     on_done: Callable[[int], None],
@@ -67,7 +69,7 @@ def answers(
     for piece in cut:
         rows = store.get(model, task.name, piece.number)
         if rows is None:
-            rows = list(_generated(model, task, ids, piece, engine, sampling))
+            rows = list(_generated(model, task, ids, piece, engine, tokenizer, sampling))
             store.put(model, task.name, piece.number, rows)
         for place, start in zip(piece.places, range(0, len(rows), sampling.samples), strict=True):
             by_place[place] = rows[start : start + sampling.samples]
@@ -76,23 +78,35 @@ def answers(
 
 
 def _generated(
-    model: str, task: TaskRequest, ids: Sequence[list[int]], piece: Piece, engine: Callable[[], Engine], how: Sampling
-) -> Iterator[dict[str, Any]]:
+    model: str, task: TaskRequest, ids: Sequence[list[int]], piece: Piece, engine: Callable[[], Engine], tokenizer: Any,
+    how: Sampling,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     chosen = [ids[place] for place in piece.places]
     if piece.new_tokens:
         seed = part_seed(how.seed, task.name, piece.number)
         groups = engine().generate_ids(chosen, replace(how, max_new_tokens=piece.new_tokens, seed=seed))
     else:
         groups = [[Completion((), "", False)] * how.samples for _ in chosen]
-    for place, group in zip(piece.places, groups, strict=True):
-        for number, completion in enumerate(group):
-            yield _row(model, task.name, task.prompts[place], number, completion, too_long=not piece.new_tokens)
+    answered = [
+        (task.prompts[place], completion)
+        for place, group in zip(piece.places, groups, strict=True)
+        for completion in group
+    ]
+    boxes = [last_boxed(completion.text) for _, completion in answered]
+    if task.rewards == BOXED:
+        rewards = [content_score(box, prompt.answer) for box, (prompt, _) in zip(boxes, answered, strict=True)]
+    else:
+        rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer)
+    for number, (prompt, completion) in enumerate(answered):
+        yield {
+            **_row(model, task.name, prompt, number % how.samples, completion),
+            "reward": rewards[number],
+            "no_box": boxes[number] is None if task.rewards == BOXED else None,
+            "too_long": not piece.new_tokens,
+        }
 
 
-def _row(
-    model: str, task: str, prompt: Prompt, number: int, completion: Completion, *, too_long: bool
-) -> dict[str, Any]:
-    boxed = last_boxed(completion.text)
+def _row(model: str, task: str, prompt: Prompt, number: int, completion: Completion) -> dict[str, Any]:
     return {
         "policy": model,
         "round": 0,
@@ -100,10 +114,7 @@ def _row(
         "group": prompt.group,
         "prompt_id": prompt.id,
         "rollout": number,
-        "reward": content_score(boxed, prompt.answer),
         "ended": completion.ended,
-        "too_long": too_long,
-        "no_box": boxed is None,
         "tokens": len(completion.token_ids),
         "x_text": prompt.text,
         "y_text": completion.text,

@@ -50,5 +50,8 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
     return found
 
 
-def _share(rows: Sequence[Row], name: str) -> float:
+def _share(rows: Sequence[Row], name: str) -> float | None:
+    """Share of the rows in which something holds; None where it was not looked for."""
+    if any(row[name] is None for row in rows):
+        return None
     return sum(bool(row[name]) for row in rows) / len(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,15 @@ class Flags:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """The prompts of a task, where they come from, and what was left out."""
+    """The prompts of a task, where they come from, what was left out, and what rewards a completion."""
 
     name: str
     prompts: list[Prompt]
     origin: str
     dropped: tuple[str, ...]
     max_new_tokens: int
+    rewards: tuple[str, ...] = ("boxed",)
+    reward_weights: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class EvalRequest:
         tokens = flags.max_new_tokens or _get(recipe, "trainer", "max_completion_length")
         if pool is not None and tokens is None and suite == own.name:
             tokens = pool.trainer.get("max_completion_length")
-        tasks = _tasks(suite, own, flags, tokens)
+        weights = _get(recipe, "trainer", "reward_weights") if recipe else pool and pool.trainer.get("reward_weights")
+        tasks = [_rewarded(task, own, weights) for task in _tasks(suite, own, flags, tokens)]
         if flags.run is not None:
             models = _models_of(RunDirectory(user_path(flags.run)), recipe, flags.trust_remote_code)
         elif pool is not None:
@@ -107,6 +110,14 @@ class EvalRequest:
         else:
             models = _named(flags.models, flags.trust_remote_code)
         return cls(suite, tasks, models, sampling, flags.engine, flags.batch_size, flags.also)
+
+
+def _rewarded(task: TaskRequest, own: TaskSection, weights: Any) -> TaskRequest:
+    """A run's or pool's own task is rewarded as its recipe says."""
+    if task.name != own.name or own.reward == task.rewards:
+        return task
+    given = tuple(float(w) for w in weights) if isinstance(weights, list) else None
+    return replace(task, rewards=own.reward, reward_weights=given)
 
 
 def _sampling(flags: Flags) -> Sampling:

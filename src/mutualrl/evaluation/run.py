@@ -14,6 +14,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.display import cell, clean
 from mutualrl.engines.base import Engine
+from mutualrl.engines.rewarding import BOXED
 from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.evaluation.answer import PART, answers, pieces
 from mutualrl.evaluation.figures import figures
@@ -54,7 +55,13 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
         "temperature": request.sampling.temperature,
         "seed": request.sampling.seed,
         "tasks": {
-            t.name: {"evaluated": t.origin, "n": len(t.prompts), "dropped": list(t.dropped)} for t in request.tasks
+            t.name: {
+                "evaluated": t.origin,
+                "n": len(t.prompts),
+                "dropped": list(t.dropped),
+                "reward": "exact match" if t.rewards == BOXED else ", ".join(t.rewards),
+            }
+            for t in request.tasks
         },
         "models": found,
     }
@@ -95,7 +102,7 @@ def _evaluate(
             bar = bars.add_task(cell(f"{model.name}: {task.name}"), total=len(task.prompts))
             cut = pieces([len(row) for row in ids[task.name]], context, task.max_new_tokens, size)
             rows[task.name] = answers(
-                model.name, task, ids[task.name], cut, engine, request.sampling, store,
+                model.name, task, ids[task.name], cut, engine, tokenizer, request.sampling, store,
                 lambda done, bar=bar: bars.advance(bar, done),  # type: ignore[misc]
             )  # fmt: skip
     finally:
@@ -137,7 +144,7 @@ def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, s
     """The request in comparable form: the same description gives the same completions."""
     models = {m.name: [identity(paths[m.name], m.revision, m.trust_remote_code), m.template] for m in request.models}
     return {
-        "tasks": {t.name: [_digest(t), t.max_new_tokens] for t in request.tasks},
+        "tasks": {t.name: [_digest(t), t.max_new_tokens, list(t.rewards)] for t in request.tasks},
         "models": models,
         "engines": engines,
         "sampling": {k: v for k, v in asdict(request.sampling).items() if k != "max_new_tokens"},

@@ -38,9 +38,10 @@ def _main(result: dict[str, Any]) -> str:
 
 def how(result: dict[str, Any]) -> str:
     """How completions were decoded, in words."""
+    rewards = "; ".join(dict.fromkeys(name(about["reward"]) for about in result["tasks"].values()))
     if result["temperature"] == 0:
-        return "greedy pass@1, exact match"
-    return f"{result['samples']} samples at temperature {result['temperature']:g}, exact match"
+        return f"greedy pass@1, {rewards}"
+    return f"{result['samples']} samples at temperature {result['temperature']:g}, {rewards}"
 
 
 def _broken_down(result: dict[str, Any]) -> Iterator[str]:
