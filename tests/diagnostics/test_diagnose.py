@@ -313,3 +313,29 @@ def test_a_runs_own_files_are_read_through_its_markers_only(cli_here: Cli, tmp_p
         done = cli_here("complementarity", "--rollouts", path)
         assert done.returncode == 2
         assert "--run DIR reads them" in done.stderr
+
+
+@pytest.mark.slow
+def test_prompts_that_training_would_drop_are_dropped_for_all_and_counted(
+    cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    texts = ["2+3:", "2*3:", "2+" * 40 + "2:"]
+    write(tmp_path / "d.jsonl", *({"prompt": text, "answer": "5", "prompt_id": text[:4]} for text in texts))
+    (tmp_path / "pool.yaml").write_text(
+        "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
+        f"task: {{name: dataset, data: {tmp_path / 'd.jsonl'}, validation_data: {tmp_path / 'd.jsonl'}, max_prompt_tokens: 30}}\n"
+    )
+    result = found(cli_here, "complementarity", "--pool", "pool.yaml", "--samples", "1", "--max-new-tokens", "8")
+    assert (result["prompts"], result["left_out_prompts"]) == (2, 1)
+
+
+def test_the_same_question_with_two_answers_is_two_prompts(
+    cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    write(tmp_path / "d.jsonl", *({"prompt": "2+3:", "answer": a, "prompt_id": a} for a in ("5", "6")))
+    (tmp_path / "pool.yaml").write_text(
+        "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
+        "task: {name: dataset, data: d.jsonl, validation_data: d.jsonl}\n"
+    )
+    result = found(cli_here, "complementarity", "--pool", "pool.yaml", "--samples", "1", "--max-new-tokens", "8")
+    assert result["prompts"] == 2

@@ -46,6 +46,11 @@ def test_the_pool_is_evaluated_and_every_completion_kept(cli_here: Cli, tiny: di
         assert m["accuracy"] == pytest.approx((m["by_group"]["+"] + m["by_group"]["*"]) / 2)
         assert m["tasks"]["arithmetic"]["accuracy"] == m["accuracy"] == m["mean_accuracy"]
     assert json.loads((tmp_path / "o" / "results.json").read_text())["models"] == found["models"]
+    compared = json.loads(cli_here("complementarity", "--rollouts", "o/completions", "--json").stdout)
+    assert compared["policies"] == ["ada", "bob"]
+    assert [row["learner_success"] for row in compared["pairs"]] == [
+        found["models"][m]["accuracy"] for m in ("ada", "bob")
+    ]
     shown = cli_here("eval", "--pool", "tiny", "--out", "o", "--engine", "transformers")
     assert (tmp_path / "o" / "results.md").read_text() == shown.stdout
     assert "| ada | arithmetic | held-out problems | transformers | 64 |" in shown.stdout
@@ -179,7 +184,7 @@ def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
     )
     (tmp_path / "pool.yaml").write_text(
         "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
-        "task: {name: arithmetic, reward: ['mine.py:short', 'mine.py:right']}\ntrainer: {reward_weights: [2.0, 1.0]}\n"
+        "task: {name: arithmetic, reward: ['mine.py:short', 'mine.py:right']}\ntrainer: {reward_weights: [2.0, 1.0], max_completion_length: 24}\n"
     )
     found = evaluated(cli_here, "--pool", "pool.yaml", "--limit", "12", "--out", "o")
     assert "mine.py:short" in found["tasks"]["arithmetic"]["reward"]

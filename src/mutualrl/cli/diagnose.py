@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -120,94 +121,47 @@ def xgrpo_check(
     _diagnose("xgrpo-check", flags, plot, as_json)
 
 
-@reports_errors
-def sgt_check(
-    run: Run = None,
-    rollouts: RolloutFiles = None,
-    pool: Pool = None,
-    task: Task = None,
-    data: Data = None,
-    prompts: Prompts = None,
-    samples: Samples = None,
-    max_new_tokens: MaxNewTokens = None,
-    temperature: Temperature = None,
-    engine: Engine = None,
-    rounds: Rounds = None,
-    model: Models = None,
-    success_above: SuccessAbove = None,
-    failure_below: FailureBelow = None,
-    save: Save = None,
-    plot: Plot = None,
-    seed: Seed = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
-) -> None:
-    """Where would SGT act, and does what it transfers belong to the prompt? Gate, success rates, teachers' NLL."""
-    from mutualrl.diagnostics.request import Flags
+def _with_models(which: str, about: str) -> Callable[..., None]:
+    """A command that may load the models behind rollouts: these differ in name and help alone."""
 
-    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
-                  rounds, tuple(model or ()), save, success_above, failure_below, seed, trust_remote_code)  # fmt: skip
-    _diagnose("sgt-check", flags, plot, as_json)
+    def command(
+        run: Run = None,
+        rollouts: RolloutFiles = None,
+        pool: Pool = None,
+        task: Task = None,
+        data: Data = None,
+        prompts: Prompts = None,
+        samples: Samples = None,
+        max_new_tokens: MaxNewTokens = None,
+        temperature: Temperature = None,
+        engine: Engine = None,
+        rounds: Rounds = None,
+        model: Models = None,
+        success_above: SuccessAbove = None,
+        failure_below: FailureBelow = None,
+        save: Save = None,
+        plot: Plot = None,
+        seed: Seed = None,
+        trust_remote_code: Trust = False,
+        as_json: Json = False,
+    ) -> None:
+        from mutualrl.diagnostics.request import Flags
 
+        flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature,
+                      engine, rounds, tuple(model or ()), save, success_above, failure_below, seed,
+                      trust_remote_code)  # fmt: skip
+        _diagnose(which, flags, plot, as_json)
 
-@reports_errors
-def channels(
-    run: Run = None,
-    rollouts: RolloutFiles = None,
-    pool: Pool = None,
-    task: Task = None,
-    data: Data = None,
-    prompts: Prompts = None,
-    samples: Samples = None,
-    max_new_tokens: MaxNewTokens = None,
-    temperature: Temperature = None,
-    engine: Engine = None,
-    rounds: Rounds = None,
-    model: Models = None,
-    success_above: SuccessAbove = None,
-    failure_below: FailureBelow = None,
-    save: Save = None,
-    plot: Plot = None,
-    seed: Seed = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
-) -> None:
-    """Which of PRP, XGRPO and SGT could each learner use on each prompt?"""
-    from mutualrl.diagnostics.request import Flags
-
-    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
-                  rounds, tuple(model or ()), save, success_above, failure_below, seed, trust_remote_code)  # fmt: skip
-    _diagnose("channels", flags, plot, as_json)
+    command.__doc__ = about
+    return reports_errors(command)
 
 
-@reports_errors
-def cost(
-    run: Run = None,
-    rollouts: RolloutFiles = None,
-    pool: Pool = None,
-    task: Task = None,
-    data: Data = None,
-    prompts: Prompts = None,
-    samples: Samples = None,
-    max_new_tokens: MaxNewTokens = None,
-    temperature: Temperature = None,
-    engine: Engine = None,
-    rounds: Rounds = None,
-    model: Models = None,
-    success_above: SuccessAbove = None,
-    failure_below: FailureBelow = None,
-    save: Save = None,
-    plot: Plot = None,
-    seed: Seed = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
-) -> None:
-    """What would each regime add to a round, in response tokens?"""
-    from mutualrl.diagnostics.request import Flags
-
-    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
-                  rounds, tuple(model or ()), save, success_above, failure_below, seed, trust_remote_code)  # fmt: skip
-    _diagnose("cost", flags, plot, as_json)
+sgt_check = _with_models(
+    "sgt-check",
+    "Where would SGT act, and does what it transfers belong to the prompt? Gate, success rates, teachers' NLL.",
+)
+channels = _with_models("channels", "Which of PRP, XGRPO and SGT could each learner use on each prompt?")
+cost = _with_models("cost", "What would each regime add to a round, in response tokens?")
 
 
 def _diagnose(

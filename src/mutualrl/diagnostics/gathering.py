@@ -100,17 +100,18 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollout
     ids: dict[str, list[list[int]]] = {}
     fits = np.ones(len(sampled.prompts), dtype=bool)
     for name in names:
-        about = request.ends[name]
-        how = {"revision": about.revision, "trust_remote_code": about.trust_remote_code}
-        tokenizer = load_tokenizer(paths[name], **how)  # type: ignore[arg-type]
+        revision, trust = request.ends[name].revision, request.ends[name].trust_remote_code
+        tokenizer = load_tokenizer(paths[name], revision=revision, trust_remote_code=trust)
         ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizer, request.templates.get(name))
-        room = context_of(paths[name], **how) - sampled.max_new_tokens  # type: ignore[arg-type]
-        fits &= np.array([0 < len(row) <= room for row in ids[name]], dtype=bool)
+        context = context_of(paths[name], revision=revision, trust_remote_code=trust)
+        longest = min(context - sampled.max_new_tokens, sampled.recipe.task.max_prompt_tokens)  # as in training
+        fits &= np.array([0 < len(row) <= longest for row in ids[name]], dtype=bool)
     kept = np.flatnonzero(fits).tolist()
     if not kept:
         raise DataError(
             f"none of {len(sampled.prompts)} prompts leaves room for {sampled.max_new_tokens} new tokens under every "
-            "model of the pool; lower --max-new-tokens"
+            f"model of the pool, and is within task.max_prompt_tokens ({sampled.recipe.task.max_prompt_tokens}); lower "
+            "--max-new-tokens, or choose shorter prompts"
         )
     prompts = [sampled.prompts[i] for i in kept]
     table = pa.concat_tables(
