@@ -92,7 +92,7 @@ class EvalRequest:
         """
         given = [flags.run is not None, bool(flags.models), flags.pool is not None]
         if sum(given) != 1:
-            raise UsageError("name what to evaluate: --run DIR, or --model PATH (once or more), or --pool NAME")
+            raise UsageError("name what to evaluate: either --run DIR, or --model PATH (once or more), or --pool NAME")
         sampling = _sampling(flags)
         recipe = {} if flags.run is None else _recipe_of(RunDirectory(user_path(flags.run)))
         pool = None if flags.pool is None else resolve(Request(pool=flags.pool))

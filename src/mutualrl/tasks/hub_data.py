@@ -78,7 +78,7 @@ def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any
                 yield number, dict(row)
             return
     raise DataError(
-        f"the data set {source.id!r} ({source.split(split) or 'test'}) cannot be loaded from the hub: {problem}; name "
-        f"a local "
-        "data file (JSON Lines in the original fields) or directory with --data"
+        f"the data set {source.id!r} ({source.split(split) or 'test'}) cannot be loaded from the hub: {problem}; add "
+        f"--data FILE "
+        "(JSON Lines in the original fields, or a directory of them)"
     ) from cause
