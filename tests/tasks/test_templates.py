@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mutualrl.errors import DataError, UsageError
+from mutualrl.hub import OFFLINE
 from mutualrl.tasks import TASKS, TaskSource, get_task
 from mutualrl.tasks.mixture import PAPER
 
@@ -245,3 +246,22 @@ def test_a_reference_to_the_hub_evaluates_the_tasks_own_split(monkeypatch: pytes
     get_task("boolq").read("validation", TaskSource(validation_data=Path("hub:me/boolq")))
     get_task("boolq").read("train", TaskSource(data=Path("hub:me/boolq"), validation_data=Path("hub:me/boolq")))
     assert asked == ["validation", "train"]
+
+
+def test_offline_a_data_set_in_the_cache_is_still_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
+        asked.append(path)
+        return [BOOLQ]
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("mutualrl.tasks.hub_data.hub_problem", lambda: OFFLINE)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    source = TaskSource(validation_data=Path("hub:me/offline"))
+    with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set; add --data FILE"):
+        get_task("boolq").read("validation", source)
+    assert not asked
+    (tmp_path / "me___offline").mkdir()
+    assert get_task("boolq").read("validation", source).prompts[0].answer == "Yes"
+    assert asked == ["me/offline"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,11 +58,21 @@ def parse(path: Path, *, evaluated: str = "") -> HubSource:
     return HubSource(name, config, evaluated=evaluated)
 
 
+def _is_cached(name: str) -> bool:
+    """Whether the caches of the hub or of `datasets` know a data set; told by their directories, since importing
+    `datasets` takes seconds."""
+    from huggingface_hub import constants
+
+    built = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
+    fetched = Path(constants.HF_HUB_CACHE)
+    return (built / name.replace("/", "___")).is_dir() or (fetched / f"datasets--{name.replace('/', '--')}").is_dir()
+
+
 def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(row number from 1, row) of a split. Raises DataError, with what to type, when it cannot be loaded."""
     problem = hub_problem()
     cause: Exception | None = None
-    if problem is None or problem == OFFLINE:  # offline, the cache may still have it
+    if problem is None or (problem == OFFLINE and _is_cached(source.id)):
         from datasets import get_dataset_split_names, load_dataset
 
         quiet_bars()
@@ -79,6 +90,5 @@ def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any
             return
     raise DataError(
         f"the data set {source.id!r} ({source.split(split) or 'test'}) cannot be loaded from the hub: {problem}; add "
-        f"--data FILE "
-        "(JSON Lines in the original fields, or a directory of them)"
+        "--data FILE (JSON Lines in the original fields, or a directory of them)"
     ) from cause
