@@ -339,3 +339,18 @@ def test_the_same_question_with_two_answers_is_two_prompts(
     )
     result = found(cli_here, "complementarity", "--pool", "pool.yaml", "--samples", "1", "--max-new-tokens", "8")
     assert result["prompts"] == 2
+
+
+@pytest.mark.slow
+def test_a_run_from_elsewhere_is_compared_without_the_models_that_it_began_with(
+    cli_here: Cli, recorded: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(recorded, tmp_path / "copy")
+    recipe = (copy / "recipe.yaml").read_text()
+    (copy / "recipe.yaml").write_text(recipe.replace("tiny:ada", "/somewhere/else/ada"))
+    shutil.rmtree(copy / "policies" / "ada" / "model")
+    assert found(cli_here, "complementarity", "--run", copy)["prompts"] > 10
+    done = cli_here("channels", "--run", copy)
+    assert done.returncode == 2
+    assert "needs the models of ada: add --model ada=PATH" in done.stderr
+    assert found(cli_here, "channels", "--run", copy, "--model", "ada=tiny:ada")["responses"] > 100

@@ -66,8 +66,8 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
         asked = "" if recorded.rounds is None else " in these rounds"
         raise UsageError(
             f"the exchange of {origin} holds no records of {', '.join(missing)}{asked}; under regimes that read no "
-            f"peer nothing "
-            "is published: train with --exchange full, or sample the models with --pool"
+            f"peer "
+            "nothing is published: train with --exchange full, or sample the models with --pool"
         )
     return arranged(pa.concat_tables(found), origin, _Asked(recorded))
 

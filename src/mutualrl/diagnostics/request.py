@@ -16,6 +16,7 @@ from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
 from mutualrl.files import user_path
 from mutualrl.recipes import Recipe, Request, load, resolve
+from mutualrl.recipes.resolve import GONE
 from mutualrl.records import Prompt
 from mutualrl.regimes.sgt import SGTSettings
 from mutualrl.rundir import RunDirectory
@@ -96,21 +97,11 @@ class DiagnosticRequest:
         extra = _named_models(flags)
         if flags.rollouts:
             origin = ", ".join(path.name for path in flags.rollouts)
-            return cls(
-                None,
-                None,
-                flags.rollouts,
-                extra,
-                {},
-                _thresholds(flags, None),
-                Scales(),
-                flags.seed or 0,
-                origin,
-                flags,
-            )
+            rules, seed = _thresholds(flags, None), flags.seed or 0
+            return cls(None, None, flags.rollouts, extra, {}, rules, Scales(), seed, origin, flags)
         if flags.run is not None:
             recorded = _recorded(flags)
-            ends = {**_run_models(recorded), **extra}
+            ends = {**_run_models(recorded, flags.trust_remote_code), **extra}
             recipe, origin = recorded.recipe, str(flags.run)
         else:
             recorded = None
@@ -208,13 +199,15 @@ def _pool_models(recipe: Recipe, trust_remote_code: bool) -> dict[str, Endpoint]
     }
 
 
-def _run_models(recorded: Recorded) -> dict[str, Endpoint]:
-    """The trained models of a run where they are there, else those that it began with."""
-    ends = _pool_models(recorded.recipe, False)
-    for name, end in ends.items():
+def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoint]:
+    """The trained models of a run where they are there, else those that it began with, if they are there."""
+    ends = _pool_models(recorded.recipe, trust_remote_code)
+    for name, end in list(ends.items()):
         path = recorded.run.policy(name).model
         if (path / "config.json").is_file():
-            ends[name] = Endpoint(end.name, str(path), True)
+            ends[name] = Endpoint(end.name, str(path), True, None, end.trust_remote_code)
+        elif end.path.startswith(GONE):
+            del ends[name]
     return ends
 
 
@@ -222,7 +215,7 @@ def _recorded(flags: Flags) -> Recorded:
     assert flags.run is not None
     run = RunDirectory(user_path(flags.run))
     run.info()
-    recipe = load(run.recipe)
+    recipe = load(run.recipe, without_models=True)
     if len(recipe.policies) < 2:
         raise UsageError(f"{flags.run}: the run has one policy ({recipe.policies[0].name!r}); a pool is needed")
     return Recorded(run, recipe, None if flags.rounds is None else _rounds(flags.rounds))

@@ -42,6 +42,7 @@ BASE_TRAINER: dict[str, Any] = {
     "max_completion_length": 256,
 }
 DEFAULT_PROMPTS = 8
+GONE = "gone/"
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "task": TaskSection,
@@ -286,8 +287,13 @@ def dump(recipe: Recipe) -> str:
     return yaml_file.dump(value)
 
 
-def load(path: Path) -> Recipe:
-    """A resolved recipe written by `dump`."""
+def load(path: Path, *, without_models: bool = False) -> Recipe:
+    """A resolved recipe written by `dump`. With `without_models` it need not find the models that the run began with
+    (the run may have been made elsewhere): the model of such a policy is called `gone/NAME`."""
     layers = Layers()
     layers.add_file(path)
+    for policy in layers.value.get("policies") or () if without_models else ():
+        model = Path(str(policy.get("model")))
+        if model.is_absolute() and not model.is_dir():
+            policy["model"] = f"{GONE}{policy.get('name')}"
     return validate(layers)
