@@ -153,8 +153,8 @@ def test_the_same_command_gives_the_same_result(cli: Cli, tiny: dict[str, Path])
     assert result_of(first)["prompts"] == "openings of 8 words"
 
 
-def test_tokenizers_alone_need_no_model(cli: Cli, tokenizers: dict[str, Path]) -> None:
-    done = cli("thl-check", "--source", tokenizers["ada"], "--target", tokenizers["pieces"], "--json")
+def test_tokenizers_alone_need_no_model(cli_here: Cli, tokenizers: dict[str, Path]) -> None:
+    done = cli_here("thl-check", "--source", tokenizers["ada"], "--target", tokenizers["pieces"], "--json")
     (pair,) = result_of(done)["pairs"]
     assert set(pair) == {"source", "target", "safe", "reasons", "tokenizers"}
     found = pair["tokenizers"]
@@ -169,48 +169,48 @@ def test_tokenizers_alone_need_no_model(cli: Cli, tokenizers: dict[str, Path]) -
     ("target", "reason"), [("lower", "changes 1 of these 1 texts"), ("gaps", "changes 1 of these 1 texts")]
 )
 def test_a_pair_that_loses_text_is_unsafe_and_says_why(
-    cli: Cli, tokenizers: dict[str, Path], tmp_path: Path, target: str, reason: str
+    cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path, target: str, reason: str
 ) -> None:
     (tmp_path / "text.txt").write_text("Once Upon A Time THERE was 日本")
     command = ("thl-check", "--source", tokenizers["ada"], "--target", tokenizers[target], "--text", "text.txt")
-    done = cli(*command)
+    done = cli_here(*command)
     assert done.returncode == 3
     assert "**no**" in done.stdout
     assert f"unsafe: ada -> {target}: " in done.stderr
     assert reason in done.stderr
-    found = result_of(cli(*command, "--json"), code=3)
+    found = result_of(cli_here(*command, "--json"), code=3)
     assert not found["safe"]
     assert reason in found["pairs"][0]["reasons"][0]
 
 
-def test_a_tokenizer_of_an_unknown_kind_is_unsafe(cli: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+def test_a_tokenizer_of_an_unknown_kind_is_unsafe(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
     odd = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     odd.decoder = decoders.WordPiece()
     PreTrainedTokenizerFast(tokenizer_object=odd, eos_token="b").save_pretrained(tmp_path / "odd")
-    done = cli("thl-check", "--source", tokenizers["ada"], "--target", "odd", "--json")
+    done = cli_here("thl-check", "--source", tokenizers["ada"], "--target", "odd", "--json")
     (pair,) = result_of(done, code=3)["pairs"]
     assert "target: tokenizer" in pair["reasons"][0] and "expected byte-level BPE" in pair["reasons"][0]
     assert pair["tokenizers"] == {}
-    assert cli("thl-check", "--source", tokenizers["ada"], "--target", "odd").returncode == 3
+    assert cli_here("thl-check", "--source", tokenizers["ada"], "--target", "odd").returncode == 3
 
 
-def test_a_tokenizer_without_an_end_is_unsafe(cli: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_is_unsafe(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     PreTrainedTokenizerFast(tokenizer_object=own("bob").backend_tokenizer).save_pretrained(tmp_path / "endless")
-    done = cli("thl-check", "--source", "endless", "--target", tokenizers["ada"], "--json")
+    done = cli_here("thl-check", "--source", "endless", "--target", tokenizers["ada"], "--json")
     (pair,) = result_of(done, code=3)["pairs"]
     assert pair["reasons"] == ["source: the tokenizer has no end-of-sequence token, so a response could never end"]
 
 
-def test_own_text_as_json_lines_and_as_plain_text(cli: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+def test_own_text_as_json_lines_and_as_plain_text(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "one two"}\n{"text": "   "}\n{"text": "three"}\n')
     (tmp_path / "plain.txt").write_text("one two\r\n\r\nthree\n")
     for name in ("rows.jsonl", "plain.txt"):
-        done = cli(
+        done = cli_here(
             "thl-check", "--source", tokenizers["ada"], "--target", tokenizers["pieces"], "--text", name, "--json"
         )
         found = result_of(done)
@@ -218,10 +218,10 @@ def test_own_text_as_json_lines_and_as_plain_text(cli: Cli, tokenizers: dict[str
         assert found["pairs"][0]["tokenizers"]["texts"] == 2
 
 
-def test_a_hostile_name_and_text_are_inert(cli: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+def test_a_hostile_name_and_text_are_inert(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
     hostile = tmp_path / "[red]x\u202e\x1b[31m|y"
     own("ada").save_pretrained(hostile)
-    done = cli("thl-check", "--source", hostile, "--target", tokenizers["lower"])
+    done = cli_here("thl-check", "--source", hostile, "--target", tokenizers["lower"])
     assert "\x1b[31m" not in done.stdout + done.stderr
     assert "\u202e" not in done.stdout + done.stderr
     assert "[red]x" in done.stdout
@@ -257,26 +257,26 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
 
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD, ids=lambda value: str(value)[:60])
 def test_bad_flags_are_refused_with_what_was_expected(
-    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+    cli_here: Cli, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "blank.txt").write_text(" \n\n \n")
     (tmp_path / "blank.jsonl").write_text('{"text": " "}\n')
     (tmp_path / "wrong.jsonl").write_text('{"body": "x"}\n')
     (tmp_path / "latin.txt").write_bytes(b"a\xe9b")
-    done = cli("thl-check", *arguments, "--json")
+    done = cli_here("thl-check", *arguments, "--json")
     found = result_of(done, code)
     assert message in found["error"]["message"]
     assert "Traceback" not in done.stderr
 
 
-def test_a_suite_that_needs_models_is_refused_for_tokenizers(cli: Cli, tokenizers: dict[str, Path]) -> None:
-    done = cli("thl-check", "--source", tokenizers["ada"], "--target", "tiny:bob", "--suite", "mass", "--json")
+def test_a_suite_that_needs_models_is_refused_for_tokenizers(cli_here: Cli, tokenizers: dict[str, Path]) -> None:
+    done = cli_here("thl-check", "--source", tokenizers["ada"], "--target", "tiny:bob", "--suite", "mass", "--json")
     assert "'ada' has no weights (a tokenizer alone); use --suite tokenizers" in result_of(done, 2)["error"]["message"]
 
 
-def test_the_help_says_what_the_defaults_are(cli: Cli) -> None:
-    shown = " ".join(cli("thl-check", "--help", COLUMNS="250").stdout.split())
+def test_the_help_says_what_the_defaults_are(cli_here: Cli) -> None:
+    shown = " ".join(cli_here("thl-check", "--help", COLUMNS="250").stdout.split())
     for said in (
         "Prompts at most (256).",
         "Responses a prompt (5).",
@@ -292,33 +292,33 @@ def test_errors_come_before_torch(cli: Cli) -> None:
     assert "torch" not in done.stderr and "transformers" not in done.stderr
 
 
-def test_prompts_that_do_not_fit_are_refused(cli: Cli, tiny: dict[str, Path]) -> None:
-    done = cli("thl-check", "--suite", "ratio", "--max-new-tokens", "300", "--prompts", "9", "--json")
+def test_prompts_that_do_not_fit_are_refused(cli_here: Cli, tiny: dict[str, Path]) -> None:
+    done = cli_here("thl-check", "--suite", "ratio", "--max-new-tokens", "300", "--prompts", "9", "--json")
     message = result_of(done, 2)["error"]["message"]
     assert "0 of 9 different prompts leave room for 300 new tokens in contexts of 256 and 256" in message
 
 
-def test_one_prompt_cannot_be_shuffled(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_one_prompt_cannot_be_shuffled(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("word")
     pair = ("--source", "tiny:ada", "--target", "tiny:bob")
-    done = cli("thl-check", *pair, "--text", "one.txt", "--suite", "ratio", "--limit", "4", "--json")
+    done = cli_here("thl-check", *pair, "--text", "one.txt", "--suite", "ratio", "--limit", "4", "--json")
     assert "1 of 1 different prompts leave room" in result_of(done, 2)["error"]["message"]
 
 
-def test_a_text_that_is_repeated_is_said(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_a_text_that_is_repeated_is_said(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a few words and no more")
     pair = ("--source", "tiny:ada", "--target", "tiny:bob")
-    done = cli("thl-check", *pair, "--text", "short.txt", "--suite", "length", "--limit", "2")
+    done = cli_here("thl-check", *pair, "--text", "short.txt", "--suite", "length", "--limit", "2")
     assert done.returncode == 0, done.stderr
     assert "The text is shorter than 1024 tokens: stretches of so many repeat it." in done.stdout
 
 
-def test_the_real_models_in_both_directions(cli: Cli, real_data: Path) -> None:
+def test_the_real_models_in_both_directions(cli_here: Cli, real_data: Path) -> None:
     """SentencePiece models with contexts of 512 and 256; the second one's tokenizer collapses blanks."""
     a, b = (real_data / "models" / name for name in ("stories260K", "babyllama-tok361"))
     text = real_data / "text" / "wikitext-2-raw.validation.jsonl"
     for source, target in ((a, b), (b, a)):
-        done = cli(
+        done = cli_here(
             "thl-check",
             "--source",
             source,
@@ -334,18 +334,18 @@ def test_the_real_models_in_both_directions(cli: Cli, real_data: Path) -> None:
         )
         rows = result_of(done)["pairs"][0]["mass"]["rows"]
         assert rows[2]["source_aligned_mae"] < 0.01 < rows[3]["source_aligned_mae"]
-    done = cli("thl-check", "--source", a, "--target", b, "--suite", "tokenizers", "--json")
+    done = cli_here("thl-check", "--source", a, "--target", b, "--suite", "tokenizers", "--json")
     assert "the target's tokenizer changes" in result_of(done, 3)["pairs"][0]["reasons"][0]
 
 
-def test_the_paper_s_map_drifts_on_real_solutions(cli: Cli, real_data: Path, tmp_path: Path) -> None:
+def test_the_paper_s_map_drifts_on_real_solutions(cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
     lines = (real_data / "math" / "math500.jsonl").read_text().splitlines()[:40]
     (tmp_path / "math.jsonl").write_text(
         "".join(json.dumps({"text": json.loads(line)["solution"]}) + "\n" for line in lines)
     )
     names = (real_data / "tokenizers" / name for name in ("qwen3", "llama3"))
     source, target = names
-    found = result_of(cli("thl-check", "--source", source, "--target", target, "--text", "math.jsonl", "--json"))
+    found = result_of(cli_here("thl-check", "--source", source, "--target", target, "--text", "math.jsonl", "--json"))
     tokenizers = found["pairs"][0]["tokenizers"]
     assert tokenizers["source"]["paper_drift"] > 0.1
     assert tokenizers["source"]["word_drift"] == tokenizers["target"]["word_drift"] == 0.0

@@ -86,16 +86,11 @@ def test_the_engine_is_refused_by_name_for_heads_without_a_kernel_and_chosen_by_
 @needs_vllm
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_engine_draws_other_noise_for_every_prompt_and_the_same_again(
-    cli: Cli, tiny: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_engine_draws_other_noise_for_every_prompt(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     rows = [{"prompt": "4*5*3:", "answer": "60", "prompt_id": f"p{i}"} for i in range(24)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    drawn = []
-    for out in ("one", "two"):
-        done = cli("eval", "--model", "tiny:ada", "--suite", "dataset", "--data", "d.jsonl", "--max-new-tokens", "24",
-                   "--samples", "2", "--engine", "vllm", "--out", out, timeout=300)  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        drawn.append([row["y_text"] for row in pq.read_table(tmp_path / out / "completions").to_pylist()])
-    assert len({*drawn[0][::2]}) > 3
-    assert drawn[0] == drawn[1]
+    done = cli("eval", "--model", "tiny:ada", "--suite", "dataset", "--data", "d.jsonl", "--max-new-tokens", "24",
+               "--samples", "2", "--engine", "vllm", "--out", "one", timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    texts = [row["y_text"] for row in pq.read_table(tmp_path / "one" / "completions").to_pylist()]
+    assert len({*texts[::2]}) > 3
