@@ -154,7 +154,12 @@ def test_files_of_every_form_give_the_same_figures(cli_here: Cli, tmp_path: Path
             tmp_path / f"model-{name}.jsonl",
             *({**{k: v for k, v in r.items() if k != "policy"}, "model": name} for r in own),
         )
+    write(
+        tmp_path / "texts.jsonl",
+        *({**{k: v for k, v in r.items() if k != "prompt_id"}, "prompt": r["prompt_id"]} for r in every),
+    )
     given: list[tuple[str | Path, ...]] = [
+        ("texts.jsonl",),
         ("all.jsonl",), ("all.parquet",), ("a.jsonl", "b.jsonl"), ("model-a.jsonl", "model-b.jsonl"),
     ]  # fmt: skip
     results = []

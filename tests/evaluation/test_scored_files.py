@@ -80,7 +80,7 @@ def test_hostile_completions_pass_both_scorers_within_the_deadline(cli_here: Cli
     assert (found["n"], found["correct"]) == (10, 5)
     lenient = found["math_verify"]
     assert (lenient["n"], lenient["correct"]) == (10, 5)
-    assert 1 <= lenient["unverified"] <= 3
+    assert 1 <= lenient["unverified"] == found["unverified"] <= 3
     shown = cli_here("eval", "--score", path, "--also", "math-verify")
     assert shown.returncode == 0
     assert not set(shown.stdout) & set("\x1b\x07\u202e\u2066\x00")

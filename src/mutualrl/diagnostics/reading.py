@@ -17,7 +17,7 @@ from mutualrl.tasks.base import read_jsonl
 #: other names of the columns, in the order in which they are looked for
 ALIASES = {
     "policy": ("policy", "model"),
-    "prompt_id": ("prompt_id", "id"),
+    "prompt_id": ("prompt_id", "id", "prompt"),  # without an id, a prompt is its text
     "x_text": ("x_text", "prompt"),
     "y_text": ("y_text", "completion", "text"),
 }

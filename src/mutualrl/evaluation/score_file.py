@@ -20,7 +20,8 @@ _COMPLETION = ("completion", "y_text")  # the second is the name in an evaluatio
 
 def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str, Any]:
     """`{"n", "correct", "accuracy", "stderr", "no_box"}` of a file's rows, `no_box` a share; with a text field `group`
-    also `"groups"`, with `math-verify` also `"math_verify"`.
+    also `"groups"`, with `math-verify` also `"math_verify"`
+    and `"unverified"`, its answers that were not decided.
 
     Raises DataError naming file, row and field; every row of the file counts.
     """
@@ -53,6 +54,7 @@ def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str,
         result["groups"] = breakdown([str(group) for group in groups], hits)
     if "math-verify" in also:
         result["math_verify"] = verified(list(zip(completions, answers, strict=True)), console)
+        result["unverified"] = result["math_verify"]["unverified"]
     return result
 
 
