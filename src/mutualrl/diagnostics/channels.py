@@ -115,7 +115,7 @@ def _responses(rollouts: Rollouts, voices: Voices, peer: int, left_out: dict[str
     found: list[_Said] = []
     for unit, place in np.argwhere(rollouts.present_M_P_G[peer]).tolist():
         text = voices.text(peer, unit, place)
-        ended = bool(rollouts.cell("ended", peer, unit, place)) if rollouts.has("ended") else True
+        ended = rollouts.ended(peer, unit, place)
         ids = tuple(rollouts.cell("token_ids", peer, unit, place) or ()) if voices.sampled else ()
         if text is None:
             raise UsageError(

@@ -5,6 +5,7 @@ batch"."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,7 @@ def tokens_M_P_G(rollouts: Rollouts) -> Ints:
     if (counts < 0).any():
         raise UsageError(
             f"{rollouts.origin}: the lengths of responses are not recorded; rollouts need 'tokens' or 'token_ids' (a "
-            f"run "
-            "of regime prp, or with --exchange full, has them), or sample anew with --pool"
+            "run of regime prp, or with --exchange full, has them), or sample anew with --pool"
         )
     found: Ints = counts.astype(np.int64)
     return found
@@ -52,7 +52,10 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) 
     lengths = tokens_M_P_G(rollouts)
     of_policy = lengths.sum(axis=(1, 2))
     total = int(of_policy.sum())
-    teachers = [_teachers(rollouts, thresholds, voices, lengths, m, seed) for m in range(len(rollouts.policies))]
+    known = counted_by_learner(rollouts, voices)
+    every = list_successes(rollouts, thresholds, voices) if known else {}
+    texts = {(s.policy, s.unit, s.place): (s.text, s.ended) for of in every.values() for s in of} if known else None
+    teachers = [_teachers(rollouts, thresholds, voices, lengths, m, seed, texts) for m in range(len(rollouts.policies))]
     learners: list[dict[str, Any]] = [
         {
             "learner": name,
@@ -78,13 +81,13 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) 
         "learners": learners,
         "sequences": sum(map(len, teachers)) / int(rollouts.present_M_P_G.sum()),
         "bound": (models - 1) / (models * smallest),
-        "teacher_tokens": "the learner's" if counted_by_learner(rollouts, voices) else "the peer's",
+        "teacher_tokens": "the learner's" if known else "the peer's",
     }
 
 
 def counted_by_learner(rollouts: Rollouts, voices: Voices) -> bool:
     """Whether teachers can be counted in the learner's tokens: its model is known, and so are the texts."""
-    return not voices.missing() and any(rollouts.has(column) for column in ("token_ids", "y_text"))
+    return not voices.missing() and rollouts.has_texts
 
 
 def _extra(tokens: int, of: int) -> dict[str, Any]:
@@ -92,24 +95,21 @@ def _extra(tokens: int, of: int) -> dict[str, Any]:
 
 
 def _teachers(
-    rollouts: Rollouts, thresholds: Thresholds, voices: Voices, lengths: Ints, learner: int, seed: int
-) -> list[int]:
-    """Tokens of the teacher that SGT would draw on each gated prompt."""
+    rollouts: Rollouts, thresholds: Thresholds, voices: Voices, lengths: Ints, learner: int, seed: int,
+    texts: Mapping[tuple[int, int, int], tuple[str, bool]] | None,
+) -> list[int]:  # fmt: skip
+    """Tokens of the teacher that SGT would draw on each gated prompt; of its text under the learner, else (`texts` is
+    None) as the peer sampled it."""
     name = rollouts.policies[learner]
-    known = counted_by_learner(rollouts, voices)
-    texts: dict[tuple[int, int, int], tuple[str, bool]] = {}
-    if known:
-        every = list_successes(rollouts, thresholds, voices)
-        texts = {(s.policy, s.unit, s.place): (s.text, s.ended) for of in every.values() for s in of}
     rule = thresholds.of(name)
     found = []
     for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)).tolist():
         fitted = []
         for m in rollouts.peers_of(learner):
             for place in np.flatnonzero(rollouts.rewards_M_P_G[m, unit] > rule.success).tolist():
-                text, ended = texts.get((m, unit, place), ("", True))
+                text, ended = (texts or {}).get((m, unit, place), ("", True))
                 ids = voices.fit(learner, unit, text, ended) if text else None
-                size = int(lengths[m, unit, place]) if not known else len(ids or ())
+                size = int(lengths[m, unit, place]) if texts is None else len(ids or ())
                 number = int(rollouts.cell("rollout", m, unit, place))
                 if size:
                     fitted.append(Fitted(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))

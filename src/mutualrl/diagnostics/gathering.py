@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,7 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
         asked = "" if recorded.rounds is None else " in these rounds"
         raise UsageError(
             f"the exchange of {origin} holds no records of {', '.join(missing)}{asked}; under regimes that read no "
-            f"peer "
-            "nothing is published: train with --exchange full, or sample the models with --pool"
+            "peer nothing is published: train with --exchange full, or sample the models with --pool"
         )
     return arranged(pa.concat_tables(found), origin, _Asked(recorded))
 
@@ -98,11 +98,12 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollout
     names = [p.name for p in sampled.recipe.policies]
     paths = {name: located(request.ends[name].path) for name in names}
     ids: dict[str, list[list[int]]] = {}
+    tokenizers: dict[str, Any] = {}
     fits = np.ones(len(sampled.prompts), dtype=bool)
     for name in names:
         revision, trust = request.ends[name].revision, request.ends[name].trust_remote_code
-        tokenizer = load_tokenizer(paths[name], revision=revision, trust_remote_code=trust)
-        ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizer, request.templates.get(name))
+        tokenizers[name] = load_tokenizer(paths[name], revision=revision, trust_remote_code=trust)
+        ids[name] = prompt_ids([p.content for p in sampled.prompts], tokenizers[name], request.templates.get(name))
         context = context_of(paths[name], revision=revision, trust_remote_code=trust)
         longest = min(context - sampled.max_new_tokens, sampled.recipe.task.max_prompt_tokens)  # as in training
         fits &= np.array([0 < len(row) <= longest for row in ids[name]], dtype=bool)
@@ -115,7 +116,10 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollout
         )
     prompts = [sampled.prompts[i] for i in kept]
     table = pa.concat_tables(
-        [_answers(request, sampled, name, paths[name], prompts, [ids[name][i] for i in kept], bars) for name in names]
+        [
+            _answers(request, sampled, name, paths[name], tokenizers[name], prompts, [ids[name][i] for i in kept], bars)
+            for name in names
+        ]
     )
     if sampled.save is not None:
         sink = pa.BufferOutputStream()
@@ -123,22 +127,15 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollout
         write_atomic(sampled.save, sink.getvalue().to_pybytes())
     contents = {p.id: p.content for p in prompts}
     rollouts = arranged(table, request.origin, contents)
-    return rollouts if len(kept) == len(fits) else _with_left_out(rollouts, len(fits) - len(kept))
-
-
-def _with_left_out(rollouts: Rollouts, count: int) -> Rollouts:
-    from dataclasses import replace
-
-    return replace(rollouts, left_out=rollouts.left_out + count)
+    return replace(rollouts, left_out=rollouts.left_out + len(fits) - len(kept))
 
 
 def _answers(
-    request: DiagnosticRequest, sampled: Sampled, name: str, path: str, prompts: Sequence[Prompt],
-    ids: Sequence[list[int]], bars: Bars,
+    request: DiagnosticRequest, sampled: Sampled, name: str, path: str, tokenizer: Any,
+    prompts: Sequence[Prompt], ids: Sequence[list[int]], bars: Bars,
 ) -> pa.Table:  # fmt: skip
     from mutualrl.engines.choice import chosen_engine, load_engine
     from mutualrl.engines.rewarding import rewards_of
-    from mutualrl.engines.transformers_engine import load_tokenizer
 
     end = request.ends[name]
     engine_name = chosen_engine(sampled.engine, path, revision=end.revision, trust_remote_code=end.trust_remote_code)
@@ -154,7 +151,6 @@ def _answers(
         groups = engine.generate_ids(ids, sampling, bars.track(f"{name}: sampling", len(ids)))
     finally:
         engine.close()
-    tokenizer = load_tokenizer(path, revision=end.revision, trust_remote_code=end.trust_remote_code)
     flat = [
         (prompt, number, c) for prompt, group in zip(prompts, groups, strict=True) for number, c in enumerate(group)
     ]

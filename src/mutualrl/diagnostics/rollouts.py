@@ -23,9 +23,6 @@ Ints = npt.NDArray[np.int64]
 
 #: of models x units x rollouts: the arrays are dense
 MOST_CELLS = 50_000_000
-#: columns of a table of rollouts; the first five are always there
-COLUMNS = ("policy", "round", "prompt_id", "rollout", "reward", "ended", "task", "group", "x_text", "y_text", "tokens",
-           "token_ids", "logprobs")  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +63,15 @@ class Rollouts:
     def has(self, column: str) -> bool:
         """Whether the table has a column that is not empty throughout."""
         return column in self.table.column_names and self.table.column(column).null_count < len(self.table)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether responses are recorded, as text or as sampled ids."""
+        return self.has("y_text") or self.has("token_ids")
+
+    def ended(self, policy: int, unit: int, place: int) -> bool:
+        """Whether a response closed by itself; it did where nothing is recorded about it."""
+        return bool(self.cell("ended", policy, unit, place)) if self.has("ended") else True
 
     def cell(self, column: str, policy: int, unit: int, place: int) -> Any:
         """One value of the table."""

@@ -92,8 +92,8 @@ def list_successes(rollouts: Rollouts, thresholds: Thresholds, voices: Voices) -
             text = voices.text(m, int(unit), int(place))
             if text:
                 number = rollouts.cell("rollout", m, int(unit), int(place))
-                ended = rollouts.cell("ended", m, int(unit), int(place)) if rollouts.has("ended") else True
-                found.setdefault(m, []).append(Success(m, int(unit), int(place), int(number), text, bool(ended)))
+                ended = rollouts.ended(m, int(unit), int(place))
+                found.setdefault(m, []).append(Success(m, int(unit), int(place), int(number), text, ended))
     return found
 
 
@@ -150,11 +150,10 @@ def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed
     """`{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci"}], "without"}`: mean
     over gated prompts of the learner's per-token mean NLL of a teacher's text after the learner's own prompt, nats a
     token; difference: mismatched minus matched."""
-    if not any(rollouts.has(column) for column in ("token_ids", "y_text")):
+    if not rollouts.has_texts:
         raise UsageError(
             f"{rollouts.origin}: no texts are recorded, which the teachers' NLL is of; train with --exchange full (or "
-            f"regime "
-            "sgt or prp), add a column 'completion', or sample with --pool"
+            "regime sgt or prp), add a column 'completion', or sample with --pool"
         )
     found, without = lessons(rollouts, thresholds, voices, seed)
     rows = []

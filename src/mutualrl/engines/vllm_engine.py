@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
@@ -13,6 +12,7 @@ from typing import Any
 
 from mutualrl.engines.base import Completion, Sampling
 from mutualrl.errors import ModelError
+from mutualrl.regimes.base import seed_of
 from mutualrl.thl import ended
 
 #: GiB for the cache of keys and values on CPU; the environment variable VLLM_CPU_KVCACHE_SPACE overrides it
@@ -68,7 +68,7 @@ def _prepare() -> None:
 def _seed(seed: int, place: int) -> int:
     """A seed for each prompt: with one for all, every prompt would draw the same noise. (vLLM itself counts the samples
     of a prompt up from its seed.)"""
-    return int.from_bytes(hashlib.sha256(f"{seed}\x1f{place}".encode()).digest()[:4], "big") % 2**30
+    return seed_of(seed, place) % 2**30
 
 
 class VLLMEngine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from mutualrl.engines.rewarding import BOXED, rewards_of
 from mutualrl.evaluation.request import TaskRequest
 from mutualrl.evaluation.store import Store
 from mutualrl.records import Prompt
+from mutualrl.regimes.base import seed_of
 from mutualrl.tasks.boxed import content_score, last_boxed
 
 #: completions of a part: what a kill loses at most. vLLM keeps its batch full by itself, and wants many.
@@ -46,8 +46,7 @@ def pieces(lengths: Sequence[int], context: int, max_new_tokens: int, size: int)
 
 def part_seed(seed: int, task: str, number: int) -> int:
     """Seed of a part's sampling noise: the same whether or not the parts before it were stored already."""
-    digest = hashlib.sha256(f"{seed}\x1f{task}\x1f{number}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") % 2**31
+    return seed_of(seed, task, number)
 
 
 def answers(

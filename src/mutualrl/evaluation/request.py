@@ -162,7 +162,7 @@ def _tasks(suite: str, own: TaskSection, flags: Flags, tokens: int | None) -> li
         if name == own.name and data is None:
             source = own.source(flags.seed)
         else:
-            reads = name != "arithmetic" or flags.data is not None
+            reads = get_task(name).takes_data or flags.data is not None
             source = TaskSource(None, data if reads else None, flags.seed, flags.template, flags.answer or "answer")
         found += _members(source, flags, tokens) if name == "mixture" else [_task(name, source, flags, tokens)]
     return list({task.name: task for task in reversed(found)}.values())[::-1]

@@ -44,11 +44,10 @@ SCHEMA = pa.schema(
 
 
 class Store:
-    """Where an evaluation keeps its completions: `DIR/completions/MODEL/TASK.NNNNN.parquet`, in memory without DIR."""
+    """Where an evaluation keeps its completions: `DIR/completions/MODEL/TASK.NNNNN.parquet`; without DIR nowhere."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._memory: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
 
     @classmethod
     def open(cls, out: Path | None, request: dict[str, Any]) -> Store:
@@ -68,8 +67,7 @@ class Store:
             differs = sorted(key for key in {*kept, *request} if kept.get(key) != request.get(key))
             raise UsageError(
                 f"--out {out} holds another evaluation (it differs in {', '.join(differs)}); name another directory, "
-                f"or "
-                "remove it"
+                "or remove it"
             )
         if kept is None:
             try:
@@ -81,21 +79,17 @@ class Store:
 
     def get(self, model: str, task: str, part: int) -> list[dict[str, Any]] | None:
         """The rows of a part; None when it is not there. Raises DataError when its file is damaged."""
-        if self._directory is None:
-            return self._memory.get((model, task, part))
-        path = self._path(model, task, part)
-        if not path.is_file():
+        if self._directory is None or not (path := self._path(model, task, part)).is_file():
             return None
         try:
-            rows = pq.read_table(path, page_checksum_verification=True).to_pylist()
+            rows: list[dict[str, Any]] = pq.read_table(path, page_checksum_verification=True).to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: damaged ({error}); remove it, and the same command makes it again") from None
-        return [dict(row) for row in rows]
+        return rows
 
     def put(self, model: str, task: str, part: int, rows: Sequence[dict[str, Any]]) -> None:
         """Keep the rows of a part."""
         if self._directory is None:
-            self._memory[model, task, part] = list(rows)
             return
         path = self._path(model, task, part)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -179,8 +179,13 @@ def seeded(run_seed: int, round_: int, prompt_id: str, learner: str) -> np.rando
     return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest()[:16], "big"))
 
 
+def seed_of(*parts: object) -> int:
+    """A seed below 2**31 that is a function of its arguments alone."""
+    key = "\x1f".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % (2**31)
+
+
 def policy_seed(run_seed: int, policy: str, rank: int) -> int:
     """Seed of a rank's sampling noise: a function of (run seed, policy name, rank), so that no two
     policies, and no two ranks, draw the same noise."""
-    key = f"{run_seed}\x1f{policy}\x1f{rank}".encode()
-    return int.from_bytes(hashlib.sha256(key).digest()[:4], "big") % (2**31)
+    return seed_of(run_seed, policy, rank)

@@ -80,6 +80,7 @@ class ArithmeticTask:
 
     name = "arithmetic"
     max_new_tokens = 64
+    takes_data = False
     reads = "problems made from a seed"
 
     def read(self, split: Split, source: TaskSource) -> TaskData:

@@ -68,6 +68,11 @@ class Task(Protocol):
         ...
 
     @property
+    def takes_data(self) -> bool:
+        """Whether it reads data that a user may name."""
+        ...
+
+    @property
     def reads(self) -> str:
         """What it reads, in words."""
         ...

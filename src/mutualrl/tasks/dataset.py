@@ -31,6 +31,7 @@ class DatasetTask:
 
     name = "dataset"
     max_new_tokens = 1024
+    takes_data = True
     reads = "what --data names: a file, a directory, or hub:OWNER/NAME[:CONFIG[:SPLIT]]"
 
     def read(self, split: Split, source: TaskSource) -> TaskData:

@@ -22,6 +22,7 @@ class MixtureTask:
 
     name = "mixture"
     max_new_tokens = 1024
+    takes_data = True
     reads = "its members: " + ", ".join(PAPER)
 
     def members(self, source: TaskSource) -> dict[str, tuple[Task, Member]]:
@@ -56,12 +57,11 @@ class MixtureTask:
 
 def _inherited(own: TaskSource, mixture: TaskSource, task: Task) -> TaskSource:
     """A member's source with what it does not say itself taken from the mixture's."""
-    reads_files = task.name != "arithmetic"
     return replace(
         own,
-        data=own.data if own.data is not None or not reads_files else mixture.data,
+        data=own.data if own.data is not None or not task.takes_data else mixture.data,
         validation_data=own.validation_data
-        if own.validation_data is not None or own.data is not None or not reads_files
+        if own.validation_data is not None or own.data is not None or not task.takes_data
         else mixture.validation_data,
         seed=mixture.seed,
     )

@@ -55,6 +55,7 @@ class RowTask:
     stand_in: str = ""
     id_field: str = "id"
     max_new_tokens: int = 1024
+    takes_data: bool = True
 
     @property
     def reads(self) -> str:

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from mutualrl.errors import DataError
 from mutualrl.tasks.base import read_jsonl, unicode_text
 
@@ -128,6 +125,8 @@ def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str,
     if suffix == ".csv":  # by hand: any guess at types would turn the label 3 into 3.0, and 007 into 7
         yield from _csv(path)
         return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
     from datasets import load_dataset, load_from_disk
     from datasets.exceptions import DatasetGenerationError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,8 +82,3 @@ def breakdown(names: Sequence[str], values: Sequence[float]) -> dict[str, dict[s
         name: {"n": len(group), "accuracy": sum(group) / len(group), "stderr": standard_error(group)}
         for name, group in sorted(groups.items())
     }
-
-
-def facets_of(prompts: Sequence[Prompt]) -> dict[str, Mapping[str, str]]:
-    """The facets of each prompt, by its id, with its group among them."""
-    return {p.id: {"group": p.group, **p.facets} for p in prompts}
