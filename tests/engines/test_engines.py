@@ -69,3 +69,15 @@ def test_a_recorded_row_that_does_not_fit_is_named(tmp_path: Path, row: str) -> 
 def test_a_model_that_is_not_there_is_an_error_of_the_environment(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_tokenizer(str(tmp_path))
+
+
+def test_making_an_embedded_model_leaves_standard_output_to_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mutualrl.tiny import cache
+
+    monkeypatch.setenv("MUTUALRL_CACHE", str(tmp_path))
+    monkeypatch.setattr("mutualrl.tiny.warmup.make", lambda name, path, on_progress: print("a library's own words"))
+    assert cache.ensure("ada").is_dir()
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "a library's own words\n")

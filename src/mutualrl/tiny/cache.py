@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -102,7 +104,8 @@ def ensure(name: str, on_progress: Callable[[float], None] | None = None) -> Pat
     try:
         from mutualrl.tiny.warmup import make
 
-        make(name, temporary, on_progress or (lambda share: None))
+        with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed, once imported, would log onto a command's result
+            make(name, temporary, on_progress or (lambda share: None))
         try:
             temporary.rename(path)
         except OSError:
