@@ -19,7 +19,7 @@ class Prompt:
 
     `messages`: (role, content) pairs where the problem is a conversation; `text` then holds their contents. `columns`:
     what else its row of data has, for the reward function. `facets`: further names that results are broken down by (the
-    level of a problem).
+    level of a problem). `solution`: a right completion, where the data have one.
     """
 
     id: str
@@ -29,6 +29,7 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
     facets: Mapping[str, str] = field(default_factory=dict, compare=False)
+    solution: str | None = field(default=None, compare=False)
 
     @property
     def content(self) -> str | list[dict[str, str]]:

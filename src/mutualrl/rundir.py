@@ -36,6 +36,11 @@ class PolicyFiles:
         return self.root / "metrics.jsonl"
 
     @property
+    def rescues(self) -> Path:
+        """One JSON line for every pair that the policy learnt."""
+        return self.root / "rescues.jsonl"
+
+    @property
     def logs(self) -> Path:
         """Directory of the processes' output."""
         return self.root / "logs"

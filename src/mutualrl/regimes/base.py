@@ -68,6 +68,7 @@ class RoundView:
     over all its ranks. `scale` is the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`.
     `fit` turns a peer's text (and whether it had ended) into the learner's token ids, or None when it is too long or
     cannot be carried; `align` puts a peer's trace on them. `uses` counts the pairs each prompt has given so far.
+    `solutions` maps a prompt's id to the right completion that its data have, where they have one.
     """
 
     round: int
@@ -83,6 +84,7 @@ class RoundView:
     scale: Scale = "group"
     mask_truncated: bool = False
     align: Aligner = no_alignment
+    solutions: Mapping[str, str] = field(default_factory=dict)
 
     def own_groups(self) -> dict[str, list[float]]:
         """Own rewards by prompt."""
@@ -146,6 +148,7 @@ class RegimeSpec:
     `reads_peers`: whether a round waits for the peers (a pool of one is refused then).
     `plan`: from a view of the round to what joins the learner's update, pure; None changes nothing.
     `moves_advantages`: whether the plan has advantages of its own, made from one reward a rollout.
+    `needs_solutions`: whether it learns the solutions that come with the prompts.
     """
 
     name: str
@@ -156,6 +159,7 @@ class RegimeSpec:
     reads_peers: bool
     plan: Callable[[RoundView, RegimeSettings], RoundPlan] | None
     moves_advantages: bool = False
+    needs_solutions: Callable[[RegimeSettings], bool] = lambda settings: False
 
 
 def advantage_metrics(name: str, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:

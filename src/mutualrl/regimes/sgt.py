@@ -3,7 +3,8 @@
 Pure functions: rewards in, pairs out; token log-probs in, a loss out. Source: paper, Section "Regime 3:
 Outcome-level experience sharing" and Appendix "Implementation details for Success-Gated Transfer".
 Departure: one pair for each gated prompt (the appendix's per-example masks come to the same, since all
-rollouts of a gated prompt failed).
+rollouts of a gated prompt failed). `teacher: gold` is a control of ours: the same gate, and the data's own solution
+in place of the peer's, which tells what a peer gives from what any right text would give.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ class SGTSettings(RegimeSettings):
     failure_below: float = Field(0.2, description="a rollout rewarded below this is a failure")
     gate: Literal["all", "any"] = Field("all", description="how many own rollouts must have failed")
     pick: Literal["uniform", "shortest"] = Field("uniform", description="which peer success is drawn")
+    teacher: Literal["peer", "gold"] = Field(
+        "peer", description="whose text is learnt: a peer's success, or (a control) the solution in the data"
+    )
     max_uses_per_prompt: int | None = Field(None, ge=1, description="pairs a prompt may give over the run")
     normalize: Literal["pairs", "prompts"] = Field("pairs", description="what the mean NLL is a mean over")
 
@@ -40,9 +44,13 @@ class SGTSettings(RegimeSettings):
         return self
 
 
+GOLD = "(gold)"  # no policy can have this name
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer's success on a prompt: where it is (policy, rollout) and its text. `ended`: it was not truncated."""
+    """A peer's success on a prompt: where it is (policy, rollout) and its text. `ended`: it was not truncated. Of the
+    data's own solution the policy is GOLD."""
 
     policy: str
     rollout: int
@@ -154,16 +162,18 @@ def sgt_loss(nll_P: Tensor, *, weight: float, count: int, ranks: int) -> Tensor:
 def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
     """The pairs of a round: gate, draw, retokenise. Texts are decoded for gated prompts alone."""
     chosen = _settings(settings)
-    successes = {name: _successes(peer, chosen.success_above) for name, peer in sorted(view.peers.items())}
+    rows_of = {name: _successes(peer, chosen.success_above) for name, peer in sorted(view.peers.items())}
     peer_rewards: dict[str, list[float]] = {}
     for peer in view.peers.values():
         for prompt_id, reward in zip(peer.column("prompt_id"), peer.column("reward"), strict=True):
             peer_rewards.setdefault(prompt_id, []).append(reward)
 
     def candidates(prompt_id: str) -> list[Candidate]:
+        if chosen.teacher == "gold":
+            return [Candidate(GOLD, 0, view.solutions[prompt_id], ended=True)]
         return [
             candidate
-            for name, rows in successes.items()
+            for name, rows in rows_of.items()
             for candidate in _candidates(name, view.peers[name], rows.get(prompt_id, []))
         ]
 
@@ -214,8 +224,9 @@ SPEC = RegimeSpec(
     name="sgt",
     summary="where the learner fails entirely, a peer's verified success joins the loss",
     settings=SGTSettings,
-    publishes=lambda settings: frozenset({"y_text"}),
+    publishes=lambda settings: frozenset({"y_text"}) if _settings(settings).teacher == "peer" else frozenset(),
     text_above=lambda settings: _settings(settings).success_above,
     reads_peers=True,
     plan=plan,
+    needs_solutions=lambda settings: _settings(settings).teacher == "gold",
 )

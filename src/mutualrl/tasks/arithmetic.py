@@ -98,7 +98,7 @@ class ArithmeticTask:
             by_operation = [_balanced(problems, size, rng) for problems in by_operation]
         mixed = [p for pair in itertools.zip_longest(*by_operation) for p in pair if p is not None]
         prompts = [
-            Prompt(prompt_id(self.name, split, i, p.prompt), p.prompt, p.answer, p.operation)
+            Prompt(prompt_id(self.name, split, i, p.prompt), p.prompt, p.answer, p.operation, solution=p.working)
             for i, p in enumerate(mixed)
         ]
         return TaskData(prompts, "training problems" if train else "held-out problems")

@@ -2,7 +2,8 @@
 
 `prompt` is a text or a conversation (a list of messages with `role` and `content`); `answer` is the canonical label, or
 what the reward function expects. Other columns reach the reward function as they are (of a CSV file: as text); a text
-column `group` names what accuracy is reported by. Without a validation file, one row in 16 is held out.
+column `group` names what accuracy is reported by, and a text column `solution` is a right completion (SGT's
+`teacher: gold`). Without a validation file, one row in 16 is held out.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def read_prompts(path: Path, split: str, template: str | None = None, answer: st
             raise DataError(f"{path}, row {number}, field 'answer': found {type(label).__name__}, expected a text")
         if not str(label).strip():
             raise DataError(f"{path}, row {number}, field 'answer': is blank; an empty box would count as a success")
+        solution = row.get("solution")
         prompts.append(
             Prompt(
                 id=unicode_text(str(row.get("prompt_id") or ""), "prompt_id", path, number)
@@ -76,6 +78,7 @@ def read_prompts(path: Path, split: str, template: str | None = None, answer: st
                 group=unicode_text(str(row.get("group") or "all"), "group", path, number),
                 messages=messages,
                 columns={str(key): value for key, value in row.items() if key not in _OURS},
+                solution=unicode_text(solution, "solution", path, number) if isinstance(solution, str) else None,
             )
         )
         if (first := seen.setdefault(prompts[-1].id, number)) != number:

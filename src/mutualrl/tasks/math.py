@@ -40,8 +40,14 @@ def _math(row: Row, part: str) -> Built | str:
     if row.values.get("level") is not None:
         level = unicode_text(str(row.values["level"]), "level", Path(row.where), row.number)
         facets["level"] = level.removeprefix("Level ")
+    given = row.values.get("solution")
+    solution = row.text("solution") if isinstance(given, str) and given.strip() else None
     return Built(
-        f"{problem}\n\n{INSTRUCTION}", answer, unicode_text(group, "subject", Path(row.where), row.number), facets
+        f"{problem}\n\n{INSTRUCTION}",
+        answer,
+        unicode_text(group, "subject", Path(row.where), row.number),
+        facets,
+        solution,
     )
 
 

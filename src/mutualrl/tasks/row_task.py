@@ -25,12 +25,14 @@ DEPTH = 3  # of the directories that are searched
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a row becomes: the prompt as a model sees it, the canonical answer, the group, further facets."""
+    """What a row becomes: the prompt as a model sees it, the canonical answer, the group, further facets, and a worked
+    solution where the row has one."""
 
     text: str
     answer: str
     group: str
     facets: Mapping[str, str] = field(default_factory=dict)
+    solution: str | None = None
 
 
 #: from a row and the name of its part to what it becomes, or to the reason why it is left out
@@ -167,7 +169,7 @@ def _prompts(task: RowTask, parts: tuple[HubSource | Path, ...], split: Split, o
             row_id = unicode_text(str(values.get(task.id_field) or number), task.id_field, Path(where), number)
             prompt = Prompt(
                 prompt_id(task.name, split, row_id, built.text), built.text, built.answer, built.group,
-                facets=built.facets,
+                facets=built.facets, solution=built.solution,
             )  # fmt: skip
             if prompt.id in seen:
                 raise DataError(f"{where}, row {number}: the same prompt and {task.id_field} as {seen[prompt.id]}")

@@ -6,12 +6,25 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
 from mutualrl.tiny.spec import TinySpec
 
 PAD, EOS = "<pad>", "<eos>"
+_ARCHITECTURES: dict[str, tuple[Any, Any]] = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+}
 
 
 def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
@@ -63,6 +76,5 @@ def build_model(spec: TinySpec, tokenizer: Any) -> Any:
             "attention_dropout": 0.0,
             "dtype": "float32",
         }
-        if spec.architecture == "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**sizes))
-        return LlamaForCausalLM(LlamaConfig(**sizes))
+        config, model = _ARCHITECTURES[spec.architecture]
+        return model(config(**sizes))

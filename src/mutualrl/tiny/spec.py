@@ -11,10 +11,11 @@ class TinySpec:
     """One embedded policy: architecture, tokenizer, and what its warm-up teaches it.
 
     `strong` is the operation of its warm-up; `scarce` is the share of warm-up examples of the other one,
-    drawn from `scarce_problems` different problems.
+    drawn from `scarce_problems` different problems. `ada` and `bob` are the pool `tiny`; `cyd`, middling at both
+    operations, joins them in `tiny-three`; `dee` and `eli` know much of the same, and are `tiny-near`.
     """
 
-    architecture: Literal["qwen3", "llama"]
+    architecture: Literal["qwen3", "llama", "olmo2"]
     isolate_digits: bool
     strong: Literal["+", "*"]
     scarce: float
@@ -35,4 +36,9 @@ class TinySpec:
 POLICIES: dict[str, TinySpec] = {
     "ada": TinySpec("qwen3", isolate_digits=True, strong="+", scarce=0.03, scarce_problems=8, steps=450),
     "bob": TinySpec("llama", isolate_digits=False, strong="*", scarce=0.03, scarce_problems=8, steps=250),
+    "cyd": TinySpec(
+        "olmo2", isolate_digits=False, strong="+", scarce=0.5, scarce_problems=60, steps=350, vocabulary=264
+    ),
+    "dee": TinySpec("qwen3", isolate_digits=True, strong="+", scarce=0.3, scarce_problems=60, steps=450, seed=1),
+    "eli": TinySpec("llama", isolate_digits=False, strong="*", scarce=0.3, scarce_problems=60, steps=250, seed=1),
 }

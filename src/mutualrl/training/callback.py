@@ -108,7 +108,8 @@ def _finite(value: Any) -> Any:
 
 
 def keep_until(path: Path, step: int) -> None:
-    """Cut `metrics.jsonl` after a step, so that a resumed run has each step once; a torn last line goes too."""
+    """Cut `metrics.jsonl` or `rescues.jsonl` after a step, so that a resumed run has each step once; a torn last line
+    goes too."""
     if not path.exists():
         return
     kept = []

@@ -10,6 +10,7 @@ from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.recipes.batch import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt
+from mutualrl.regimes import get_regime
 from mutualrl.tasks import Split, get_task
 from mutualrl.tasks import load_prompts as read_prompts
 from mutualrl.tasks.base import spread
@@ -26,10 +27,26 @@ def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
     prompts = read_prompts(get_task(section.name), split, section.source(recipe.run.seed))
     if not prompts:
         raise DataError(f"task {section.name!r} has no {split} prompts; give more data, or name task.validation_data")
+    if split == "train":
+        _require_solutions(recipe, prompts)
     if split == "validation":
         cut = spread_by_member if section.name == "mixture" else spread
         return cut(prompts, recipe.run.validation_limit)
     return prompts
+
+
+def _require_solutions(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
+    """Raise DataError when some policy's regime learns the data's solutions, and a prompt has none."""
+    spec = get_regime(recipe.regime_name)
+    if not any(spec.needs_solutions(recipe.regime_settings(p.name)) for p in recipe.policies):
+        return
+    lacking = [prompt.id for prompt in prompts if not prompt.solution]
+    if lacking:
+        raise DataError(
+            f"regime.teacher=gold learns the solutions in the data, and {len(lacking)} of {len(prompts)} training "
+            f"prompts of task {recipe.task.name!r} have none, such as {lacking[0]!r}; expected a field 'solution' in "
+            "every row (tasks math, dataset, arithmetic)"
+        )
 
 
 def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:

@@ -103,7 +103,8 @@ def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None
         store.clear_partial()
         answer = [store.newest(checkpointer.run_id, checkpointer.policy, _say)]
         _require_rounds(trainer.sharing, 0 if answer[0] is None else answer[0].round)
-        keep_until(files.metrics, 0 if answer[0] is None else answer[0].step)
+        for file in (files.metrics, files.rescues):
+            keep_until(file, 0 if answer[0] is None else answer[0].step)
     marker = broadcast_object_list(answer, from_process=0)[0]
     if marker is None:
         return None

@@ -20,6 +20,7 @@ from mutualrl.regimes import RegimeSettings, get_regime
 from mutualrl.regimes.base import Aligned, Aligner, RoundPlan, RoundView, Trace
 from mutualrl.see import OPTIONAL_FIELDS, Absences, Exchange, Heartbeat, Listener, Shard
 from mutualrl.thl import align_logprobs, retokenize
+from mutualrl.training.rescues import RescueLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class Sharing:
     the peers', by name, for regimes that align traces. `demands` are the settings of all policies of the pool where
     they differ: what any of them reads is published. `stopping` is asked while it waits; a true answer ends the round
     with RoundAbortedError, on all ranks, before the policy has changed. `absences` are the rounds in which it went on
-    without a peer; `waited_for` are the seconds that each peer was waited for.
+    without a peer; `waited_for` are the seconds that each peer was waited for. `solutions` are the right completions
+    that come with the prompts, by prompt id. `rescues` writes down what is learnt from whom.
     """
 
     exchange: Exchange
@@ -77,6 +79,8 @@ class Sharing:
     uses: Counter[str] = field(default_factory=Counter)
     wait_seconds: float = 0.0
     waited_for: Counter[str] = field(default_factory=Counter)
+    solutions: Mapping[str, str] = field(default_factory=dict)
+    rescues: RescueLog | None = None
 
     @classmethod
     def over(
@@ -242,6 +246,7 @@ class Sharing:
             scale=trainer.scale_rewards,
             mask_truncated=trainer.mask_truncated_completions,
             align=aligner(self.tokenizers, trainer._tokenizer),
+            solutions=self.solutions,
         )
         plan = make(view, self.settings)
         if self.reads_peers:

@@ -21,6 +21,7 @@ from mutualrl.training.callback import SharingCallback
 from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
 from mutualrl.training.pairs import PairTerm
 from mutualrl.training.peer_rows import PeerRows
+from mutualrl.training.rescues import OwnAnswer
 from mutualrl.training.sharing import OwnRound, Sharing, remember
 from mutualrl.training.state import load_state, save_state
 
@@ -144,6 +145,9 @@ class MutualGRPOTrainer(GRPOTrainer):
             self._set_advantages(batch, shared.plan.advantages)
         self._pair_term.load(shared)
         self._peer_rows.load(shared, batch)
+        if sharing.rescues is not None and shared.plan.pairs:
+            own = self._answers_to({pair.prompt_id for pair in shared.plan.pairs})
+            sharing.rescues.write(round_, self.state.global_step + 1, shared.plan.pairs, own, self.accelerator)
         for name, value in shared.plan.metrics.items():
             self._metrics["train"][name].append(value)
 
@@ -261,6 +265,20 @@ class MutualGRPOTrainer(GRPOTrainer):
                 )
             )
         return OwnRound(records, advantages, [len(ids) for ids in scored.completion_ids], tokens)
+
+    def _answers_to(self, prompt_ids: set[str]) -> dict[str, list[OwnAnswer]]:
+        """This rank's rollouts on some prompts, as texts."""
+        scored = self._scored
+        assert scored is not None
+        first = self.accelerator.process_index * len(scored.inputs)
+        found: dict[str, list[OwnAnswer]] = {}
+        for row, example in enumerate(scored.inputs):
+            if (key := _prompt_key(example)) in prompt_ids:
+                text = decode_completion(scored.completion_ids[row], self._tokenizer)
+                rollout = (first + row) % self.num_generations
+                answer = OwnAnswer(rollout, _prompt_text(example), text, scored.rewards[row])
+                found.setdefault(key, []).append(answer)
+        return found
 
     def _behaviour_trace(self, batch: dict[str, Any], sharing: Sharing) -> torch.Tensor | None:
         """The sampling policy's log-probs, shape (rows, T), where they are published: the sampling engine's own, else
