@@ -4,11 +4,10 @@
     python benchmarks/study.py --seeds 0 --pools tiny # some pieces
     python benchmarks/study.py --collect              # the results of the pieces that are there
 
-A piece is one `mutualrl train` (pool, arm, seed) or one `mutualrl distill` of the seed's plain GRPO run. Pieces lie under
-runs/study and are never made twice: stopped at any moment, the same command goes on. Prompts, rollouts, steps, learning
-rate and decoding are the same in all arms; accuracy is greedy, on all 64 held-out problems. About half an hour a
-seed on two cores. Writes benchmarks/results/study.{json,md} and the figures beside them.
-"""
+A piece is one `mutualrl train` (pool, arm, seed) or one `mutualrl distill` of the seed's plain GRPO run. Pieces lie
+under runs/study and are never made twice: stopped at any moment, the same command goes on. Prompts, rollouts, steps,
+learning rate and decoding are the same in all arms; accuracy is greedy, on all 64 held-out problems. About half an hour
+a seed on two cores. Writes benchmarks/results/study.{json,md} and the figures beside them."""
 
 from __future__ import annotations
 

@@ -14,11 +14,25 @@ SOURCE = Path(mutualrl.__file__).parent
 #: from the top down; a module may import from its own layer and those below it
 LAYERS: list[set[str]] = [
     {"cli", "__main__"},
-    {"mwra", "evaluation", "diagnostics"},
+    {"distillation"},
+    {"mwra", "evaluation", "diagnostics", "reporting"},
     {"training"},
     {"tiny", "engines", "recipes", "rundir", "checkpoints"},
     {"regimes", "thl", "see", "tasks"},
-    {"records", "errors", "files", "watch", "display", "markdown", "standing", "stopping", "hub", "ports", "__init__"},
+    {
+        "records",
+        "errors",
+        "files",
+        "watch",
+        "display",
+        "markdown",
+        "plotting",
+        "standing",
+        "stopping",
+        "hub",
+        "ports",
+        "__init__",
+    },
 ]
 
 

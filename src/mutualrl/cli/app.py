@@ -10,11 +10,13 @@ import typer
 from typer.core import TyperGroup
 
 from mutualrl.cli.diagnose import channels, complementarity, cost, sgt_check, xgrpo_check
+from mutualrl.cli.distill import distill
 from mutualrl.cli.doctor import doctor
 from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.exchange import exchange
 from mutualrl.cli.output import emit, prose
 from mutualrl.cli.recipes import recipes
+from mutualrl.cli.report import report
 from mutualrl.cli.tasks import tasks
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
@@ -59,6 +61,8 @@ app.command("xgrpo-check")(xgrpo_check)
 app.command("sgt-check")(sgt_check)
 app.command("channels")(channels)
 app.command("cost")(cost)
+app.command("distill")(distill)
+app.command("report")(report)
 app.command("doctor")(doctor)
 app.add_typer(tasks, name="tasks")
 app.add_typer(recipes, name="recipes")

@@ -70,7 +70,7 @@ def thl_check(
     )  # fmt: skip
     directory = None
     if plot is not None:
-        from mutualrl.diagnostics.drawing import directory_for
+        from mutualrl.plotting import directory_for
 
         directory = directory_for(plot)
     from mutualrl.diagnostics.thl.run import check

@@ -1,4 +1,5 @@
-"""LoRA through `peft`: the configuration, and what is saved of a policy that trained an adapter."""
+"""LoRA through `peft`: the configuration; and what is saved of a policy that was trained, with or without an
+adapter."""
 
 from __future__ import annotations
 
@@ -40,3 +41,19 @@ def save_adapter(trainer: Any, state: dict[str, Any], model: Path, adapter: Path
         start._name_or_path, dtype=trained.dtype, trust_remote_code=trainer.args.trust_remote_code, **keys
     )
     PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(model)
+
+
+def save_model(trainer: Any, directory: Path, adapter: Path) -> None:
+    """Save what transformers needs to load the model: safetensors, configurations, tokenizer. A policy that trained an
+    adapter gets it merged there, and alone in `adapter`.
+
+    (`Trainer.save_model` would add its arguments as a pickle; run.json and recipe.yaml say it all.)
+    """
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if trainer.accelerator.is_main_process:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if hasattr(model, "peft_config"):
+            save_adapter(trainer, state, directory, adapter)
+        else:
+            model.save_pretrained(directory, state_dict=state)
+        trainer.processing_class.save_pretrained(directory)

@@ -78,6 +78,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     heartbeat.set("loading")
     heartbeat.start()
 
+    from mutualrl.training.adapters import save_model
     from mutualrl.training.build import build_trainer, seed_policy
     from mutualrl.training.callback import MetricsCallback, StopCallback
     from mutualrl.training.resume import Career, resume_point
@@ -148,24 +149,6 @@ def leave_group(trainer: Any) -> NoReturn:
     shut_down(trainer)
     trainer.accelerator.end_training()
     leave(0)
-
-
-def save_model(trainer: Any, directory: Path, adapter: Path) -> None:
-    """Save what transformers needs to load the model: safetensors, configurations, tokenizer. A policy that trained an
-    adapter gets it merged there, and alone in `adapter`.
-
-    (`Trainer.save_model` would add its arguments as a pickle; run.json and recipe.yaml say it all.)
-    """
-    from mutualrl.training.adapters import save_adapter
-
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    if trainer.accelerator.is_main_process:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        if hasattr(model, "peft_config"):
-            save_adapter(trainer, state, directory, adapter)
-        else:
-            model.save_pretrained(directory, state_dict=state)
-        trainer.processing_class.save_pretrained(directory)
 
 
 def _is_alone(info: dict[str, Any], policy: str) -> bool:

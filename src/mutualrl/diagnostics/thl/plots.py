@@ -1,4 +1,4 @@
-"""Figures of a THL check, one PNG and one SVG for each suite that ran. Needs matplotlib (the extra `report`)."""
+"""Figures of a THL check, one PNG and one SVG for each suite that ran."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mutualrl.diagnostics.drawing import Axes, save
 from mutualrl.diagnostics.thl.ratio import BINS
+from mutualrl.plotting import Axes, save
 
 
 def plot(result: dict[str, Any], directory: Path) -> list[Path]:

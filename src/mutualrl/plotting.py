@@ -1,13 +1,14 @@
-"""Where figures go, and how they are written: one PNG and one SVG each. Needs matplotlib (the extra `report`)."""
+"""Where figures go, and how they are written: one PNG and one SVG each."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import MachineError, UsageError
+from mutualrl.errors import UsageError
 from mutualrl.files import user_path
 
 Axes = Any
@@ -15,25 +16,23 @@ Axes = Any
 Draw = Callable[[Any], None]
 
 
-def directory_for(path: Path) -> Path:
+def directory_for(path: Path, flag: str = "--plot") -> Path:
     """The directory that figures go to, made before any work is done.
 
-    Raises MachineError when matplotlib is not installed, UsageError when the directory cannot be.
+    Raises UsageError when the directory cannot be.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise MachineError("--plot needs matplotlib; pip install 'mutualrl[report]'") from None
+    import matplotlib
+
     matplotlib.use("Agg")
     directory = user_path(path)
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--plot {directory} is a file, expected a directory")
+        raise UsageError(f"{flag} {directory} is a file, expected a directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--plot {directory} cannot be made: {error.strerror}") from None
+        raise UsageError(f"{flag} {directory} cannot be made: {error.strerror}") from None
     if not os.access(directory, os.W_OK):
-        raise UsageError(f"--plot {directory} cannot be written")
+        raise UsageError(f"{flag} {directory} cannot be written")
     return directory
 
 
@@ -48,6 +47,19 @@ def save(figure: Any, directory: Path, name: str) -> list[Path]:
         files.append(path)
     plt.close(figure)
     return files
+
+
+@contextmanager
+def draw_on(size: tuple[float, float], style: Any) -> Iterator[Any]:
+    """An empty figure of `size` inches, closed afterwards; `style` are matplotlib's settings while it is drawn."""
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(style):
+        figure = plt.figure(figsize=size, layout="constrained")
+        try:
+            yield figure
+        finally:
+            plt.close(figure)
 
 
 def draw_all(figures: Mapping[str, tuple[tuple[float, float], Draw]], directory: Path) -> list[Path]:

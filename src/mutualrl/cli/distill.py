@@ -1,0 +1,57 @@
+"""`mutualrl distill`: the paper's control, fine-tuning on peers' successes after reinforcement learning has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mutualrl.cli.output import emit, prose, reports_errors
+
+
+@reports_errors
+def distill(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Standalone runs (train --regime grpo --exchange full).", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="A new directory: the models and distill.json.")] = Path("runs/distill"),
+    start: Annotated[str, typer.Option(help="What is fine-tuned: trained (after RL), or base.")] = "trained",
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(help="A run whose models get a bar too, such as SGT's. Repeatable.", show_default=False),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="learning_rate, epochs, batch_size, limit, lora.r, trainer.KEY of TRL's SFTConfig, ...",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the fine-tuning.")] = 0,
+    engine: Annotated[str | None, typer.Option(help="transformers or vllm (what fits).", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Sequential Peer Distillation: teach each policy all that its peers solved, after plain GRPO.
+
+    Example: mutualrl distill runs/grpo --beside runs/sgt --out runs/distilled
+    """
+    from mutualrl.distillation.settings import settings_of
+    from mutualrl.engines.choice import check_engine
+
+    check_engine(engine)
+    settings = settings_of(start, seed, assignments or [])
+
+    from mutualrl.distillation.run import distill as carry_out
+    from mutualrl.distillation.run import markdown
+
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed, which TRL imports, would log onto the result
+        result = carry_out(runs, beside or [], out, settings, engine, prose())
+    if as_json:
+        emit(result)
+    else:
+        typer.echo(markdown(result))

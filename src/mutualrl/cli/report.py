@@ -1,0 +1,41 @@
+"""`mutualrl report`: the page of one run, or of several side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mutualrl.cli.output import emit, prose, reports_errors
+
+
+@reports_errors
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run directories, in any state, and directories of `distill`.", show_default=False),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the page; RUN/report of a single run, else report.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Make a page of runs: curves, rescues, regimes side by side, the paper's figures. Opens from disk, no network.
+
+    Example: mutualrl report runs/grpo-0 runs/sgt-0 --out page
+    """
+    from mutualrl.display import clean
+    from mutualrl.files import user_path
+    from mutualrl.reporting.report import write_report
+    from mutualrl.rundir import command_line
+
+    where = out or (user_path(runs[0]) / "report" if len(runs) == 1 else Path("report"))
+    written = write_report(runs, where, " ".join(command_line()))
+    for note in written.notes:
+        prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        emit({"page": str(written.page), "figures": written.figures, "notes": list(written.notes)})
+    else:
+        typer.echo(clean(str(written.page), 4096))

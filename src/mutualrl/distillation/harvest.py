@@ -1,0 +1,69 @@
+"""What standalone runs found: all distinct verified successes in their exchange.
+
+Source: paper, Section "Online Gating versus Sequential Peer Distillation", phase 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from mutualrl.errors import DataError
+from mutualrl.see.files import committed_rounds
+from mutualrl.see.survey import Reader
+
+
+class Success(NamedTuple):
+    """A rollout that was rewarded: the prompt, and the text."""
+
+    prompt_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """The successes of one policy over a run: `rollouts` in all, `rewarded` of them, `cut` of those not ended by an
+    end-of-sequence token (left out: a learner would be taught to stop where the budget did), and the `distinct` rest,
+    sorted."""
+
+    rollouts: int
+    rewarded: int
+    cut: int
+    distinct: tuple[Success, ...]
+
+
+def harvest(exchange: Path, run_id: str, policy: str, above: float) -> Harvest:
+    """All distinct successes (reward > `above`) that a policy published. Raises DataError when it published none, or
+    no texts; ExchangeDamagedError when a byte does not match its marker."""
+    rounds = committed_rounds(exchange / policy)
+    where = f"{exchange / policy}"
+    if not rounds:
+        raise DataError(
+            f"{where}: no rollouts of {policy!r} are kept; a standalone run keeps them with: mutualrl train --regime "
+            "grpo --exchange full"
+        )
+    reader = Reader(exchange, run_id)
+    rollouts = rewarded = cut = 0
+    found: set[Success] = set()
+    for round_ in rounds:
+        shard = reader.read(policy, round_)
+        if shard is None:
+            continue
+        rollouts += len(shard)
+        rows = [row for row, reward in enumerate(shard.column("reward")) if reward > above]
+        rewarded += len(rows)
+        ids, ended = shard.column("prompt_id"), shard.column("ended")
+        whole = [row for row in rows if ended[row]]
+        cut += len(rows) - len(whole)
+        for row, text in zip(whole, shard.texts(whole), strict=True):
+            if text is None:
+                raise DataError(f"{where}: round {round_} holds no texts; train with --exchange full")
+            found.add(Success(ids[row], text))
+    return Harvest(rollouts, rewarded, cut, tuple(sorted(found)))
+
+
+def of_peers(harvests: dict[str, Harvest], learner: str) -> Iterable[Success]:
+    """What all others found, each text once a prompt, sorted."""
+    return sorted({success for name, each in harvests.items() if name != learner for success in each.distinct})

@@ -1,0 +1,193 @@
+"""Sequential Peer Distillation from end to end: harvest, fine-tune each learner on its peers', evaluate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mutualrl.display import clean
+from mutualrl.distillation.harvest import Harvest, harvest, of_peers
+from mutualrl.distillation.settings import DistillSettings, new_directory
+from mutualrl.distillation.sources import Source, sources
+from mutualrl.errors import UsageError
+from mutualrl.evaluation.request import EvalRequest, Flags, ModelRequest
+from mutualrl.evaluation.run import evaluate_models
+from mutualrl.files import user_path, write_json
+from mutualrl.rundir import RunDirectory, command_line, versions
+
+BEFORE, BASELINE, DISTILLED = "before training", "grpo", "sequential distillation"
+FILE = "distill.json"
+
+
+def distill(
+    runs: Sequence[Path], beside: Sequence[Path], out: Path, settings: DistillSettings, engine: str | None,
+    console: Console,
+) -> dict[str, Any]:  # fmt: skip
+    """Harvest the runs' exchanges, fine-tune each policy on its peers' successes, and evaluate it beside the model
+    before training, the standalone one, and those of the runs `beside`. Writes `out`/distill.json and returns it.
+
+    Raises UsageError, DataError, ModelError or ExchangeDamagedError.
+    """
+    found = sources(runs)
+    others = _others(beside, found)
+    harvests = {
+        name: harvest(s.run.exchange, s.info["run_id"], name, settings.success_above) for name, s in found.items()
+    }
+    directory = new_directory(user_path(out))
+    for name, each in harvests.items():
+        _say(console, f"{name}: {len(each.distinct)} distinct successes of {each.rollouts} rollouts")
+    learners = {name: _learner(source, found, harvests, settings, directory, console) for name, source in found.items()}
+    accuracy = _evaluated(found, others, directory, engine, console)
+    result = {
+        "command": command_line(),
+        "versions": versions(),
+        "runs": [str(user_path(run)) for run in runs],
+        "task": next(iter(found.values())).recipe.task.name,
+        "seeds": sorted({source.recipe.run.seed for source in found.values()}),
+        "settings": settings.model_dump(mode="json"),
+        "learners": {
+            name: {**learners[name], "accuracy": accuracy[name], "bars": bars(accuracy[name])} for name in found
+        },
+    }
+    write_json(directory / FILE, result)
+    return result
+
+
+def bars(accuracy: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """The bars of the paper's figure "Online gating versus sequential offline distillation": of each treatment but
+    standalone GRPO, its accuracy minus GRPO's (`points`) and over GRPO's, minus one (`relative`; None over 0)."""
+    base = accuracy[BASELINE]["accuracy"]
+    return {
+        name: {
+            "points": figures["accuracy"] - base,
+            "relative": figures["accuracy"] / base - 1 if base else None,
+        }
+        for name, figures in accuracy.items()
+        if name != BASELINE
+    }
+
+
+def _learner(
+    source: Source, found: dict[str, Source], harvests: dict[str, Harvest], settings: DistillSettings, out: Path,
+    console: Console,
+) -> dict[str, Any]:  # fmt: skip
+    from mutualrl.distillation.sft import examples, fine_tune
+    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.tiny.cache import located
+    from mutualrl.training.plan import load_prompts
+
+    policy = source.recipe.policy(source.policy)
+    trained = settings.start == "trained"
+    start = str(source.run.policy(policy.name).model) if trained else located(policy.model)
+    revision = None if trained else policy.revision
+    tokenizer = load_tokenizer(start, revision=revision, trust_remote_code=policy.trust_remote_code)
+    prompts = {prompt.id: prompt for prompt in load_prompts(source.recipe, "train")}
+    made = examples(of_peers(harvests, policy.name), prompts, tokenizer, source.template, settings.limit)
+    _say(console, f"{policy.name}: fine-tuning on {len(made.data)} successes of its peers")
+    about = fine_tune(
+        start, revision, policy.trust_remote_code, tokenizer, made.data, settings, out / "policies" / policy.name
+    )
+    own = harvests[policy.name]
+    return {
+        "found": {"rollouts": own.rollouts, "rewarded": own.rewarded, "cut": own.cut, "distinct": len(own.distinct)},
+        "peers": [name for name in found if name != policy.name],
+        "examples": len(made.data),
+        "unfit": made.unfit,
+        **about,
+    }
+
+
+def _others(beside: Sequence[Path], found: dict[str, Source]) -> list[tuple[str, RunDirectory]]:
+    """The runs whose models are evaluated too, by their regime."""
+    named: list[tuple[str, RunDirectory]] = []
+    for path in beside:
+        run = RunDirectory(user_path(path))
+        regime = str(run.info().get("regime", "run"))
+        lacking = [name for name in found if not (run.policy(name).model / "config.json").is_file()]
+        if lacking:
+            raise UsageError(f"--beside {path}: it has no trained model of {', '.join(lacking)}")
+        if regime in (BASELINE, *(name for name, _ in named)):
+            regime = f"{regime} ({run.root.name})"
+        named.append((regime, run))
+    return named
+
+
+def _evaluated(
+    found: dict[str, Source], others: list[tuple[str, RunDirectory]], out: Path, engine: str | None, console: Console
+) -> dict[str, dict[str, Any]]:
+    """Greedy figures of each learner and treatment, on the learner's own run's task."""
+    answer = {}
+    for name, source in found.items():
+        policy = source.recipe.policy(name)
+        request = EvalRequest.of(Flags(run=source.run.root, engine=engine, trust_remote_code=policy.trust_remote_code))
+        own = next(model for model in request.models if model.name == name)
+        paths = {BASELINE: own.path, DISTILLED: str(out / "policies" / name / "model")}
+        paths |= {label: str(run.policy(name).model) for label, run in others}
+        models = [ModelRequest(BEFORE, policy.model, policy.revision, own.trust_remote_code, own.template)]
+        models += [replace(own, name=label, path=path) for label, path in paths.items()]
+        _say(console, f"{name}: evaluating")
+        results = evaluate_models(replace(request, models=models), console)
+        answer[name] = {
+            label: {key: figures[key] for key in ("accuracy", "stderr", "n")} | {"by_group": _groups(figures)}
+            for label, figures in results["models"].items()
+        }
+    return answer
+
+
+def _groups(figures: dict[str, Any]) -> dict[str, float]:
+    return {group: found["accuracy"] for task in figures["tasks"].values() for group, found in task["groups"].items()}
+
+
+def _say(console: Console, words: str) -> None:
+    console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a table: what each was taught, and the bars of the paper's figure."""
+    from mutualrl.markdown import name, number, table
+
+    rows = []
+    for learner, about in result["learners"].items():
+        for treatment, figures in about["accuracy"].items():
+            bar = about["bars"].get(treatment)
+            relative = None if bar is None else bar["relative"]
+            rows.append(
+                [
+                    name(learner),
+                    name(treatment),
+                    number(figures["accuracy"], 3),
+                    number(figures["stderr"], 3),
+                    "" if bar is None else f"{100 * bar['points']:+.1f}",
+                    "" if relative is None or math.isnan(relative) else f"{100 * relative:+.1f} %",
+                ]
+            )
+    taught = [
+        [
+            name(n),
+            ", ".join(map(name, a["peers"])),
+            str(a["examples"]),
+            str(a["unfit"]),
+            str(a["steps"]),
+            f"{a['loss'][0]:.3f} -> {a['loss'][1]:.3f}",
+        ]
+        for n, a in result["learners"].items()
+    ]
+    return "\n\n".join(
+        [
+            table(
+                f"Sequential Peer Distillation, from the {result['settings']['start']} models",
+                ["learner", "taught by", "successes", "not carried", "steps", "loss (nats a token)"],
+                taught,
+            ),
+            table(
+                f"Greedy accuracy on held-out {result['task']}, and against standalone GRPO",
+                ["learner", "treatment", "accuracy", "standard error", "points", "relative"],
+                rows,
+            ),
+        ]
+    )

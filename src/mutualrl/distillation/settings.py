@@ -1,0 +1,96 @@
+"""How a learner is fine-tuned on its peers' successes. The defaults are the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from mutualrl.errors import RecipeError, UsageError
+from mutualrl.recipes.schema import LoraSection, Section
+
+#: keys of TRL's SFTConfig that the command decides itself
+OURS = frozenset(
+    ("output_dir", "learning_rate", "lr_scheduler_type", "num_train_epochs", "max_steps", "warmup_steps",
+     "warmup_ratio", "per_device_train_batch_size", "seed", "report_to", "save_strategy", "eval_strategy",
+     "logging_steps", "remove_unused_columns", "completion_only_loss", "max_length", "packing", "trust_remote_code",
+     "model_init_kwargs", "dataset_text_field", "push_to_hub")
+)  # fmt: skip
+
+
+class DistillSettings(Section):
+    """Paper, Section "Online Gating versus Sequential Peer Distillation", paragraph "SFT hyperparameters"; what it does
+    not say is TRL's default."""
+
+    start: Literal["trained", "base"] = Field(
+        "trained", description="the model that is fine-tuned: after RL, or before"
+    )
+    success_above: float = Field(0.8, description="a rollout rewarded above this is a success")
+    learning_rate: float = Field(2e-5, gt=0)
+    lr_scheduler_type: str = "cosine"
+    warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps")
+    epochs: float = Field(1.0, gt=0)
+    batch_size: int = Field(8, ge=1, description="examples a step and device (TRL's default)")
+    limit: int | None = Field(None, ge=1, description="examples a learner at most, drawn evenly; null: all")
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    lora: LoraSection | None = LoraSection(r=16, alpha=32.0, dropout=0.05)
+    trainer: dict[str, Any] = Field({}, description="further keys of TRL's SFTConfig")
+
+
+def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSettings:
+    """The settings of a command: `--start`, `--seed`, and `--set KEY=VALUE` for the rest (`learning_rate=1e-4`,
+    `lora=null`, `lora.r=8`, `trainer.gradient_accumulation_steps=4`). Raises RecipeError, UsageError."""
+    tree: dict[str, Any] = {"start": start, "seed": seed}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {assignment}: expected KEY=VALUE, such as learning_rate=1e-4")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UsageError(f"--set {assignment}: {text!r} is not a YAML value") from None
+        if isinstance(value, str):
+            value = _number(value)
+        _put(tree, key.split("."), value, assignment)
+    if isinstance(tree.get("lora"), dict):
+        tree["lora"] = {"r": 16, "alpha": 32.0, "dropout": 0.05, **tree["lora"]}
+    try:
+        settings = DistillSettings.model_validate(tree, strict=False)
+    except ValidationError as error:
+        raise RecipeError(
+            [f"{'.'.join(map(str, e['loc']))}: {e['msg']}, found {e['input']!r}" for e in error.errors()]
+        ) from None
+    if taken := sorted(OURS & set(settings.trainer)):
+        raise RecipeError([f"trainer.{key}: distill sets it itself" for key in taken])
+    return settings
+
+
+def _put(tree: dict[str, Any], keys: list[str], value: Any, assignment: str) -> None:
+    *outer, last = keys
+    for key in outer:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise UsageError(f"--set {assignment}: {key} has no parts")
+    tree[last] = value
+
+
+def _number(text: str) -> Any:
+    """YAML reads 2e-5 as a text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def new_directory(path: Path) -> Path:
+    """`path`, made. Raises UsageError when something is there already."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"--out {path} is taken; name a directory that is new or empty")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {path} cannot be made: {error.strerror}") from None
+    return path

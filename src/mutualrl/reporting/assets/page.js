@@ -1,0 +1,118 @@
+"use strict";
+// Sorting and filtering of tables, and the browser of rescues. Everything a model wrote is set as text, never as markup.
+(() => {
+  const compare = (a, b) => {
+    const x = Number.parseFloat(a), y = Number.parseFloat(b);
+    const both = !Number.isNaN(x) && !Number.isNaN(y);
+    return both ? x - y : a.localeCompare(b);
+  };
+
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = head.textContent;
+      head.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const up = head.getAttribute("aria-sort") !== "ascending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+        const body = table.tBodies[0];
+        const rows = [...body.rows].sort((r, s) => (up ? 1 : -1) * compare(r.cells[column].textContent, s.cells[column].textContent));
+        body.append(...rows);
+      });
+    });
+    const label = document.createElement("label");
+    const input = document.createElement("input");
+    input.type = "search";
+    label.className = "controls";
+    label.append("Filter the rows: ", input);
+    table.parentElement.before(label);
+    input.addEventListener("input", () => {
+      const words = input.value.toLowerCase();
+      for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(words);
+    });
+  }
+
+  const panel = document.getElementById("rescues");
+  if (panel) {
+    const chunks = [...document.querySelectorAll("script.rescue-data")];
+    const parsed = new Map();
+    const chunk = (i) => {
+      if (!parsed.has(i)) parsed.set(i, JSON.parse(chunks[i].textContent));
+      return parsed.get(i);
+    };
+    const size = Number(panel.dataset.chunk), total = Number(panel.dataset.total), page = 10;
+    const record = (i) => chunk(Math.floor(i / size))[i % size];
+    const get = (id) => document.getElementById(id);
+    const list = get("rescue-list"), status = get("rescue-status"), search = get("rescue-search");
+    const policy = get("rescue-policy"), outcome = get("rescue-outcome"), back = get("rescue-back"), on = get("rescue-on");
+    let chosen = null, first = 0; // chosen: the places that pass the filters; null is all of them
+
+    const element = (tag, text, name) => {
+      const made = document.createElement(tag);
+      if (text !== undefined) made.textContent = text;
+      if (name) made.className = name;
+      return made;
+    };
+    const entry = (list_, term, ...contents) => {
+      const what = element("dd");
+      what.append(...contents);
+      list_.append(element("dt", term), what);
+    };
+    const text = (value, name) => element("div", value, "text" + (name ? " " + name : ""));
+
+    const shown = (rescue) => {
+      const box = element("article", undefined, "rescue");
+      box.append(element("h3", `${rescue.policy}, step ${rescue.step}, learnt from ${rescue.peer}` + (panel.dataset.several ? ` (${rescue.run})` : "")));
+      const parts = element("dl");
+      entry(parts, "Prompt", text(rescue.prompt));
+      entry(parts, `Own failures (${rescue.own.length})`, ...rescue.own.map(([words]) => text(words, "bad")));
+      entry(parts, `${rescue.peer}'s success`, text(rescue.answer, "good"));
+      if (rescue.later === null) entry(parts, "Asked again", "not so far");
+      else {
+        const [round, right, of, words] = rescue.later;
+        const said = [element("div", `in round ${round}: ${right} of ${of} right`, right ? "good" : "bad")];
+        if (words !== null) said.push(text(words, "good"));
+        entry(parts, "Asked again", ...said);
+      }
+      box.append(parts);
+      return box;
+    };
+    const render = () => {
+      const count = chosen ? chosen.length : total;
+      const last = Math.min(first + page, count);
+      const boxes = [];
+      for (let i = first; i < last; i++) boxes.push(shown(record(chosen ? chosen[i] : i)));
+      list.replaceChildren(...boxes);
+      status.textContent = count ? `${first + 1} to ${last} of ${count} rescues` : "No rescue passes these filters";
+      back.disabled = first === 0;
+      on.disabled = last >= count;
+    };
+    const filter = () => {
+      const words = search.value.toLowerCase(), who = policy.value, how = outcome.value;
+      first = 0;
+      chosen = null;
+      if (words || who || how) {
+        chosen = [];
+        for (let i = 0; i < total; i++) {
+          const rescue = record(i);
+          if (who && rescue.policy !== who) continue;
+          const solved = rescue.later !== null && rescue.later[1] > 0;
+          if (how === "solved" ? !solved : how === "unsolved" ? solved || rescue.later === null : how === "never" && rescue.later !== null) continue;
+          if (words && !(rescue.prompt + "\n" + rescue.answer).toLowerCase().includes(words)) continue;
+          chosen.push(i);
+        }
+      }
+      render();
+    };
+    search.addEventListener("input", filter);
+    policy.addEventListener("change", filter);
+    outcome.addEventListener("change", filter);
+    back.addEventListener("click", () => { first = Math.max(0, first - page); render(); });
+    on.addEventListener("click", () => { first += page; render(); });
+    render();
+  }
+  document.documentElement.dataset.ready = Math.round(performance.now());
+})();

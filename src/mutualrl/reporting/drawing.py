@@ -1,0 +1,130 @@
+"""Figures drawn with matplotlib: PNG and SVG files, and an SVG that stands in a page and takes its colours.
+
+Lines differ in colour and in dashes; the colours keep their contrast on white and on black.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from mutualrl.display import clean
+from mutualrl.plotting import draw_on, save
+from mutualrl.reporting.plots import Figure, Panel
+
+COLOURS = ("#2f7fc1", "#d1711f", "#2a9d6f", "#a25fb8", "#c8454f", "#8a7a1f", "#3f9fb5", "#8c8c8c", "#b0607f", "#6f7fd0")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 2, 2)))
+HATCHES = ("", "//", "..", "xx", "\\\\")
+INK, PAPER = "#222222", "#ffffff"  # in a page they become its own
+LONGEST = 40  # characters of a label
+_WIDTH, _HEIGHT = 4.2, 2.9  # of a panel, inches
+
+
+def draw(figure: Figure, directory: Path) -> str:
+    """Write NAME.png and NAME.svg into a directory; returns the SVG as it stands in a page."""
+    rows = math.ceil(len(figure.panels) / figure.columns)
+    columns = min(figure.columns, len(figure.panels))
+    wide = max(len(panel.bars[0].categories) * len(panel.bars) if panel.bars else 0 for panel in figure.panels)
+    width = max(_WIDTH, 1.5 + 0.22 * wide) if wide else _WIDTH
+    with draw_on((width * columns + 0.4, _HEIGHT * rows + 0.5), STYLE | {"svg.hashsalt": figure.name}) as canvas:
+        axes = canvas.subplots(rows, columns, squeeze=False).flatten()
+        for axis, panel in zip(axes, figure.panels, strict=False):
+            _panel(axis, panel)
+        for axis in axes[len(figure.panels) :]:
+            axis.set_axis_off()
+        _legend(canvas, axes[: len(figure.panels)])
+        buffer = io.StringIO()
+        canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        save(canvas, directory, figure.name)
+    return inline(buffer.getvalue(), figure.name)
+
+
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",  # text stays text: searchable, and small
+    "text.parse_math": False,  # a name with two dollar signs is a name
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+}
+
+
+def _label(text: str) -> str:
+    shown = clean(text, 200).replace("\n", " ")
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+
+
+def _panel(axis: Any, panel: Panel) -> None:
+    axis.set_title(_label(panel.title))
+    axis.set_ylabel(_label(panel.y))
+    for place, line in enumerate(panel.lines):
+        colour = COLOURS[place % len(COLOURS)]
+        marker = "o" if len(line.x) <= 12 else None
+        axis.plot(line.x, line.y, color=colour, linestyle=DASHES[place % len(DASHES)], marker=marker, markersize=3,
+                  label=_label(line.label))  # fmt: skip
+        if line.low:
+            axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+    if panel.lines:
+        axis.set_xlabel(panel.x)
+    if panel.bars:
+        _bars(axis, panel)
+    axis.grid(axis="y", alpha=0.25, linewidth=0.5, color="#888888")
+
+
+def _bars(axis: Any, panel: Panel) -> None:
+    categories = list(dict.fromkeys(c for bars in panel.bars for c in bars.categories))
+    share = 0.8 / len(panel.bars)
+    for place, bars in enumerate(panel.bars):
+        spots = [categories.index(c) + (place - (len(panel.bars) - 1) / 2) * share for c in bars.categories]
+        errors = [error or 0.0 for error in bars.errors] if any(bars.errors) else None
+        axis.bar(
+            spots, bars.values, share * 0.92, yerr=errors, label=_label(bars.label),
+            color=COLOURS[place % len(COLOURS)], error_kw={"ecolor": INK, "elinewidth": 0.8},
+            hatch=HATCHES[place % len(HATCHES)], edgecolor=PAPER, linewidth=0.3,
+        )  # fmt: skip
+    axis.axhline(0, color=INK, linewidth=0.8)
+    axis.set_xticks(range(len(categories)), [_label(c) for c in categories])
+    if len(categories) > 4:
+        axis.tick_params(axis="x", rotation=25)
+
+
+def _legend(canvas: Any, axes: Any) -> None:
+    """One legend below all panels when they have the same labels, else one in each."""
+    told = [axis.get_legend_handles_labels() for axis in axes]
+    if len({tuple(labels) for _, labels in told}) == 1:
+        handles, labels = told[0]
+        canvas.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+        return
+    for axis, (_, labels) in zip(axes, told, strict=True):
+        if labels:
+            axis.legend(fontsize=8)
+
+
+def inline(svg: str, name: str) -> str:
+    """The drawing for a page: no prologue, ids of its own, the page's colours in place of black and white."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    key = re.sub(r"[^A-Za-z0-9]+", "-", name)
+    body = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', body)
+    body = re.sub(r'(href="|url\()#', rf"\1#{key}-", body)
+    body = body.replace(INK, "currentColor").replace(PAPER, "none")
+    # it scales with the page, and is one picture to a screen reader: its caption and its table say what it shows
+    return re.sub(r"<svg ([^>]*?)>", _head, body, count=1, flags=re.DOTALL)
+
+
+def _head(match: re.Match[str]) -> str:
+    kept = re.sub(r'\b(width|height)="[^"]*"', "", match[1])
+    return f'<svg aria-hidden="true" focusable="false" {kept}>'

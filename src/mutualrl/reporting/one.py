@@ -1,0 +1,97 @@
+"""The figures of a single run."""
+
+from __future__ import annotations
+
+from mutualrl.reporting.plots import Figure, Panel, filled, line, smooth_line
+from mutualrl.reporting.reading import Run
+from mutualrl.reporting.series import cumulative, tokens_per_second, window_of
+
+MOST_GROUPS = 8
+
+
+def figures(run: Run) -> list[Figure]:
+    """Learning, optimization, sharing and time; those that the run has data for."""
+    drawn = [_learning(run), _optimization(run), _gate(run), _ratios(run), _time(run)]
+    return [figure for figure in drawn if figure.panels]
+
+
+def _smoothing(run: Run) -> str:
+    window = window_of(max((len(policy.metrics) for policy in run.policies.values()), default=1))
+    return "" if window == 1 else f" Values of single steps are noise: moving means over {window} steps."
+
+
+def _learning(run: Run) -> Figure:
+    panels = [
+        Panel(
+            "training reward",
+            "mean reward of the step's rollouts",
+            tuple(smooth_line(name, policy.series("reward")) for name, policy in run.policies.items()),
+        )
+    ]
+    for name, policy in run.policies.items():
+        lines = [line("all", policy.accuracy())]
+        groups = policy.groups
+        if 1 < len(groups) <= MOST_GROUPS:
+            lines += [line(group, policy.accuracy(group)) for group in groups]
+        panels.append(Panel(f"{name}: validation accuracy", "greedy accuracy", tuple(lines)))
+    return Figure(
+        f"{run.name}-learning",
+        "Learning",
+        f"Training reward, and greedy accuracy on held-out prompts.{_smoothing(run)}",
+        filled(*panels),
+    )
+
+
+def _optimization(run: Run) -> Figure:
+    def panel(title: str, unit: str, key: str) -> Panel:
+        return Panel(title, unit, tuple(smooth_line(n, p.series(key)) for n, p in run.policies.items()))
+
+    return Figure(
+        f"{run.name}-optimization",
+        "Optimization diagnostics",
+        "Entropy of the own rollouts, mean log-ratio to the sampling policy (PPO KL), and KL to the model before "
+        f"training (KL loss).{_smoothing(run)}",
+        filled(
+            panel("entropy", "nats a token", "entropy"),
+            panel("PPO KL", "nats a token", "ppo_kl"),
+            panel("KL loss", "nats a token", "kl"),
+        ),
+        columns=3,
+    )
+
+
+def _gate(run: Run) -> Figure:
+    rates = tuple(smooth_line(n, p.series("sgt/gate_rate")) for n, p in run.policies.items())
+    pairs = tuple(line(n, cumulative(p.series("sgt/pairs"))) for n, p in run.policies.items())
+    return Figure(
+        f"{run.name}-gate",
+        "The gate of SGT",
+        f"Share of a round's prompts where the policy failed entirely and a peer succeeded; the pairs learnt so far."
+        f"{_smoothing(run)}",
+        filled(Panel("gate rate", "share of the prompts", rates), Panel("rescued pairs", "pairs so far", pairs)),
+    )
+
+
+def _ratios(run: Run) -> Figure:
+    def panel(title: str, unit: str, key: str) -> Panel:
+        return Panel(title, unit, tuple(smooth_line(n, p.series(key)) for n, p in run.policies.items()))
+
+    return Figure(
+        f"{run.name}-ratios",
+        "Importance ratios of PRP",
+        f"On the tokens of peers' rows: the 99th percentile of the ratio, and the share that was clipped."
+        f"{_smoothing(run)}",
+        filled(panel("ratio, 99th percentile", "ratio", "prp/ratio_p99"), panel("clip rate", "share", "prp/clip_rate")),
+    )
+
+
+def _time(run: Run) -> Figure:
+    waits = tuple(smooth_line(n, p.series("see/wait_seconds")) for n, p in run.policies.items())
+    speeds = tuple(smooth_line(n, tokens_per_second(p)) for n, p in run.policies.items())
+    return Figure(
+        f"{run.name}-time",
+        "Time",
+        f"Seconds that a step waited for peers; tokens of prompts and completions over the step's time, generation and "
+        f"waiting included, validation not.{_smoothing(run)}",
+        filled(Panel("waiting for peers", "seconds a step", waits), Panel("speed", "tokens a second", speeds)),
+    )

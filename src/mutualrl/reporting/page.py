@@ -1,0 +1,109 @@
+"""The page: one HTML file that opens from disk and asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from mutualrl.display import clean
+from mutualrl.reporting.plots import Figure
+from mutualrl.reporting.tables import Table
+
+CHUNK = 500  # rescues a block of data: a block is parsed when it is first looked at
+_NUMERIC = re.compile(r"[-+]?[0-9][0-9.,]*( ± [0-9.]+)?( \[.*\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: what is wrong first, then tables, then figures with their drawings."""
+
+    title: str
+    notes: Sequence[str]
+    tables: Sequence[Table]
+    figures: Sequence[tuple[Figure, str]]
+
+
+def render(
+    title: str, command: str, version: str, sections: Sequence[Section], made: Sequence[Table],
+    rescues: Sequence[Mapping[str, Any]], rescue_notes: Sequence[str], *, several: bool,
+) -> str:  # fmt: skip
+    """The whole page. Every text is escaped; what a model wrote stands in blocks of JSON that a script sets as text,
+    and no script but the page's own may run (a content security policy by its hash)."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.tests["number"] = lambda value: bool(_NUMERIC.fullmatch(str(value)))
+    environment.filters["clean"] = clean
+    assets = files("mutualrl.reporting") / "assets"
+    script = (assets / "page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.from_string((assets / "page.html.j2").read_text("utf-8")).render(
+        title=clean(title, 200),
+        command=clean(command, 2000),
+        version=version,
+        css=Markup((assets / "page.css").read_text("utf-8")),
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+        sections=[_section(number, section) for number, section in enumerate(sections, 1)],
+        made=[_table(table, f"made-{number}") for number, table in enumerate(made, 1)],
+        rescues={
+            "total": len(rescues),
+            "size": CHUNK,
+            "several": several,
+            "policies": sorted({str(rescue["policy"]) for rescue in rescues}),
+            "notes": [clean(note) for note in rescue_notes],
+            "chunks": [Markup(as_block(rescues[i : i + CHUNK])) for i in range(0, len(rescues), CHUNK)],
+        },
+    )
+
+
+def as_block(value: Any) -> str:
+    """JSON that may stand inside a script element: no tag and no comment can begin or end in it."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _section(number: int, section: Section) -> dict[str, Any]:
+    return {
+        "id": f"section-{number}",
+        "title": clean(section.title, 200),
+        "notes": [clean(note) for note in section.notes],
+        "tables": [_table(table, f"table-{number}-{place}") for place, table in enumerate(section.tables, 1)],
+        "figures": [_figure(figure, svg, f"figure-{number}-{i}") for i, (figure, svg) in enumerate(section.figures, 1)],
+    }
+
+
+def _table(table: Table, key: str) -> dict[str, Any]:
+    return {
+        "id": key,
+        "title": clean(table.title, 200),
+        "head": [clean(head, 200) for head in table.head],
+        "rows": [[clean(cell) for cell in row] for row in table.rows],
+    }
+
+
+def _figure(figure: Figure, svg: str, key: str) -> dict[str, Any]:
+    rows = []
+    for panel in figure.panels:
+        for line in panel.lines:
+            ends = [line.y[0], line.y[-1], min(line.y), max(line.y)]
+            rows.append([panel.title, line.label, *(f"{value:.4g}" for value in ends)])
+        for bars in panel.bars:
+            for category, value in zip(bars.categories, bars.values, strict=True):
+                rows.append([panel.title, f"{bars.label}: {category}", f"{value:.4g}", "", "", ""])
+    return {
+        "id": key,
+        "title": clean(figure.title, 200),
+        "caption": clean(figure.caption),
+        "paper": figure.paper,
+        "file": figure.name,
+        "svg": Markup(svg),
+        "rows": [[clean(cell) for cell in row] for row in rows],
+    }

@@ -1,0 +1,152 @@
+"""From runs to a page: read, compare, draw, write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mutualrl import __version__
+from mutualrl.errors import UsageError
+from mutualrl.files import glance, user_path, write_atomic, write_json
+from mutualrl.plotting import directory_for
+from mutualrl.reporting import one, rescues, several, tables
+from mutualrl.reporting.drawing import draw
+from mutualrl.reporting.page import Section, render
+from mutualrl.reporting.plots import Figure
+from mutualrl.reporting.reading import Run, read_run
+
+INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
+DISTILLED = "distill.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was written: the page, and what it warns of."""
+
+    page: Path
+    figures: int
+    notes: tuple[str, ...]
+
+
+def write_report(paths: Sequence[Path], out: Path, command: str) -> Report:
+    """Write `out`/index.html, report.json (all numbers that are drawn) and figures/*.png, *.svg of the runs, and of the
+    directories that `mutualrl distill` wrote. Raises UsageError for a path that is neither."""
+    distilled = [user_path(path) for path in paths if (user_path(path) / DISTILLED).is_file()]
+    runs = read_runs([path for path in paths if user_path(path) not in distilled])
+    directory = directory_for(out, "--out")
+    drawings = directory_for(directory / FIGURES, "--out")
+    drawn: list[Figure] = []
+
+    def drawing(figures: Sequence[Figure]) -> list[tuple[Figure, str]]:
+        drawn.extend(figures)
+        return [(figure, draw(figure, drawings)) for figure in figures]
+
+    found = several.comparisons(runs)
+    sections = [Section("Runs", _general(runs, found), [tables.overview(runs)] if runs else [], [])]
+    for number, comparison in enumerate(found, 1):
+        if len(comparison.runs) == 1:
+            run = comparison.runs[0]
+            prefix = "" if len(found) == 1 else f"{number}-"
+            made = [
+                replace(figure, name=f"{prefix}{figure.name.removeprefix(f'{run.name}-')}")
+                for figure in one.figures(run)
+            ]
+            about = [table for table in (tables.accuracy(run), tables.sharing(run)) if table.rows]
+            sections.append(Section(f"Run {run.name}", run.notes, about, drawing(made)))
+        else:
+            slug = f"{number}-{_slug(comparison.name)}"
+            notes = [*comparison.notes, *(f"{run.name}: {note}" for run in comparison.runs for note in run.notes)]
+            shown = [tables.arms(comparison)]
+            sections.append(Section(comparison.name, notes, shown, drawing(several.figures(comparison, slug))))
+    if pools := several.across(found):
+        sections.append(Section("Pool by pool", (), (), drawing(pools)))
+    if bars := _distillations(distilled):
+        sections.append(Section("Sequential distillation", (), (), drawing(bars)))
+    lessons, lesson_notes = rescues.gathered(runs)
+    made_with = [tables.commands(runs), *(tables.settings(run) for run in runs[:1])]
+    title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs side by side" if runs else "Distillation"
+    page = render(
+        title, command, __version__, sections, made_with, lessons, lesson_notes, several=len(runs) > 1
+    )  # fmt: skip
+    write_json(directory / DATA, _data(command, runs, drawn), durable=False)
+    write_atomic(directory / INDEX, page.encode("utf-8", "replace"))
+    notes = [note for section in sections for note in section.notes]
+    return Report(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *lesson_notes])))
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs in their order, each with a name of its own. Raises UsageError for one that is named twice."""
+    roots = [user_path(path).resolve() for path in paths]
+    if twice := next((path for i, path in enumerate(roots) if path in roots[:i]), None):
+        raise UsageError(f"{twice} is named twice; it would count as two runs")
+    found: list[Run] = []
+    for path in roots:
+        run = read_run(path)
+        names = {other.name for other in found}
+        if run.name in names:
+            run = replace(run, name=f"{path.parent.name}/{path.name}")
+        number = 2
+        while run.name in names:
+            run, number = replace(run, name=f"{path.name} ({number})"), number + 1
+        found.append(run)
+    return found
+
+
+def _general(runs: Sequence[Run], found: Sequence[several.Comparison]) -> list[str]:
+    tasks = list(dict.fromkeys(run.task for run in runs))
+    notes = []
+    if len(tasks) > 1:
+        notes.append(
+            f"runs of different tasks ({', '.join(tasks)}) are not compared with each other; each stands alone"
+        )
+    elif len(found) > 1:
+        told = "; ".join(f"{c.name}: {len(c.runs)}" for c in found)
+        notes.append(f"runs of different pools or data are not compared with each other ({told} runs)")
+    return notes
+
+
+def _distillations(paths: Sequence[Path]) -> list[Figure]:
+    figures = []
+    for number, path in enumerate(paths, 1):
+        slug = "distillation" if len(paths) == 1 else f"distillation-{number}"
+        figure = several.distillation_bars(path, glance(path / DISTILLED) or {}, slug)
+        if figure is None:
+            raise UsageError(f"{path / DISTILLED} cannot be read, or has no bars; make it again with: mutualrl distill")
+        figures.append(figure)
+    return figures
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:60]
+
+
+def _data(command: str, runs: Sequence[Run], figures: Sequence[Figure]) -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "command": command,
+        "runs": [
+            {
+                "name": run.name,
+                "path": str(run.root),
+                "state": run.state,
+                "arm": run.arm,
+                "pool": run.pool,
+                "task": run.task,
+                "seed": run.seed,
+                "command": run.command,
+                "notes": list(run.notes),
+                "policies": {
+                    name: {
+                        "steps": policy.steps,
+                        "validation": [[s, v["accuracy"], v["by_group"]] for s, v in policy.validations()],
+                    }
+                    for name, policy in run.policies.items()
+                },
+            }
+            for run in runs
+        ],
+        "figures": [figure.to_json() for figure in figures],
+    }

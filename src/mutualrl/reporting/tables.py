@@ -1,0 +1,123 @@
+"""The tables of a report, as rows of texts."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mutualrl.reporting.reading import Point, Run, number, part
+from mutualrl.reporting.series import deviation, first_reaching, mean_of, over_runs, policies_of
+from mutualrl.reporting.several import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A titled table."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def figure(value: float | None) -> str:
+    """An accuracy or a share, four digits; nothing where there is none."""
+    return "" if value is None else f"{value:.4f}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± sample deviation; the value alone of a single one."""
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ± {deviation(values):.4f}"
+
+
+def overview(runs: Sequence[Run]) -> Table:
+    """One line a run."""
+    rows = []
+    for run in runs:
+        seconds = None if run.summary is None else number(run.summary.get("seconds"))
+        done = [str(policy.steps) for policy in run.policies.values()]
+        planned = "?" if run.planned_steps is None else str(run.planned_steps)
+        rows.append(
+            [run.name, run.state, run.arm, run.pool, run.task, str(run.seed),
+             f"{', '.join(dict.fromkeys(done)) or '0'} of {planned}", "" if seconds is None else f"{seconds:.1f}"]
+        )  # fmt: skip
+    return Table("Runs", ("run", "state", "regime", "pool", "task", "seed", "steps", "seconds"), rows)
+
+
+def accuracy(run: Run) -> Table:
+    """Greedy accuracy before and after, by policy and group."""
+    rows = []
+    for policy in run.policies.values():
+        for group in (None, *policy.groups):
+            points = policy.accuracy(group)
+            if not points:
+                continue
+            before = points[0].value if points[0].step == 0 else None
+            last = points[-1]
+            change = "" if before is None else f"{last.value - before:+.4f}"
+            rows.append([policy.name, group or "all", figure(before), figure(last.value), str(last.step), change])
+    return Table("Greedy accuracy", ("policy", "group", "before training", "last", "at step", "change"), rows)
+
+
+def sharing(run: Run) -> Table:
+    """What each policy did besides learning: rescues, waiting, restarts."""
+    rows = []
+    for policy in run.policies.values():
+        result = policy.result or {}
+        pairs = sum(point.value for point in policy.series("sgt/pairs"))
+        waited = sum(point.value for point in policy.series("see/wait_seconds"))
+        rows.append(
+            [policy.name, policy.model, str(policy.steps), f"{pairs:.0f}", str(result.get("rescued_prompts", "")),
+             f"{waited:.1f}", str(result.get("attempts", "")), ", ".join(part(result, "lost_peers"))]
+        )  # fmt: skip
+    head = ("policy", "model", "steps", "rescued pairs", "on prompts", "waited (s)", "attempts", "peers lost")
+    return Table("Policies", head, rows)
+
+
+def arms(comparison: Comparison) -> Table:
+    """One line an arm: final accuracy of each policy and of the pool, mean ± sample deviation over its finished runs,
+    and the first validation step at which the pool's mean curve is at GRPO's final accuracy."""
+    runs = comparison.arms
+    names = policies_of(comparison.runs)
+    baseline = _pool_curve(runs.get("grpo", ()), names)
+    target = baseline[-1].value if baseline else None
+    rows = []
+    for arm, members in runs.items():
+        ended = [run for run in members if run.state == "finished"]
+        finals = {name: [p[-1].value for run in ended if (p := run.policies[name].accuracy())] for name in names}
+        pool = [statistics.fmean(values) for values in zip(*finals.values(), strict=False)] if finals else []
+        reached = None if target is None else first_reaching(_pool_curve(ended, names), target)
+        rows.append(
+            [arm, str(len(ended)), ", ".join(str(run.seed) for run in ended), *(spread(finals[name]) for name in names),
+             spread(pool), "" if target is None else str(reached or "not reached")]
+        )  # fmt: skip
+    head = ("regime", "finished runs", "seeds", *names, "mean of the pool", "steps to GRPO's final accuracy")
+    return Table(f"Final accuracy, {comparison.name}", head, rows)
+
+
+def _pool_curve(runs: Sequence[Run], names: Sequence[str]) -> list[Point]:
+    return over_runs([mean_of([run.policies[name].accuracy() for name in names]) for run in runs]).points
+
+
+def commands(runs: Sequence[Run]) -> Table:
+    """The command and the versions that made each run."""
+    rows = []
+    for run in runs:
+        versions = ", ".join(f"{name} {version}" for name, version in part(run.info, "versions").items())
+        rows.append([run.name, run.command, str(run.info.get("created", "")), versions])
+    return Table("Commands and versions", ("run", "command", "began", "versions"), rows)
+
+
+def settings(run: Run) -> Table:
+    """The resolved recipe, flat."""
+    rows = []
+    for section, value in run.recipe.items():
+        if isinstance(value, dict):
+            rows += [[f"{section}.{key}", json.dumps(each, default=str)] for key, each in value.items()]
+        elif section != "policies":
+            rows.append([section, json.dumps(value, default=str)])
+    return Table(f"Recipe of {run.name}", ("key", "value"), rows)
