@@ -12,12 +12,24 @@ a seed on two cores. Writes benchmarks/results/study.{json,md} and the figures b
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import shutil
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from mutualrl.plotting import directory_for
+from mutualrl.reporting.drawing import draw
+from mutualrl.reporting.plots import Bars, Figure, Panel, over
+from mutualrl.reporting.reading import Point, Run, read_run
+from mutualrl.reporting.series import first_reaching, mean_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -37,8 +49,15 @@ ARMS: dict[str, tuple[str, ...]] = {
     "sgt 0.03": ("sgt", "regime.weight=0.03"),
     "sgt 0.3": ("sgt", "regime.weight=0.3"),
 }
-DISTILLED = "distillation"
+#: of each distillation of a seed's grpo run: what is set. The first are the paper's settings, the second has the
+#: learning rate of the pools, since the paper's hardly moves models of this size
+DISTILLED: dict[str, tuple[str, ...]] = {"distilled": (), "distilled 5e-4": ("learning_rate=5e-4",)}
 COMMON = ("run.validation_limit=1000", "run.validate_every=10", "run.save_every=0")
+
+
+#: of Student's t, two-sided 95 %, by degrees of freedom
+T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+CLOSE = 0.05  # of accuracy: two arms within this are called close
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +72,36 @@ class Piece:
         """Where it lies."""
         return work / self.pool / f"{self.arm.replace(' ', '-')}-{self.seed}"
 
-    def train(self, work: Path, steps: int) -> list[str]:
+    def command(self, work: Path, steps: int) -> list[str]:
         """The command that makes it."""
+        if self.arm in DISTILLED:
+            of, beside = (Piece(self.pool, arm, self.seed).directory(work) for arm in ("grpo", "sgt"))
+            command = ["distill", str(of), "--beside", str(beside), "--seed", str(self.seed)]
+            for assignment in DISTILLED[self.arm]:
+                command += ["--set", assignment]
+            return [*command, "--out", str(self.directory(work))]
         regime, *assignments = ARMS[self.arm]
         command = ["train", "--regime", regime, "--pool", self.pool, "--seed", str(self.seed), "--steps", str(steps)]
         for assignment in (*COMMON, *assignments):
             command += ["--set", assignment]
-        return [*command, "--run-dir", str(self.directory(work)), "--clean"]
+        return [*command, "--run-dir", str(self.directory(work)), "--clean", "--no-report"]
+
+    def done(self, work: Path) -> bool:
+        """Whether it is there."""
+        return (self.directory(work) / ("distill.json" if self.arm in DISTILLED else "summary.json")).is_file()
 
 
 def make(pieces: list[Piece], work: Path, steps: int) -> None:
     """Make the pieces that are not there, one after another."""
     for number, piece in enumerate(pieces, 1):
         directory = piece.directory(work)
-        if (directory / "summary.json").is_file():
+        if piece.done(work):
             continue
         directory.parent.mkdir(parents=True, exist_ok=True)
+        if piece.arm in DISTILLED:  # one that was cut off is made anew
+            shutil.rmtree(directory, ignore_errors=True)
         began = time.monotonic()
-        command = [sys.executable, "-m", "mutualrl", *piece.train(work, steps)]
+        command = [sys.executable, "-m", "mutualrl", *piece.command(work, steps)]
         with directory.with_suffix(".log").open("w") as log:
             subprocess.run(command, stdout=log, stderr=log, check=True)
         for checkpoints in directory.glob("policies/*/checkpoints"):
@@ -79,18 +110,408 @@ def make(pieces: list[Piece], work: Path, steps: int) -> None:
         print(said, file=sys.stderr, flush=True)
 
 
+# ---- what comes out, by pool, arm and seed
+
+
+def measured(piece: Piece, work: Path) -> dict[str, Any]:
+    """The figures of one training run: accuracy by policy and group, signals over the last quarter of the steps, the
+    gate rate in ten parts of the run, tokens and seconds."""
+    run = read_run(piece.directory(work))
+    policies = {}
+    for name, policy in run.policies.items():
+        assert policy.result is not None
+        rows = policy.metrics
+        last = rows[-max(1, len(rows) // 4) :]
+        tenth = max(1, len(rows) // 10)
+        own = sum(row["completions/mean_length"] for row in rows)
+        rollouts = run.info["fingerprint"]["prompts_per_round"] * run.info["fingerprint"]["rollouts_per_prompt"]
+        extra = sum(row.get("sgt/extra_tokens", 0.0) + row.get("prp/extra_tokens", 0.0) for row in rows)
+        gate = [
+            statistics.fmean(row["sgt/gate_rate"] for row in rows[i * tenth : (i + 1) * tenth])
+            for i in range(10)
+            if "sgt/gate_rate" in rows[0]
+        ]
+        policies[name] = {
+            "before": _accuracies(policy.result["initial_validation"]),
+            "after": _accuracies(policy.result["validation"]),
+            "curve": [[point.step, point.value] for point in policy.accuracy()],
+            "entropy": statistics.fmean(row["entropy"] for row in last),
+            "kl": statistics.fmean(row["kl"] for row in last),
+            "gate": gate,
+            "extra_tokens": extra / (own * rollouts),
+            "seconds": policy.result["train_seconds"],
+        }
+    return {"pool": piece.pool, "arm": piece.arm, "seed": piece.seed, "steps": run.planned_steps, "policies": policies}
+
+
+def _accuracies(validation: dict[str, Any]) -> dict[str, float]:
+    return {"all": validation["accuracy"], **validation["by_group"]}
+
+
+def distilled(piece: Piece, work: Path) -> dict[str, Any]:
+    """The figures of one distillation."""
+    found = json.loads((piece.directory(work) / "distill.json").read_text())
+    policies = {
+        name: {
+            "after": {"all": about["accuracy"]["sequential distillation"]["accuracy"]}
+            | about["accuracy"]["sequential distillation"]["by_group"],
+            "examples": about["examples"],
+            "steps": about["steps"],
+        }
+        for name, about in found["learners"].items()
+    }
+    return {"pool": piece.pool, "arm": piece.arm, "seed": piece.seed, "policies": policies}
+
+
+class Study:
+    """All pieces that are there, and the questions that are asked of them."""
+
+    def __init__(self, pieces: list[dict[str, Any]]) -> None:
+        self.by = {(p["pool"], p["arm"], p["seed"]): p["policies"] for p in pieces}
+        self.pools = [pool for pool in POOLS if any(p["pool"] == pool for p in pieces)]
+
+    def arms(self, pool: str) -> list[str]:
+        """The arms of a pool, in the study's order."""
+        return [arm for arm in (*ARMS, *DISTILLED) if any(key[:2] == (pool, arm) for key in self.by)]
+
+    def seeds(self, pool: str, *arms: str) -> list[int]:
+        """Seeds for which all these arms are there."""
+        sets = [{key[2] for key in self.by if key[:2] == (pool, arm)} for arm in arms]
+        return sorted(set.intersection(*sets)) if sets else []
+
+    def names(self, pool: str) -> list[str]:
+        """Its policies."""
+        return list(next(policies for key, policies in self.by.items() if key[0] == pool))
+
+    def accuracy(self, pool: str, arm: str, seed: int, policy: str | None = None, group: str = "all") -> float:
+        """Final accuracy of a policy, or the mean over the pool."""
+        policies = self.by[pool, arm, seed]
+        return statistics.fmean(policies[name]["after"][group] for name in ([policy] if policy else policies))
+
+    def signal(self, pool: str, arm: str, seed: int, key: str) -> float:
+        """Entropy or KL over the last quarter of the steps, mean over the pool."""
+        return statistics.fmean(about[key] for about in self.by[pool, arm, seed].values())
+
+    def gate_change(self, pool: str, policy: str) -> Interval:
+        """SGT's gate rate in the last tenth of the run minus the first."""
+        gates = [self.by[pool, "sgt", seed][policy]["gate"] for seed in self.seeds(pool, "sgt")]
+        return interval([gate[-1] - gate[0] for gate in gates])
+
+    def weaker(self, pool: str) -> str:
+        """The policy that is worst before training."""
+        some = next(policies for (p, arm, _), policies in self.by.items() if p == pool and arm == "grpo")
+        return min(some, key=lambda name: some[name]["before"]["all"])
+
+    def difference(self, pool: str, one: str, other: str, take: Callable[[str, int], float]) -> Interval:
+        """`take(arm, seed)` of one arm minus the other's, paired by seed."""
+        return interval([take(one, seed) - take(other, seed) for seed in self.seeds(pool, one, other)])
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over seeds and its 95 % interval (Student's t); the interval of fewer than two seeds is everything."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    def __str__(self) -> str:
+        if math.isinf(self.low):
+            return f"{self.mean:.2f}"
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    @property
+    def sign(self) -> str:
+        """With its sign, for differences."""
+        if math.isinf(self.low):
+            return f"{self.mean:+.3f}"
+        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+    @property
+    def above(self) -> bool | None:
+        """Whether it is above 0; None where the interval holds 0."""
+        return True if self.low > 0 else False if self.high < 0 else None
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and 95 % interval."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Interval(mean, -math.inf, math.inf, len(values))
+    half = T95[min(len(values) - 1, 9)] * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half, len(values))
+
+
+# ---- the claims
+
+
+def verdict(answers: Sequence[bool | None]) -> str:
+    """Held where every interval says so, not held where one says the opposite, else not decided."""
+    if any(answer is False for answer in answers):
+        return "not held"
+    return "held" if answers and all(answer is True for answer in answers) else "not decided"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim about a pool, what was measured, and what the interval says."""
+
+    text: str
+    pool: str
+    measured: str
+    answers: tuple[bool | None, ...]
+
+
+def _flip(answer: bool | None) -> bool | None:
+    return None if answer is None else not answer
+
+
+def claims(study: Study) -> list[Claim]:
+    """The paper's qualitative claims, pool by pool; and one of ours."""
+    found = [claim for pool in study.pools for claim in (*_of_sgt(study, pool), *_of_others(study, pool))]
+    return [*found, *_heterogeneity(study)]
+
+
+def _claim(text: str, pool: str, told: Sequence[tuple[str, Interval]], answers: Sequence[bool | None]) -> Claim:
+    return Claim(text, pool, "; ".join(f"{name} {d.sign}" for name, d in told), tuple(answers))
+
+
+def _of_sgt(study: Study, pool: str) -> Iterator[Claim]:
+    """What the paper says of SGT and its offline counterpart."""
+    arms = set(study.arms(pool))
+    mean, entropy = partial(study.accuracy, pool), partial(study.signal, pool, key="entropy")
+    if {"sgt", "grpo"} <= arms:
+        told = [
+            (name, study.difference(pool, "sgt", "grpo", partial(study.accuracy, pool, policy=name)))
+            for name in study.names(pool)
+        ]
+        yield _claim("SGT above GRPO, for every policy (final accuracy)", pool, told, [d.above for _, d in told])
+        d = study.difference(pool, "sgt", "grpo", mean)
+        yield _claim("SGT above GRPO, mean of the pool (final accuracy)", pool, [("pool", d)], [d.above])
+        d = study.difference(pool, "sgt", "grpo", entropy)
+        yield _claim("SGT keeps entropy (above GRPO's)", pool, [("pool", d)], [d.above])
+    if "sgt" in arms:
+        gates = [(name, study.gate_change(pool, name)) for name in study.names(pool)]
+        text = "the gate shuts as the learner improves (last tenth of the run minus the first)"
+        yield _claim(text, pool, gates, [_flip(d.above) for _, d in gates])
+    for arm in DISTILLED:
+        if {arm, "grpo"} <= arms:
+            d = study.difference(pool, arm, "grpo", mean)
+            yield _claim(f"sequential distillation below GRPO ({arm})", pool, [("pool", d)], [_flip(d.above)])
+    if {"sgt", "sgt gold"} <= arms:
+        d = study.difference(pool, "sgt", "sgt gold", mean)
+        yield _claim("ours: a peer's text teaches more than the data's solution", pool, [("pool", d)], [d.above])
+
+
+def _of_others(study: Study, pool: str) -> Iterator[Claim]:
+    """What the paper says of XGRPO and PRP."""
+    arms = set(study.arms(pool))
+    mean, entropy = partial(study.accuracy, pool), partial(study.signal, pool, key="entropy")
+    if {"xgrpo", "grpo"} <= arms:
+        d = study.difference(pool, "xgrpo", "grpo", mean)
+        close = True if d.low > -CLOSE and d.high < CLOSE else False if d.low > CLOSE or d.high < -CLOSE else None
+        yield _claim(f"XGRPO close to GRPO (within {CLOSE})", pool, [("pool", d)], [close])
+    for control in ("grpo-noise", "xgrpo shuffled"):
+        if {"xgrpo", control} <= arms:
+            d = study.difference(pool, "xgrpo", control, mean)
+            yield _claim(f"XGRPO above its control {control}", pool, [("pool", d)], [d.above])
+    if {"prp", "prp naive"} <= arms:
+        d = study.difference(pool, "prp naive", "prp", mean)
+        yield _claim("naive PRP below corrected PRP", pool, [("pool", d)], [_flip(d.above)])
+    if {"prp", "grpo"} <= arms:
+        weak = study.weaker(pool)
+        d = study.difference(pool, "prp", "grpo", partial(study.accuracy, pool, policy=weak))
+        yield _claim("corrected PRP below GRPO for the weaker policy", pool, [(weak, d)], [_flip(d.above)])
+        d = study.difference(pool, "prp", "grpo", entropy)
+        yield _claim("PRP lowers entropy", pool, [("pool", d)], [_flip(d.above)])
+
+
+def _heterogeneity(study: Study) -> Iterator[Claim]:
+    """Whether SGT gives more where the skills overlap less."""
+    pools = ("tiny", "tiny-near")
+    if not set(pools) <= set(study.pools):
+        return
+    seeds = sorted(set(study.seeds(pools[0], "sgt", "grpo")) & set(study.seeds(pools[1], "sgt", "grpo")))
+    if seeds:
+        far, near = ([study.accuracy(p, "sgt", s) - study.accuracy(p, "grpo", s) for s in seeds] for p in pools)
+        d = interval([one - other for one, other in zip(far, near, strict=True)])
+        yield _claim("gains of SGT grow with heterogeneity (tiny minus tiny-near)", "both", [("pool", d)], [d.above])
+
+
+# ---- tables
+
+
+def tables(study: Study) -> str:
+    """Everything, as Markdown."""
+    parts = []
+    for pool in study.pools:
+        parts += [_final(study, pool), _gains(study, pool)]
+    parts += [_gate(study), _claims(study)]
+    return "\n\n".join(parts)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _head(*cells: str) -> list[str]:
+    return [_row(*cells), "|" + "---|" * len(cells)]
+
+
+def _final(study: Study, pool: str) -> str:
+    names = study.names(pool)
+    groups = sorted(next(iter(next(iter(study.by.values())).values()))["after"])
+    groups = [group for group in groups if group != "all"]
+    cells = [(name, group) for name in names for group in groups]
+    lines = [f"**Final greedy accuracy, pool {pool}: mean over seeds [95 % interval]**", ""]
+    lines += _head("arm", "seeds", *(f"{name} `{group}`" for name, group in cells), "pool")
+    some = study.by[pool, "grpo", study.seeds(pool, "grpo")[0]]
+    start = statistics.fmean(about["before"]["all"] for about in some.values())
+    lines.append(_row("before training", "", *(f"{some[n]['before'][g]:.2f}" for n, g in cells), f"{start:.2f}"))
+    for arm in study.arms(pool):
+        seeds = study.seeds(pool, arm)
+        shown = [str(interval([study.accuracy(pool, arm, s, n, g) for s in seeds])) for n, g in cells]
+        lines.append(_row(arm, str(len(seeds)), *shown, str(interval([study.accuracy(pool, arm, s) for s in seeds]))))
+    return "\n".join(lines)
+
+
+def _gains(study: Study, pool: str) -> str:
+    lines = [f"**Against the same seed's GRPO, pool {pool}**", ""]
+    lines += _head(
+        "arm", "accuracy", "steps to GRPO's final accuracy", "entropy", "KL", "extra tokens", "training time"
+    )
+    for arm in study.arms(pool):
+        seeds = study.seeds(pool, arm, "grpo")
+        if arm == "grpo" or not seeds:
+            continue
+        gain = study.difference(pool, arm, "grpo", partial(study.accuracy, pool)).sign
+        if arm in DISTILLED:
+            lines.append(_row(arm, gain, "", "", "", "", ""))
+            continue
+        entropy = study.difference(pool, arm, "grpo", partial(study.signal, pool, key="entropy")).sign
+        kl = study.difference(pool, arm, "grpo", partial(study.signal, pool, key="kl")).sign
+        extra = statistics.fmean(study.signal(pool, arm, s, "extra_tokens") for s in seeds)
+        ratio = statistics.median(
+            study.signal(pool, arm, s, "seconds") / study.signal(pool, "grpo", s, "seconds") for s in seeds
+        )
+        lines.append(_row(arm, gain, reached(study, pool, arm, seeds), entropy, kl, f"{extra:.2f}x", f"{ratio:.2f}x"))
+    return "\n".join(lines)
+
+
+def reached(study: Study, pool: str, arm: str, seeds: Sequence[int]) -> str:
+    """The step at which the pool's mean validation is first at its seed's GRPO final one, seed by seed."""
+    found = []
+    for seed in seeds:
+        step = first_reaching(_pool_curve(study, pool, arm, seed), study.accuracy(pool, "grpo", seed))
+        found.append("-" if step is None else str(step))
+    return ", ".join(found)
+
+
+def _pool_curve(study: Study, pool: str, arm: str, seed: int) -> list[Point]:
+    return mean_of([[Point(*point) for point in about["curve"]] for about in study.by[pool, arm, seed].values()])
+
+
+def _gate(study: Study) -> str:
+    lines = ["**SGT's gate rate over ten parts of the run (weight 0.1), mean over seeds**", ""]
+    lines += _head("pool", "policy", *(f"{i + 1}" for i in range(10)))
+    for pool in study.pools:
+        seeds = study.seeds(pool, "sgt")
+        for name in study.names(pool) if seeds else []:
+            means = [statistics.fmean(study.by[pool, "sgt", s][name]["gate"][i] for s in seeds) for i in range(10)]
+            lines.append(_row(pool, name, *(f"{value:.2f}" for value in means)))
+    return "\n".join(lines)
+
+
+def _claims(study: Study) -> str:
+    lines = ["**The claims, one by one (differences are paired by seed, with 95 % intervals)**", ""]
+    lines += _head("claim", "pool", "measured", "at this scale")
+    for claim in sorted(claims(study), key=lambda c: c.text):
+        lines.append(_row(claim.text, claim.pool, claim.measured, verdict(claim.answers)))
+    return "\n".join(lines)
+
+
+# ---- figures
+
+
+def figures(study: Study, runs: dict[tuple[str, str, int], Run]) -> list[Figure]:
+    """Curves of the four probes pool by pool, and every arm's final gain over GRPO."""
+    curves = []
+    for pool in study.pools:
+        lines = tuple(
+            over(
+                arm,
+                [mean_of([p.accuracy() for p in runs[pool, arm, s].policies.values()]) for s in study.seeds(pool, arm)],
+            )
+            for arm in ("grpo", "xgrpo", "prp", "sgt")
+            if study.seeds(pool, arm)
+        )
+        curves.append(Panel(f"pool {pool}", "greedy accuracy, mean of the pool", lines))
+    gains = []
+    every = [arm for arm in (*ARMS, *DISTILLED) if arm != "grpo"]
+    for pool in study.pools:
+        arms = [arm for arm in every if study.seeds(pool, arm, "grpo")]
+        found = [
+            study.difference(pool, arm, "grpo", lambda a, s, pool=pool: study.accuracy(pool, a, s)) for arm in arms
+        ]  # type: ignore[misc]
+        errors = tuple(None if math.isinf(d.low) else d.high - d.mean for d in found)
+        gains.append(Bars(pool, tuple(arms), tuple(d.mean for d in found), errors))
+    return [
+        Figure("study-curves", "The four probes", "", tuple(curves), columns=3),
+        Figure(
+            "study-gains", "Final accuracy minus GRPO's", "",
+            (Panel("final accuracy minus the same seed's GRPO (95 % interval)", "difference", bars=tuple(gains)),), columns=1,
+        ),
+    ]  # fmt: skip
+
+
+def _mean_curve(run: Run) -> list[Point]:
+    return mean_of([policy.accuracy() for policy in run.policies.values()])
+
+
+def collect(work: Path, out: Path, seeds: Sequence[int]) -> str:
+    """Write the results of all pieces that are there."""
+    every = [Piece(pool, arm, seed) for pool in POOLS for arm in (*ARMS, *DISTILLED) for seed in seeds]
+    there = [piece for piece in every if piece.done(work)]
+    found = [distilled(piece, work) if piece.arm in DISTILLED else measured(piece, work) for piece in there]
+    study = Study(found)
+    runs = {
+        (piece.pool, piece.arm, piece.seed): read_run(piece.directory(work))
+        for piece in there
+        if piece.arm not in DISTILLED
+    }
+    text = tables(study)
+    directory_for(out, "--out")
+    for figure in figures(study, runs):
+        draw(figure, out)
+    versions = next(iter(runs.values())).info["versions"]
+    told = [{**vars_of(claim), "verdict": verdict(claim.answers)} for claim in claims(study)]
+    result = {"command": "python benchmarks/study.py", "versions": versions, "claims": told, "pieces": found}
+    (out / "study.json").write_text(json.dumps(result) + "\n")
+    (out / "study.md").write_text(text + "\n")
+    return text
+
+
+def vars_of(claim: Claim) -> dict[str, Any]:
+    """A claim as plain values."""
+    return {"claim": claim.text, "pool": claim.pool, "measured": claim.measured}
+
+
 def main() -> None:
     """Make what is missing, and collect."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--pools", nargs="+", default=list(POOLS), choices=POOLS)
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--arms", nargs="+", default=[*ARMS, *DISTILLED], choices=[*ARMS, *DISTILLED])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--work", type=Path, default=Path("runs/study"))
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--collect", action="store_true", help="make nothing")
     given = parser.parse_args()
     pieces = [Piece(pool, arm, seed) for seed in given.seeds for pool in given.pools for arm in given.arms]
-    make(pieces, given.work, given.steps)
+    if not given.collect:
+        make(pieces, given.work, given.steps)
+    print(collect(given.work, given.out, given.seeds))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 REAL_DATA = REPOSITORY.parent / "shared" / "data"
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; the tests of it ask for it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

@@ -160,7 +160,7 @@ def _what_run(path: Path) -> str:
 
 
 #: everything that a run makes in its directory; run.json is removed last, so that a half-removed run is known as one
-CONTENT = ("exchange", "policies", "supervisor", "warm-up", "recipe.yaml", "summary.json", "run.json")
+CONTENT = ("exchange", "policies", "supervisor", "warm-up", "report", "recipe.yaml", "summary.json", "run.json")
 
 
 def clean(path: Path, held: ExitStack) -> None:

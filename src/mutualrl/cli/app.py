@@ -17,6 +17,7 @@ from mutualrl.cli.exchange import exchange
 from mutualrl.cli.output import emit, prose
 from mutualrl.cli.recipes import recipes
 from mutualrl.cli.report import report
+from mutualrl.cli.runs import runs
 from mutualrl.cli.tasks import tasks
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
@@ -64,6 +65,7 @@ app.command("cost")(cost)
 app.command("distill")(distill)
 app.command("report")(report)
 app.command("doctor")(doctor)
+app.add_typer(runs, name="runs")
 app.add_typer(tasks, name="tasks")
 app.add_typer(recipes, name="recipes")
 app.add_typer(exchange, name="exchange")

@@ -52,6 +52,19 @@ def train(
         str | None,
         typer.Option(help="What the policies publish: regime (what it reads), or full.", show_default=False),
     ] = None,
+    report_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A tracker beside metrics.jsonl: trackio, wandb, tensorboard. Repeatable.", show_default=False
+        ),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", envvar="MUTUALRL_REPORT", help="Make the run's page at its end.")
+    ] = True,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(help="Then upload each model, with its card, to OWNER on the hub.", show_default=False),
+    ] = None,
     device_map: Annotated[
         Path | None, typer.Option(help="A YAML file: which policy on which devices.", show_default=False)
     ] = None,
@@ -75,6 +88,8 @@ def train(
 
     if exchange is not None:
         assignments = [*(assignments or ()), f"run.publish={exchange}"]
+    if report_to:
+        assignments = [*(assignments or ()), f"run.report_to=[{', '.join(report_to)}]"]
     launch = Launch(resume, clean, device_map, nnodes, node_rank, master_addr)
     request = Request(recipe, regime, pool, task, data, steps, seed, run_dir, tuple(assignments or ()))
     resolved = recipe_of(request, launch)
@@ -86,9 +101,17 @@ def train(
     from mutualrl.cli.results import show_summary
     from mutualrl.mwra.supervisor import train as supervise
 
+    if push_to_hub is not None:
+        from mutualrl.reporting.upload import require_hub
+
+        require_hub(push_to_hub)
     console = prose()
     run, summary = supervise(resolved, console, launch)
     if as_json:
         emit({"run_dir": str(run.root), **summary})
     elif node_rank == 0:
         show_summary(summary, run.root)
+    if node_rank == 0:
+        from mutualrl.cli.closing import close
+
+        close(run.root, console, report=report, push_to=push_to_hub)

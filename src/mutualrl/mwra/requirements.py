@@ -27,6 +27,9 @@ def lacking(recipe: Recipe, machine: Machine) -> list[str]:
     )
     if zero and find_spec("deepspeed") is None:
         lines.append("deepspeed, for ZeRO (pip install 'mutualrl[node]', or --set launch.strategy=ddp)")
+    for tracker in recipe.run.report_to:
+        if find_spec(tracker) is None:
+            lines.append(f"{tracker}, for --report-to {tracker} (pip install {tracker})")
     return lines
 
 

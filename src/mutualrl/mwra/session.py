@@ -42,7 +42,8 @@ class Launch:
 HARMLESS = frozenset(
     {
         "run.max_restarts", "run.peer_timeout", "run.round_timeout", "run.on_peer_loss", "run.keep_checkpoints",
-        "run.keep_rounds", "run.save_every", "run.validate_every", "run.dir", "hardware.gpus", "hardware.note", "pool",
+        "run.keep_rounds", "run.report_to",
+        "run.save_every", "run.validate_every", "run.dir", "hardware.gpus", "hardware.note", "pool",
     }
 )  # fmt: skip
 

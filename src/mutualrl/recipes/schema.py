@@ -173,6 +173,9 @@ class RunSection(Section):
         "fail", description="what the others do when a policy is lost for good"
     )
     peer_timeout: float = Field(60.0, gt=0, description="a peer silent for so long is dead")
+    report_to: Annotated[tuple[Literal["trackio", "wandb", "tensorboard"], ...], Field(strict=False)] = Field(
+        (), description="trackers beside metrics.jsonl, through TRL's own integrations"
+    )
     round_timeout: float = Field(3600.0, gt=0, description="longest wait for a peer that is alive")
 
 

@@ -35,7 +35,7 @@ RESERVED = {
     "deepspeed": "launch.strategy",
     "local_rank": "launch.processes",
     "disable_tqdm": "nothing: the supervisor shows the progress",
-    "report_to": "nothing: metrics go to metrics.jsonl",
+    "report_to": "run.report_to (--report-to)",
     "trust_remote_code": "policies[].trust_remote_code",
     "push_to_hub": "nothing: the trained model is saved in the run directory",
     "remove_unused_columns": "nothing: the run sets it",

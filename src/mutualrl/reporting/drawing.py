@@ -39,7 +39,7 @@ def draw(figure: Figure, directory: Path) -> str:
         buffer = io.StringIO()
         canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         save(canvas, directory, figure.name)
-    return inline(buffer.getvalue(), figure.name)
+    return inline(buffer.getvalue(), figure.name, round(96 * (width * columns + 0.4)))
 
 
 STYLE: dict[str, Any] = {
@@ -113,8 +113,9 @@ def _legend(canvas: Any, axes: Any) -> None:
             axis.legend(fontsize=8)
 
 
-def inline(svg: str, name: str) -> str:
-    """The drawing for a page: no prologue, ids of its own, the page's colours in place of black and white."""
+def inline(svg: str, name: str, width: int) -> str:
+    """The drawing for a page, at most `width` pixels wide: no prologue, ids of its own, the page's colours in place of
+    black and white."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     key = re.sub(r"[^A-Za-z0-9]+", "-", name)
@@ -122,9 +123,6 @@ def inline(svg: str, name: str) -> str:
     body = re.sub(r'(href="|url\()#', rf"\1#{key}-", body)
     body = body.replace(INK, "currentColor").replace(PAPER, "none")
     # it scales with the page, and is one picture to a screen reader: its caption and its table say what it shows
-    return re.sub(r"<svg ([^>]*?)>", _head, body, count=1, flags=re.DOTALL)
-
-
-def _head(match: re.Match[str]) -> str:
-    kept = re.sub(r'\b(width|height)="[^"]*"', "", match[1])
-    return f'<svg aria-hidden="true" focusable="false" {kept}>'
+    tag, rest = body.split(">", 1)
+    kept = re.sub(r'\b(width|height)="[^"]*"', "", tag.removeprefix("<svg"))
+    return f'<svg aria-hidden="true" focusable="false" style="max-width: {width}px" {kept}>{rest}'

@@ -49,8 +49,8 @@ def mean_of(series: Sequence[Sequence[Point]]) -> list[Point]:
 
 
 def window_of(length: int) -> int:
-    """How many steps a curve of that length is averaged over where single steps are noise: a fiftieth, odd."""
-    return max(1, length // 50) | 1
+    """How many steps a curve of that length is averaged over where single steps are noise: a twentieth, odd."""
+    return max(1, length // 20) | 1
 
 
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:

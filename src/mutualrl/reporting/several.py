@@ -23,6 +23,9 @@ _FREE_RUN = {"seed", "dir", "publish", "save_every", "keep_checkpoints", "keep_r
 PLAIN_TRL = "trl"  # the regime in run.json of a run of plain TRL (benchmarks/fidelity.py)
 
 
+Arms = Mapping[str, Sequence[Run]]
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Runs that may be compared, and what keeps them from being matched, in words."""
@@ -99,9 +102,10 @@ def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
 def figures(comparison: Comparison, slug: str) -> list[Figure]:
     """The paper's figures that a comparison has the arms for."""
     arms = comparison.arms
+    main = _main(arms)
     drawn = [
-        _probes(arms, slug),
-        _regularizers(arms, slug),
+        _probes(main, slug),
+        _regularizers(main, slug),
         _gates(arms, slug),
         *_ablations(arms, slug),
         _fidelity(arms, slug),
@@ -110,7 +114,15 @@ def figures(comparison: Comparison, slug: str) -> list[Figure]:
     return [figure for figure in drawn if figure is not None and figure.panels]
 
 
-Arms = Mapping[str, Sequence[Run]]
+MOST_ARMS = 6  # in one panel
+
+
+def _main(arms: Arms) -> Arms:
+    """Of many arms the paper's four probes; the others have figures of their own."""
+    probes = {arm: runs for arm, runs in arms.items() if arm in ("grpo", "prp", "xgrpo", "sgt")}
+    return probes if len(arms) > MOST_ARMS and len(probes) > 1 else arms
+
+
 Take = Callable[[Policy], list[Point]]
 
 
@@ -212,7 +224,9 @@ _ABLATIONS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 
 def _ablations(arms: Arms, slug: str) -> list[Figure]:
     found = []
-    for name, title, paper, wanted in _ABLATIONS:
+    variants = ("grpo", "sgt", *(arm for arm in arms if arm.startswith("sgt (")))
+    weights = ("sgt-variants", "SGT: weights, and the data's solution in place of a peer's", "", variants)
+    for name, title, paper, wanted in (*_ABLATIONS, weights):
         chosen = {arm: arms[arm] for arm in wanted if arm in arms}
         if len(chosen) < 2 or set(chosen) == {"grpo"} or not set(chosen) & set(wanted[2:]):
             continue

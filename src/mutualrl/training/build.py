@@ -28,6 +28,7 @@ from mutualrl.training.plan import compare, fingerprint, load_prompts, require_e
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import keep_loads_safe
 from mutualrl.training.sharing import Sharing
+from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
 from mutualrl.training.vllm_engine import prepare_vllm
 
@@ -60,8 +61,9 @@ def build_trainer(
     cpu = not torch.cuda.is_available() or not seat["gpus"]
     output = run.policy(policy).root / "trainer"
     args = grpo_config(
-        recipe, policy, batch, seat["strategy"], output, cpu=cpu, tenants=seat["tenants"], memory=seat["memory"]
-    )
+        recipe, policy, batch, seat["strategy"], output, cpu=cpu, tenants=seat["tenants"], memory=seat["memory"],
+        trackers=tracker_keys(recipe, run, policy),
+    )  # fmt: skip
     if seat["strategy"] != "ddp":
         keep_loads_safe()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)

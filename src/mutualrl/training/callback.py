@@ -73,10 +73,18 @@ class MetricsCallback(TrainerCallback):
     """One JSON line a step in `metrics.jsonl`, flushed when the step ends; greedy validation every N steps.
 
     A value that is not finite is written as null: JSON has no NaN. On a GPU the line has the peak of the memory that
-    the first rank's tensors took so far.
+    the first rank's tensors took so far. `tell` hears of every validation.
     """
 
-    def __init__(self, path: Path, validate: Callable[[], dict[str, Any]], every: int, steps: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        validate: Callable[[], dict[str, Any]],
+        every: int,
+        steps: int,
+        tell: Callable[[dict[str, Any]], None] = lambda validation: None,
+    ) -> None:
+        self._tell = tell
         self._path = path
         self._validate = validate
         self._every = every
@@ -88,6 +96,7 @@ class MetricsCallback(TrainerCallback):
         step = state.global_step
         if self._every and step % self._every == 0 and step < self._steps:
             self._validation = self._validate()
+            self._tell(self._validation)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Append the step's line."""

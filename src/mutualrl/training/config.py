@@ -32,6 +32,7 @@ def grpo_config(
     cpu: bool,
     tenants: int = 1,
     memory: float | None = None,
+    trackers: dict[str, Any] | None = None,
 ) -> GRPOConfig:
     """The trainer's configuration: TRL's defaults < ours for the device < recipe < what the run decides.
 
@@ -51,7 +52,7 @@ def grpo_config(
         "save_strategy": "steps",
         "save_steps": recipe.run.save_every or recipe.run.steps,
         "eval_strategy": "no",
-        "report_to": "none",
+        **(trackers or {"report_to": "none"}),
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "trust_remote_code": recipe.policy(policy).trust_remote_code,

@@ -82,6 +82,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     from mutualrl.training.build import build_trainer, seed_policy
     from mutualrl.training.callback import MetricsCallback, StopCallback
     from mutualrl.training.resume import Career, resume_point
+    from mutualrl.training.trackers import teller
     from mutualrl.training.validation import Validator
 
     trainer, sharing, validation = build_trainer(run, recipe, policy, info, exchange, heartbeat, lambda: bool(stop))
@@ -91,7 +92,8 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     career = Career(run, policy, attempt, sharing)
     trainer.checkpointer = career.checkpointer(recipe, info["run_id"])
     checkpoint = resume_point(trainer, career, files)
-    trainer.add_callback(MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps))
+    tell = [teller(trainer)] if recipe.run.report_to else []
+    trainer.add_callback(MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps, *tell))
     trainer.add_callback(StopCallback(trainer, lambda: bool(stop)))
     if career.initial_validation is None:
         heartbeat.set("validating")

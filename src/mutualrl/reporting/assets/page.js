@@ -23,6 +23,7 @@
         body.append(...rows);
       });
     });
+    if (table.tBodies[0].rows.length < 4) continue;
     const label = document.createElement("label");
     const input = document.createElement("input");
     input.type = "search";
@@ -61,7 +62,7 @@
       what.append(...contents);
       list_.append(element("dt", term), what);
     };
-    const text = (value, name) => element("div", value, "text" + (name ? " " + name : ""));
+    const text = (value, name) => element("div", value === "" ? "(nothing)" : value, "text" + (name ? " " + name : ""));
 
     const shown = (rescue) => {
       const box = element("article", undefined, "rescue");

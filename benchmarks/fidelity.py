@@ -1,0 +1,180 @@
+"""Our regime `grpo` beside plain TRL: same policies, seeds, prompts; accuracy, reward, loss, tokens a second.
+
+    python benchmarks/fidelity.py                 # about three minutes on two cores
+
+The plain arm is TRL's own GRPOTrainer in a script without an exchange, a supervisor or our trainer; its two policies
+run side by side as ours do. Writes benchmarks/results/fidelity.{json,md} and the paper's figure "System sanity check on
+single-policy GRPO" drawn from both, through `mutualrl report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+STEPS = 160
+SETTINGS = ("run.validate_every=10", "run.validation_limit=1000", "run.save_every=0")
+
+
+def plain(policy: str, recipe_file: Path, root: Path) -> None:
+    """One policy through TRL's GRPOTrainer alone, its steps written down as ours are."""
+    import torch
+
+    torch.set_num_threads(1)
+    from transformers import PrinterCallback
+    from trl import GRPOTrainer
+
+    from mutualrl.files import write_json
+    from mutualrl.recipes import load
+    from mutualrl.recipes.batch import plan_batch
+    from mutualrl.tasks.rewards import load_rewards
+    from mutualrl.tiny.cache import located
+    from mutualrl.training.build import seed_policy
+    from mutualrl.training.callback import MetricsCallback
+    from mutualrl.training.config import grpo_config
+    from mutualrl.training.data import as_dataset
+    from mutualrl.training.models import load_tokenizers
+    from mutualrl.training.plan import load_prompts
+    from mutualrl.training.validation import Validator
+
+    recipe = load(recipe_file)
+    tokenizer = load_tokenizers(recipe)[policy]
+    batch = plan_batch(recipe, policy, 1)
+    files = root / "policies" / policy
+    files.mkdir(parents=True)
+    args = grpo_config(recipe, policy, batch, "ddp", files / "trainer", cpu=True)
+    trainer = GRPOTrainer(
+        model=located(recipe.policy(policy).model), reward_funcs=load_rewards(recipe.task.reward), args=args,
+        train_dataset=as_dataset(load_prompts(recipe, "train"), tokenizer), processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)
+    seed_policy(recipe, policy, 0)
+    validator = Validator(trainer, load_prompts(recipe, "validation"))
+    trainer.add_callback(
+        MetricsCallback(files / "metrics.jsonl", validator, recipe.run.validate_every, recipe.run.steps)
+    )
+    before = validator()
+    began = time.monotonic()
+    trainer.train()
+    seconds = time.monotonic() - began
+    result = {
+        "initial_validation": before,
+        "validation": validator(),
+        "steps": recipe.run.steps,
+        "train_seconds": seconds,
+    }
+    write_json(files / "result.json", result)
+
+
+def run_plain(ours: Path, root: Path) -> None:
+    """All policies of the run `ours` through plain TRL, side by side, into something that reads like a run."""
+    info = json.loads((ours / "run.json").read_text())
+    root.mkdir(parents=True)
+    recipe = root / "recipe.yaml"
+    shutil.copy(ours / "recipe.yaml", recipe)
+    info |= {"regime": "trl", "command": ["python", "benchmarks/fidelity.py"]}
+    (root / "run.json").write_text(json.dumps(info))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    children = [
+        subprocess.Popen([sys.executable, __file__, "--policy", name, "--recipe", str(recipe), "--root", str(root)], env=environment)
+        for name in info["placement"]
+    ]  # fmt: skip
+    if any([child.wait() for child in children]):  # noqa: C419  (every one is waited for)
+        raise SystemExit("a plain run failed")
+    results = {name: json.loads((root / "policies" / name / "result.json").read_text()) for name in info["placement"]}
+    summary = {"regime": "trl", "seconds": max(r["train_seconds"] for r in results.values()), "policies": results}
+    (root / "summary.json").write_text(json.dumps(summary))
+
+
+def compared(ours: Path, theirs: Path) -> tuple[dict[str, Any], str]:
+    """The largest differences, and the medians of the speed on steps without validation."""
+    from mutualrl.reporting.reading import read_run
+    from mutualrl.reporting.series import tokens_per_second
+
+    one, other = read_run(ours), read_run(theirs)
+    lines = [
+        "| policy | steps | largest difference: reward | loss | KL | validation accuracy | tokens/s, plain TRL | ours "
+        "| ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    found = {}
+    for name, policy in one.policies.items():
+        twin = other.policies[name]
+        largest = {
+            key: max(abs(a.value - b.value) for a, b in zip(policy.series(key), twin.series(key), strict=True))
+            for key in ("reward", "loss", "kl")
+        }
+        largest["accuracy"] = max(
+            abs(a.value - b.value) for a, b in zip(policy.accuracy(), twin.accuracy(), strict=True)
+        )
+        speed = {
+            label: statistics.median(p.value for p in tokens_per_second(each, without_validation=True))
+            for label, each in (("ours", policy), ("trl", twin))
+        }
+        found[name] = {"steps": policy.steps, "largest_difference": largest, "tokens_per_second": speed}
+        cells = [f"{largest[key]:g}" for key in ("reward", "loss", "kl", "accuracy")]
+        ratio = speed["ours"] / speed["trl"]
+        lines.append(
+            f"| {name} | {policy.steps} | {' | '.join(cells)} | {speed['trl']:.0f} | {speed['ours']:.0f} | {ratio:.2f} "
+            f"|"
+        )
+    return found, "\n".join(lines)
+
+
+def main() -> None:
+    """Run both, compare, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--policy", help=argparse.SUPPRESS)
+    parser.add_argument("--recipe", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.policy:
+        plain(given.policy, given.recipe, given.root)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        ours, theirs, page = (Path(directory) / name for name in ("grpo", "trl", "page"))
+        command = [
+            "train",
+            "--regime",
+            "grpo",
+            "--pool",
+            "tiny",
+            "--steps",
+            str(given.steps),
+            "--run-dir",
+            str(ours),
+            "--no-report",
+        ]
+        for setting in SETTINGS:
+            command += ["--set", setting]
+        subprocess.run([sys.executable, "-m", "mutualrl", *command], check=True, stdout=sys.stderr)
+        run_plain(ours, theirs)
+        found, text = compared(ours, theirs)
+        subprocess.run(
+            [sys.executable, "-m", "mutualrl", "report", str(ours), str(theirs), "--out", str(page)], check=True,
+            stdout=sys.stderr,
+        )  # fmt: skip
+        given.out.mkdir(parents=True, exist_ok=True)
+        for suffix in ("png", "svg"):
+            figure = next((page / "figures").glob(f"*-fidelity.{suffix}"))
+            shutil.copy(figure, given.out / f"fidelity.{suffix}")
+    result = {"command": "python benchmarks/fidelity.py", "policies": found}
+    (given.out / "fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
+    (given.out / "fidelity.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

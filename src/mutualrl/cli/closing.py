@@ -1,0 +1,30 @@
+"""What a finished run leaves for people: the cards of its models, its page, its models on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from mutualrl.display import clean
+
+
+def close(root: Path, console: Console, *, report: bool, push_to: str | None) -> None:
+    """Write model cards and the report, say where it lies, and push the models where that was asked for."""
+    from mutualrl.reporting.card import write_cards
+
+    write_cards(root)
+    if report:
+        from mutualrl.reporting.report import write_report
+        from mutualrl.rundir import command_line
+
+        written = write_report([root], root / "report", " ".join(command_line()))
+        say = f"Report: {written.page}"
+    else:
+        say = f"A page of curves and rescues: mutualrl report {root}"
+    console.print(clean(say, 4096), markup=False, highlight=False, soft_wrap=True)
+    if push_to is not None:
+        from mutualrl.reporting.upload import push
+
+        for repo in push(root, push_to):
+            console.print(f"Pushed: {repo}", markup=False, highlight=False, soft_wrap=True)

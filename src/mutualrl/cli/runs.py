@@ -1,0 +1,127 @@
+"""`mutualrl runs`: which runs there are, one of them as it goes on, and its models to the hub."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mutualrl.cli.output import emit, prose, reports_errors, screen
+from mutualrl.display import cell, clean
+
+if TYPE_CHECKING:
+    from mutualrl.reporting.reading import Run
+
+runs = typer.Typer(help="Runs: list them, watch one, push its models.", no_args_is_help=True)
+RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+WATCH_SECONDS = 0.5
+
+
+@runs.command("ls")
+@reports_errors
+def ls(
+    directory: Annotated[Path, typer.Argument(help="Where the runs lie.")] = Path("runs"), as_json: JsonFlag = False
+) -> None:
+    """List the runs in a directory, the newest first, with what state each is in."""
+    from mutualrl.errors import UsageError
+    from mutualrl.files import user_path
+    from mutualrl.reporting.reading import read_run
+
+    root = user_path(directory)
+    if not root.is_dir():
+        raise UsageError(f"no directory {directory}; runs are under runs/ unless --run-dir named another place")
+    paths = [root] if (root / "run.json").exists() else sorted(p.parent for p in root.glob("*/run.json"))
+    found, unreadable = [], []
+    for path in paths:
+        try:
+            found.append(read_run(path))
+        except UsageError as error:
+            unreadable.append(str(error))
+    found.sort(key=lambda run: str(run.info.get("created", "")), reverse=True)
+    if as_json:
+        emit({"runs": [_told(run) for run in found], "unreadable": unreadable})
+        return
+    table = Table("run", "state", "regime", "pool", "seed", "step", "accuracy")
+    for run in found:
+        told = _told(run)
+        curves = [
+            f"{name} " + ("" if p["before"] is None else f"{p['before']:.2f} -> ") + f"{p['last']:.2f}"
+            for name, p in told["policies"].items()
+            if p["last"] is not None
+        ]
+        step = min((p["step"] for p in told["policies"].values()), default=0)
+        table.add_row(
+            *map(cell, (run.name, run.state, run.arm, run.pool, str(run.seed))),
+            f"{step}/{run.planned_steps}",
+            cell("\n".join(curves)),
+        )
+    screen().print(table)
+    for line in unreadable:
+        prose().print(f"Note: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@runs.command("watch")
+@reports_errors
+def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
+    """Follow a run from another terminal until it ends. With --json: how it stands now, once."""
+    from mutualrl.cli.results import show_summary
+    from mutualrl.errors import MutualRLError
+    from mutualrl.mwra.progress import Progress
+    from mutualrl.reporting.reading import read_run
+    from mutualrl.rundir import RunDirectory, holder_of
+
+    read = read_run(run)
+    if as_json:
+        emit({**_told(read), "notes": list(read.notes)})
+        return
+    directory = RunDirectory(read.root)
+    if read.state == "running":
+        with Progress(directory, list(read.policies), read.planned_steps or 0, screen()) as progress:
+            while holder_of(directory.lock(0)) is not None:
+                progress.update()
+                time.sleep(WATCH_SECONDS)
+        read = read_run(run)
+    if read.summary is None or read.state != "finished":
+        raise MutualRLError(f"the run {clean(str(run))} is {read.state}: {'; '.join(read.notes)}")
+    show_summary(read.summary, read.root)
+
+
+@runs.command("push")
+@reports_errors
+def push(
+    run: RunArgument,
+    owner: Annotated[str, typer.Argument(help="User or organisation on the hub.", show_default=False)],
+    as_json: JsonFlag = False,
+) -> None:
+    """Upload the trained models of a run, each with its card, as private repositories OWNER/RUN-POLICY."""
+    from mutualrl.reporting.reading import read_run
+    from mutualrl.reporting.upload import push as upload
+    from mutualrl.reporting.upload import require_hub
+
+    root = read_run(run).root
+    require_hub(owner)
+    pushed = upload(root, owner)
+    if as_json:
+        emit({"pushed": pushed})
+    else:
+        for repo in pushed:
+            typer.echo(repo)
+
+
+def _told(run: Run) -> dict[str, Any]:
+    policies = {}
+    for name, policy in run.policies.items():
+        points = policy.accuracy()
+        policies[name] = {
+            "step": policy.steps,
+            "before": points[0].value if points and points[0].step == 0 else None,
+            "last": points[-1].value if points else None,
+        }
+    return {
+        "run": str(run.root), "state": run.state, "regime": run.arm, "pool": run.pool, "task": run.task,
+        "seed": run.seed, "steps": run.planned_steps, "policies": policies, "began": run.info.get("created"),
+    }  # fmt: skip

@@ -1,0 +1,96 @@
+"""A model card beside each trained model: what it is, what made it, what came out, and what to cite."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mutualrl.display import clean
+from mutualrl.files import write_atomic
+from mutualrl.markdown import name, number, table
+from mutualrl.reporting.reading import Policy, Run, part, read_run
+from mutualrl.rundir import RunDirectory
+
+CARD = "README.md"
+TITLE = "Experience Sharing in Mutual Reinforcement Learning for Heterogeneous Language Models"
+CITATION = f"""@article{{liu2026mutual,
+  title  = {{{TITLE}}},
+  author = {{Xiaoze Liu and Dhananjay Ram and Yuting Zhang and Zhaoyang Zhang and Wei Xia and Stefano Soatto}},
+  year   = {{2026}}
+}}"""
+_ABOUT = {
+    "grpo": "plain GRPO, each policy from its own rollouts alone",
+    "grpo-noise": "GRPO with a randomly perturbed baseline (a control)",
+    "prp": "Peer Rollout Pooling: peers' rollouts join the batch",
+    "xgrpo": "Cross-Policy GRPO: peers' rewards grade the policy's own rollouts",
+    "sgt": "Success-Gated Transfer: where the policy failed entirely, a peer's verified success joined its loss",
+}
+
+
+def write_cards(root: Path) -> list[Path]:
+    """Write policies/<name>/model/README.md of every trained model of a run; returns the files."""
+    run = read_run(root)
+    written = []
+    for policy in run.policies.values():
+        directory = RunDirectory(run.root).policy(policy.name).model
+        if (directory / "config.json").is_file():
+            write_atomic(directory / CARD, card(run, policy).encode(), durable=False)
+            written.append(directory / CARD)
+    return written
+
+
+def card(run: Run, policy: Policy) -> str:
+    """The card of one policy, in the hub's form."""
+    hub_id = bool(policy.model) and not policy.model.startswith(("tiny:", "/"))
+    head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    if hub_id:
+        head["base_model"] = policy.model
+    head["tags"] = ["mutualrl", "trl", "grpo", "reinforcement-learning", run.regime]
+    peers = [other for other in run.policies.values() if other.name != policy.name]
+    about = _ABOUT.get(run.regime, run.regime)
+    parts = [
+        "---\n" + yaml.safe_dump(head, sort_keys=False) + "---",
+        f"# {name(policy.name)}, trained with mutualrl",
+        f"A policy of the pool `{name(run.pool)}`, trained together with "
+        + (", ".join(f"`{name(other.name)}` (`{name(other.model)}`)" for other in peers) or "no other")
+        + f". Regime: **{name(run.arm)}**, {about}. It began as `{name(policy.model)}`.",
+        _figures(run, policy),
+        _training(run),
+        "```bash\n" + clean(run.command, 2000).replace("`", "'").replace("\n", " ") + "\n```",
+        "## Cite\n\nThe method is the paper's:\n\n```bibtex\n" + CITATION + "\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _figures(run: Run, policy: Policy) -> str:
+    rows = []
+    for group in (None, *policy.groups):
+        points = policy.accuracy(group)
+        if points:
+            before = number(points[0].value) if points[0].step == 0 else ""
+            rows.append([name(group or "all"), before, number(points[-1].value)])
+    result = policy.result or {}
+    n = part(result, "validation").get("n", "?")
+    text = table(f"Greedy accuracy on {n} held-out prompts of {name(run.task)}", ("group", "before", "after"), rows)
+    pairs = result.get("rescued_pairs")
+    return text + (f"\n\nRescued pairs learnt: {pairs}, on {result.get('rescued_prompts')} prompts." if pairs else "")
+
+
+def _training(run: Run) -> str:
+    trainer, task = part(run.recipe, "trainer"), part(run.recipe, "task")
+    keys = ("learning_rate", "lr_scheduler_type", "num_generations", "max_completion_length", "beta", "epsilon",
+            "temperature", "loss_type", "scale_rewards")  # fmt: skip
+    data = {key: task[key] for key in ("name", "data", "validation_data") if task.get(key) is not None}
+    rows = [
+        ["data", json.dumps(data, default=str)],
+        ["prompts a round", str(part(run.info, "fingerprint").get("prompts_per_round", ""))],
+        ["steps", str(part(run.recipe, "run").get("steps", ""))],
+        ["seed", str(run.seed)],
+        ["regime", json.dumps(part(run.recipe, "regime"), default=str)],
+        *([key, str(trainer[key])] for key in keys if key in trainer),
+        ["versions", ", ".join(f"{package} {v}" for package, v in part(run.info, "versions").items())],
+    ]
+    return table("Training", ("what", "value"), [[name(a), b.replace("|", "\\|")] for a, b in rows])

@@ -1,0 +1,41 @@
+"""Trained models to the hub, each with its card."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mutualrl.errors import MachineError, UsageError
+from mutualrl.hub import hub_problem
+from mutualrl.reporting.card import write_cards
+
+_OWNER = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+def require_hub(owner: str) -> None:
+    """Raise UsageError for what is no owner, MachineError where the hub or a token is missing: before hours of work."""
+    if _OWNER.fullmatch(owner) is None:
+        raise UsageError(f"--push-to-hub {owner!r}: expected the name of a user or an organisation on the hub")
+    if (problem := hub_problem()) is not None:
+        raise MachineError(f"--push-to-hub: the hub cannot be used: {problem}")
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise MachineError("--push-to-hub: no token of the hub is here; run `hf auth login`, or set HF_TOKEN")
+
+
+def push(root: Path, owner: str) -> list[str]:
+    """Upload every trained model of a run as the private repository OWNER/RUN-POLICY; returns their ids."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    pushed = []
+    for card in write_cards(root):
+        policy = card.parent.parent.name
+        repo = f"{owner}/{re.sub(r'[^A-Za-z0-9._-]+', '-', f'{root.name}-{policy}')[:96]}"
+        api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=card.parent, commit_message="Trained with mutualrl")
+        pushed.append(repo)
+    if not pushed:
+        raise UsageError(f"{root} has no trained model to push (did it finish?)")
+    return pushed

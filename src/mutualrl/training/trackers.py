@@ -1,0 +1,37 @@
+"""The experiment trackers that TRL knows: trackio, wandb, tensorboard. metrics.jsonl is written beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from mutualrl.recipes.schema import Recipe
+from mutualrl.rundir import RunDirectory
+
+
+def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, Any]:
+    """What TRL's configuration says of trackers: one tracked run a policy, named after the run's directory.
+
+    What only the environment can say is set where the user has not: the project `mutualrl` and a group for the run
+    (wandb), and a directory inside the run (tensorboard).
+    """
+    if not recipe.run.report_to:
+        return {"report_to": "none"}
+    os.environ.setdefault("WANDB_PROJECT", "mutualrl")
+    os.environ.setdefault("WANDB_RUN_GROUP", run.root.name)
+    os.environ.setdefault("WANDB_DIR", str(run.policy(policy).root))
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(run.policy(policy).root / "tensorboard"))
+    return {"report_to": list(recipe.run.report_to), "run_name": f"{run.root.name}-{policy}", "project": "mutualrl"}
+
+
+def teller(trainer: Any) -> Callable[[dict[str, Any]], None]:
+    """Puts a validation among the numbers that TRL logs with the step: `validation/accuracy`, and by group."""
+
+    def tell(validation: dict[str, Any]) -> None:
+        metrics = trainer._metrics["train"]
+        metrics["validation/accuracy"].append(validation["accuracy"])
+        for group, value in validation["by_group"].items():
+            metrics[f"validation/accuracy/{group}"].append(value)
+
+    return tell
