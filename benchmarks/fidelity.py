@@ -86,7 +86,9 @@ def run_plain(ours: Path, root: Path) -> None:
     (root / "run.json").write_text(json.dumps(info))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     children = [
-        subprocess.Popen([sys.executable, __file__, "--policy", name, "--recipe", str(recipe), "--root", str(root)], env=environment)
+        subprocess.Popen(
+            [sys.executable, __file__, "--policy", name, "--recipe", str(recipe), "--root", str(root)], env=environment
+        )
         for name in info["placement"]
     ]  # fmt: skip
     if any([child.wait() for child in children]):  # noqa: C419  (every one is waited for)

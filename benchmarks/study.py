@@ -439,10 +439,7 @@ def figures(study: Study, runs: dict[tuple[str, str, int], Run]) -> list[Figure]
     curves = []
     for pool in study.pools:
         lines = tuple(
-            over(
-                arm,
-                [mean_of([p.accuracy() for p in runs[pool, arm, s].policies.values()]) for s in study.seeds(pool, arm)],
-            )
+            over(arm, [_mean_curve(runs[pool, arm, seed]) for seed in study.seeds(pool, arm)])
             for arm in ("grpo", "xgrpo", "prp", "sgt")
             if study.seeds(pool, arm)
         )
@@ -451,16 +448,15 @@ def figures(study: Study, runs: dict[tuple[str, str, int], Run]) -> list[Figure]
     every = [arm for arm in (*ARMS, *DISTILLED) if arm != "grpo"]
     for pool in study.pools:
         arms = [arm for arm in every if study.seeds(pool, arm, "grpo")]
-        found = [
-            study.difference(pool, arm, "grpo", lambda a, s, pool=pool: study.accuracy(pool, a, s)) for arm in arms
-        ]  # type: ignore[misc]
+        found = [study.difference(pool, arm, "grpo", partial(study.accuracy, pool)) for arm in arms]
         errors = tuple(None if math.isinf(d.low) else d.high - d.mean for d in found)
         gains.append(Bars(pool, tuple(arms), tuple(d.mean for d in found), errors))
     return [
         Figure("study-curves", "The four probes", "", tuple(curves), columns=3),
         Figure(
             "study-gains", "Final accuracy minus GRPO's", "",
-            (Panel("final accuracy minus the same seed's GRPO (95 % interval)", "difference", bars=tuple(gains)),), columns=1,
+            (Panel("final accuracy minus the same seed's GRPO (95 % interval)", "difference", bars=tuple(gains)),),
+            columns=1,
         ),
     ]  # fmt: skip
 

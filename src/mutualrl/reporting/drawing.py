@@ -5,7 +5,6 @@ Lines differ in colour and in dashes; the colours keep their contrast on white a
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from pathlib import Path
@@ -36,10 +35,11 @@ def draw(figure: Figure, directory: Path) -> str:
         for axis in axes[len(figure.panels) :]:
             axis.set_axis_off()
         _legend(canvas, axes[: len(figure.panels)])
-        buffer = io.StringIO()
-        canvas.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        save(canvas, directory, figure.name)
-    return inline(buffer.getvalue(), figure.name, round(96 * (width * columns + 0.4)))
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")  # laid out once, drawn twice
+        files = save(canvas, directory, figure.name)
+    svg = next(path for path in files if path.suffix == ".svg").read_text("utf-8")
+    return inline(svg, figure.name, round(96 * (width * columns + 0.4)))
 
 
 STYLE: dict[str, Any] = {

@@ -1,0 +1,117 @@
+"""Run directories made by hand: what a report reads, without any training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mutualrl.records import Record
+from mutualrl.see import Exchange
+
+REGIMES = {
+    "grpo": {"name": "grpo"},
+    "sgt": {"name": "sgt", "weight": 0.1, "success_above": 0.8, "failure_below": 0.2},
+    "prp": {"name": "prp", "denominator": "peer"},
+    "xgrpo": {"name": "xgrpo", "mix": 0.2},
+    "grpo-noise": {"name": "grpo-noise", "noise": 0.1},
+}
+
+
+def validation(accuracy: float) -> dict[str, Any]:
+    """Of two groups whose mean is `accuracy`."""
+    return {"n": 64, "accuracy": accuracy, "by_group": {"+": accuracy + 0.1, "*": accuracy - 0.1}, "no_box": 0.0}
+
+
+def made_run(
+    root: Path,
+    regime: str = "grpo",
+    *,
+    seed: int = 0,
+    steps: int = 20,
+    settings: dict[str, Any] | None = None,
+    task: str = "arithmetic",
+    policies: Sequence[str] = ("ada", "bob"),
+    finished: bool = True,
+    gain: float = 0.2,
+    **changes: Any,
+) -> Path:
+    """A run with a curve that rises by `gain`, of `steps` steps."""
+    root.mkdir(parents=True)
+    info = {
+        "format": 1, "run_id": "made", "created": "2026-01-01T00:00:00Z", "command": ["mutualrl", "train"],
+        "versions": {"mutualrl": "0.1.0"}, "seed": seed, "regime": regime, "pool": "tiny",
+        "fingerprint": {"task": task, "prompts_per_round": 8, "rollouts_per_prompt": 4}, **changes,
+    }  # fmt: skip
+    (root / "run.json").write_text(json.dumps(info))
+    recipe = {
+        "pool": "tiny",
+        "policies": [{"name": name, "model": f"tiny:{name}"} for name in policies],
+        "regime": {**REGIMES.get(regime, {"name": regime}), **(settings or {})},
+        "task": {"name": task},
+        "run": {"steps": steps, "seed": seed},
+        "trainer": {"learning_rate": 0.0005},
+    }
+    (root / "recipe.yaml").write_text("# made\n" + json.dumps(recipe))
+    for place, name in enumerate(policies):
+        files = root / "policies" / name
+        files.mkdir(parents=True)
+        rows = []
+        for step in range(1, steps + 1):
+            share = step / steps
+            row = {
+                "step": step, "loss": -0.01 * share, "reward": 0.3 + gain * share + 0.01 * seed, "entropy": 0.5 - 0.2 * share,
+                "ppo_kl": 0.001 * step, "kl": 0.01 * step, "num_tokens": 1000.0 * step, "step_time": 0.5,
+                "see/wait_seconds": 0.1,
+            }  # fmt: skip
+            if regime == "sgt":
+                row |= {"sgt/gate_rate": 0.4 - 0.3 * share, "sgt/pairs": 2.0}
+            if regime == "prp":
+                row |= {"prp/ratio_p99": 1.0 + share, "prp/clip_rate": 0.1}
+            if step % 5 == 0 and step < steps:
+                row["validation"] = validation(0.3 + gain * share + 0.02 * place + 0.01 * seed)
+            rows.append(row)
+        (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if finished:
+            result = {
+                "initial_validation": validation(0.3), "validation": validation(0.3 + gain + 0.02 * place + 0.01 * seed),
+                "steps": steps, "rescued_pairs": 0, "rescued_prompts": 0, "train_seconds": 10.0, "wait_seconds": 1.0,
+                "lost_peers": {}, "attempts": 1,
+            }  # fmt: skip
+            (files / "result.json").write_text(json.dumps(result))
+    if finished:
+        results = {n: json.loads((root / "policies" / n / "result.json").read_text()) for n in policies}
+        summary = {"regime": regime, "pool": "tiny", "task": task, "seed": seed, "steps": steps, "seconds": 12.5,
+                   "policies": results, "lost": []}  # fmt: skip
+        (root / "summary.json").write_text(json.dumps(summary))
+    return root
+
+
+def rescue(step: int, prompt_id: str = "p", **changes: Any) -> dict[str, Any]:
+    """A line of rescues.jsonl."""
+    return {
+        "step": step, "round": step - 1, "prompt_id": prompt_id, "prompt": "2*3:",
+        "own": [{"text": " \\boxed{5}", "reward": 0.0}, {"text": "", "reward": 0.0}], "peer": "bob", "rollout": 1,
+        "answer": " \\boxed{6}", **changes,
+    }  # fmt: skip
+
+
+def with_rescues(root: Path, policy: str, rows: Sequence[dict[str, Any]]) -> Path:
+    """The run with these rescues."""
+    path = root / "policies" / policy / "rescues.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def publish(
+    root: Path, policy: str, rounds: Sequence[Sequence[tuple[str, float, str | None]]], run_id: str = "made"
+) -> None:
+    """Put rounds of (prompt id, reward, text) into the run's exchange."""
+    exchange = Exchange(root / "exchange", policy, run_id)
+    for number, rows in enumerate(rounds):
+        records = [
+            Record(prompt, place, reward, True, x_text=prompt, y_text=text)
+            for place, (prompt, reward, text) in enumerate(rows)
+        ]
+        exchange.publish(number, records, number)

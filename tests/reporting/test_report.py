@@ -1,0 +1,344 @@
+"""`mutualrl report` through the real command line: runs in every state, several at once, bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from contextlib import ExitStack
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Cli
+from made_runs import made_run, publish, rescue, with_rescues
+from mutualrl.reporting.report import read_runs
+from mutualrl.reporting.several import across, comparisons, figures
+from mutualrl.rundir import RunDirectory, hold
+
+HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>\u202e\x1b[31m</script>"
+
+
+class Page(HTMLParser):
+    """The tables of a page as rows of texts, its notes, and everything that it would fetch or run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str]]] = {}
+        self.notes: list[str] = []
+        self.fetched: list[str] = []
+        self.scripts: list[dict[str, str | None]] = []
+        self.data: list[str] = []
+        self._at: list[str] = []
+        self._title = ""
+        self.text = path.read_text("utf-8")
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        told = dict(attributes)
+        assert not [name for name in told if name.startswith("on")], attributes
+        for name in ("src", "href", "xlink:href", "srcset", "action"):
+            if name in told and not str(told[name]).startswith("#"):
+                self.fetched.append(str(told[name]))
+        if tag == "script":
+            self.scripts.append(told)
+            self.data.append("")
+        if tag == "table":
+            self.tables[str(told.get("aria-labelledby", len(self.tables)))] = []
+        if tag == "tr":
+            self._row: list[str] = []
+        if tag in ("td", "th"):
+            self._row.append("")
+        if tag == "p" and told.get("class") == "note":
+            self.notes.append("")
+        if tag not in ("meta", "link", "br", "input", "img"):
+            self._at.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._at.pop() == tag
+        if tag == "tr":
+            list(self.tables.values())[-1].append(self._row)
+
+    def handle_data(self, data: str) -> None:
+        if self._at and self._at[-1] in ("td", "th"):
+            self._row[-1] += data
+        if self._at and self._at[-1] == "p" and self.notes and "note" in self.text:
+            self.notes[-1] += data
+        if self._at and self._at[-1] == "script":
+            self.data[-1] += data
+
+    def rescues(self) -> list[dict[str, Any]]:
+        """Every record of the browser of rescues."""
+        blocks = [d for d, s in zip(self.data, self.scripts, strict=True) if s.get("class") == "rescue-data"]
+        return [record for block in blocks for record in json.loads(block)]
+
+
+def reported(cli: Cli, *arguments: str | Path) -> tuple[Page, dict[str, Any], dict[str, Any]]:
+    done = cli("report", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    page = Path(told["page"])
+    return Page(page), json.loads((page.parent / "report.json").read_text()), told
+
+
+@pytest.mark.slow
+def test_the_numbers_of_a_finished_run_are_those_of_its_files(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
+    run = unbroken.path
+    page, data, told = reported(cli_here, run, "--out", tmp_path / "page")
+    assert told["notes"] == []
+    summary = json.loads((run / "summary.json").read_text())
+    metrics = {
+        name: [json.loads(line) for line in (run / "policies" / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("ada", "bob")
+    }
+    (mine,) = data["runs"]
+    assert (mine["state"], mine["seed"], mine["arm"]) == ("finished", summary["seed"], "sgt")
+    for name, result in summary["policies"].items():
+        expected = {0: result["initial_validation"], summary["steps"]: result["validation"]}
+        expected |= {row["step"]: row["validation"] for row in metrics[name] if "validation" in row}
+        assert mine["policies"][name]["validation"] == [
+            [step, found["accuracy"], found["by_group"]] for step, found in sorted(expected.items())
+        ]
+        rows = [row for row in page.tables["table-2-1"] if row[0] == name]
+        assert [row[1] for row in rows] == ["all", *sorted(result["validation"]["by_group"])]
+        assert float(rows[0][2]) == pytest.approx(result["initial_validation"]["accuracy"], abs=5e-5)
+        assert float(rows[0][3]) == pytest.approx(result["validation"]["accuracy"], abs=5e-5)
+        pairs = next(row for row in page.tables["table-2-2"] if row[0] == name)[3]
+        assert int(pairs) == result["rescued_pairs"] == sum(row.get("sgt/pairs", 0) for row in metrics[name])
+    figures = {figure["name"]: figure for figure in data["figures"]}
+    assert set(figures) == {"learning", "optimization", "gate", "time"}
+    lines = {
+        (panel["title"], line["label"]): dict(zip(line["x"], line["y"], strict=True))
+        for figure in figures.values()
+        for panel in figure["panels"]
+        for line in panel["lines"]
+    }
+    for name in ("ada", "bob"):  # a run this short is not smoothed
+        for title, key in (
+            ("training reward", "reward"),
+            ("entropy", "entropy"),
+            ("KL loss", "kl"),
+            ("gate rate", "sgt/gate_rate"),
+        ):
+            assert lines[title, name] == {row["step"]: row[key] for row in metrics[name] if key in row}
+        waits = {row["step"]: row["see/wait_seconds"] for row in metrics[name] if "see/wait_seconds" in row}
+        assert lines["waiting for peers", name] == waits
+    for name in figures:
+        assert (tmp_path / "page" / "figures" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (tmp_path / "page" / "figures" / f"{name}.svg").read_text()
+
+
+@pytest.mark.slow
+def test_every_pair_that_was_learnt_is_in_the_browser_of_rescues(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    from mutualrl.see.survey import tables
+
+    run = unbroken.path
+    info, summary = (json.loads((run / name).read_text()) for name in ("run.json", "summary.json"))
+    page, _, _ = reported(cli_here, run, "--out", tmp_path / "page")
+    found = page.rescues()
+    for name, result in summary["policies"].items():
+        mine = [record for record in found if record["policy"] == name]
+        assert len(mine) == result["rescued_pairs"] > 0
+        peer = "bob" if name == "ada" else "ada"
+        theirs = pa.concat_tables(list(tables(run / "exchange", info["run_id"], [peer]))).to_pylist()
+        texts = {(row["prompt_id"], row["rollout"], row["y_text"]) for row in theirs}
+        lines = [json.loads(line) for line in (run / "policies" / name / "rescues.jsonl").read_text().splitlines()]
+        for line in lines:
+            assert (line["prompt_id"], line["rollout"], line["answer"]) in texts  # as the peer published it
+            assert [each["reward"] for each in line["own"]] == [0.0] * 4
+        assert [record["answer"] for record in mine] == [line["answer"] for line in lines]
+        assert {record["peer"] for record in mine} == {peer}
+
+
+def test_a_live_run_a_crashed_one_and_a_failed_one_have_their_pages(cli_here: Cli, tmp_path: Path) -> None:
+    live = made_run(tmp_path / "live", "sgt", finished=False)
+    with ExitStack() as held:
+        held.enter_context(hold(RunDirectory(live).lock(0), "live"))
+        page, data, told = reported(cli_here, live)
+        assert data["runs"][0]["state"] == "running"
+        assert any("still going on" in note for note in told["notes"])
+        assert Path(told["page"]) == live / "report" / "index.html"
+        assert page.tables["table-2-1"][1][:4] == ["ada", "all", "", "0.4500"]
+    page, data, told = reported(cli_here, live)
+    assert data["runs"][0]["state"] == "ended"
+    assert any("without a last word" in note for note in told["notes"])
+    (live / "supervisor").mkdir()
+    for outcome, state in (
+        ("peer-lost: policy 'bob' was lost <b>", "failed"),
+        ("interrupted: stopped by SIGINT", "stopped"),
+    ):
+        (live / "supervisor" / "node-0.json").write_text(json.dumps({"outcome": outcome}))
+        page, data, told = reported(cli_here, live)
+        assert data["runs"][0]["state"] == state
+        assert any(outcome.partition(": ")[2] in note for note in page.notes)
+
+
+def test_ten_runs_are_compared_by_arm_with_mean_and_spread_over_seeds(cli_here: Cli, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / f"grpo-{seed}", "grpo", seed=seed, gain=0.1) for seed in range(4)]
+    runs += [made_run(tmp_path / f"sgt-{seed}", "sgt", seed=seed, gain=0.3) for seed in range(3)]
+    runs += [
+        made_run(tmp_path / f"naive-{seed}", "prp", seed=seed, gain=-0.1, settings={"denominator": "snapshot"})
+        for seed in range(3)
+    ]
+    page, data, told = reported(cli_here, *runs, "--out", "page")
+    assert all("it has no exchange" in note for note in told["notes"])
+    head, *rows = page.tables["table-2-1"]
+    assert head[:3] == ["regime", "finished runs", "seeds"]
+    by_arm = {row[0]: row for row in rows}
+    assert list(by_arm) == ["grpo", "prp (denominator=snapshot)", "sgt"]
+    # by hand: of ada 0.3 + gain + 0.01 seed; of bob 0.02 more
+    assert by_arm["grpo"][1:3] == ["4", "0, 1, 2, 3"]
+    assert by_arm["grpo"][3] == "0.4150 ± 0.0129"
+    assert by_arm["sgt"][4] == "0.6300 ± 0.0100"
+    assert by_arm["sgt"][5] == "0.6200 ± 0.0100"
+    assert by_arm["grpo"][6] == "20"
+    assert by_arm["sgt"][6] == "10"
+    assert by_arm["prp (denominator=snapshot)"][6] == "not reached"
+    figures = {figure["name"].split("-", 4)[-1]: figure for figure in data["figures"]}
+    assert set(figures) == {"probes", "regularizers", "gate", "prp-ablation", "sgt-variants", "groups"} - {
+        "sgt-variants"
+    }
+    probe = {(p["title"], line["label"]): line for p in figures["probes"]["panels"] for line in p["lines"]}
+    final = probe["ada: validation accuracy", "grpo"]
+    assert (final["x"][0], final["x"][-1]) == (0, 20)
+    assert final["y"][-1] == pytest.approx(0.415)
+    assert final["high"][-1] - final["y"][-1] == pytest.approx(0.0129099, abs=1e-6)
+    assert figures["probes"]["paper"].startswith("Outcome-level sharing gives")
+
+
+def test_the_paper_s_figures_need_their_arms(tmp_path: Path) -> None:
+    wanted = {
+        "xgrpo-ablation": [("grpo", {}), ("xgrpo", {}), ("grpo-noise", {}), ("xgrpo", {"pool": "shuffled"})],
+        "sgt-variants": [("grpo", {}), ("sgt", {}), ("sgt", {"weight": 0.3}), ("sgt", {"teacher": "gold"})],
+        "fidelity": [("grpo", {}), ("trl", {})],
+    }
+    for name, arms in wanted.items():
+        runs = [made_run(tmp_path / name / f"{n}", regime, settings=given) for n, (regime, given) in enumerate(arms)]
+        (found,) = comparisons(read_runs(runs))
+        assert any(figure.name == f"c-{name}" for figure in figures(found, "c")), name
+        (found,) = comparisons(read_runs(runs[:1]))
+        assert not any(figure.name == f"c-{name}" for figure in figures(found, "c")), name
+    pools = [made_run(tmp_path / f"p{n}-{regime}", regime, pool=f"pool{n}", policies=names)
+             for n, names in enumerate((("a", "b"), ("c", "d", "e"))) for regime in ("grpo", "xgrpo")]  # fmt: skip
+    (value,) = across(comparisons(read_runs(pools)))
+    assert [panel.title for panel in value.panels] == [f"arithmetic, pool pool{n}: mean of the pool" for n in (0, 1)]
+    assert [line.y[-1] for line in value.panels[0].lines] == pytest.approx([0.51, 0.51])
+
+
+def test_a_distillation_has_its_bars(cli_here: Cli, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    bars = {"sequential distillation": {"points": -0.1, "relative": -0.2}, "sgt": {"points": 0.1, "relative": 0.25}}
+    (tmp_path / "d" / "distill.json").write_text(json.dumps({"learners": {"ada": {"bars": bars}}}))
+    _, data, _ = reported(cli_here, tmp_path / "d", made_run(tmp_path / "r"), "--out", "page")
+    (figure,) = [figure for figure in data["figures"] if figure["name"] == "distillation"]
+    told = {bar["label"]: bar["values"] for bar in figure["panels"][0]["bars"]}
+    assert told == {"sequential distillation": [-20.0], "sgt": [25.0]}
+    (tmp_path / "d" / "distill.json").write_text("{")
+    done = cli_here("report", tmp_path / "d", "--out", "page")
+    assert done.returncode == 2
+    assert "cannot be read" in done.stderr
+
+
+def test_torn_and_damaged_lines_are_said_and_the_rest_is_shown(cli_here: Cli, tmp_path: Path) -> None:
+    run = with_rescues(made_run(tmp_path / "r", "sgt"), "ada", [rescue(1)])
+    metrics = run / "policies" / "ada" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    lines[3] = "not json\n"
+    lines[6] = json.dumps({"step": "seven"}) + "\n"
+    lines[8] = json.dumps({**json.loads(lines[8]), "reward": "NaN", "entropy": None, "kl": True}) + "\n"
+    metrics.write_text("".join(lines) + '{"step": 21, "rew')
+    page, data, told = reported(cli_here, run)
+    said = " ".join(told["notes"])
+    assert "policies/ada/metrics.jsonl: its last line has no end" in said
+    assert "policies/ada/metrics.jsonl: 2 lines are no records (4, 7)" in said
+    lines_of = {
+        (p["title"], line["label"]): line["x"] for f in data["figures"] for p in f["panels"] for line in p["lines"]
+    }
+    assert lines_of["training reward", "ada"] == [n for n in range(1, 21) if n not in (4, 7, 9)]
+    assert lines_of["training reward", "bob"] == list(range(1, 21))
+    assert len(page.rescues()) == 1
+
+
+def test_runs_of_another_version_without_records_or_of_nothing(cli_here: Cli, tmp_path: Path) -> None:
+    _, data, told = reported(cli_here, made_run(tmp_path / "newer", format=7, versions={"mutualrl": "9.9"}))
+    assert any("format 7 (mutualrl 9.9)" in note for note in told["notes"])
+    assert data["figures"]
+    empty = made_run(tmp_path / "empty", finished=False)
+    shutil.rmtree(empty / "policies")
+    _, data, told = reported(cli_here, empty)
+    assert data["figures"] == []
+    assert any("'ada' has no step" in note for note in told["notes"])
+    (empty / "recipe.yaml").write_text("{")
+    _, _, told = reported(cli_here, empty)
+    assert any("recipe.yaml is missing" in note for note in told["notes"])
+    assert any("no policies" in note for note in told["notes"])
+    for path, words in ((tmp_path, "it has no run.json"), (tmp_path / "none", "it has no run.json")):
+        done = cli_here("report", path, "--out", "page")
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    (empty / "run.json").write_text("{")
+    assert "run.json cannot be read" in cli_here("report", empty).stderr
+    done = cli_here("report", tmp_path / "newer", tmp_path / "." / "newer", "--out", "page")
+    assert (done.returncode, "named twice" in done.stderr) == (2, True)
+    (tmp_path / "file").touch()
+    done = cli_here("report", tmp_path / "newer", "--out", tmp_path / "file")
+    assert (done.returncode, "--out" in done.stderr) == (2, True)
+
+
+def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here: Cli, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / "a"), made_run(tmp_path / "b", "sgt", task="math"), made_run(tmp_path / "c", "sgt", steps=40),
+            made_run(tmp_path / "d", seed=0)]  # fmt: skip
+    page, _, told = reported(cli_here, *runs, "--out", "page")
+    said = " ".join(told["notes"])
+    assert "runs of different tasks (arithmetic, math) are not compared" in said
+    assert "not matched: run.steps is 20 (a, d); 40 (c)" in said
+    assert "grpo: a seed is there twice" in said
+    assert "Run b" in page.text
+
+
+def test_runs_with_the_same_name_are_told_apart(cli_here: Cli, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / where / "r", seed=n) for n, where in enumerate(("one", "two"))]
+    _, data, _ = reported(cli_here, *runs, "--out", "page")
+    assert [run["name"] for run in data["runs"]] == ["r", "two/r"]
+
+
+def test_later_answers_come_from_the_exchange_and_damage_is_said(cli_here: Cli, tmp_path: Path) -> None:
+    run = with_rescues(
+        made_run(tmp_path / "r", "sgt"), "ada", [rescue(1, "p"), rescue(1, "q"), rescue(3, "p"), rescue(1, "z")]
+    )
+    rounds = [
+        [("p", 0.0, None), ("q", 0.0, None)], [("p", 0.0, None)], [("p", 0.0, None), ("p", 1.0, " \\boxed{6}")], [("q", 0.0, None)],
+    ]  # fmt: skip
+    publish(run, "ada", rounds)
+    page, _, told = reported(cli_here, run)
+    later = {(r["step"], n): r["later"] for n, r in enumerate(page.rescues())}
+    assert later == {(1, 0): [2, 1, 2, " \\boxed{6}"], (1, 1): [3, 0, 1, None], (1, 2): None, (3, 3): None}
+    shard = run / "exchange" / "ada" / "000002.parquet"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    page, _, told = reported(cli_here, run)
+    assert page.rescues()[0]["later"] == [1, 0, 1, None]
+    assert any("round 2 of 'ada' is left out" in note for note in told["notes"])
+
+
+def test_the_page_fetches_nothing_and_hostile_text_is_only_text(cli_here: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "<i>r", "sgt", pool=HOSTILE, command=["mutualrl", HOSTILE])
+    with_rescues(
+        run, "ada", [rescue(1, prompt=HOSTILE, answer=HOSTILE, own=[{"text": HOSTILE, "reward": 0}], peer=HOSTILE)]
+    )
+    metrics = run / "policies" / "ada" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rows[4]["validation"]["by_group"][HOSTILE + "$\\frac{1}$"] = 0.5
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page, _, _ = reported(cli_here, run, "--out", "page")
+    assert all(re.fullmatch(r"figures/[\w.-]+\.(png|svg)", link) for link in page.fetched), page.fetched
+    assert len([script for script in page.scripts if script.get("type") != "application/json"]) == 1
+    assert "<img" not in page.text
+    assert "\u202e" not in page.text
+    assert "\x1b" not in page.text
+    (record,) = page.rescues()
+    assert record["prompt"].startswith("<script>document.title=")
+    assert re.search(r"script-src 'sha256-[\w+/=]+'", page.text)
+    assert not re.search(r"https?://(?!www\.w3\.org)", page.text)

@@ -1,0 +1,71 @@
+"""Curves over steps and seeds, by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from made_runs import made_run
+from mutualrl.reporting.reading import Point, read_run
+from mutualrl.reporting.series import (
+    cumulative,
+    first_reaching,
+    mean_of,
+    over_runs,
+    smoothed,
+    tokens_per_second,
+    window_of,
+)
+
+
+def points(*values: float, start: int = 1) -> list[Point]:
+    return [Point(step, value) for step, value in enumerate(values, start)]
+
+
+def test_mean_and_sample_deviation_at_the_steps_that_all_have() -> None:
+    curve = over_runs([points(1.0, 2.0, 3.0), points(3.0, 6.0), []])
+    assert curve.steps == (1, 2)
+    assert curve.mean == (2.0, 4.0)
+    assert curve.spread == pytest.approx((math.sqrt(2), math.sqrt(8)))
+    assert curve.runs == 2
+    assert over_runs([]).steps == ()
+    assert over_runs([points(1.0)]).spread == (0.0,)
+
+
+def test_a_moving_mean_is_over_what_is_there() -> None:
+    assert [p.value for p in smoothed(points(0.0, 3.0, 6.0, 9.0), 3)] == [1.5, 3.0, 6.0, 7.5]
+    assert smoothed(points(1.0, 2.0), 1) == points(1.0, 2.0)
+    assert [window_of(n) for n in (0, 19, 40, 160, 1000)] == [1, 1, 3, 9, 51]
+
+
+def test_sums_means_and_first_reaching() -> None:
+    assert cumulative(points(1.0, 2.0, 3.0)) == points(1.0, 3.0, 6.0)
+    assert mean_of([points(1.0, 2.0), points(3.0, 4.0)]) == points(2.0, 3.0)
+    assert mean_of([points(1.0), []]) == []
+    assert first_reaching(points(0.1, 0.5, 0.4), 0.45) == 2
+    assert first_reaching(points(0.1), 0.45) is None
+
+
+def test_tokens_a_second_are_a_steps_own_over_its_time(tmp_path: Path) -> None:
+    policy = read_run(made_run(tmp_path / "r")).policies["ada"]
+    assert [p.value for p in tokens_per_second(policy)] == [2000.0] * 20
+    assert [p.step for p in tokens_per_second(policy, without_validation=True)] == [
+        step for step in range(1, 21) if step not in (5, 10, 15)
+    ]
+
+
+def test_an_arm_is_the_regime_with_what_is_not_its_default(tmp_path: Path) -> None:
+    told = {
+        made: read_run(made_run(tmp_path / f"r{number}", *made[:1], settings=dict(made[1]))).arm
+        for number, made in enumerate(
+            [
+                ("sgt", ()),
+                ("sgt", (("weight", 0.3), ("teacher", "gold"))),
+                ("prp", (("denominator", "snapshot"),)),
+                ("odd", ()),
+            ]
+        )
+    }
+    assert list(told.values()) == ["sgt", "sgt (teacher=gold, weight=0.3)", "prp (denominator=snapshot)", "odd"]
