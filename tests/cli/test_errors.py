@@ -180,6 +180,8 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
     listed = json.loads(cli("recipes", "ls", "--json").stdout)["recipes"]
     assert {r["name"] for r in listed if r["kind"] == "pools"} == {
         "tiny",
+        "tiny-near",
+        "tiny-three",
         "2qwen",
         "3qwen",
         "4qwen",

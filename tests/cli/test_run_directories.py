@@ -119,7 +119,7 @@ def test_recipes_that_are_no_recipes(cli: Cli, tmp_path: Path) -> None:
         assert words in done.stderr
     done = cli("train", "paper/none")
     assert done.returncode == 2
-    assert "expected one of: 2qwen-prp" in done.stderr
+    assert "unknown recipe of the paper 'none'; expected one of: 2qwen-" in done.stderr
 
 
 def test_a_port_in_use_is_named(cli: Cli) -> None:
@@ -161,18 +161,21 @@ def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     rows = tmp_path / "rows.jsonl"
-    row = {"problem": "1+1?", "answer": "2", "level": "Level 1", "subject": "Algebra"}
+    row = {"problem": "1+1?", "answer": "2", "solution": "\\boxed{2}", "level": "Level 1", "subject": "Algebra"}
     rows.write_text("".join(json.dumps({**row, "problem": f"{n}+1?"}) + "\n" for n in range(2048)))
     wanted = ["train", f"paper/{name}", "--data", str(rows), "--set", f"task.validation_data={rows}"]
+    if mixed := name.startswith("qa-"):
+        wanted[2:] = ["--set", f"task.members={{math: {{data: {rows}, validation_data: {rows}}}}}"]
     done = CliRunner().invoke(app, [*wanted, "--dry-run", "--json"])
     assert done.exit_code == 0, done.stderr
     plan = json.loads(done.stdout)
     recipe = plan["recipe"]
-    assert recipe["run"]["steps"] == 15 * 2 * 4
+    assert recipe["run"]["steps"] == (50 * 4 if mixed else 15 * 2 * 4)
+    assert recipe["task"]["name"] == ("mixture" if mixed else "math")
     where, there = next(iter(plan["placement"].items()))
     assert where == "the recipe's hardware: 8 GPUs"
     counts = [seat["processes"] for seat in there["seats"]]
-    assert counts == {"3qwen": [2, 2, 4], "4qwen": [2, 2, 2, 2]}.get(name.rpartition("-")[0], [4, 4])
+    assert counts == {"3qwen": [2, 2, 4], "4qwen": [2, 2, 2, 2]}.get(recipe["pool"], [4, 4])
     assert all(seat["batch"]["prompts"] == 1024 and seat["batch"]["optimizer_steps"] == 4 for seat in there["seats"])
     assert set(plan["memory"][where].values()) == {None}
     assert any("8 of the 8 GPUs" in line for line in plan["lacking"])
@@ -193,7 +196,44 @@ def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
         True,
         0,
     )
-    assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (5, 20)
+    assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (20 if mixed else 5, 20)
+    head = next(path for kind, n, path in shipped() if (kind, n) == ("paper", name)).read_text()
+    assert f"mutualrl train paper/{name}" in head
+    assert "# Makes: " in head
+
+
+def test_every_figure_of_the_paper_that_needs_training_has_its_recipes() -> None:
+    makes = {n: path.read_text().split("# Makes: ")[1].splitlines()[0] for k, n, path in shipped() if k == "paper"}
+    wanted = {
+        "probe comparison": {"2qwen-sgt", "2qwen-xgrpo", "2qwen-prp"},
+        "the baseline of every figure on 2Qwen": {"2qwen-grpo"},
+        "THL-aligned importance correction is required": {"2qwen-prp", "2qwen-prp-naive"},
+        "XGRPO gains come from structured": {"2qwen-xgrpo", "2qwen-grpo-noise"},
+        "Value-level sharing preserves": {
+            f"{p}-{r}" for p in ("3qwen", "4qwen", "qwen-phi4") for r in ("grpo", "xgrpo")
+        },
+        "Outcome-level transfer extends": {
+            f"qa-{p}-{r}" for p in ("3qwen", "4qwen", "llama-mist", "qwen-phi4") for r in ("grpo", "sgt")
+        },
+        "Pooled normalization carries": {"2qwen-xgrpo-shuffled"},
+    }
+    for figure, recipes in wanted.items():
+        assert {name for name, made in makes.items() if figure in made} == recipes, figure
+
+
+def test_the_gold_control_needs_solutions_in_the_data(cli_here: Cli, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+1?", "answer": str(n + 1), "solution": f"\\boxed{{{n + 1}}}"} for n in range(64)]
+    for row in rows[:8]:
+        row.pop("solution")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = ("train", "--regime", "sgt", "--task", "dataset", "--data", "rows.jsonl", "--set", "regime.teacher=gold")
+    done = cli_here(*wanted, "--steps", "1")
+    assert done.returncode == 2
+    assert "training prompts of task 'dataset' have none" in done.stderr
+    assert "expected a field 'solution' in every row" in done.stderr
+    assert not (tmp_path / "runs").exists()
+    done = cli_here(*wanted[:-1], "regime.teacher=silver", "--steps", "1")
+    assert "'peer' or 'gold'" in done.stderr
 
 
 @pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n, _ in shipped() if k != "paper"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mutualrl.regimes.base import RoundView
 from mutualrl.regimes.dealing import Slot, deal
 from mutualrl.regimes.sgt import (
+    SPEC,
     Candidate,
     Fitted,
     SGTSettings,
@@ -21,6 +22,8 @@ from mutualrl.regimes.sgt import (
     select,
     sgt_loss,
 )
+from regime_views import Peer as PeerInMemory
+from regime_views import view
 
 DEFAULT = SGTSettings()
 
@@ -201,3 +204,18 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         SGTSettings(failure_below=0.9, success_above=0.5)
     with pytest.raises(ValueError, match="weight"):
         SGTSettings(weight=-1)
+
+
+def test_the_gold_control_gates_as_sgt_and_learns_the_data_s_solution() -> None:
+    own = [("p", 0.0), ("p", 0.0), ("q", 0.0), ("q", 1.0), ("r", 0.0), ("r", 0.0)]
+    peers = {"bob": PeerInMemory([("p", 1.0, "peer's"), ("q", 1.0, "peer's"), ("r", 0.0, None)])}
+    solutions = {"p": "gold p", "q": "gold q", "r": "gold r"}
+    seen = view(own, peers, solutions=solutions)
+    (peer,) = plan(seen, SGTSettings()).pairs
+    (gold,) = plan(seen, SGTSettings(teacher="gold")).pairs
+    assert (peer.prompt_id, peer.policy, peer.text) == ("p", "bob", "peer's")
+    assert (gold.prompt_id, gold.policy, gold.text, gold.ids) == ("p", "(gold)", "gold p", tuple(b"gold p"))
+    assert SPEC.publishes(SGTSettings()) == {"y_text"}
+    assert SPEC.publishes(SGTSettings(teacher="gold")) == frozenset()  # rewards alone open the gate
+    assert SPEC.needs_solutions(SGTSettings(teacher="gold"))
+    assert not SPEC.needs_solutions(SGTSettings())

@@ -45,6 +45,10 @@ def recipe_file(path: Path) -> Path:
     return find("paper", text.removeprefix("paper/"))
 
 
+#: what one of a kind is called
+_ONE = {"pools": "pool", "regimes": "regime", "tasks": "task", "paper": "recipe of the paper"}
+
+
 def find(kind: str, name: str) -> Path:
     """The recipe called `name`: a file when it looks like one, else a shipped one.
 
@@ -54,12 +58,15 @@ def find(kind: str, name: str) -> Path:
         path = user_path(name)
         if not path.is_file():
             what = "is a directory" if path.is_dir() else "not found"
-            raise RecipeError([f"{kind[:-1]} file {what}: {name}"])
+            raise RecipeError([f"{_ONE.get(kind, kind)} file {what}: {name}"])
         return path.resolve()
     names = {n: p for k, n, p in shipped() if k == kind}
     if name not in names:
         raise RecipeError(
-            [f"unknown {kind[:-1]} {name!r}; expected one of: {', '.join(names)}, or the path of a .yaml file"]
+            [
+                f"unknown {_ONE.get(kind, kind)} {name!r}; expected one of: {', '.join(names)}, or the path of a .yaml "
+                f"file"
+            ]
         )
     return names[name]
 

@@ -1,0 +1,200 @@
+"""`mutualrl runs`, what `train` leaves at its end, trackers, and the way to the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import Cli
+from made_runs import made_run
+from mutualrl.reporting.card import write_cards
+from mutualrl.rundir import RunDirectory, hold
+
+TRAIN = ("train", "--regime", "sgt", "--pool", "tiny", "--steps", "2", "--run-dir", "r", "--set", "run.validate_every=1",
+         "--set", "run.validation_limit=8", "--set", "round.prompts=8", "--set", "trainer.per_device_train_batch_size=32")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_train_ends_with_cards_a_report_and_tracked_metrics(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    done = cli(*TRAIN, "--report", "--report-to", "tensorboard")
+    assert done.returncode == 0, done.stderr
+    page = tmp_path / "r" / "report" / "index.html"
+    assert f"Report: {page}" in done.stderr
+    assert "Rescues" in page.read_text()
+    for name in ("ada", "bob"):
+        card = (tmp_path / "r" / "policies" / name / "model" / "README.md").read_text()
+        assert yaml.safe_load(card.split("---")[1])["tags"][-1] == "sgt"
+        assert "train --regime sgt --pool tiny" in card
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "r" / "policies" / "ada" / "tensorboard"))
+    events.Reload()
+    rows = [
+        json.loads(line) for line in (tmp_path / "r" / "policies" / "ada" / "metrics.jsonl").read_text().splitlines()
+    ]
+    for tag, key in (
+        ("train/reward", "reward"),
+        ("train/sgt/gate_rate", "sgt/gate_rate"),
+        ("train/entropy", "entropy"),
+    ):
+        assert [e.value for e in events.Scalars(tag)] == pytest.approx(
+            [row[key] for row in rows if key in row], rel=1e-6
+        )
+    (validated,) = events.Scalars("train/validation/accuracy")
+    assert validated.value == pytest.approx(rows[0]["validation"]["accuracy"])
+    assert not list((tmp_path / "r").rglob("*.pkl"))
+    again = cli(*TRAIN, "--clean", "--no-report")
+    assert again.returncode == 0, again.stderr
+    assert not page.exists()
+    assert f"mutualrl report {tmp_path / 'r'}" in again.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tracker", ["trackio", "wandb"])
+def test_the_other_trackers_are_fed_too(cli: Cli, tiny: dict[str, Path], tmp_path: Path, tracker: str) -> None:
+    if find_spec(tracker) is None:
+        pytest.skip(f"{tracker} is not installed")
+    done = cli(*TRAIN, "--report-to", tracker, WANDB_MODE="offline", TRACKIO_DIR=str(tmp_path / "trackio"))
+    assert done.returncode == 0, done.stderr
+    kept = tmp_path / "trackio" if tracker == "trackio" else tmp_path / "r" / "policies" / "bob" / "wandb"
+    assert sum(path.stat().st_size for path in kept.rglob("*") if path.is_file()) > 1000
+
+
+def test_trackers_are_checked_before_anything_starts(cli_here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = cli_here("train", "--report-to", "mlflow", "--dry-run")
+    assert done.returncode == 2
+    assert "'trackio', 'wandb' or 'tensorboard'" in done.stderr
+    from mutualrl.mwra import requirements
+
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    done = cli_here("train", "--report-to", "wandb")
+    assert done.returncode == 4
+    assert "pip install wandb" in done.stderr
+    done = cli_here("train", "--set", "trainer.report_to=wandb", "--dry-run")
+    assert "run.report_to (--report-to)" in done.stderr
+
+
+def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
+    made_run(tmp_path / "runs" / "done", "sgt", created="2026-01-02T00:00:00Z")
+    live = made_run(tmp_path / "runs" / "live", finished=False, created="2026-01-03T00:00:00Z")
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "run.json").write_text("{")
+    with ExitStack() as held:
+        held.enter_context(hold(RunDirectory(live).lock(0), "live"))
+        found = json.loads(cli_here("runs", "ls", "--json").stdout)
+    assert [(Path(run["run"]).name, run["state"]) for run in found["runs"]] == [
+        ("live", "running"),
+        ("done", "finished"),
+    ]
+    assert found["runs"][1]["policies"]["bob"] == {"step": 20, "before": 0.3, "last": 0.52}
+    assert found["runs"][0]["policies"]["ada"]["before"] is None
+    assert len(found["unreadable"]) == 1
+    shown = cli_here("runs", "ls", "runs")
+    assert "0.30 -> 0.50" in shown.stdout
+    assert "run.json cannot be read" in shown.stderr
+    done = cli_here("runs", "ls", "nowhere")
+    assert (done.returncode, "no directory nowhere" in done.stderr) == (2, True)
+
+
+def test_watching_ends_with_the_run(cli_here: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "sgt")
+    done = cli_here("runs", "watch", run)
+    assert done.returncode == 0
+    assert "rescued pairs" in done.stdout
+    assert json.loads(cli_here("runs", "watch", run, "--json").stdout)["state"] == "finished"
+    ended = made_run(tmp_path / "e", finished=False)
+    done = cli_here("runs", "watch", ended)
+    assert (done.returncode, "is ended" in done.stderr) == (1, True)
+    assert cli_here("runs", "watch", tmp_path).returncode == 2
+
+
+def test_a_live_run_is_followed_until_its_lock_is_free(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", finished=False)
+    environment: dict[str, Any] = {**os.environ, "COLUMNS": "200"}
+    with ExitStack() as held:
+        held.enter_context(hold(RunDirectory(run).lock(0), "live"))
+        watcher = subprocess.Popen(
+            [sys.executable, "-m", "mutualrl", "runs", "watch", str(run)], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        with pytest.raises(subprocess.TimeoutExpired):
+            watcher.wait(4)
+        finished = made_run(tmp_path / "f")
+        (finished / "summary.json").rename(run / "summary.json")
+    shown, errors = watcher.communicate(timeout=30)
+    assert watcher.returncode == 0, errors
+    assert "0.30 -> 0.50" in shown
+
+
+def test_a_card_tells_what_made_the_model_and_nothing_else(tmp_path: Path) -> None:
+    hostile = "`x`\n---\n# Not a head | <script>"
+    run = made_run(tmp_path / "r", "sgt", pool=hostile, command=["mutualrl", "train", hostile])
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["policies"][0]["model"] = "Qwen/Qwen3-0.6B-Base"
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    model = run / "policies" / "ada" / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert write_cards(run) == [model / "README.md"]  # bob has no model
+    card = (model / "README.md").read_text()
+    head = yaml.safe_load(card.split("---\n")[1])
+    assert head["base_model"] == "Qwen/Qwen3-0.6B-Base"
+    assert head["library_name"] == "transformers"
+    assert "| all | 0.3000 | 0.5000 |" in card
+    assert "| * | 0.2000 | 0.4000 |" in card
+    assert "| learning_rate | 0.0005 |" in card
+    assert "mutualrl 0.1.0" in card
+    assert "Xiaoze Liu and Dhananjay Ram" in card
+    assert card.count("\n---\n") == 1
+    assert not [line for line in card.splitlines() if line.startswith("# Not")]
+
+
+def test_the_hub_is_asked_for_before_hours_of_work(cli_here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = cli_here("train", "--push-to-hub", "someone", "--steps", "1")
+    assert (done.returncode, "the hub cannot be used" in done.stderr) == (4, True)
+    from mutualrl.reporting import upload
+
+    done = cli_here("train", "--push-to-hub", "some/one", "--steps", "1")
+    assert (done.returncode, "expected the name of a user" in done.stderr) == (2, True)
+    monkeypatch.setattr(upload, "hub_problem", lambda: None)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    done = cli_here("train", "--push-to-hub", "someone", "--steps", "1")
+    assert (done.returncode, "hf auth login" in done.stderr) == (4, True)
+
+
+def test_models_go_to_the_hub_with_their_cards(cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made_run(tmp_path / "my run", "sgt")
+    for name in ("ada", "bob"):
+        (run / "policies" / name / "model").mkdir()
+        (run / "policies" / name / "model" / "config.json").write_text("{}")
+    asked: list[tuple[Any, ...]] = []
+
+    class Hub:
+        def create_repo(self, repo: str, **options: Any) -> None:
+            asked.append(("create", repo, options))
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+            assert (folder_path / "README.md").is_file()
+            asked.append(("upload", repo_id, folder_path.parent.name))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
+    monkeypatch.setattr("mutualrl.reporting.upload.hub_problem", lambda: None)
+    done = cli_here("runs", "push", run, "someone", "--json")
+    assert json.loads(done.stdout) == {"pushed": ["someone/my-run-ada", "someone/my-run-bob"]}
+    assert asked[0] == ("create", "someone/my-run-ada", {"private": True, "exist_ok": True})
+    assert [entry[1:] for entry in asked if entry[0] == "upload"] == [
+        ("someone/my-run-ada", "ada"), ("someone/my-run-bob", "bob"),
+    ]  # fmt: skip
+    empty = made_run(tmp_path / "empty")
+    assert cli_here("runs", "push", empty, "someone").returncode == 2

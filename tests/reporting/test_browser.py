@@ -1,0 +1,201 @@
+"""The page in a real headless Chromium: it sorts, filters, pages through rescues, asks the network for nothing, and
+hostile text does nothing in it. Skipped where Chromium or its driver is not installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Cli
+from made_runs import made_run, publish, rescue, with_rescues
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="no Chromium with its driver (apt install chromium chromium-driver)"
+)
+OPEN_SECONDS = 3.0
+HOSTILE = "</script><script>window.taken=1</script><img src=x onerror='window.taken=1'><b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = str(CHROMIUM)
+    for flag in ("--headless", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1600"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def opened(browser: Any, page: Path) -> float:
+    """Open a page; the seconds until its script had run and its first rescues were there."""
+    browser.get_log("performance")
+    began = time.monotonic()
+    browser.get(page.as_uri())
+    assert browser.execute_script("return document.documentElement.dataset.ready") is not None
+    return time.monotonic() - began
+
+
+def page_of(cli: Cli, *arguments: Path | str) -> Path:
+    done = cli("report", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return Path(json.loads(done.stdout)["page"])
+
+
+def texts(browser: Any, selector: str) -> list[str]:
+    return [element.text for element in browser.find_elements("css selector", selector)]
+
+
+def test_tables_sort_and_filter_by_mouse_and_by_keyboard(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    runs = [made_run(tmp_path / f"{regime}-{seed}", regime, seed=seed, gain=gain)
+            for regime, gain in (("grpo", 0.1), ("sgt", 0.3), ("xgrpo", 0.2)) for seed in (0, 1)]  # fmt: skip
+    opened(browser, page_of(cli_here, *runs, "--out", "page"))
+    table = browser.find_element("css selector", "table[aria-labelledby=table-1-1]")
+
+    def column(n: int) -> list[str]:
+        rows = [row for row in table.find_elements("css selector", "tbody tr") if row.is_displayed()]
+        return [row.find_elements("tag name", "td")[n].text for row in rows]
+
+    assert column(0) == [run.name for run in runs]
+    regime, seed = (table.find_elements("css selector", "th button")[n] for n in (2, 5))
+    seed.click()
+    assert column(5) == ["0", "0", "0", "1", "1", "1"]
+    seed.send_keys(Keys.ENTER)
+    assert column(5) == ["1", "1", "1", "0", "0", "0"]
+    heads = table.find_elements("css selector", "th")
+    assert [head.get_attribute("aria-sort") for head in heads] == [None] * 5 + ["descending", None, None]
+    regime.click()
+    assert column(2) == ["grpo", "grpo", "sgt", "sgt", "xgrpo", "xgrpo"]
+    browser.find_element("css selector", "section input[type=search]").send_keys("XGRPO")
+    assert column(2) == ["xgrpo", "xgrpo"]
+    for figure in browser.find_elements("css selector", "figure"):
+        labelled = figure.get_attribute("aria-labelledby")
+        assert browser.find_element("id", labelled).text
+        assert figure.find_element("tag name", "svg").size["width"] > 200
+    ids = browser.execute_script("return [...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_the_browser_of_rescues_pages_and_filters(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.support.select import Select
+
+    rows = [rescue(step, f"p{step}", prompt=f"{step}+1:", answer=f" \\boxed{{{step + 1}}}") for step in range(1, 26)]
+    run = with_rescues(with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows), "bob", [rescue(3, "p3", peer="ada")])
+    publish(
+        run,
+        "ada",
+        [[], *[[(f"p{step}", float(step % 2), " \\boxed{1}" if step % 2 else None)] for step in range(1, 26)]],
+    )
+    opened(browser, page_of(cli_here, run))
+    status = browser.find_element("id", "rescue-status")
+    assert status.text == "1 to 10 of 26 rescues"
+    first = texts(browser, ".rescue")[0]
+    assert "ada, step 1, learnt from bob" in first
+    assert "1+1:" in first
+    assert "Own failures (2)" in first
+    assert "(nothing)" in first
+    assert "in round 1: 1 of 1 right" in first
+    browser.find_element("id", "rescue-on").click()
+    browser.find_element("id", "rescue-on").click()
+    assert status.text == "21 to 26 of 26 rescues"
+    assert not browser.find_element("id", "rescue-on").is_enabled()
+    Select(browser.find_element("id", "rescue-policy")).select_by_visible_text("bob")
+    assert status.text == "1 to 1 of 1 rescues"
+    Select(browser.find_element("id", "rescue-policy")).select_by_visible_text("all")
+    Select(browser.find_element("id", "rescue-outcome")).select_by_value("solved")
+    assert status.text == "1 to 10 of 13 rescues"  # the odd steps
+    browser.find_element("id", "rescue-search").send_keys("boxed{8}")
+    assert status.text == "1 to 1 of 1 rescues"
+    assert "7+1:" in texts(browser, ".rescue")[0]
+    browser.find_element("id", "rescue-search").send_keys("nothing of the kind")
+    assert status.text == "No rescue passes these filters"
+
+
+def test_hostile_text_is_shown_as_text_and_nothing_is_fetched(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    run = made_run(tmp_path / "r", "sgt", pool=HOSTILE, command=["mutualrl", HOSTILE])
+    hostile = rescue(1, prompt=HOSTILE, answer=HOSTILE, peer=HOSTILE, own=[{"text": HOSTILE, "reward": 0.0}])
+    with_rescues(run, "ada", [hostile])
+    opened(browser, page_of(cli_here, run))
+    time.sleep(0.3)
+    assert browser.execute_script("return window.taken") is None
+    shown = texts(browser, ".rescue")[0]
+    assert shown.count("<img src=x onerror='window.taken=1'><b>bold</b>") == 5
+    assert not browser.find_elements("css selector", "img, main b, .rescue b")
+    browser.execute_script("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.taken=1>')")
+    browser.execute_script(
+        "const s = document.createElement('script'); s.textContent = 'window.taken = 1'; document.body.append(s)"
+    )
+    time.sleep(0.3)
+    assert browser.execute_script("return window.taken") is None  # the policy of the page lets no other script run
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert asked
+    assert all(url.startswith(("file:", "data:")) for url in asked), asked
+
+
+def test_fifty_thousand_records_open_in_under_three_seconds(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    text = "Let me think about it step by step. " * 8
+    own = [{"text": f"{text} \\boxed{{{n}}}", "reward": 0.0} for n in range(4)]
+    rows = [
+        rescue(1 + n // 2500, f"p{n}", prompt=f"What is {n} + {n}?", answer=f"{text}\\boxed{{{2 * n}}}", own=own)
+        for n in range(50_000)
+    ]
+    run = with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)
+    page = page_of(cli_here, run)
+    seconds = min(opened(browser, page) for _ in range(2))
+    assert browser.find_element("id", "rescue-status").text == "1 to 10 of 50000 rescues"
+    assert seconds < OPEN_SECONDS, seconds
+    began = time.monotonic()
+    browser.find_element("id", "rescue-search").send_keys("What is 49999 ")
+    assert browser.find_element("id", "rescue-status").text == "1 to 1 of 1 rescues"
+    print(
+        f"{page.stat().st_size / 1e6:.0f} MB; opened in {seconds:.2f} s, searched in {time.monotonic() - began:.2f} s"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_have_contrast(cli_here: Cli, tmp_path: Path, browser: Any, scheme: str) -> None:
+    page = page_of(cli_here, with_rescues(made_run(tmp_path / "r", "sgt"), "ada", [rescue(1)]))
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    opened(browser, page)
+    style = "const s = getComputedStyle(document.querySelector(arguments[0])); return [s.color, s.backgroundColor]"
+    ink, paper = browser.execute_script(style, "body")
+    assert contrast(ink, paper) > 10
+    assert (luminance(paper) < 0.2) == (scheme == "dark")
+    box = browser.execute_script(style, ".rescue")[1]
+    for selector in (".good", ".bad", "a[href='#made']"):
+        assert contrast(browser.execute_script(style, selector)[0], box) > 4.5, selector
+    label = "return getComputedStyle(document.querySelector('figure svg text')).fill"
+    assert contrast(browser.execute_script(label), paper) > 7
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of `rgb(r, g, b)` (WCAG 2)."""
+    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio (WCAG 2)."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
