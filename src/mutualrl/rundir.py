@@ -56,6 +56,11 @@ class PolicyFiles:
         return self.root / "adapter"
 
     @property
+    def before(self) -> Path:
+        """Its validation before the first step."""
+        return self.root / "before.json"
+
+    @property
     def result(self) -> Path:
         """What the policy reports at its end."""
         return self.root / "result.json"

@@ -97,7 +97,7 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
         ("done", "finished"),
     ]
     assert found["runs"][1]["policies"]["bob"] == {"step": 20, "before": 0.3, "last": 0.52}
-    assert found["runs"][0]["policies"]["ada"]["before"] is None
+    assert found["runs"][0]["policies"]["ada"] == {"step": 20, "before": 0.3, "last": 0.45}
     assert len(found["unreadable"]) == 1
     shown = cli_here("runs", "ls", "runs")
     assert "0.30 -> 0.50" in shown.stdout

@@ -73,6 +73,7 @@ def made_run(
                 row["validation"] = validation(0.3 + gain * share + 0.02 * place + 0.01 * seed)
             rows.append(row)
         (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (files / "before.json").write_text(json.dumps(validation(0.3)))
         if finished:
             result = {
                 "initial_validation": validation(0.3), "validation": validation(0.3 + gain + 0.02 * place + 0.01 * seed),

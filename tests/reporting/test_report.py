@@ -162,7 +162,7 @@ def test_a_live_run_a_crashed_one_and_a_failed_one_have_their_pages(cli_here: Cl
         assert data["runs"][0]["state"] == "running"
         assert any("still going on" in note for note in told["notes"])
         assert Path(told["page"]) == live / "report" / "index.html"
-        assert page.tables["table-2-1"][1][:4] == ["ada", "all", "", "0.4500"]
+        assert page.tables["table-2-1"][1][:4] == ["ada", "all", "0.3000", "0.4500"]
     page, data, told = reported(cli_here, live)
     assert data["runs"][0]["state"] == "ended"
     assert any("without a last word" in note for note in told["notes"])

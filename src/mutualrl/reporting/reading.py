@@ -30,12 +30,14 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy of a run. `metrics`: the lines of metrics.jsonl; `result`: its result.json, None until its end."""
+    """One policy of a run. `metrics`: the lines of metrics.jsonl; `before`: its validation before training; `result`:
+    its result.json, None until its end."""
 
     name: str
     model: str
     metrics: tuple[Row, ...]
     rescues: tuple[Row, ...]
+    before: Row | None
     result: Row | None
 
     def series(self, key: str) -> list[Point]:
@@ -43,9 +45,10 @@ class Policy:
         return [Point(row["step"], value) for row in self.metrics if (value := number(row.get(key))) is not None]
 
     def validations(self) -> list[tuple[int, Row]]:
-        """Greedy validation by step: before training (step 0), during it, and at its end. Of a policy that has not
-        ended, the first is not known yet: its result has it."""
+        """Greedy validation by step: before training (step 0), during it, and at its end."""
         found = {row["step"]: row["validation"] for row in self.metrics if _is_validation(row.get("validation"))}
+        if _is_validation(self.before):
+            found[0] = self.before
         if self.result is not None:
             if _is_validation(first := self.result.get("initial_validation")):
                 found[0] = first
@@ -158,7 +161,9 @@ def read_run(path: Path) -> Run:
         if not metrics:
             notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
         rescues = _lines(files.rescues, notes, root)
-        policies[name] = Policy(name, models.get(name, ""), metrics, rescues, glance(files.result))
+        policies[name] = Policy(
+            name, models.get(name, ""), metrics, rescues, glance(files.before), glance(files.result)
+        )
     if not policies:
         notes.append("it has no policies: it ended before any of them began")
     summary = glance(run.summary)

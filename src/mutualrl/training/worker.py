@@ -98,6 +98,8 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     if career.initial_validation is None:
         heartbeat.set("validating")
         career.initial_validation = validator()
+        if rank == 0:
+            write_json(files.before, career.initial_validation)
     _train(trainer, career, checkpoint, stop, heartbeat)
     heartbeat.set("validating")
     final = validator()
