@@ -122,7 +122,9 @@ def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["talk.jsonl", "plain.csv", "saved"])
+@pytest.mark.parametrize(
+    "data", ["talk.jsonl", *(pytest.param(name, marks=pytest.mark.long) for name in ("plain.csv", "saved"))]
+)
 def test_any_data_set_with_a_users_reward_function(cli: Cli, own: Path, data: str) -> None:
     done = cli(
         "train", "--regime", "sgt", "--pool", "chatty.yaml", "--data", data, "--run-dir", "run", "--json",
@@ -209,7 +211,7 @@ def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) 
     ("function", "code", "said"),
     [
         ("raises", 1, "reward function raises: KeyError: 'no such column'"),
-        ("words", 1, "reward function words"),
+        pytest.param("words", 1, "reward function words", marks=pytest.mark.long),
     ],
 )
 def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, code: int, said: str) -> None:

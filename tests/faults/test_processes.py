@@ -234,6 +234,7 @@ def test_a_second_run_on_the_directory_is_refused_in_under_a_second(run: Callabl
     assert started.process.poll() is None
 
 
+@pytest.mark.long
 def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mutualrl", "train", "--steps", "1", "--run-dir", str(tmp_path / "r"),
                "--set", "run.validation_limit=4"]  # fmt: skip

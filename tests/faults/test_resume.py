@@ -128,7 +128,7 @@ def test_what_changed_is_refused_by_name_or_said(finished: Run, tmp_path: Path, 
     assert "--clean" in again.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tmp_path: Path, cli: Cli) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 2, "bob": 2})
     info = json.loads((copy / "run.json").read_text())

@@ -88,7 +88,7 @@ class TwoHosts(Run):
             process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_policy_a_host(tiny: dict[str, Path], tmp_path: Path, hosts: list[tuple[str, str, str]]) -> None:
     """They share the exchange and no network connection, and compute what one machine would."""
     run = TwoHosts(tmp_path, hosts, "--regime", "sgt", *SHORT)

@@ -39,7 +39,7 @@ def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
             assert torch.equal(tensor, start[plain]), name
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=needs_zero)])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=(needs_zero, pytest.mark.long))])
 def test_the_command_line_saves_the_adapter_and_the_merged_model(
     cli: Any, tmp_path: Path, tiny: dict[str, Path], strategy: str
 ) -> None:
