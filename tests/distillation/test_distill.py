@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Cli
 from made_runs import made_run, publish
-from mutualrl.distillation.harvest import Harvest, Success, harvest, of_peers
+from mutualrl.distillation.harvest import Harvest, Lesson, Success, harvest, lessons
 from mutualrl.distillation.run import bars
 from mutualrl.distillation.settings import settings_of
 from mutualrl.errors import DataError, UsageError
@@ -37,7 +37,8 @@ def test_settings_are_read_and_refused() -> None:
     refused = {
         "learning_rate": "expected KEY=VALUE", "learning_rate=-1": "learning_rate", "learning=1": "learning",
         "trainer.learning_rate=1": "sets it itself", "lora.rank=2": "rank", "warmup=2": "warmup", "a.b=1": "a",
-        "learning_rate.x=1": "learning_rate",
+        "learning_rate.x=1": "learning_rate", "seed=3": "say it with --seed", "start=base": "--start",
+        "trainer.logging_strategy=no": "sets it itself",
     }  # fmt: skip
     for assignment, words in refused.items():
         with pytest.raises(UsageError, match=words):
@@ -59,20 +60,88 @@ def test_a_harvest_is_the_distinct_finished_successes(tmp_path: Path) -> None:
         [Record("q", 0, float("nan"), True, y_text="e"), Record("q", 1, 0.81, True, y_text="a")],
     ]  # fmt: skip
     published(tmp_path, "ada", rounds)
-    found = harvest(tmp_path, "made", "ada", 0.8)
+    found = harvest(tmp_path, "made", "ada", 0.8, 3)
     assert found == Harvest(8, 5, 1, (Success("p", "a"), Success("p", "b"), Success("q", "a")))
-    other = Harvest(0, 0, 0, (Success("p", "a"), Success("r", "z")))
-    third = Harvest(0, 0, 0, (Success("r", "z"),))
-    assert of_peers({"ada": found, "bob": other, "cyd": third}, "ada") == [Success("p", "a"), Success("r", "z")]
-    assert list(of_peers({"ada": found, "bob": other}, "bob")) == list(found.distinct)
+    with pytest.raises(DataError, match="3 of the run's 4 rounds"):
+        harvest(tmp_path, "made", "ada", 0.8, 4)
+    (tmp_path / "ada" / "000001.json").unlink()
+    with pytest.raises(DataError, match="2 of the run's 3 rounds"):
+        harvest(tmp_path, "made", "ada", 0.8, 3)
+
+
+def test_lessons_are_the_others_texts_once_a_prompt_whatever_its_id() -> None:
+    ada = Harvest(0, 0, 0, (Success("p", "a"), Success("p2", "a"), Success("q", "b")))
+    bob = Harvest(0, 0, 0, (Success("r", "a"), Success("s", "z")))
+    cyd = Harvest(0, 0, 0, (Success("s", "z"),))
+    texts = {"ada": {"p": "1+1", "p2": "1+1", "q": "2+2"}, "bob": {"r": "1+1", "s": "2+2"}, "cyd": {"s": "2+2"}}
+    every = {"ada": ada, "bob": bob, "cyd": cyd}
+    assert lessons(every, texts, "ada") == [Lesson("1+1", "a"), Lesson("2+2", "z")]
+    assert lessons(every, texts, "bob") == [Lesson("1+1", "a"), Lesson("2+2", "b"), Lesson("2+2", "z")]
+    assert lessons({"ada": ada, "bob": bob}, texts, "bob") == [Lesson("1+1", "a"), Lesson("2+2", "b")]
+    with pytest.raises(DataError, match="1 prompts of 'ada' are not in its run's training data"):
+        lessons(every, {**texts, "ada": {"p": "1+1", "q": "2+2"}}, "bob")
+
+
+def test_an_example_is_the_learners_prompt_and_the_text_with_its_end(tiny: dict[str, Path]) -> None:
+    from mutualrl.distillation.sft import examples
+    from mutualrl.engines.transformers_engine import load_tokenizer
+    from mutualrl.records import Prompt
+
+    prompts = [Prompt("x", "2*3:", "6", "*"), Prompt("y", "4+5:", "9", "+")]
+    taught = [Lesson("2*3:", " 6 \\boxed{6}"), Lesson("4+5:", " 9 \\boxed{9}"), Lesson("4+5:", "\u00e9")]
+    for name in ("ada", "bob"):
+        tokenizer = load_tokenizer(str(tiny[name]))
+        made = examples(taught[:2], prompts, tokenizer, {}, None)
+        for row, lesson in zip(made.data, taught, strict=False):
+            head = [i for i, counted in zip(row["input_ids"], row["completion_mask"], strict=True) if not counted]
+            tail = [i for i, counted in zip(row["input_ids"], row["completion_mask"], strict=True) if counted]
+            assert head == tokenizer(lesson.prompt)["input_ids"]
+            assert tail[-1] == tokenizer.eos_token_id
+            assert tokenizer.decode(tail[:-1]) == lesson.text
+            assert row["input_ids"] == head + tail
+        assert len(examples(taught, prompts, tokenizer, {}, 2).data) == 2
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    (row,) = examples(taught[:1], prompts, tokenizer, {}, None).data
+    assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == "<2*3:> 6 \\boxed{6}"
+
+
+def test_the_loss_is_sgts_a_mean_over_texts_of_means_over_tokens(tiny: dict[str, Path], tmp_path: Path) -> None:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM
+
+    from mutualrl.distillation.sft import fine_tune
+    from mutualrl.engines.transformers_engine import load_tokenizer
+
+    tokenizer, model = load_tokenizer(str(tiny["ada"])), AutoModelForCausalLM.from_pretrained(tiny["ada"])
+    rows = [([5, 6], [7, 8, 9]), ([5, 6], [10, 11, 12, 13, 14, 15, 16, 17, 18])]
+    means = []
+    for head, tail in rows:
+        logps = model(torch.tensor([head + tail])).logits[0, :-1].log_softmax(-1)
+        means.append(-sum(logps[len(head) - 1 + i, token].item() for i, token in enumerate(tail)) / len(tail))
+    data = Dataset.from_dict(
+        {"input_ids": [h + t for h, t in rows], "completion_mask": [[0] * len(h) + [1] * len(t) for h, t in rows]}
+    )
+    for batch, accumulate in ((2, 1), (1, 2)):
+        settings = settings_of(
+            "base", 0, [f"batch_size={batch}", f"trainer.gradient_accumulation_steps={accumulate}", "lora.dropout=0"]
+        )
+        about = fine_tune(str(tiny["ada"]), None, False, tokenizer, data, settings, tmp_path / str(batch))
+        assert about["steps"] == 1
+        assert about["loss"][0] == pytest.approx(sum(means) / 2, rel=1e-4)
+    for assignment in ("trainer.assistant_only_loss=true", "trainer.loss_type=foo", "lora.target_modules=[nosuch]"):
+        with pytest.raises(UsageError, match="TRL refuses these settings"):
+            fine_tune(
+                str(tiny["ada"]), None, False, tokenizer, data, settings_of("base", 0, [assignment]), tmp_path / "x"
+            )
 
 
 def test_an_exchange_without_texts_or_rounds_is_refused_with_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--exchange full"):
-        harvest(tmp_path, "made", "ada", 0.8)
+        harvest(tmp_path, "made", "ada", 0.8, 1)
     published(tmp_path, "ada", [[Record("p", 0, 1.0, True)]])
     with pytest.raises(DataError, match="holds no texts; train with --exchange full"):
-        harvest(tmp_path, "made", "ada", 0.8)
+        harvest(tmp_path, "made", "ada", 0.8, 1)
 
 
 def test_bars_are_against_standalone_grpo() -> None:
@@ -97,18 +166,17 @@ def test_runs_that_cannot_be_distilled_are_refused(cli_here: Cli, tmp_path: Path
         return run
 
     shared = trained("shared", regime="sgt")
-    assert "shared what they found" in refused(shared)
+    assert "a run of regime 'sgt'" in refused(shared)
+    assert "a run of regime 'grpo-noise'" in refused(trained("noise", regime="grpo-noise"))
     assert "no trained model of 'ada' (did it finish?)" in refused(made_run(tmp_path / "unfinished", finished=False))
     one = trained("one", policies=("ada",))
     assert "a learner needs a peer" in refused(one)
     assert "policy 'ada' is in" in refused(one, trained("same", policies=("ada",)))
-    other = trained("other", policies=("bob",), fingerprint={"task": "math"})
-    assert "was trained on other prompts" in refused(one, other)
     assert "is not a run directory" in refused(tmp_path / "nothing")
     pair = trained("pair")
     assert "--exchange full" in refused(pair)
     publish(pair, "ada", [[("p", 1.0, None)]])
-    assert "holds no texts" in refused(pair)
+    assert "1 of the run's 20 rounds are there" in refused(pair)
     assert "no trained model of ada" in refused(pair, "--beside", made_run(tmp_path / "bare"))
 
 

@@ -5,7 +5,7 @@ Source: paper, Section "Online Gating versus Sequential Peer Distillation", phas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +34,17 @@ class Harvest:
     distinct: tuple[Success, ...]
 
 
-def harvest(exchange: Path, run_id: str, policy: str, above: float) -> Harvest:
-    """All distinct successes (reward > `above`) that a policy published. Raises DataError when it published none, or
-    no texts; ExchangeDamagedError when a byte does not match its marker."""
+def harvest(exchange: Path, run_id: str, policy: str, above: float, expected: int) -> Harvest:
+    """All distinct successes (reward > `above`) that a policy published in its `expected` rounds. Raises DataError when
+    it published none, or no texts, or rounds are missing; ExchangeDamagedError when a byte does not match its
+    marker."""
     rounds = committed_rounds(exchange / policy)
     where = f"{exchange / policy}"
+    if rounds and rounds != list(range(expected)):
+        raise DataError(
+            f"{where}: {len(rounds)} of the run's {expected} rounds are there; a harvest is of all of them: train "
+            "without run.keep_rounds, and free nothing (exchange gc)"
+        )
     if not rounds:
         raise DataError(
             f"{where}: no rollouts of {policy!r} are kept; a standalone run keeps them with: mutualrl train --regime "
@@ -64,6 +70,27 @@ def harvest(exchange: Path, run_id: str, policy: str, above: float) -> Harvest:
     return Harvest(rollouts, rewarded, cut, tuple(sorted(found)))
 
 
-def of_peers(harvests: dict[str, Harvest], learner: str) -> Iterable[Success]:
-    """What all others found, each text once a prompt, sorted."""
-    return sorted({success for name, each in harvests.items() if name != learner for success in each.distinct})
+class Lesson(NamedTuple):
+    """A right text for a prompt, the prompt by its text: runs of different seeds number the same prompts
+    differently."""
+
+    prompt: str
+    text: str
+
+
+def lessons(harvests: Mapping[str, Harvest], texts: Mapping[str, Mapping[str, str]], learner: str) -> list[Lesson]:
+    """What all others found, each text once a prompt, sorted. `texts`: of each policy its prompts' texts by id. Raises
+    DataError for a prompt that is not among them."""
+    found: set[Lesson] = set()
+    for name, each in harvests.items():
+        if name == learner:
+            continue
+        absent = sorted({success.prompt_id for success in each.distinct} - set(texts[name]))
+        if absent:
+            raise DataError(
+                f"{len(absent)} prompts of {name!r} are not in its run's training data any more, such as "
+                f"{absent[0]!r}; "
+                "give the data that the run was trained on"
+            )
+        found |= {Lesson(texts[name][success.prompt_id], success.text) for success in each.distinct}
+    return sorted(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,19 @@ from typing import Any
 from rich.console import Console
 
 from mutualrl.display import clean
-from mutualrl.distillation.harvest import Harvest, harvest, of_peers
+from mutualrl.distillation.harvest import Harvest, Lesson, harvest, lessons
 from mutualrl.distillation.settings import DistillSettings, new_directory
-from mutualrl.distillation.sources import Source, sources
+from mutualrl.distillation.sources import Source, require_same_prompts, sources
 from mutualrl.errors import UsageError
 from mutualrl.evaluation.request import EvalRequest, Flags, ModelRequest
 from mutualrl.evaluation.run import evaluate_models
 from mutualrl.files import user_path, write_json
+from mutualrl.records import Prompt
+from mutualrl.reporting.reading import part
+from mutualrl.reporting.report import read_runs
 from mutualrl.rundir import RunDirectory, command_line, versions
 
+_MATCHED = ("seed", "steps", "prompts_per_round", "rollouts_per_prompt")
 BEFORE, BASELINE, DISTILLED = "before training", "grpo", "sequential distillation"
 FILE = "distill.json"
 
@@ -34,15 +38,23 @@ def distill(
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """
     found = sources(runs)
-    others = _others(beside, found)
+    others = _others(beside, found, console)
     harvests = {
-        name: harvest(s.run.exchange, s.info["run_id"], name, settings.success_above) for name, s in found.items()
+        name: harvest(s.run.exchange, s.info["run_id"], name, settings.success_above, s.rounds)
+        for name, s in found.items()
     }
+    prompts = {name: source.prompts for name, source in found.items()}
+    require_same_prompts(prompts)
+    texts = {name: {key: prompt.text for key, prompt in mine.items()} for name, mine in prompts.items()}
+    requests = {name: _request(source, engine) for name, source in found.items()}
     directory = new_directory(user_path(out))
     for name, each in harvests.items():
         _say(console, f"{name}: {len(each.distinct)} distinct successes of {each.rollouts} rollouts")
-    learners = {name: _learner(source, found, harvests, settings, directory, console) for name, source in found.items()}
-    accuracy = _evaluated(found, others, directory, engine, console)
+    learners = {}
+    for name, source in found.items():
+        taught = _learner(source, lessons(harvests, texts, name), prompts[name].values(), settings, directory, console)
+        learners[name] = {**_told(harvests[name]), "peers": [other for other in found if other != name], **taught}
+    accuracy = {name: _evaluated(source, requests[name], others, directory, console) for name, source in found.items()}
     result = {
         "command": command_line(),
         "versions": versions(),
@@ -72,71 +84,82 @@ def bars(accuracy: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | Non
     }
 
 
+def _told(own: Harvest) -> dict[str, Any]:
+    return {
+        "found": {"rollouts": own.rollouts, "rewarded": own.rewarded, "cut": own.cut, "distinct": len(own.distinct)}
+    }
+
+
 def _learner(
-    source: Source, found: dict[str, Source], harvests: dict[str, Harvest], settings: DistillSettings, out: Path,
+    source: Source, taught: Sequence[Lesson], prompts: Iterable[Prompt], settings: DistillSettings, out: Path,
     console: Console,
 ) -> dict[str, Any]:  # fmt: skip
     from mutualrl.distillation.sft import examples, fine_tune
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.tiny.cache import located
-    from mutualrl.training.plan import load_prompts
 
     policy = source.recipe.policy(source.policy)
     trained = settings.start == "trained"
     start = str(source.run.policy(policy.name).model) if trained else located(policy.model)
     revision = None if trained else policy.revision
     tokenizer = load_tokenizer(start, revision=revision, trust_remote_code=policy.trust_remote_code)
-    prompts = {prompt.id: prompt for prompt in load_prompts(source.recipe, "train")}
-    made = examples(of_peers(harvests, policy.name), prompts, tokenizer, source.template, settings.limit)
+    made = examples(taught, prompts, tokenizer, source.template, settings.limit)
     _say(console, f"{policy.name}: fine-tuning on {len(made.data)} successes of its peers")
     about = fine_tune(
         start, revision, policy.trust_remote_code, tokenizer, made.data, settings, out / "policies" / policy.name
     )
-    own = harvests[policy.name]
-    return {
-        "found": {"rollouts": own.rollouts, "rewarded": own.rewarded, "cut": own.cut, "distinct": len(own.distinct)},
-        "peers": [name for name in found if name != policy.name],
-        "examples": len(made.data),
-        "unfit": made.unfit,
-        **about,
-    }
+    return {"examples": len(made.data), "unfit": made.unfit, **about}
 
 
-def _others(beside: Sequence[Path], found: dict[str, Source]) -> list[tuple[str, RunDirectory]]:
-    """The runs whose models are evaluated too, by their regime."""
-    named: list[tuple[str, RunDirectory]] = []
-    for path in beside:
-        run = RunDirectory(user_path(path))
-        regime = str(run.info().get("regime", "run"))
+def _others(beside: Sequence[Path], found: dict[str, Source], console: Console) -> list[tuple[str, RunDirectory]]:
+    """The runs whose models are evaluated too, by their regime and settings. Raises UsageError for one of other models
+    or another task; says in what else it is not matched."""
+    named: dict[str, RunDirectory] = {}
+    for read in read_runs(beside):
+        run = RunDirectory(read.root)
         lacking = [name for name in found if not (run.policy(name).model / "config.json").is_file()]
         if lacking:
-            raise UsageError(f"--beside {path}: it has no trained model of {', '.join(lacking)}")
-        if regime in (BASELINE, *(name for name, _ in named)):
-            regime = f"{regime} ({run.root.name})"
-        named.append((regime, run))
-    return named
+            raise UsageError(f"--beside {read.root}: it has no trained model of {', '.join(lacking)}")
+        for name, source in found.items():
+            mine = source.recipe.policy(name).model
+            if (theirs := read.policies[name].model) != mine or read.task != source.recipe.task.name:
+                raise UsageError(
+                    f"--beside {read.root}: its {name!r} is {theirs} trained on {read.task}, here it is {mine} trained "
+                    f"on "
+                    f"{source.recipe.task.name}"
+                )
+            plan, its = source.info["fingerprint"], part(read.info, "fingerprint")
+            if told := [
+                f"{key} is {its.get(key)!r}, here {plan[key]!r}" for key in _MATCHED if its.get(key) != plan[key]
+            ]:
+                _say(console, f"Note: {read.root} is not matched: {'; '.join(told)}")
+        label = read.arm if read.arm not in (BASELINE, *named) else f"{read.arm} ({read.name})"
+        named[label] = run
+    return list(named.items())
+
+
+def _request(source: Source, engine: str | None) -> EvalRequest:
+    """The evaluation of one policy's run: made before any work, so that missing data are found then."""
+    trust = source.recipe.policy(source.policy).trust_remote_code
+    return EvalRequest.of(Flags(run=source.run.root, engine=engine, trust_remote_code=trust))
 
 
 def _evaluated(
-    found: dict[str, Source], others: list[tuple[str, RunDirectory]], out: Path, engine: str | None, console: Console
-) -> dict[str, dict[str, Any]]:
-    """Greedy figures of each learner and treatment, on the learner's own run's task."""
-    answer = {}
-    for name, source in found.items():
-        policy = source.recipe.policy(name)
-        request = EvalRequest.of(Flags(run=source.run.root, engine=engine, trust_remote_code=policy.trust_remote_code))
-        own = next(model for model in request.models if model.name == name)
-        paths = {BASELINE: own.path, DISTILLED: str(out / "policies" / name / "model")}
-        paths |= {label: str(run.policy(name).model) for label, run in others}
-        models = [ModelRequest(BEFORE, policy.model, policy.revision, own.trust_remote_code, own.template)]
-        models += [replace(own, name=label, path=path) for label, path in paths.items()]
-        _say(console, f"{name}: evaluating")
-        results = evaluate_models(replace(request, models=models), console)
-        answer[name] = {
-            label: {key: figures[key] for key in ("accuracy", "stderr", "n")} | {"by_group": _groups(figures)}
-            for label, figures in results["models"].items()
-        }
-    return answer
+    source: Source, request: EvalRequest, others: Sequence[tuple[str, RunDirectory]], out: Path, console: Console
+) -> dict[str, Any]:
+    """Greedy figures of a learner under each treatment, on its own run's task."""
+    policy = source.recipe.policy(source.policy)
+    own = next(model for model in request.models if model.name == policy.name)
+    paths = {BASELINE: own.path, DISTILLED: str(out / "policies" / policy.name / "model")}
+    paths |= {label: str(run.policy(policy.name).model) for label, run in others}
+    models = [ModelRequest(BEFORE, policy.model, policy.revision, own.trust_remote_code, own.template)]
+    models += [replace(own, name=label, path=path) for label, path in paths.items()]
+    _say(console, f"{policy.name}: evaluating")
+    results = evaluate_models(replace(request, models=models), console)
+    return {
+        label: {key: figures[key] for key in ("accuracy", "stderr", "n")} | {"by_group": _groups(figures)}
+        for label, figures in results["models"].items()
+    }
 
 
 def _groups(figures: dict[str, Any]) -> dict[str, float]:

@@ -16,8 +16,8 @@ from mutualrl.recipes.schema import LoraSection, Section
 OURS = frozenset(
     ("output_dir", "learning_rate", "lr_scheduler_type", "num_train_epochs", "max_steps", "warmup_steps",
      "warmup_ratio", "per_device_train_batch_size", "seed", "report_to", "save_strategy", "eval_strategy",
-     "logging_steps", "remove_unused_columns", "completion_only_loss", "max_length", "packing", "trust_remote_code",
-     "model_init_kwargs", "dataset_text_field", "push_to_hub")
+     "logging_steps", "logging_strategy", "disable_tqdm", "remove_unused_columns", "completion_only_loss",
+     "max_length", "packing", "trust_remote_code", "model_init_kwargs", "dataset_text_field", "push_to_hub")
 )  # fmt: skip
 
 
@@ -54,6 +54,8 @@ def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSet
             raise UsageError(f"--set {assignment}: {text!r} is not a YAML value") from None
         if isinstance(value, str):
             value = _number(value)
+        if key in ("start", "seed"):
+            raise UsageError(f"--set {assignment}: say it with --{key}")
         _put(tree, key.split("."), value, assignment)
     if isinstance(tree.get("lora"), dict):
         tree["lora"] = {"r": 16, "alpha": 32.0, "dropout": 0.05, **tree["lora"]}

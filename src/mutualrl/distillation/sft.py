@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from datasets import Dataset
+from peft import NoMatchingPeftModuleError
+from safetensors import SafetensorError
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
-from mutualrl.distillation.harvest import Success
+from mutualrl.distillation.harvest import Lesson
 from mutualrl.distillation.settings import DistillSettings
 from mutualrl.engines.prompts import prompt_ids
 from mutualrl.errors import DataError, ModelError, RecipeError
 from mutualrl.records import Prompt
+from mutualrl.regimes.sgt import pair_nll
 from mutualrl.thl import retokenize
 from mutualrl.training.adapters import lora_config, save_model
 from mutualrl.training.config import CPU_DEFAULTS
@@ -31,34 +36,28 @@ class Examples(NamedTuple):
 
 
 def examples(
-    successes: Iterable[Success],
-    prompts: Mapping[str, Prompt],
+    lessons: Sequence[Lesson],
+    prompts: Iterable[Prompt],
     tokenizer: Any,
     template: Mapping[str, Any],
     limit: int | None,
 ) -> Examples:
-    """Each success after the learner's own prompt tokens, as SGT packs it (paper, Section "Implementation details for
-    Success-Gated Transfer"); the loss is on the success alone. Raises DataError when none is left, or a prompt is not
-    among the task's."""
-    found = list(successes)
+    """Each lesson after the learner's own prompt tokens, as SGT packs it (paper, Section "Implementation details for
+    Success-Gated Transfer"); the loss is on the text alone. Raises DataError when none is left."""
+    found = list(lessons)
     if limit is not None and len(found) > limit:
         found = [found[i * len(found) // limit] for i in range(limit)]
-    absent = sorted({success.prompt_id for success in found} - set(prompts))
-    if absent:
-        raise DataError(
-            f"{len(absent)} prompts of the harvest are not in the run's training data any more, such as {absent[0]!r}; "
-            "give the data that the run was trained on"
-        )
-    asked = sorted({success.prompt_id for success in found})
-    heads = dict(zip(asked, prompt_ids([prompts[key].content for key in asked], tokenizer, template), strict=True))
+    by_text = {prompt.text: prompt for prompt in prompts}
+    asked = sorted({lesson.prompt for lesson in found})
+    heads = dict(zip(asked, prompt_ids([by_text[key].content for key in asked], tokenizer, template), strict=True))
     rows: dict[str, list[list[int]]] = {"input_ids": [], "completion_mask": []}
     unfit = 0
-    for success in found:
-        carried = retokenize(success.text, tokenizer, ended=True)
+    for lesson in found:
+        carried = retokenize(lesson.text, tokenizer, ended=True)
         if not carried.exact or not carried.ids:
             unfit += 1
             continue
-        head = heads[success.prompt_id]
+        head = heads[lesson.prompt]
         rows["input_ids"].append([*head, *carried.ids])
         rows["completion_mask"].append([0] * len(head) + [1] * len(carried.ids))
     if not rows["input_ids"]:
@@ -66,12 +65,31 @@ def examples(
     return Examples(Dataset.from_dict(rows), unfit)
 
 
+class PairTrainer(SFTTrainer):
+    """SFTTrainer with SGT's auxiliary loss: the mean over examples of the per-token mean NLL, where TRL's is the mean
+    over all tokens ("The SFT loss matches the SGT auxiliary NLL": paper, the same section)."""
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a batch; with several batches a step their mean, which `Trainer` leaves to it."""
+        labels = inputs["labels"]
+        outputs = model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)
+        logits, labels = outputs.logits[:, :-1].float(), labels[:, 1:]
+        logps = -F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+        loss = pair_nll(logps, labels != -100).mean()
+        if num_items_in_batch is not None:
+            loss = loss / self.current_gradient_accumulation_steps
+        return (loss, outputs) if return_outputs else loss
+
+
 def fine_tune(
     start: str, revision: str | None, trust_remote_code: bool, tokenizer: Any, data: Dataset,
     settings: DistillSettings, out: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Fine-tune the model `start` on the examples; the result goes to `out`/model (an adapter merged there, and alone
-    in `out`/adapter). Returns `steps`, `seconds`, `loss` (the first and the last logged, nats a token)."""
+    in `out`/adapter). Returns `steps`, `seconds`, `loss` (means over the first and the last
+    tenth of the steps, nats a token)."""
     logging.disable_progress_bar()
     cpu = not torch.cuda.is_available()
     try:
@@ -101,16 +119,20 @@ def fine_tune(
         raise RecipeError([f"trainer: TRL refuses these settings: {error}"]) from error
     set_seed(settings.seed)
     try:
-        trainer = SFTTrainer(
+        trainer = PairTrainer(
             model=start, args=args, train_dataset=data, processing_class=tokenizer,
             peft_config=lora_config(settings.lora),
         )  # fmt: skip
-    except OSError as error:
-        raise ModelError(f"the model {start!r} cannot be loaded: {error}") from error
-    trainer.remove_callback(PrinterCallback)
-    began = time.monotonic()
-    trainer.train()
+        trainer.remove_callback(PrinterCallback)
+        began = time.monotonic()
+        trainer.train()
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"the model {start!r} cannot be fine-tuned: {error}") from error
+    except (TypeError, ValueError, NoMatchingPeftModuleError) as error:  # settings that only the trainer can refuse
+        raise RecipeError([f"TRL refuses these settings: {type(error).__name__}: {error}"]) from error
     seconds = time.monotonic() - began
     save_model(trainer, out / "model", out / "adapter")
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"steps": trainer.state.global_step, "seconds": seconds, "loss": [losses[0], losses[-1]]}
+    part = max(1, len(losses) // 10)
+    ends = [statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])]
+    return {"steps": trainer.state.global_step, "seconds": seconds, "loss": ends}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,9 @@ from typing import Any
 from mutualrl.errors import UsageError
 from mutualrl.files import user_path
 from mutualrl.recipes import Recipe, load
-from mutualrl.regimes import get_regime
+from mutualrl.records import Prompt
 from mutualrl.rundir import RunDirectory
-
-#: what two runs must agree on to be peers
-_SAME = ("task", "data_sha256", "prompts")
+from mutualrl.training.plan import load_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +25,34 @@ class Source:
     info: dict[str, Any]
 
     @property
+    def prompts(self) -> dict[str, Prompt]:
+        """Its run's training prompts by id."""
+        return {prompt.id: prompt for prompt in load_prompts(self.recipe, "train")}
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds its run made."""
+        plan, iterations = self.info["fingerprint"], self.recipe.trainer_settings(self.policy).get("num_iterations", 1)
+        return -(-int(plan["steps"]) // (int(plan["optimizer_steps_per_round"]) * int(iterations)))
+
+    @property
     def template(self) -> dict[str, Any]:
         """Arguments of its chat template."""
         return self.recipe.trainer_settings(self.policy).get("chat_template_kwargs") or {}
 
 
 def sources(runs: Sequence[Path]) -> dict[str, Source]:
-    """Every policy of the runs by name. Raises UsageError for a run that shared, did not finish, or is of another task
-    than the first, and for a name that two runs have."""
+    """Every policy of the runs by name. Raises UsageError for a run that is not plain GRPO or did not finish, and for
+    a name that two runs have."""
     found: dict[str, Source] = {}
-    first: Source | None = None
     for path in runs:
         run = RunDirectory(user_path(path))
         info = run.info()
         recipe = load(run.recipe)
-        if get_regime(recipe.regime_name).reads_peers:
+        if recipe.regime_name != "grpo":
             raise UsageError(
-                f"{path}: its policies shared what they found (regime {recipe.regime_name!r}); sequential distillation "
-                "starts from standalone runs: mutualrl train --regime grpo --exchange full"
+                f"{path}: a run of regime {recipe.regime_name!r}; sequential distillation starts from standalone GRPO: "
+                "mutualrl train --regime grpo --exchange full"
             )
         for policy in recipe.policies:
             if policy.name in found:
@@ -54,18 +62,20 @@ def sources(runs: Sequence[Path]) -> dict[str, Source]:
             if not (run.policy(policy.name).model / "config.json").is_file():
                 raise UsageError(f"{path}: the run has no trained model of {policy.name!r} (did it finish?)")
             found[policy.name] = Source(policy.name, run, recipe, info)
-            first = first or found[policy.name]
-            _same_task(first, found[policy.name])
     if len(found) < 2:
         raise UsageError(f"a learner needs a peer; found {', '.join(found) or 'no policy'}: name a further run")
     return found
 
 
-def _same_task(first: Source, other: Source) -> None:
-    mine, theirs = first.info.get("fingerprint", {}), other.info.get("fingerprint", {})
-    different = [key for key in _SAME if mine.get(key) != theirs.get(key)]
-    if different:
-        raise UsageError(
-            f"{other.run.root} was trained on other prompts than {first.run.root} ({', '.join(different)} differ); "
-            "peers must have seen the same"
-        )
+def require_same_prompts(prompts: Mapping[str, Mapping[str, Prompt]]) -> None:
+    """Raise UsageError when a policy was trained on other prompts than the first, by their texts."""
+    texts = {name: {prompt.text for prompt in mine.values()} for name, mine in prompts.items()}
+    first = next(iter(texts))
+    for name, mine in texts.items():
+        if mine != texts[first]:
+            example = min(mine ^ texts[first])
+            raise UsageError(
+                f"{name!r} was trained on other prompts than {first!r} ({len(mine ^ texts[first])} are only one's, "
+                f"such "
+                f"as {example[:60]!r}); peers must have seen the same"
+            )

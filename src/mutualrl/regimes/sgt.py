@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
+from mutualrl.errors import UsageError
 from mutualrl.regimes.base import Pair, PeerRound, RegimeSettings, RegimeSpec, RoundPlan, RoundView, seeded
 
 if TYPE_CHECKING:
@@ -170,6 +171,8 @@ def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
 
     def candidates(prompt_id: str) -> list[Candidate]:
         if chosen.teacher == "gold":
+            if prompt_id not in view.solutions:
+                raise UsageError(f"prompt {prompt_id!r} has no solution in the data, which teacher='gold' learns")
             return [Candidate(GOLD, 0, view.solutions[prompt_id], ended=True)]
         return [
             candidate

@@ -78,7 +78,9 @@ def read_prompts(path: Path, split: str, template: str | None = None, answer: st
                 group=unicode_text(str(row.get("group") or "all"), "group", path, number),
                 messages=messages,
                 columns={str(key): value for key, value in row.items() if key not in _OURS},
-                solution=unicode_text(solution, "solution", path, number) if isinstance(solution, str) else None,
+                solution=unicode_text(solution, "solution", path, number)
+                if isinstance(solution, str) and solution.strip()
+                else None,
             )
         )
         if (first := seen.setdefault(prompts[-1].id, number)) != number:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ from mutualrl.regimes import get_regime
 from mutualrl.tasks import Split, get_task
 from mutualrl.tasks import load_prompts as read_prompts
 from mutualrl.tasks.base import spread
+from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.mixture import spread_by_member
+
+logger = logging.getLogger(__name__)
 
 
 def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
@@ -40,12 +44,21 @@ def _require_solutions(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
     spec = get_regime(recipe.regime_name)
     if not any(spec.needs_solutions(recipe.regime_settings(p.name)) for p in recipe.policies):
         return
-    lacking = [prompt.id for prompt in prompts if not prompt.solution]
+    lacking = [prompt.id for prompt in prompts if not (prompt.solution or "").strip()]
     if lacking:
         raise DataError(
             f"regime.teacher=gold learns the solutions in the data, and {len(lacking)} of {len(prompts)} training "
             f"prompts of task {recipe.task.name!r} have none, such as {lacking[0]!r}; expected a field 'solution' in "
             "every row (tasks math, dataset, arithmetic)"
+        )
+    if recipe.task.reward != ("boxed",):
+        logger.warning("regime.teacher=gold: the solutions are not checked against %s", ", ".join(recipe.task.reward))
+        return
+    wrong = [prompt.id for prompt in prompts if not boxed_score(prompt.solution or "", prompt.answer)]
+    if wrong:
+        raise DataError(
+            f"regime.teacher=gold: {len(wrong)} of {len(prompts)} solutions do not earn the reward, such as that of "
+            f"{wrong[0]!r}; expected each to end in \\boxed{{answer}}"
         )
 
 

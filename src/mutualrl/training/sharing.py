@@ -95,13 +95,15 @@ class Sharing:
         max_length: int | None = None,
         tokenizers: Mapping[str, Any] | None = None,
         resume: bool = False,
+        solutions: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> Sharing:
         """Sharing over a directory, for use with `MutualGRPOTrainer` in one's own script.
 
-        All policies of a run give the same `root` and `run_id`. Regime `prp` needs the peers' `tokenizers` by name. A
-        script that goes on from a checkpoint (`train(resume_from_checkpoint=...)`) gives `resume=True`, and is a new
-        attempt of its policy: the one before it can publish nothing any more.
+        All policies of a run give the same `root` and `run_id`. Regime `prp` needs the peers' `tokenizers` by name;
+        SGT's `teacher="gold"` needs the data's `solutions` by prompt id. A script that goes on from a checkpoint
+        (`train(resume_from_checkpoint=...)`) gives `resume=True`, and is a new attempt of its policy: the one before it
+        can publish nothing any more.
         Raises UsageError when this policy has already published there (rounds of an earlier run must not be taken for
         this one's), and when a tokenizer is missing.
         """
@@ -119,6 +121,8 @@ class Sharing:
                 f"regime {regime!r} aligns the peers' traces and needs their tokenizers: none given for "
                 f"{', '.join(lacking)} (Sharing.over(..., tokenizers={{{lacking[0]!r}: ...}}))"
             )
+        if get_regime(regime).needs_solutions(chosen) and not solutions:
+            raise UsageError("teacher='gold' learns the data's solutions: give solutions={prompt_id: text}")
         return cls(
             exchange,
             peers,
@@ -129,6 +133,7 @@ class Sharing:
             heartbeat=heartbeat,
             tokenizers=given,
             resume=resume,
+            solutions=dict(solutions or {}),
         )
 
     def take_over(self, accelerator: Any) -> None:
