@@ -14,7 +14,10 @@ def clean(text: str, limit: int = 2000) -> str:
     The result may still read as Rich markup: print it with `markup=False`, or use `cell`.
     """
     cut = text[:limit]
-    kept = "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in cut)
+    if cut.replace("\n", "").replace("\t", "").isprintable():  # nearly all text: no character of category C is
+        kept = cut
+    else:
+        kept = "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in cut)
     return kept + (f" ... ({len(text)} characters)" if len(text) > limit else "")
 
 

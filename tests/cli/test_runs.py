@@ -116,6 +116,30 @@ def test_watching_ends_with_the_run(cli_here: Cli, tmp_path: Path) -> None:
     done = cli_here("runs", "watch", ended)
     assert (done.returncode, "is ended" in done.stderr) == (1, True)
     assert cli_here("runs", "watch", tmp_path).returncode == 2
+    (run / "summary.json").write_text("{}")
+    done = cli_here("runs", "watch", run)
+    assert (done.returncode, "its summary.json cannot be read" in done.stderr) == (1, True)
+
+
+def test_a_report_that_cannot_be_written_takes_nothing_from_the_run(
+    cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made_run(tmp_path / "r", "sgt")
+    pushed: list[Path] = []
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    summary = json.loads((run / "summary.json").read_text())
+    monkeypatch.setattr("mutualrl.mwra.supervisor.train", lambda *a: (RunDirectory(run), summary))
+    monkeypatch.setattr("mutualrl.reporting.report.write_report", full)
+    monkeypatch.setattr("mutualrl.reporting.upload.require_hub", lambda owner: None)
+    monkeypatch.setattr("mutualrl.reporting.upload.push", lambda root, owner: pushed.append(root) or [])
+    done = cli_here("train", "--report", "--push-to-hub", "someone", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["seconds"] == 12.5
+    assert "The report could not be written" in done.stderr
+    assert pushed == [run]
 
 
 def test_a_live_run_is_followed_until_its_lock_is_free(tmp_path: Path) -> None:
@@ -196,5 +220,14 @@ def test_models_go_to_the_hub_with_their_cards(cli_here: Cli, tmp_path: Path, mo
     assert [entry[1:] for entry in asked if entry[0] == "upload"] == [
         ("someone/my-run-ada", "ada"), ("someone/my-run-bob", "bob"),
     ]  # fmt: skip
+    from huggingface_hub.utils import validate_repo_id
+
+    from mutualrl.reporting.upload import repository_name
+
+    for run_name in ("lr--1e5", "a..b", "x" * 200, "-odd name.", "\u00e9\u00e9"):
+        names = {repository_name(run_name, policy) for policy in ("ada", "bob")}
+        assert len(names) == 2
+        for name in names:
+            validate_repo_id(f"someone/{name}")
     empty = made_run(tmp_path / "empty")
     assert cli_here("runs", "push", empty, "someone").returncode == 2

@@ -69,3 +69,20 @@ def test_an_arm_is_the_regime_with_what_is_not_its_default(tmp_path: Path) -> No
         )
     }
     assert list(told.values()) == ["sgt", "sgt (teacher=gold, weight=0.3)", "prp (denominator=snapshot)", "odd"]
+
+
+def test_a_round_of_several_steps_and_a_lost_line_do_not_raise_the_speed(tmp_path: Path) -> None:
+    import json
+
+    path = made_run(tmp_path / "r") / "policies" / "ada" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:  # TRL counts at the steps that generate: every fourth here
+        if row["step"] % 4 != 1:
+            del row["num_tokens"]
+        else:
+            row["num_tokens"] = 1000.0 * (row["step"] + 3) / 4
+    del rows[5]  # in the second round
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policy = read_run(tmp_path / "r").policies["ada"]
+    assert tokens_per_second(policy) == [Point(1, 500.0), Point(9, 500.0), Point(13, 500.0), Point(17, 500.0)]
+    assert [p.step for p in tokens_per_second(policy, without_validation=True)] == [1, 17]

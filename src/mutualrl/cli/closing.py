@@ -7,21 +7,24 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl.display import clean
+from mutualrl.errors import MutualRLError
 
 
 def close(root: Path, console: Console, *, report: bool, push_to: str | None) -> None:
-    """Write model cards and the report, say where it lies, and push the models where that was asked for."""
+    """Write model cards and the report, say where it lies, and push the models where that was asked for. A report that
+    cannot be written is said, and takes nothing from a run that has ended well."""
     from mutualrl.reporting.card import write_cards
 
     write_cards(root)
+    say = f"A page of curves and rescues: mutualrl report {root}"
     if report:
         from mutualrl.reporting.report import write_report
         from mutualrl.rundir import command_line
 
-        written = write_report([root], root / "report", " ".join(command_line()))
-        say = f"Report: {written.page}"
-    else:
-        say = f"A page of curves and rescues: mutualrl report {root}"
+        try:
+            say = f"Report: {write_report([root], root / 'report', ' '.join(command_line())).page}"
+        except (OSError, MutualRLError) as error:
+            say = f"The report could not be written ({error}); later: mutualrl report {root} --out DIR"
     console.print(clean(say, 4096), markup=False, highlight=False, soft_wrap=True)
     if push_to is not None:
         from mutualrl.reporting.upload import push

@@ -107,11 +107,11 @@ def train(
         require_hub(push_to_hub)
     console = prose()
     run, summary = supervise(resolved, console, launch)
-    if as_json:
-        emit({"run_dir": str(run.root), **summary})
-    elif node_rank == 0:
+    if not as_json and node_rank == 0:
         show_summary(summary, run.root)
     if node_rank == 0:
         from mutualrl.cli.closing import close
 
         close(run.root, console, report=report, push_to=push_to_hub)
+    if as_json:
+        emit({"run_dir": str(run.root), **summary})

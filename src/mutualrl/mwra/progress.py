@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -50,7 +51,8 @@ class PolicyProgress:
         end = text.rfind(b"\n") + 1  # a line that is being written is left for the next look
         self.offset += end
         for line in text[:end].splitlines():
-            self._take(json.loads(line))
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a damaged line: `report` says which
+                self._take(json.loads(line))
 
     def _take(self, line: dict[str, Any]) -> None:
         self.step = int(line["step"])

@@ -12,6 +12,7 @@ from mutualrl.display import clean
 from mutualrl.files import write_atomic
 from mutualrl.markdown import name, number, table
 from mutualrl.reporting.reading import Policy, Run, part, read_run
+from mutualrl.reporting.tables import named
 from mutualrl.rundir import RunDirectory
 
 CARD = "README.md"
@@ -71,7 +72,7 @@ def _figures(run: Run, policy: Policy) -> str:
         points = policy.accuracy(group)
         if points:
             before = number(points[0].value) if points[0].step == 0 else ""
-            rows.append([name(group or "all"), before, number(points[-1].value)])
+            rows.append([name(named(group)), before, number(points[-1].value)])
     result = policy.result or {}
     n = part(result, "validation").get("n", "?")
     text = table(f"Greedy accuracy on {n} held-out prompts of {name(run.task)}", ("group", "before", "after"), rows)

@@ -18,7 +18,7 @@ COLOURS = ("#2f7fc1", "#d1711f", "#2a9d6f", "#a25fb8", "#c8454f", "#8a7a1f", "#3
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 2, 2)))
 HATCHES = ("", "//", "..", "xx", "\\\\")
 INK, PAPER = "#222222", "#ffffff"  # in a page they become its own
-LONGEST = 40  # characters of a label
+LONGEST = 64  # characters of a label
 _WIDTH, _HEIGHT = 4.2, 2.9  # of a panel, inches
 
 
@@ -64,7 +64,9 @@ STYLE: dict[str, Any] = {
 
 def _label(text: str) -> str:
     shown = clean(text, 200).replace("\n", " ")
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+    shown = f" {shown}" if shown.startswith("_") else shown  # matplotlib leaves such labels out of a legend
+    half = LONGEST // 2
+    return shown if len(shown) <= LONGEST else f"{shown[: half - 1]}…{shown[-half:]}"
 
 
 def _panel(axis: Any, panel: Panel) -> None:
@@ -121,7 +123,8 @@ def inline(svg: str, name: str, width: int) -> str:
     key = re.sub(r"[^A-Za-z0-9]+", "-", name)
     body = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', body)
     body = re.sub(r'(href="|url\()#', rf"\1#{key}-", body)
-    body = body.replace(INK, "currentColor").replace(PAPER, "none")
+    body = re.sub(rf"\b(fill|stroke): {INK}", r"\1: currentColor", body)
+    body = re.sub(rf"\bfill: {PAPER}", "fill: none", body)  # the ground; the white of hatches stays
     # it scales with the page, and is one picture to a screen reader: its caption and its table say what it shows
     tag, rest = body.split(">", 1)
     kept = re.sub(r'\b(width|height)="[^"]*"', "", tag.removeprefix("<svg"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutualrl.reporting.plots import Figure, Panel, filled, line, smooth_line
 from mutualrl.reporting.reading import Run
-from mutualrl.reporting.series import cumulative, tokens_per_second, window_of
+from mutualrl.reporting.series import cumulative, tokens_per_second
 
 MOST_GROUPS = 8
 
@@ -15,9 +15,7 @@ def figures(run: Run) -> list[Figure]:
     return [figure for figure in drawn if figure.panels]
 
 
-def _smoothing(run: Run) -> str:
-    window = window_of(max((len(policy.metrics) for policy in run.policies.values()), default=1))
-    return "" if window == 1 else f" Values of single steps are noise: moving means over {window} steps."
+SMOOTHED = " Values of single steps are noise: these curves are moving means over a twentieth of their points."
 
 
 def _learning(run: Run) -> Figure:
@@ -37,7 +35,9 @@ def _learning(run: Run) -> Figure:
     return Figure(
         f"{run.name}-learning",
         "Learning",
-        f"Training reward, and greedy accuracy on held-out prompts.{_smoothing(run)}",
+        "Training reward (a moving mean over a twentieth of its points), and greedy accuracy on held-out prompts as it "
+        "was "
+        "measured.",
         filled(*panels),
     )
 
@@ -50,7 +50,7 @@ def _optimization(run: Run) -> Figure:
         f"{run.name}-optimization",
         "Optimization diagnostics",
         "Entropy of the own rollouts, mean log-ratio to the sampling policy (PPO KL), and KL to the model before "
-        f"training (KL loss).{_smoothing(run)}",
+        f"training (KL loss).{SMOOTHED}",
         filled(
             panel("entropy", "nats a token", "entropy"),
             panel("PPO KL", "nats a token", "ppo_kl"),
@@ -66,8 +66,9 @@ def _gate(run: Run) -> Figure:
     return Figure(
         f"{run.name}-gate",
         "The gate of SGT",
-        f"Share of a round's prompts where the policy failed entirely and a peer succeeded; the pairs learnt so far."
-        f"{_smoothing(run)}",
+        "Share of a round's prompts that SGT's gate opens on (a moving mean over a twentieth of its points); the pairs "
+        "learnt "
+        "so far.",
         filled(Panel("gate rate", "share of the prompts", rates), Panel("rescued pairs", "pairs so far", pairs)),
     )
 
@@ -79,8 +80,7 @@ def _ratios(run: Run) -> Figure:
     return Figure(
         f"{run.name}-ratios",
         "Importance ratios of PRP",
-        f"On the tokens of peers' rows: the 99th percentile of the ratio, and the share that was clipped."
-        f"{_smoothing(run)}",
+        f"On the tokens of peers' rows: the 99th percentile of the ratio, and the share that was clipped.{SMOOTHED}",
         filled(panel("ratio, 99th percentile", "ratio", "prp/ratio_p99"), panel("clip rate", "share", "prp/clip_rate")),
     )
 
@@ -92,6 +92,6 @@ def _time(run: Run) -> Figure:
         f"{run.name}-time",
         "Time",
         f"Seconds that a step waited for peers; tokens of prompts and completions over the step's time, generation and "
-        f"waiting included, validation not.{_smoothing(run)}",
+        f"waiting included, validation not.{SMOOTHED}",
         filled(Panel("waiting for peers", "seconds a step", waits), Panel("speed", "tokens a second", speeds)),
     )

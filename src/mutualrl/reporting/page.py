@@ -15,10 +15,11 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from mutualrl.display import clean
-from mutualrl.reporting.plots import Figure
+from mutualrl.reporting.plots import Figure, Line
 from mutualrl.reporting.tables import Table
 
 CHUNK = 500  # rescues a block of data: a block is parsed when it is first looked at
+TOLD = 17  # points of a curve in its table
 _NUMERIC = re.compile(r"[-+]?[0-9][0-9.,]*( ± [0-9.]+)?( \[.*\])?")
 
 
@@ -90,14 +91,15 @@ def _table(table: Table, key: str) -> dict[str, Any]:
 
 
 def _figure(figure: Figure, svg: str, key: str) -> dict[str, Any]:
-    rows = []
+    rows = [[panel.title, line.label, _values(line)] for panel in figure.panels for line in panel.lines]
     for panel in figure.panels:
-        for line in panel.lines:
-            ends = [line.y[0], line.y[-1], min(line.y), max(line.y)]
-            rows.append([panel.title, line.label, *(f"{value:.4g}" for value in ends)])
         for bars in panel.bars:
-            for category, value in zip(bars.categories, bars.values, strict=True):
-                rows.append([panel.title, f"{bars.label}: {category}", f"{value:.4g}", "", "", ""])
+            errors = bars.errors or (None,) * len(bars.values)
+            told = [
+                f"{category}: {value:.4g}" + ("" if error is None else f" ± {error:.2g}")
+                for category, value, error in zip(bars.categories, bars.values, errors, strict=True)
+            ]
+            rows.append([panel.title, bars.label, "; ".join(told)])
     return {
         "id": key,
         "title": clean(figure.title, 200),
@@ -107,3 +109,11 @@ def _figure(figure: Figure, svg: str, key: str) -> dict[str, Any]:
         "svg": Markup(svg),
         "rows": [[clean(cell) for cell in row] for row in rows],
     }
+
+
+def _values(line: Line) -> str:
+    """Up to TOLD points of a curve, evenly spaced, with the half-width of its band."""
+    places = sorted({place * (len(line.x) - 1) // max(1, TOLD - 1) for place in range(TOLD)}) if line.x else []
+    return "; ".join(
+        f"{line.x[i]}: {line.y[i]:.4g}" + (f" ± {line.high[i] - line.y[i]:.2g}" if line.high else "") for i in places
+    )

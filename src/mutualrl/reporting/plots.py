@@ -9,6 +9,8 @@ from typing import Any
 from mutualrl.reporting.reading import Point
 from mutualrl.reporting.series import Curve, over_runs, smoothed, window_of
 
+MOST_POINTS = 2000  # of a curve: more than a drawing shows
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -85,7 +87,10 @@ class Figure:
 
 
 def line(label: str, points: Sequence[Point]) -> Line:
-    """A curve through points."""
+    """A curve through points; of very many, MOST_POINTS evenly spaced ones and the last."""
+    if len(points) > MOST_POINTS:
+        places = [place * (len(points) - 1) // (MOST_POINTS - 1) for place in range(MOST_POINTS)]
+        points = [points[place] for place in places]
     return Line(label, tuple(p.step for p in points), tuple(p.value for p in points))
 
 

@@ -4,7 +4,7 @@ what cannot be read is said in `notes`, and the rest is shown."""
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,15 @@ import yaml
 
 from mutualrl.errors import UsageError
 from mutualrl.files import glance, user_path
+from mutualrl.recipes.schema import POLICY_NAME
 from mutualrl.regimes import get_regime
+from mutualrl.regimes.sgt import SGTSettings
 from mutualrl.rundir import FORMAT, RunDirectory, holder_of
 from mutualrl.standing import node_file
 
 Row = dict[str, Any]
+POLICY = re.compile(POLICY_NAME)
+LARGEST = 1e100  # no metric is; sums of larger ones would overflow
 
 
 class Point(NamedTuple):
@@ -45,22 +49,26 @@ class Policy:
         return [Point(row["step"], value) for row in self.metrics if (value := number(row.get(key))) is not None]
 
     def validations(self) -> list[tuple[int, Row]]:
-        """Greedy validation by step: before training (step 0), during it, and at its end."""
-        found = {row["step"]: row["validation"] for row in self.metrics if _is_validation(row.get("validation"))}
-        if _is_validation(self.before):
-            found[0] = self.before
-        if self.result is not None:
-            if _is_validation(first := self.result.get("initial_validation")):
-                found[0] = first
-            if _is_validation(last := self.result.get("validation")) and isinstance(self.result.get("steps"), int):
-                found[self.result["steps"]] = last
-        return sorted(found.items())
+        """Greedy validation by step: before training (step 0), during it, and at its end, as `{"accuracy",
+        "by_group"}` with finite numbers alone."""
+        result = self.result or {}
+        found = {row["step"]: row.get("validation") for row in self.metrics}
+        found |= {0: self.before} | ({0: result["initial_validation"]} if "initial_validation" in result else {})
+        if type(result.get("steps")) is int:
+            found[result["steps"]] = result.get("validation")
+        return [(step, told) for step, value in sorted(found.items()) if (told := _validation(value)) is not None]
+
+    @property
+    def final(self) -> float | None:
+        """Its accuracy at its end; None of a policy that has not ended, or was lost."""
+        told = None if self.result is None else _validation(self.result.get("validation"))
+        return None if told is None else told["accuracy"]
 
     def accuracy(self, group: str | None = None) -> list[Point]:
         """Validation accuracy by step, of a group or of all."""
         points = []
         for step, found in self.validations():
-            value = number(found["accuracy"] if group is None else found["by_group"].get(group))
+            value = found["accuracy"] if group is None else found["by_group"].get(group)
             if value is not None:
                 points.append(Point(step, value))
         return points
@@ -68,7 +76,7 @@ class Policy:
     @property
     def groups(self) -> list[str]:
         """The groups that accuracy is reported by."""
-        return sorted({str(group) for _, found in self.validations() for group in found["by_group"]})
+        return sorted({group for _, found in self.validations() for group in found["by_group"]})
 
     @property
     def steps(self) -> int:
@@ -122,15 +130,23 @@ class Run:
         steps = part(self.recipe, "run").get("steps")
         return steps if isinstance(steps, int) else None
 
+    def success_above(self, policy: str) -> float:
+        """The reward above which a rollout is a success for a policy's regime."""
+        own = next((part(p, "regime") for p in _policies(self.recipe) if p["name"] == policy), {})
+        given = [number(section.get("success_above")) for section in (own, part(self.recipe, "regime"))]
+        return next((value for value in given if value is not None), SGTSettings().success_above)
+
     @property
     def arm(self) -> str:
-        """The regime, with those of its settings that are not the defaults: `sgt (weight=0.3)`."""
-        given = {key: value for key, value in part(self.recipe, "regime").items() if key != "name"}
+        """The regime, with those of its settings that are not the defaults: `sgt (weight=0.3)`; a policy's own as
+        `sgt (bob: weight=0.9)`."""
         try:
             defaults = get_regime(self.regime).settings().model_dump()
         except UsageError:  # of a version that knows more regimes, or of something else than mutualrl
             return self.regime
-        told = [f"{key}={value}" for key, value in sorted(given.items()) if defaults.get(key, value) != value]
+        told = _told(part(self.recipe, "regime"), defaults)
+        for policy in _policies(self.recipe):
+            told += [f"{policy['name']}: {each}" for each in _told(part(policy, "regime"), defaults)]
         return f"{self.regime} ({', '.join(told)})" if told else self.regime
 
 
@@ -150,23 +166,24 @@ def read_run(path: Path) -> Run:
             f"this "
             f"version reads {FORMAT}: what it has in this form is shown"
         )
+    summary = _summary(run, notes)  # before the policies: a run that ends meanwhile is one that was still going on
     recipe = _recipe(run.recipe, notes)
-    names = [str(p["name"]) for p in recipe.get("policies") or () if isinstance(p, dict) and "name" in p]
-    models = {str(p["name"]): str(p.get("model", "")) for p in recipe.get("policies") or () if isinstance(p, dict)}
-    found = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir())
+    models = {policy["name"]: str(policy.get("model", "")) for policy in _policies(recipe)}
+    found = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
     policies = {}
-    for name in dict.fromkeys([*names, *found]):
+    for name in dict.fromkeys([*models, *found]):
         files = run.policy(name)
         metrics = _lines(files.metrics, notes, root)
         if not metrics:
             notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
         rescues = _lines(files.rescues, notes, root)
-        policies[name] = Policy(
-            name, models.get(name, ""), metrics, rescues, glance(files.before), glance(files.result)
-        )
+        result = glance(files.result) or part(part(summary or {}, "policies"), name) or None
+        if summary is not None and result is None:
+            what = "was lost on the way" if name in (summary.get("lost") or ()) else "has no result that can be read"
+            notes.append(f"policy {name!r} {what}: its curve ends where it did, and it has no final accuracy")
+        policies[name] = Policy(name, models.get(name, ""), metrics, rescues, glance(files.before), result)
     if not policies:
         notes.append("it has no policies: it ended before any of them began")
-    summary = glance(run.summary)
     state = _state(run, summary, notes)
     if not (root / "exchange").is_dir():
         notes.append("it has no exchange: nothing that the policies published is shown")
@@ -180,24 +197,50 @@ def part(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A finite number that can be drawn, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         return None
     return float(value)
 
 
-def _is_validation(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and number(value.get("accuracy")) is not None
-        and isinstance(value.get("by_group"), dict)
-    )
+def _validation(value: Any) -> Row | None:
+    """`{"accuracy", "by_group"}` of a validation as it is written down; None of anything else."""
+    accuracy = number(value.get("accuracy")) if isinstance(value, dict) else None
+    if accuracy is None or not isinstance(value.get("by_group"), dict):
+        return None
+    groups = {str(group): number(each) for group, each in value["by_group"].items()}
+    return {"accuracy": accuracy, "by_group": {group: each for group, each in groups.items() if each is not None}}
+
+
+def _policies(recipe: Row) -> list[Row]:
+    """The policies of a recipe whose names could be a policy's: a name is a directory here."""
+    value = recipe.get("policies")
+    every = value if isinstance(value, list) else []
+    return [p for p in every if isinstance(p, dict) and isinstance(p.get("name"), str) and POLICY.fullmatch(p["name"])]
+
+
+def _told(given: Row, defaults: Row) -> list[str]:
+    return [f"{key}={given[key]}" for key in sorted(map(str, given)) if key in defaults and defaults[key] != given[key]]
+
+
+def _summary(run: RunDirectory, notes: list[str]) -> Row | None:
+    """The summary of a finished run; None of one that is not, or that cannot be read, which is said."""
+    summary = glance(run.summary)
+    results = [] if summary is None else list(part(summary, "policies").values())
+    needed = ("initial_validation", "validation")
+    if results and all(
+        isinstance(each, dict) and all(_validation(each.get(key)) for key in needed) for each in results
+    ):
+        return summary
+    if run.summary.exists():
+        notes.append("its summary.json cannot be read")
+    return None
 
 
 def _recipe(path: Path, notes: list[str]) -> Row:
     try:
         value = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         notes.append("its recipe.yaml is missing or cannot be read")
@@ -234,12 +277,20 @@ def _lines(path: Path, notes: list[str], root: Path) -> tuple[Row, ...]:
 def _state(run: RunDirectory, summary: Row | None, notes: list[str]) -> str:
     if summary is not None:
         return "finished"
-    if holder_of(run.lock(0)) is not None:
+    try:
+        holder = holder_of(run.lock(0))
+    except OSError as error:
+        notes.append(f"whether it is going on cannot be seen ({error.strerror}: {run.lock(0).name})")
+        return "unknown"
+    if holder is not None:
         notes.append("it is still going on: this page shows it as it was when the page was made")
         return "running"
     outcome = (glance(node_file(run.root, 0)) or {}).get("outcome")
     if not isinstance(outcome, str):
         notes.append("it ended without a last word (killed, or on another machine); `mutualrl train --resume` goes on")
+        return "ended"
+    if outcome == "finished":
+        notes.append("it finished, and has no summary that can be read")
         return "ended"
     kind, _, words = outcome.partition(": ")
     notes.append(f"it ended before its last step: {words or kind}")

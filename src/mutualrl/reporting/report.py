@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 
 from mutualrl import __version__
 from mutualrl.errors import UsageError
-from mutualrl.files import glance, user_path, write_atomic, write_json
+from mutualrl.files import glance, user_path, write_atomic
 from mutualrl.plotting import directory_for
 from mutualrl.reporting import one, rescues, several, tables
 from mutualrl.reporting.drawing import draw
@@ -71,7 +72,8 @@ def write_report(paths: Sequence[Path], out: Path, command: str) -> Report:
     page = render(
         title, command, __version__, sections, made_with, lessons, lesson_notes, several=len(runs) > 1
     )  # fmt: skip
-    write_json(directory / DATA, _data(command, runs, drawn), durable=False)
+    data = json.dumps(_data(command, runs, drawn), allow_nan=False)
+    write_atomic(directory / DATA, data.encode(), durable=False)
     write_atomic(directory / INDEX, page.encode("utf-8", "replace"))
     notes = [note for section in sections for note in section.notes]
     return Report(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *lesson_notes])))

@@ -13,7 +13,9 @@ from mutualrl.see.files import committed_rounds
 from mutualrl.see.survey import Reader
 
 MOST = 50_000  # rescues in a page
+LARGEST = 100_000_000  # characters of all of them together
 LONGEST = 4_000  # characters of a text in a page
+UNKNOWN = "unknown"  # what came later, where rounds are missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,21 @@ class Visit:
     text: str | None
 
 
-Visits = Mapping[str, Sequence[Visit]]
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """A policy's visits by prompt. `whole`: whether every round up to the last could be read."""
+
+    by_prompt: Mapping[str, Sequence[Visit]]
+    whole: bool
 
 
 def gathered(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
     """The rescues of all runs, in the order in which they happened, as the page shows them, and what is missing.
 
-    A rescue: `run`, `policy`, `step`, `group` (nothing where the prompt's is not known), `prompt`, `own` (text,
-    reward), `peer`, `answer`, and `later`: the first later visit with a right rollout, else the last one without; None
-    where the prompt did not come again."""
+    A rescue: `run`, `policy`, `step`, `prompt`, `own` (text, reward), `peer`, `answer`, and `later`: the first later
+    visit with a right rollout, else the last one without; None where the prompt did not come again, UNKNOWN where it
+    may have, in rounds that are missing.
+    """
     found: list[dict[str, Any]] = []
     notes: list[str] = []
     for run in runs:
@@ -43,11 +51,16 @@ def gathered(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
             if not policy.rescues:
                 continue
             visits = _visits(run, policy, {str(row.get("prompt_id")) for row in policy.rescues}, notes.append)
+            if not visits.whole:
+                what = f"rounds of {policy.name!r} are missing from the exchange"
+                notes.append(f"{run.name}: {what}; what it answered later is not always known")
             found += [_shown(run, policy, row, visits) for row in policy.rescues]
     found.sort(key=lambda rescue: (rescue["run"], rescue["step"], rescue["policy"]))
-    if len(found) > MOST:
-        notes.append(f"of {len(found)} rescues the page has {MOST}, evenly spaced; rescues.jsonl has all of them")
-        found = [found[place * len(found) // MOST] for place in range(MOST)]
+    size = sum(len(each["prompt"]) + len(each["answer"]) + sum(len(text) for text, _ in each["own"]) for each in found)
+    most = min(MOST, int(len(found) * min(1.0, LARGEST / max(size, 1))))
+    if len(found) > most:
+        notes.append(f"of {len(found)} rescues the page has {most}, evenly spaced; rescues.jsonl has all of them")
+        found = [found[place * len(found) // most] for place in range(most)]
     return found, notes
 
 
@@ -56,12 +69,10 @@ def _visits(run: Run, policy: Policy, wanted: set[str], say: Callable[[str], Non
     directory = run.root / "exchange"
     reader = Reader(directory, str(run.info.get("run_id")))
     found: dict[str, list[Visit]] = {}
-    above = (
-        number(run.recipe.get("regime", {}).get("success_above"))
-        if isinstance(run.recipe.get("regime"), dict)
-        else None
-    )
-    for round_ in committed_rounds(directory / policy.name):
+    above = run.success_above(policy.name)
+    rounds = committed_rounds(directory / policy.name)
+    whole = bool(rounds) and rounds == list(range(rounds[-1] + 1))
+    for round_ in rounds:
         try:
             shard = reader.read(policy.name, round_)
             if shard is None:
@@ -71,22 +82,22 @@ def _visits(run: Run, policy: Policy, wanted: set[str], say: Callable[[str], Non
                 if key in wanted:
                     rows.setdefault(key, []).append(row)
             rewards = shard.column("reward")
-            right = {
-                key: [r for r in mine if rewards[r] > (0.8 if above is None else above)] for key, mine in rows.items()
-            }
+            right = {key: [r for r in mine if rewards[r] > above] for key, mine in rows.items()}
             shown = {key: good[0] for key, good in right.items() if good}
             texts = dict(zip(shown, shard.texts(list(shown.values())), strict=True))
         except ExchangeDamagedError as error:
             say(f"round {round_} of {policy.name!r} is left out: {error}")
+            whole = False
             continue
         for key, mine in rows.items():
             found.setdefault(key, []).append(Visit(round_, len(right[key]), len(mine), texts.get(key)))
-    return found
+    return Visits(found, whole)
 
 
 def _shown(run: Run, policy: Policy, row: dict[str, Any], visits: Visits) -> dict[str, Any]:
     own = row.get("own") if isinstance(row.get("own"), list) else []
-    later = [v for v in visits.get(str(row.get("prompt_id")), ()) if v.round > (number(row.get("round")) or 0)]
+    began = number(row.get("round")) or 0
+    later = [visit for visit in visits.by_prompt.get(str(row.get("prompt_id")), ()) if visit.round > began]
     answered = next((visit for visit in later if visit.right), later[-1] if later else None)
     return {
         "run": run.name,
@@ -96,10 +107,14 @@ def _shown(run: Run, policy: Policy, row: dict[str, Any], visits: Visits) -> dic
         "own": [[_text(each.get("text")), number(each.get("reward"))] for each in own or () if isinstance(each, dict)],
         "peer": _text(row.get("peer")),
         "answer": _text(row.get("answer")),
-        "later": None
-        if answered is None
-        else [answered.round, answered.right, answered.of, None if answered.text is None else _text(answered.text)],
+        "later": _later(answered, visits.whole),
     }
+
+
+def _later(visit: Visit | None, whole: bool) -> Any:
+    if visit is None or not (visit.right or whole):
+        return None if whole else UNKNOWN
+    return [visit.round, visit.right, visit.of, None if visit.text is None else _text(visit.text)]
 
 
 def _text(value: Any) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from mutualrl.reporting.reading import Point, Policy, Run, number
 
@@ -56,10 +59,11 @@ def window_of(length: int) -> int:
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:
     """Centred moving mean over `window` points (odd); at the ends over those that are there."""
     half = window // 2
-    values = [point.value for point in points]
-    return [
-        Point(point.step, statistics.fmean(values[max(0, i - half) : i + half + 1])) for i, point in enumerate(points)
-    ]
+    sums = np.concatenate([[0.0], np.cumsum([point.value for point in points], dtype=np.float64)])
+    first = np.maximum(np.arange(len(points)) - half, 0)
+    last = np.minimum(np.arange(len(points)) + half + 1, len(points))
+    means = (sums[last] - sums[first]) / (last - first)
+    return [Point(point.step, float(mean)) for point, mean in zip(points, means, strict=True)]
 
 
 def cumulative(points: Sequence[Point]) -> list[Point]:
@@ -72,16 +76,24 @@ def cumulative(points: Sequence[Point]) -> list[Point]:
 
 
 def tokens_per_second(policy: Policy, *, without_validation: bool = False) -> list[Point]:
-    """Tokens of prompts and completions of a step over its `step_time`, generation and waiting included. The count is
-    TRL's running one, which a step's own is the difference of; validation is outside the time."""
-    found, before = [], 0.0
+    """Tokens of prompts and completions of a round over the `step_time` of its optimizer steps, generation and waiting
+    included, at the round's first step. The count is TRL's running one, said at the steps that generate; a round's own
+    is its difference. Rounds with a step that is missing are left out; validation is outside the time."""
+    found: list[Point] = []
+    rounds: list[list[dict[str, Any]]] = []
     for row in policy.metrics:
-        total, seconds = number(row.get("num_tokens")), number(row.get("step_time"))
-        if total is None:
-            continue
-        if seconds and total > before and not (without_validation and "validation" in row):
-            found.append(Point(row["step"], (total - before) / seconds))
-        before = total
+        if number(row.get("num_tokens")) is not None:
+            rounds.append([])
+        if rounds:
+            rounds[-1].append(row)
+    before, expected = 0.0, 1
+    for rows in rounds:
+        steps, total = [row["step"] for row in rows], float(rows[0]["num_tokens"])
+        seconds = [number(row.get("step_time")) or 0.0 for row in rows]
+        whole = steps == list(range(expected, expected + len(steps)))
+        if whole and all(seconds) and not (without_validation and any("validation" in row for row in rows)):
+            found.append(Point(steps[0], (total - before) / sum(seconds)))
+        before, expected = total, steps[-1] + 1
     return found
 
 
@@ -102,14 +114,3 @@ def policies_of(runs: Sequence[Run]) -> list[str]:
     """Names of the policies that every run has, in the first one's order."""
     shared: set[str] = set.intersection(*(set(run.policies) for run in runs)) if runs else set()
     return [name for name in runs[0].policies if name in shared] if runs else []
-
-
-def summary_figures(runs: Sequence[Run]) -> Mapping[str, list[tuple[float, float]]]:
-    """Of each policy the accuracy before and after, run by run, of the runs that ended."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for run in runs:
-        for name, policy in run.policies.items():
-            curve = policy.accuracy()
-            if policy.result is not None and curve and curve[0].step == 0:
-                found.setdefault(name, []).append((curve[0].value, curve[-1].value))
-    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.reporting.plots import Bars, Figure, Panel, filled, over
-from mutualrl.reporting.reading import Point, Policy, Run, part
+from mutualrl.reporting.reading import Point, Policy, Run, number, part
 from mutualrl.reporting.series import by_arm, deviation, mean_of, policies_of, tokens_per_second
 
 #: what two runs may differ in and still be compared: what is compared, and what does not change a result
@@ -56,9 +56,9 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _identity(run: Run) -> tuple[str, ...]:
-    task = {k: v for k, v in part(run.recipe, "task").items() if k not in ("max_prompt_tokens",)}
+    task = sorted(f"{key}={value!r}" for key, value in part(run.recipe, "task").items() if key != "max_prompt_tokens")
     models = [f"{name}={policy.model}" for name, policy in run.policies.items()]
-    return (run.task, json.dumps(task, sort_keys=True, default=str), *models)
+    return (run.task, *task, *models)
 
 
 def _unmatched(runs: Sequence[Run]) -> list[str]:
@@ -72,17 +72,41 @@ def _unmatched(runs: Sequence[Run]) -> list[str]:
         for name, settings in flat.items():
             by_value.setdefault(json.dumps(settings.get(key), default=str), []).append(name)
         if len(by_value) > 1:
-            told = "; ".join(
-                f"{value} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-                for value, names in by_value.items()
-            )
-            notes.append(f"not matched: {key} is {told}")
+            notes.append(f"not matched: {key} is {_by_value(by_value)}")
+    notes += _other_data(runs)
+    seeds_of = {arm: sorted({str(run.seed) for run in members}) for arm, members in by_arm(runs).items()}
+    if len({tuple(seeds) for seeds in seeds_of.values()}) > 1:
+        told = "; ".join(f"{arm} {', '.join(seeds)}" for arm, seeds in seeds_of.items())
+        notes.append(f"not matched: the arms have different seeds: {told}")
     for arm, members in by_arm(runs).items():
         seeds = [run.seed for run in members]
         if len(set(map(str, seeds))) < len(seeds):
             notes.append(f"{arm}: a seed is there twice ({', '.join(map(str, seeds))}); the spread is then too small")
         if unfinished := [run.name for run in members if run.state != "finished"]:
             notes.append(f"{arm}: not finished: {', '.join(unfinished)}; curves end where the shortest run does")
+    return notes
+
+
+def _by_value(names: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{value} ({', '.join(who[:3])}{', ...' if len(who) > 3 else ''})" for value, who in names.items())
+
+
+def _other_data(runs: Sequence[Run]) -> list[str]:
+    """Runs of one seed that saw other prompts, and runs of other versions."""
+    notes = []
+    by_seed: dict[str, dict[str, list[str]]] = {}
+    by_version: dict[str, list[str]] = {}
+    for run in runs:
+        data = str(part(run.info, "fingerprint").get("data_sha256", "?"))[:12]
+        by_seed.setdefault(str(run.seed), {}).setdefault(data, []).append(run.name)
+        versions = part(run.info, "versions")
+        told = ", ".join(f"{name} {versions.get(name, '?')}" for name in ("mutualrl", "trl", "torch"))
+        by_version.setdefault(told, []).append(run.name)
+    for seed, found in by_seed.items():
+        if len(found) > 1:
+            notes.append(f"not matched: the training data of seed {seed} are {_by_value(found)}")
+    if len(by_version) > 1:
+        notes.append(f"not matched: made by {_by_value(by_version)}")
     return notes
 
 
@@ -107,7 +131,8 @@ def figures(comparison: Comparison, slug: str) -> list[Figure]:
         _probes(main, slug),
         _regularizers(main, slug),
         _gates(arms, slug),
-        *_ablations(arms, slug),
+        *(ablations := _ablations(arms, slug)),
+        _further(arms, {*main, *(line.label for f in ablations for panel in f.panels for line in panel.lines)}, slug),
         _fidelity(arms, slug),
         _group_bars(arms, slug),
     ]
@@ -137,17 +162,30 @@ def _panels(arms: Arms, what: str, unit: str, take: Take, *, smooth: bool, avera
         Panel(
             f"{name}: {what}",
             unit,
-            tuple(over(arm, [take(run.policies[name]) for run in runs], smooth=smooth) for arm, runs in arms.items()),
+            tuple(over(arm, [take(p) for p in _there(runs, name)], smooth=smooth) for arm, runs in arms.items()),
         )
         for name in names
     ]
     if average and len(names) > 1:
         lines = tuple(
-            over(arm, [mean_of([take(run.policies[name]) for name in names]) for run in runs], smooth=smooth)
+            over(
+                arm,
+                [mean_of([take(run.policies[name]) for name in names]) for run in runs if _whole(run)],
+                smooth=smooth,
+            )
             for arm, runs in arms.items()
         )
         panels.append(Panel(f"mean of the pool: {what}", unit, lines))
     return panels
+
+
+def _there(runs: Sequence[Run], name: str) -> list[Policy]:
+    """The policy in the runs, but for those that ended without it."""
+    return [run.policies[name] for run in runs if run.state != "finished" or run.policies[name].result is not None]
+
+
+def _whole(run: Run) -> bool:
+    return run.state != "finished" or all(policy.result is not None for policy in run.policies.values())
 
 
 def _columns(arms: Arms) -> int:
@@ -252,6 +290,18 @@ def _ablations(arms: Arms, slug: str) -> list[Figure]:
     return found
 
 
+def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
+    """Arms that no other figure has room for, beside GRPO."""
+    rest = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == "grpo"}
+    if not set(rest) - {"grpo"}:
+        return None
+    panels = _panels(rest, "validation accuracy", "greedy accuracy", lambda p: p.accuracy(), smooth=False, average=True)
+    return Figure(
+        f"{slug}-further-arms", "Further arms", "Greedy validation accuracy; mean over runs, one sample deviation.",
+        filled(*panels), columns=_columns(rest),
+    )  # fmt: skip
+
+
 def _fidelity(arms: Arms, slug: str) -> Figure | None:
     """Our grpo beside plain TRL."""
     if PLAIN_TRL not in arms or "grpo" not in arms:
@@ -269,7 +319,7 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
     return Figure(
         f"{slug}-fidelity",
         "Fidelity against plain TRL",
-        "The same policies, seeds and prompts through mutualrl's regime grpo and through TRL's GRPOTrainer alone.",
+        "The same policies through mutualrl's regime grpo and through TRL's GRPOTrainer alone.",
         filled(*panels),
         columns=max(1, len(_names(chosen))),
         paper="System sanity check on single-policy GRPO",
@@ -287,8 +337,8 @@ def _group_bars(arms: Arms, slug: str) -> Figure | None:
     panels = []
     for name in names:
         first = next(iter(ended.values()))
-        bars = [_bars("before training", groups, first, name, 0)]
-        bars += [_bars(arm, groups, runs, name, -1) for arm, runs in ended.items()]
+        bars = [_bars("before training", groups, first, name, before=True)]
+        bars += [_bars(arm, groups, runs, name, before=False) for arm, runs in ended.items()]
         panels.append(Panel(f"{name}: final accuracy by group", "greedy accuracy", bars=tuple(b for b in bars if b)))
     return Figure(
         f"{slug}-groups",
@@ -300,12 +350,13 @@ def _group_bars(arms: Arms, slug: str) -> Figure | None:
     )
 
 
-def _bars(label: str, groups: Sequence[str], runs: Sequence[Run], name: str, which: int) -> Bars:
+def _bars(label: str, groups: Sequence[str], runs: Sequence[Run], name: str, *, before: bool) -> Bars:
     values: list[float] = []
     errors: list[float | None] = []
     kept: list[str] = []
     for group in groups:
-        found = [points[which].value for run in runs if (points := run.policies[name].accuracy(group))]
+        curves = [curve for policy in _there(runs, name) if (curve := policy.accuracy(group))]
+        found = [curve[0 if before else -1].value for curve in curves if not before or curve[0].step == 0]
         if found:
             kept.append(group)
             values.append(statistics.fmean(found))
@@ -315,40 +366,41 @@ def _bars(label: str, groups: Sequence[str], runs: Sequence[Run], name: str, whi
 
 def across(found: Sequence[Comparison]) -> list[Figure]:
     """Figures over several comparisons of one task: GRPO and XGRPO pool by pool."""
-    panels = []
+    by_task: dict[str, list[Panel]] = {}
     for comparison in found:
         arms = {arm: runs for arm, runs in comparison.arms.items() if arm in ("grpo", "xgrpo")}
         if len(arms) == 2:
             names = _names(arms)
             lines = tuple(
-                over(arm, [mean_of([run.policies[name].accuracy() for name in names]) for run in runs])
+                over(arm, [mean_of([run.policies[name].accuracy() for name in names]) for run in runs if _whole(run)])
                 for arm, runs in arms.items()
             )
-            panels.append(Panel(f"{comparison.name}: mean of the pool", "greedy accuracy", lines))
-    if len(panels) < 2:
-        return []
+            panel = Panel(f"{comparison.name}: mean of the pool", "greedy accuracy", lines)
+            by_task.setdefault(comparison.runs[0].task, []).append(panel)
     return [
         Figure(
-            "value-level-pools",
-            "Value-level sharing across pools",
+            "value-level-pools" if number == 1 else f"value-level-pools-{number}",
+            f"Value-level sharing across pools ({task})",
             "Greedy validation accuracy, mean over the pool's policies; mean over runs, one sample deviation.",
             filled(*panels),
             columns=min(3, len(panels)),
             paper="Value-level sharing preserves the GRPO stability profile across model pools",
         )
+        for number, (task, panels) in enumerate(by_task.items(), 1)
+        if len(panels) > 1
     ]
 
 
 def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figure | None:
     """The bars of `mutualrl distill`: accuracy over standalone GRPO's, minus one."""
-    learners = part(result, "learners")
+    learners = {name: about for name, about in part(result, "learners").items() if isinstance(about, dict)}
     labels = list(dict.fromkeys(label for about in learners.values() for label in part(about, "bars")))
     bars = []
     for label in labels:
         found = {
             name: value
             for name, about in learners.items()
-            if isinstance(value := part(part(about, "bars"), label).get("relative"), int | float)
+            if (value := number(part(part(about, "bars"), label).get("relative"))) is not None
         }
         if found:
             bars.append(Bars(label, tuple(found), tuple(100 * value for value in found.values()), ()))

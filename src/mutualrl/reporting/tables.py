@@ -26,6 +26,11 @@ def figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
+def named(group: str | None) -> str:
+    """A group's name; `all` for none."""
+    return "all" if group is None else group or "(no name)"
+
+
 def spread(values: Sequence[float]) -> str:
     """Mean ± sample deviation; the value alone of a single one."""
     if not values:
@@ -59,7 +64,7 @@ def accuracy(run: Run) -> Table:
             before = points[0].value if points[0].step == 0 else None
             last = points[-1]
             change = "" if before is None else f"{last.value - before:+.4f}"
-            rows.append([policy.name, group or "all", figure(before), figure(last.value), str(last.step), change])
+            rows.append([policy.name, named(group), figure(before), figure(last.value), str(last.step), change])
     return Table("Greedy accuracy", ("policy", "group", "before training", "last", "at step", "change"), rows)
 
 
@@ -79,22 +84,22 @@ def sharing(run: Run) -> Table:
 
 
 def arms(comparison: Comparison) -> Table:
-    """One line an arm: final accuracy of each policy and of the pool, mean ± sample deviation over its finished runs,
-    and the first validation step at which the pool's mean curve is at GRPO's final accuracy."""
-    runs = comparison.arms
+    """One line an arm: final accuracy of each policy and of the pool, mean ± sample deviation over its finished runs
+    (of the pool: those in which no policy was lost), and the first validation step at which the pool's mean curve is at
+    the final accuracy of the finished GRPO runs."""
     names = policies_of(comparison.runs)
-    baseline = _pool_curve(runs.get("grpo", ()), names)
+    ended = {arm: [run for run in runs if run.state == "finished"] for arm, runs in comparison.arms.items()}
+    baseline = _pool_curve(ended.get("grpo", ()), names)
     target = baseline[-1].value if baseline else None
     rows = []
-    for arm, members in runs.items():
-        ended = [run for run in members if run.state == "finished"]
-        finals = {name: [p[-1].value for run in ended if (p := run.policies[name].accuracy())] for name in names}
-        pool = [statistics.fmean(values) for values in zip(*finals.values(), strict=False)] if finals else []
-        reached = None if target is None else first_reaching(_pool_curve(ended, names), target)
-        rows.append(
-            [arm, str(len(ended)), ", ".join(str(run.seed) for run in ended), *(spread(finals[name]) for name in names),
-             spread(pool), "" if target is None else str(reached or "not reached")]
-        )  # fmt: skip
+    for arm, members in ended.items():
+        finals = [{name: run.policies[name].final for name in names} for run in members]
+        by_policy = [spread([value for each in finals if (value := each[name]) is not None]) for name in names]
+        whole = [[value for value in each.values() if value is not None] for each in finals]
+        pool = spread([statistics.fmean(values) for values in whole if names and len(values) == len(names)])
+        reached = None if target is None else first_reaching(_pool_curve(members, names), target)
+        told = "" if target is None else "not reached" if reached is None else str(reached)
+        rows.append([arm, str(len(members)), ", ".join(str(run.seed) for run in members), *by_policy, pool, told])
     head = ("regime", "finished runs", "seeds", *names, "mean of the pool", "steps to GRPO's final accuracy")
     return Table(f"Final accuracy, {comparison.name}", head, rows)
 

@@ -24,6 +24,12 @@ def require_hub(owner: str) -> None:
         raise MachineError("--push-to-hub: no token of the hub is here; run `hf auth login`, or set HF_TOKEN")
 
 
+def repository_name(run: str, policy: str) -> str:
+    """RUN-POLICY as the hub takes it: 96 characters at most, of which the policy keeps its own; no `--`, no `..`."""
+    plain = re.sub(r"[-.]*[^A-Za-z0-9._-]+[-.]*|[-.]{2,}", "-", run)[: 95 - min(len(policy), 60)]
+    return re.sub(r"[-.]{2,}", "-", f"{plain}-{policy[:60]}").strip("-.")
+
+
 def push(root: Path, owner: str) -> list[str]:
     """Upload every trained model of a run as the private repository OWNER/RUN-POLICY; returns their ids."""
     from huggingface_hub import HfApi
@@ -32,7 +38,7 @@ def push(root: Path, owner: str) -> list[str]:
     pushed = []
     for card in write_cards(root):
         policy = card.parent.parent.name
-        repo = f"{owner}/{re.sub(r'[^A-Za-z0-9._-]+', '-', f'{root.name}-{policy}')[:96]}"
+        repo = f"{owner}/{repository_name(root.name, policy)}"
         api.create_repo(repo, private=True, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=card.parent, commit_message="Trained with mutualrl")
         pushed.append(repo)

@@ -2,9 +2,8 @@
 // Sorting and filtering of tables, and the browser of rescues. Everything a model wrote is set as text, never as markup.
 (() => {
   const compare = (a, b) => {
-    const x = Number.parseFloat(a), y = Number.parseFloat(b);
-    const both = !Number.isNaN(x) && !Number.isNaN(y);
-    return both ? x - y : a.localeCompare(b);
+    const plain = /^[-+]?[0-9][0-9.]*( ± [0-9.]+)?$/;
+    return plain.test(a) && plain.test(b) ? Number.parseFloat(a) - Number.parseFloat(b) : a.localeCompare(b, "en", { numeric: true });
   };
 
   for (const table of document.querySelectorAll("table.sortable")) {
@@ -69,9 +68,10 @@
       box.append(element("h3", `${rescue.policy}, step ${rescue.step}, learnt from ${rescue.peer}` + (panel.dataset.several ? ` (${rescue.run})` : "")));
       const parts = element("dl");
       entry(parts, "Prompt", text(rescue.prompt));
-      entry(parts, `Own failures (${rescue.own.length})`, ...rescue.own.map(([words]) => text(words, "bad")));
-      entry(parts, `${rescue.peer}'s success`, text(rescue.answer, "good"));
-      if (rescue.later === null) entry(parts, "Asked again", "not so far");
+      entry(parts, `Own answers (${rescue.own.length})`, ...rescue.own.map(([words, reward]) => text(words, reward > 0 ? "good" : "bad")));
+      entry(parts, rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success`, text(rescue.answer, "good"));
+      if (rescue.later === "unknown") entry(parts, "Asked again", "not known: rounds are missing from the exchange");
+      else if (rescue.later === null) entry(parts, "Asked again", "not so far");
       else {
         const [round, right, of, words] = rescue.later;
         const said = [element("div", `in round ${round}: ${right} of ${of} right`, right ? "good" : "bad")];
@@ -100,8 +100,8 @@
         for (let i = 0; i < total; i++) {
           const rescue = record(i);
           if (who && rescue.policy !== who) continue;
-          const solved = rescue.later !== null && rescue.later[1] > 0;
-          if (how === "solved" ? !solved : how === "unsolved" ? solved || rescue.later === null : how === "never" && rescue.later !== null) continue;
+          const asked = Array.isArray(rescue.later), solved = asked && rescue.later[1] > 0;
+          if (how === "solved" ? !solved : how === "unsolved" ? solved || !asked : how === "never" && rescue.later !== null) continue;
           if (words && !(rescue.prompt + "\n" + rescue.answer).toLowerCase().includes(words)) continue;
           chosen.push(i);
         }
