@@ -44,6 +44,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "xgrpo": ("xgrpo",),
     "prp": ("prp",),
     "prp naive": ("prp", "regime.denominator=snapshot"),
+    "prp band": ("prp", "regime.clip=band", "regime.anchor=paper"),  # the paper's clip and word map
     "grpo-noise": ("grpo-noise",),
     "xgrpo shuffled": ("xgrpo", "regime.pool=shuffled"),
     "sgt 0.03": ("sgt", "regime.weight=0.03"),
@@ -58,6 +59,9 @@ COMMON = ("run.validation_limit=1000", "run.validate_every=10", "run.save_every=
 #: of Student's t, two-sided 95 %, by degrees of freedom
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 CLOSE = 0.05  # of accuracy: two arms within this are called close
+NEAR = 0.25  # of GRPO's entropy or KL: signals within this share of it are called close
+GRID = 1 / 64  # accuracy is counted on 64 problems: no interval of accuracies is narrower than a problem to each side
+FEWEST = 3  # seeds: fewer decide nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +90,31 @@ class Piece:
             command += ["--set", assignment]
         return [*command, "--run-dir", str(self.directory(work)), "--clean", "--no-report"]
 
-    def done(self, work: Path) -> bool:
-        """Whether it is there."""
-        return (self.directory(work) / ("distill.json" if self.arm in DISTILLED else "summary.json")).is_file()
+    def done(self, work: Path, steps: int | None = None) -> bool:
+        """Whether it is there. Ends the program when it is one of another number of steps."""
+        directory = self.directory(work)
+        if self.arm in DISTILLED:
+            return (directory / "distill.json").is_file()
+        if not (directory / "summary.json").is_file():
+            return False
+        made = json.loads((directory / "summary.json").read_text())["steps"]
+        if steps is not None and made != steps:
+            raise SystemExit(f"{directory} was made with --steps {made}, not {steps}; give another --work")
+        return True
 
 
 def make(pieces: list[Piece], work: Path, steps: int) -> None:
     """Make the pieces that are not there, one after another."""
     for number, piece in enumerate(pieces, 1):
         directory = piece.directory(work)
-        if piece.done(work):
+        if piece.done(work, steps):
             continue
         directory.parent.mkdir(parents=True, exist_ok=True)
         if piece.arm in DISTILLED:  # one that was cut off is made anew
             shutil.rmtree(directory, ignore_errors=True)
         began = time.monotonic()
         command = [sys.executable, "-m", "mutualrl", *piece.command(work, steps)]
-        with directory.with_suffix(".log").open("w") as log:
+        with directory.with_name(f"{directory.name}.log").open("w") as log:
             subprocess.run(command, stdout=log, stderr=log, check=True)
         for checkpoints in directory.glob("policies/*/checkpoints"):
             shutil.rmtree(checkpoints)  # a finished run needs none
@@ -122,14 +134,14 @@ def measured(piece: Piece, work: Path) -> dict[str, Any]:
         assert policy.result is not None
         rows = policy.metrics
         last = rows[-max(1, len(rows) // 4) :]
-        tenth = max(1, len(rows) // 10)
         own = sum(row["completions/mean_length"] for row in rows)
         rollouts = run.info["fingerprint"]["prompts_per_round"] * run.info["fingerprint"]["rollouts_per_prompt"]
         extra = sum(row.get("sgt/extra_tokens", 0.0) + row.get("prp/extra_tokens", 0.0) for row in rows)
+        rates = [row["sgt/gate_rate"] for row in rows if "sgt/gate_rate" in row]
         gate = [
-            statistics.fmean(row["sgt/gate_rate"] for row in rows[i * tenth : (i + 1) * tenth])
+            statistics.fmean(rates[i * len(rates) // 10 : (i + 1) * len(rates) // 10])
             for i in range(10)
-            if "sgt/gate_rate" in rows[0]
+            if len(rates) >= 10
         ]
         policies[name] = {
             "before": _accuracies(policy.result["initial_validation"]),
@@ -168,7 +180,7 @@ class Study:
 
     def __init__(self, pieces: list[dict[str, Any]]) -> None:
         self.by = {(p["pool"], p["arm"], p["seed"]): p["policies"] for p in pieces}
-        self.pools = [pool for pool in POOLS if any(p["pool"] == pool for p in pieces)]
+        self.pools = [pool for pool in POOLS if self.seeds(pool, "grpo")]  # everything is asked against GRPO
 
     def arms(self, pool: str) -> list[str]:
         """The arms of a pool, in the study's order."""
@@ -188,9 +200,10 @@ class Study:
         policies = self.by[pool, arm, seed]
         return statistics.fmean(policies[name]["after"][group] for name in ([policy] if policy else policies))
 
-    def signal(self, pool: str, arm: str, seed: int, key: str) -> float:
-        """Entropy or KL over the last quarter of the steps, mean over the pool."""
-        return statistics.fmean(about[key] for about in self.by[pool, arm, seed].values())
+    def signal(self, pool: str, arm: str, seed: int, key: str, policy: str | None = None) -> float:
+        """Entropy or KL over the last quarter of the steps, of a policy or the mean over the pool."""
+        policies = self.by[pool, arm, seed]
+        return statistics.fmean(policies[name][key] for name in ([policy] if policy else policies))
 
     def gate_change(self, pool: str, policy: str) -> Interval:
         """SGT's gate rate in the last tenth of the run minus the first."""
@@ -199,17 +212,33 @@ class Study:
 
     def weaker(self, pool: str) -> str:
         """The policy that is worst before training."""
-        some = next(policies for (p, arm, _), policies in self.by.items() if p == pool and arm == "grpo")
+        some = self.by[pool, "grpo", self.seeds(pool, "grpo")[0]]
         return min(some, key=lambda name: some[name]["before"]["all"])
 
-    def difference(self, pool: str, one: str, other: str, take: Callable[[str, int], float]) -> Interval:
+    def stronger(self, pool: str) -> str:
+        """The policy that is best before training."""
+        some = self.by[pool, "grpo", self.seeds(pool, "grpo")[0]]
+        return max(some, key=lambda name: some[name]["before"]["all"])
+
+    def difference(
+        self, pool: str, one: str, other: str, take: Callable[[str, int], float], grid: float = GRID
+    ) -> Interval:
         """`take(arm, seed)` of one arm minus the other's, paired by seed."""
-        return interval([take(one, seed) - take(other, seed) for seed in self.seeds(pool, one, other)])
+        return interval([take(one, seed) - take(other, seed) for seed in self.seeds(pool, one, other)], grid)
+
+    def level(self, pool: str, key: str, policy: str | None = None) -> float:
+        """GRPO's own entropy or KL, mean over seeds: what a difference is measured by."""
+        seeds = self.seeds(pool, "grpo")
+        return statistics.fmean(self.signal(pool, "grpo", seed, key, policy) for seed in seeds)
+
+    def first(self, pool: str, arm: str, seed: int) -> int | None:
+        """The step at which the pool's mean validation is first at GRPO's final one, of the same seed."""
+        return first_reaching(_pool_curve(self, pool, arm, seed), self.accuracy(pool, "grpo", seed))
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds and its 95 % interval (Student's t); the interval of fewer than two seeds is everything."""
+    """A mean over `n` seeds and its 95 % interval (Student's t); the interval of a single seed is everything."""
 
     mean: float
     low: float
@@ -230,16 +259,30 @@ class Interval:
 
     @property
     def above(self) -> bool | None:
-        """Whether it is above 0; None where the interval holds 0."""
-        return True if self.low > 0 else False if self.high < 0 else None
+        """Whether it is above 0; None where the interval holds 0, or the seeds are too few."""
+        return self.over(0.0)
+
+    def over(self, bound: float) -> bool | None:
+        """Whether it is above `bound`."""
+        if self.n < FEWEST:
+            return None
+        return True if self.low > bound else False if self.high < bound else None
+
+    def within(self, bound: float) -> bool | None:
+        """Whether it is within `bound` of 0 to either side."""
+        if self.n < FEWEST:
+            return None
+        if -bound < self.low and self.high < bound:
+            return True
+        return False if self.low > bound or self.high < -bound else None
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % interval."""
+def interval(values: Sequence[float], grid: float = 0.0) -> Interval:
+    """Mean and 95 % interval, no narrower than `grid` to each side."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf, len(values))
-    half = T95[min(len(values) - 1, 9)] * statistics.stdev(values) / math.sqrt(len(values))
+    half = max(grid, T95[min(len(values) - 1, 9)] * statistics.stdev(values) / math.sqrt(len(values)))
     return Interval(mean, mean - half, mean + half, len(values))
 
 
@@ -263,13 +306,12 @@ class Claim:
     answers: tuple[bool | None, ...]
 
 
-def _flip(answer: bool | None) -> bool | None:
-    return None if answer is None else not answer
-
-
 def claims(study: Study) -> list[Claim]:
-    """The paper's qualitative claims, pool by pool; and one of ours."""
-    found = [claim for pool in study.pools for claim in (*_of_sgt(study, pool), *_of_others(study, pool))]
+    """The paper's qualitative claims, pool by pool; and some of ours, which say so."""
+    found = []
+    for pool in study.pools:
+        ask = Questions(study, pool)
+        found += [*ask.sgt(), *ask.xgrpo(), *ask.prp(), *ask.distillation()]
     return [*found, *_heterogeneity(study)]
 
 
@@ -277,54 +319,110 @@ def _claim(text: str, pool: str, told: Sequence[tuple[str, Interval]], answers: 
     return Claim(text, pool, "; ".join(f"{name} {d.sign}" for name, d in told), tuple(answers))
 
 
-def _of_sgt(study: Study, pool: str) -> Iterator[Claim]:
-    """What the paper says of SGT and its offline counterpart."""
-    arms = set(study.arms(pool))
-    mean, entropy = partial(study.accuracy, pool), partial(study.signal, pool, key="entropy")
-    if {"sgt", "grpo"} <= arms:
-        told = [
-            (name, study.difference(pool, "sgt", "grpo", partial(study.accuracy, pool, policy=name)))
-            for name in study.names(pool)
-        ]
-        yield _claim("SGT above GRPO, for every policy (final accuracy)", pool, told, [d.above for _, d in told])
-        d = study.difference(pool, "sgt", "grpo", mean)
-        yield _claim("SGT above GRPO, mean of the pool (final accuracy)", pool, [("pool", d)], [d.above])
-        d = study.difference(pool, "sgt", "grpo", entropy)
-        yield _claim("SGT keeps entropy (above GRPO's)", pool, [("pool", d)], [d.above])
-    if "sgt" in arms:
-        gates = [(name, study.gate_change(pool, name)) for name in study.names(pool)]
+class Questions:
+    """The questions asked of one pool."""
+
+    def __init__(self, study: Study, pool: str) -> None:
+        self.study = study
+        self.pool = pool
+        self.arms = set(study.arms(pool))
+
+    def accuracy(self, one: str, other: str, policy: str | None = None) -> Interval:
+        """Final accuracy of one arm minus the other's."""
+        return self.study.difference(self.pool, one, other, partial(self.study.accuracy, self.pool, policy=policy))
+
+    def signal(self, key: str, one: str, policy: str | None = None) -> Interval:
+        """Entropy or KL of an arm minus GRPO's."""
+        take = partial(self.study.signal, self.pool, key=key, policy=policy)
+        return self.study.difference(self.pool, one, "grpo", take, grid=0.0)
+
+    def each(self, one: str, other: str) -> list[tuple[str, Interval]]:
+        """Final accuracy of one arm minus the other's, policy by policy."""
+        return [(name, self.accuracy(one, other, name)) for name in self.study.names(self.pool)]
+
+    def pair(self, text: str, d: Interval, answer: bool | None, who: str = "pool") -> Claim:
+        """A claim about one difference."""
+        return _claim(text, self.pool, [(who, d)], [answer])
+
+    def sgt(self) -> Iterator[Claim]:
+        """Probe comparison, optimization diagnostics and activation of SGT."""
+        if not {"sgt", "grpo"} <= self.arms:
+            return
+        told = self.each("sgt", "grpo")
+        yield _claim("SGT above GRPO, for every policy (final accuracy)", self.pool, told, [d.above for _, d in told])
+        d = self.accuracy("sgt", "grpo")
+        yield self.pair("SGT above GRPO, mean of the pool (final accuracy)", d, d.above)
+        seeds = self.study.seeds(self.pool, "sgt", "grpo")
+        steps = [(self.study.first(self.pool, "sgt", s), self.study.first(self.pool, "grpo", s)) for s in seeds]
+        if all(one is not None and other is not None for one, other in steps):
+            d = interval([float(one or 0) - float(other or 0) for one, other in steps])
+            yield self.pair(
+                "SGT reaches GRPO's final accuracy earlier (steps, against GRPO's own first)", d, _flip(d.above)
+            )
+        d, level = self.signal("entropy", "sgt"), self.study.level(self.pool, "entropy")
+        yield self.pair("SGT keeps entropy (not more than a quarter below GRPO's)", d, d.over(-NEAR * level))
+        d, level = self.signal("kl", "sgt"), self.study.level(self.pool, "kl")
+        yield self.pair("SGT keeps KL low (not more than a quarter above GRPO's)", d, _flip(d.over(NEAR * level)))
+        gates = [(name, self.study.gate_change(self.pool, name)) for name in self.study.names(self.pool)]
         text = "the gate shuts as the learner improves (last tenth of the run minus the first)"
-        yield _claim(text, pool, gates, [_flip(d.above) for _, d in gates])
-    for arm in DISTILLED:
-        if {arm, "grpo"} <= arms:
-            d = study.difference(pool, arm, "grpo", mean)
-            yield _claim(f"sequential distillation below GRPO ({arm})", pool, [("pool", d)], [_flip(d.above)])
-    if {"sgt", "sgt gold"} <= arms:
-        d = study.difference(pool, "sgt", "sgt gold", mean)
-        yield _claim("ours: a peer's text teaches more than the data's solution", pool, [("pool", d)], [d.above])
+        yield _claim(text, self.pool, gates, [_flip(d.above) for _, d in gates])
+        if "sgt gold" in self.arms:
+            d = self.accuracy("sgt", "sgt gold")
+            yield self.pair("ours: a peer's text teaches more than the data's solution", d, d.above)
+
+    def xgrpo(self) -> Iterator[Claim]:
+        """Value-level sharing, its control, and ours."""
+        if not {"xgrpo", "grpo"} <= self.arms:
+            return
+        d = self.accuracy("xgrpo", "grpo")
+        yield self.pair(f"XGRPO close to GRPO, or above it (not more than {CLOSE} below)", d, d.over(-CLOSE))
+        for what, key in (("entropy", "entropy"), ("KL", "kl")):
+            d, level = self.signal(key, "xgrpo"), self.study.level(self.pool, key)
+            yield self.pair(f"XGRPO's {what} close to GRPO's (within a quarter)", d, d.within(NEAR * level))
+        for text, control in (
+            ("XGRPO above noise", "grpo-noise"),
+            ("ours: XGRPO above its shuffled pool", "xgrpo shuffled"),
+        ):
+            if control in self.arms:
+                d = self.accuracy("xgrpo", control)
+                yield self.pair(text, d, d.above)
+
+    def prp(self) -> Iterator[Claim]:
+        """Data-level sharing: with TRL's surrogate (`prp`), and with the paper's clip and word map (`prp band`)."""
+        weak, strong = self.study.weaker(self.pool), self.study.stronger(self.pool)
+        if {"prp", "prp naive"} <= self.arms:
+            told = self.each("prp naive", "prp")
+            yield _claim(
+                "naive PRP below corrected PRP, for every policy", self.pool, told, [_flip(d.above) for _, d in told]
+            )
+            d = self.accuracy("prp naive", "prp")
+            yield self.pair("naive PRP below corrected PRP, mean of the pool", d, _flip(d.above))
+        for arm in ("prp", "prp band"):
+            if not {arm, "grpo"} <= self.arms:
+                continue
+            d = self.accuracy(arm, "grpo", weak)
+            yield self.pair(f"corrected PRP below GRPO for the weaker policy ({arm})", d, _flip(d.above), weak)
+            d = self.accuracy(arm, "grpo")
+            yield self.pair(f"PRP reduces the pool's mean accuracy ({arm})", d, _flip(d.above))
+            d = self.signal("entropy", arm, strong)
+            yield self.pair(f"PRP lowers the stronger policy's entropy ({arm})", d, _flip(d.above), strong)
+            d = self.signal("kl", arm, weak)
+            yield self.pair(f"PRP raises the weaker policy's KL ({arm})", d, d.above, weak)
+
+    def distillation(self) -> Iterator[Claim]:
+        """Online gating against sequential distillation."""
+        for arm in DISTILLED:
+            if {arm, "grpo"} <= self.arms:
+                told = self.each(arm, "grpo")
+                text = f"sequential distillation below GRPO, for every policy ({arm})"
+                yield _claim(text, self.pool, told, [_flip(d.above) for _, d in told])
+            if {arm, "sgt"} <= self.arms:
+                d = self.accuracy("sgt", arm)
+                yield self.pair(f"SGT above sequential distillation ({arm})", d, d.above)
 
 
-def _of_others(study: Study, pool: str) -> Iterator[Claim]:
-    """What the paper says of XGRPO and PRP."""
-    arms = set(study.arms(pool))
-    mean, entropy = partial(study.accuracy, pool), partial(study.signal, pool, key="entropy")
-    if {"xgrpo", "grpo"} <= arms:
-        d = study.difference(pool, "xgrpo", "grpo", mean)
-        close = True if d.low > -CLOSE and d.high < CLOSE else False if d.low > CLOSE or d.high < -CLOSE else None
-        yield _claim(f"XGRPO close to GRPO (within {CLOSE})", pool, [("pool", d)], [close])
-    for control in ("grpo-noise", "xgrpo shuffled"):
-        if {"xgrpo", control} <= arms:
-            d = study.difference(pool, "xgrpo", control, mean)
-            yield _claim(f"XGRPO above its control {control}", pool, [("pool", d)], [d.above])
-    if {"prp", "prp naive"} <= arms:
-        d = study.difference(pool, "prp naive", "prp", mean)
-        yield _claim("naive PRP below corrected PRP", pool, [("pool", d)], [_flip(d.above)])
-    if {"prp", "grpo"} <= arms:
-        weak = study.weaker(pool)
-        d = study.difference(pool, "prp", "grpo", partial(study.accuracy, pool, policy=weak))
-        yield _claim("corrected PRP below GRPO for the weaker policy", pool, [(weak, d)], [_flip(d.above)])
-        d = study.difference(pool, "prp", "grpo", entropy)
-        yield _claim("PRP lowers entropy", pool, [("pool", d)], [_flip(d.above)])
+def _flip(answer: bool | None) -> bool | None:
+    return None if answer is None else not answer
 
 
 def _heterogeneity(study: Study) -> Iterator[Claim]:
@@ -335,7 +433,7 @@ def _heterogeneity(study: Study) -> Iterator[Claim]:
     seeds = sorted(set(study.seeds(pools[0], "sgt", "grpo")) & set(study.seeds(pools[1], "sgt", "grpo")))
     if seeds:
         far, near = ([study.accuracy(p, "sgt", s) - study.accuracy(p, "grpo", s) for s in seeds] for p in pools)
-        d = interval([one - other for one, other in zip(far, near, strict=True)])
+        d = interval([one - other for one, other in zip(far, near, strict=True)], GRID)
         yield _claim("gains of SGT grow with heterogeneity (tiny minus tiny-near)", "both", [("pool", d)], [d.above])
 
 
@@ -381,6 +479,8 @@ def _gains(study: Study, pool: str) -> str:
     lines += _head(
         "arm", "accuracy", "steps to GRPO's final accuracy", "entropy", "KL", "extra tokens", "training time"
     )
+    own = study.seeds(pool, "grpo")
+    lines.append(_row("grpo itself", "", reached(study, pool, "grpo", own), "", "", "", ""))
     for arm in study.arms(pool):
         seeds = study.seeds(pool, arm, "grpo")
         if arm == "grpo" or not seeds:
@@ -401,11 +501,8 @@ def _gains(study: Study, pool: str) -> str:
 
 def reached(study: Study, pool: str, arm: str, seeds: Sequence[int]) -> str:
     """The step at which the pool's mean validation is first at its seed's GRPO final one, seed by seed."""
-    found = []
-    for seed in seeds:
-        step = first_reaching(_pool_curve(study, pool, arm, seed), study.accuracy(pool, "grpo", seed))
-        found.append("-" if step is None else str(step))
-    return ", ".join(found)
+    found = [study.first(pool, arm, seed) for seed in seeds]
+    return ", ".join("-" if step is None else str(step) for step in found)
 
 
 def _pool_curve(study: Study, pool: str, arm: str, seed: int) -> list[Point]:
@@ -455,7 +552,7 @@ def figures(study: Study, runs: dict[tuple[str, str, int], Run]) -> list[Figure]
         Figure("study-curves", "The four probes", "", tuple(curves), columns=3),
         Figure(
             "study-gains", "Final accuracy minus GRPO's", "",
-            (Panel("final accuracy minus the same seed's GRPO (95 % interval)", "difference", bars=tuple(gains)),),
+            (Panel("final accuracy minus the same seed's GRPO, 95 % interval", "difference", bars=tuple(gains)),),
             columns=1,
         ),
     ]  # fmt: skip
@@ -471,6 +568,10 @@ def collect(work: Path, out: Path, seeds: Sequence[int]) -> str:
     there = [piece for piece in every if piece.done(work)]
     found = [distilled(piece, work) if piece.arm in DISTILLED else measured(piece, work) for piece in there]
     study = Study(found)
+    if not study.pools:
+        raise SystemExit(f"{work} has no run of plain GRPO yet; every other arm is compared with it")
+    if len({piece["steps"] for piece in found if "steps" in piece}) > 1:
+        raise SystemExit(f"{work} holds runs of different numbers of steps; they cannot be compared")
     runs = {
         (piece.pool, piece.arm, piece.seed): read_run(piece.directory(work))
         for piece in there
