@@ -107,8 +107,7 @@ class Checkpoints:
         if free < needed:
             raise DiskError(
                 f"{self.path(step)}: a checkpoint needs {needed:,} bytes, the disk has {free:,} free; make room, or "
-                f"set "
-                "run.keep_checkpoints lower, then: mutualrl train --resume"
+                "set run.keep_checkpoints lower, then: mutualrl train --resume"
             )
 
     def size(self) -> int:

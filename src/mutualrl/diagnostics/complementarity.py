@@ -224,8 +224,7 @@ def _recommended(found: dict[str, Any], graded: float) -> dict[str, Any]:
     elif graded >= FLAT:
         text, choice = (
             f"xgrpo: SGT's gate would hardly open ({rates}), but {graded:.1%} of the prompts have unequal rewards in "
-            f"the "
-            "pool to grade by",
+            "the pool to grade by",
             "xgrpo",
         )
     else:

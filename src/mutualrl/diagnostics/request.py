@@ -109,7 +109,7 @@ class DiagnosticRequest:
             if len(recipe.policies) < 2:
                 raise UsageError(
                     f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is "
-                    f"needed"
+                    "needed"
                 )
             ends = {**_pool_models(recipe, flags.trust_remote_code), **extra}
             origin = f"pool {recipe.pool}"

@@ -124,9 +124,8 @@ def _others(beside: Sequence[Path], found: dict[str, Source], console: Console) 
             mine = source.recipe.policy(name).model
             if (theirs := read.policies[name].model) != mine or read.task != source.recipe.task.name:
                 raise UsageError(
-                    f"--beside {read.root}: its {name!r} is {theirs} trained on {read.task}, here it is {mine} trained "
-                    f"on "
-                    f"{source.recipe.task.name}"
+                    f"--beside {read.root}: its {name!r} is {theirs} trained on {read.task}, here it is {mine} "
+                    f"trained on {source.recipe.task.name}"
                 )
             plan, its = source.info["fingerprint"], part(read.info, "fingerprint")
             if told := [

@@ -76,6 +76,5 @@ def require_same_prompts(prompts: Mapping[str, Mapping[str, Prompt]]) -> None:
             example = min(mine ^ texts[first])
             raise UsageError(
                 f"{name!r} was trained on other prompts than {first!r} ({len(mine ^ texts[first])} are only one's, "
-                f"such "
-                f"as {example[:60]!r}); peers must have seen the same"
+                f"such as {example[:60]!r}); peers must have seen the same"
             )

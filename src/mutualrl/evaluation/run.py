@@ -118,8 +118,7 @@ def _warn_too_long(
         if long := sum(len(row) >= context for row in ids[task.name]):
             line = (
                 f"{model}: {long} of {len(task.prompts)} prompts of {task.name} fill its context of {context} tokens; "
-                f"they "
-                "count as wrong"
+                "they count as wrong"
             )
             console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
 

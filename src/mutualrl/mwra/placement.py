@@ -134,9 +134,8 @@ def _on_gpus(
     if len(machine.gpus) < len(policies):
         raise MachineError(
             f"{len(policies)} policies need {len(policies)} GPUs at least, one each: found {len(machine.gpus)}, "
-            f"{len(policies) - len(machine.gpus)} short; use a smaller pool, let them share with "
-            "--set launch.share_gpus=true (each takes its part of every GPU) or with --device-map FILE (memory shares "
-            "that "
+            f"{len(policies) - len(machine.gpus)} short; use a smaller pool, let them share with --set "
+            "launch.share_gpus=true (each takes its part of every GPU) or with --device-map FILE (memory shares that "
             "add up to 1 on each GPU), or run on CPU with --set hardware.gpus=0"
         )
     sizes = [p.parameters or 0.0 for p in policies]

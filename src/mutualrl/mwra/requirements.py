@@ -47,7 +47,6 @@ def require_ports(recipe: Recipe) -> None:
         port = recipe.trainer_settings(policy.name).get("vllm_group_port")
         if port is not None and in_use(int(port)):
             raise MachineError(
-                f"policy {policy.name!r}: port {port} (trainer.vllm_group_port) is in use; leave the key out to have a "
-                f"free "
-                "one chosen, or name another"
+                f"policy {policy.name!r}: port {port} (trainer.vllm_group_port) is in use; leave the key out to have "
+                "a free one chosen, or name another"
             )

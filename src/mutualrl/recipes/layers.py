@@ -64,8 +64,8 @@ def find(kind: str, name: str) -> Path:
     if name not in names:
         raise RecipeError(
             [
-                f"unknown {_ONE.get(kind, kind)} {name!r}; expected one of: {', '.join(names)}, or the path of a .yaml "
-                f"file"
+                f"unknown {_ONE.get(kind, kind)} {name!r}; expected one of: {', '.join(names)}, or the path of a "
+                ".yaml file"
             ]
         )
     return names[name]

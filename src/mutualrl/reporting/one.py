@@ -18,14 +18,13 @@ def figures(run: Run) -> list[Figure]:
 SMOOTHED = " Values of single steps are noise: these curves are moving means over a twentieth of their points."
 
 
+def _panel(run: Run, title: str, unit: str, key: str) -> Panel:
+    """A metric of every policy."""
+    return Panel(title, unit, tuple(smooth_line(n, p.series(key)) for n, p in run.policies.items()))
+
+
 def _learning(run: Run) -> Figure:
-    panels = [
-        Panel(
-            "training reward",
-            "mean reward of the step's rollouts",
-            tuple(smooth_line(name, policy.series("reward")) for name, policy in run.policies.items()),
-        )
-    ]
+    panels = [_panel(run, "training reward", "mean reward of the step's rollouts", "reward")]
     for name, policy in run.policies.items():
         lines = [line("all", policy.accuracy())]
         groups = policy.groups
@@ -33,28 +32,24 @@ def _learning(run: Run) -> Figure:
             lines += [line(group, policy.accuracy(group)) for group in groups]
         panels.append(Panel(f"{name}: validation accuracy", "greedy accuracy", tuple(lines)))
     return Figure(
-        f"{run.name}-learning",
+        "learning",
         "Learning",
-        "Training reward (a moving mean over a twentieth of its points), and greedy accuracy on held-out prompts as it "
-        "was "
-        "measured.",
+        "Training reward (a moving mean over a twentieth of its points), and greedy accuracy on held-out prompts (as "
+        "it was measured).",
         filled(*panels),
     )
 
 
 def _optimization(run: Run) -> Figure:
-    def panel(title: str, unit: str, key: str) -> Panel:
-        return Panel(title, unit, tuple(smooth_line(n, p.series(key)) for n, p in run.policies.items()))
-
     return Figure(
-        f"{run.name}-optimization",
+        "optimization",
         "Optimization diagnostics",
         "Entropy of the own rollouts, mean log-ratio to the sampling policy (PPO KL), and KL to the model before "
         f"training (KL loss).{SMOOTHED}",
         filled(
-            panel("entropy", "nats a token", "entropy"),
-            panel("PPO KL", "nats a token", "ppo_kl"),
-            panel("KL loss", "nats a token", "kl"),
+            _panel(run, "entropy", "nats a token", "entropy"),
+            _panel(run, "PPO KL", "nats a token", "ppo_kl"),
+            _panel(run, "KL loss", "nats a token", "kl"),
         ),
         columns=3,
     )
@@ -64,24 +59,23 @@ def _gate(run: Run) -> Figure:
     rates = tuple(smooth_line(n, p.series("sgt/gate_rate")) for n, p in run.policies.items())
     pairs = tuple(line(n, cumulative(p.series("sgt/pairs"))) for n, p in run.policies.items())
     return Figure(
-        f"{run.name}-gate",
+        "gate",
         "The gate of SGT",
-        "Share of a round's prompts that SGT's gate opens on (a moving mean over a twentieth of its points); the pairs "
-        "learnt "
-        "so far.",
+        "Share of a round's prompts that SGT's gate opens on (a moving mean over a twentieth of its points); the "
+        "pairs learnt so far.",
         filled(Panel("gate rate", "share of the prompts", rates), Panel("rescued pairs", "pairs so far", pairs)),
     )
 
 
 def _ratios(run: Run) -> Figure:
-    def panel(title: str, unit: str, key: str) -> Panel:
-        return Panel(title, unit, tuple(smooth_line(n, p.series(key)) for n, p in run.policies.items()))
-
     return Figure(
-        f"{run.name}-ratios",
+        "ratios",
         "Importance ratios of PRP",
         f"On the tokens of peers' rows: the 99th percentile of the ratio, and the share that was clipped.{SMOOTHED}",
-        filled(panel("ratio, 99th percentile", "ratio", "prp/ratio_p99"), panel("clip rate", "share", "prp/clip_rate")),
+        filled(
+            _panel(run, "ratio, 99th percentile", "ratio", "prp/ratio_p99"),
+            _panel(run, "clip rate", "share", "prp/clip_rate"),
+        ),
     )
 
 
@@ -89,7 +83,7 @@ def _time(run: Run) -> Figure:
     waits = tuple(smooth_line(n, p.series("see/wait_seconds")) for n, p in run.policies.items())
     speeds = tuple(smooth_line(n, tokens_per_second(p)) for n, p in run.policies.items())
     return Figure(
-        f"{run.name}-time",
+        "time",
         "Time",
         f"Seconds that a step waited for peers; tokens of prompts and completions over the step's time, generation and "
         f"waiting included, validation not.{SMOOTHED}",

@@ -163,8 +163,7 @@ def read_run(path: Path) -> Run:
     if version != FORMAT:
         notes.append(
             f"it was written in format {version!r} (mutualrl {part(info, 'versions').get('mutualrl', 'unknown')}), "
-            f"this "
-            f"version reads {FORMAT}: what it has in this form is shown"
+            f"this version reads {FORMAT}: what it has in this form is shown"
         )
     summary = _summary(run, notes)  # before the policies: a run that ends meanwhile is one that was still going on
     recipe = _recipe(run.recipe, notes)

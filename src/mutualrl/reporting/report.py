@@ -14,6 +14,8 @@ from mutualrl.errors import UsageError
 from mutualrl.files import glance, user_path, write_atomic
 from mutualrl.plotting import directory_for
 from mutualrl.reporting import one, rescues, several, tables
+from mutualrl.reporting.comparing import Comparison, comparisons
+from mutualrl.reporting.distilled import distillation_bars
 from mutualrl.reporting.drawing import draw
 from mutualrl.reporting.page import Section, render
 from mutualrl.reporting.plots import Figure
@@ -45,16 +47,13 @@ def write_report(paths: Sequence[Path], out: Path, command: str) -> Report:
         drawn.extend(figures)
         return [(figure, draw(figure, drawings)) for figure in figures]
 
-    found = several.comparisons(runs)
+    found = comparisons(runs)
     sections = [Section("Runs", _general(runs, found), [tables.overview(runs)] if runs else [], [])]
     for number, comparison in enumerate(found, 1):
         if len(comparison.runs) == 1:
             run = comparison.runs[0]
             prefix = "" if len(found) == 1 else f"{number}-"
-            made = [
-                replace(figure, name=f"{prefix}{figure.name.removeprefix(f'{run.name}-')}")
-                for figure in one.figures(run)
-            ]
+            made = [replace(figure, name=f"{prefix}{figure.name}") for figure in one.figures(run)]
             about = [table for table in (tables.accuracy(run), tables.sharing(run)) if table.rows]
             sections.append(Section(f"Run {run.name}", run.notes, about, drawing(made)))
         else:
@@ -97,7 +96,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     return found
 
 
-def _general(runs: Sequence[Run], found: Sequence[several.Comparison]) -> list[str]:
+def _general(runs: Sequence[Run], found: Sequence[Comparison]) -> list[str]:
     tasks = list(dict.fromkeys(run.task for run in runs))
     notes = []
     if len(tasks) > 1:
@@ -114,7 +113,7 @@ def _distillations(paths: Sequence[Path]) -> list[Figure]:
     figures = []
     for number, path in enumerate(paths, 1):
         slug = "distillation" if len(paths) == 1 else f"distillation-{number}"
-        figure = several.distillation_bars(path, glance(path / DISTILLED) or {}, slug)
+        figure = distillation_bars(path, glance(path / DISTILLED) or {}, slug)
         if figure is None:
             raise UsageError(f"{path / DISTILLED} cannot be read, or has no bars; make it again with: mutualrl distill")
         figures.append(figure)

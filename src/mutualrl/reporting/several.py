@@ -1,126 +1,17 @@
-"""Runs side by side: the paper's figures, drawn from our data.
-
-A comparison is of runs of one task and one pool; an arm is a regime with its settings, its runs differ in their seeds.
-"""
+"""The figures of runs side by side: the paper's, drawn from our data."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+from mutualrl.reporting.comparing import Comparison
 from mutualrl.reporting.plots import Bars, Figure, Panel, filled, over
-from mutualrl.reporting.reading import Point, Policy, Run, number, part
-from mutualrl.reporting.series import by_arm, deviation, mean_of, policies_of, tokens_per_second
+from mutualrl.reporting.reading import Point, Policy, Run
+from mutualrl.reporting.series import deviation, mean_of, policies_of, tokens_per_second
 
-#: what two runs may differ in and still be compared: what is compared, and what does not change a result
-_FREE = {"regime", "hardware", "launch", "pool"}
-_FREE_RUN = {"seed", "dir", "publish", "save_every", "keep_checkpoints", "keep_rounds", "max_restarts", "on_peer_loss",
-             "peer_timeout", "round_timeout", "report_to"}  # fmt: skip
 PLAIN_TRL = "trl"  # the regime in run.json of a run of plain TRL (benchmarks/fidelity.py)
-
-
 Arms = Mapping[str, Sequence[Run]]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Runs that may be compared, and what keeps them from being matched, in words."""
-
-    name: str
-    runs: tuple[Run, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def arms(self) -> dict[str, list[Run]]:
-        """Its runs by regime and settings."""
-        return by_arm(self.runs)
-
-
-def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """The runs by task and pool. Runs of different ones are never put side by side."""
-    groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(_identity(run), []).append(run)
-    found: list[Comparison] = []
-    for group in groups.values():
-        name = f"{group[0].task}, pool {group[0].pool}"
-        twice = [other for other in found if other.name == name]
-        found.append(
-            Comparison(f"{name} ({len(twice) + 1})" if twice else name, tuple(group), tuple(_unmatched(group)))
-        )
-    return found
-
-
-def _identity(run: Run) -> tuple[str, ...]:
-    task = sorted(f"{key}={value!r}" for key, value in part(run.recipe, "task").items() if key != "max_prompt_tokens")
-    models = [f"{name}={policy.model}" for name, policy in run.policies.items()]
-    return (run.task, *task, *models)
-
-
-def _unmatched(runs: Sequence[Run]) -> list[str]:
-    """Settings in which runs of a comparison differ beyond regime and seed; runs that are not finished; a seed
-    twice."""
-    flat = {run.name: _flat(run.recipe) for run in runs}
-    keys = sorted(set().union(*flat.values()))
-    notes = []
-    for key in keys:
-        by_value: dict[str, list[str]] = {}
-        for name, settings in flat.items():
-            by_value.setdefault(json.dumps(settings.get(key), default=str), []).append(name)
-        if len(by_value) > 1:
-            notes.append(f"not matched: {key} is {_by_value(by_value)}")
-    notes += _other_data(runs)
-    seeds_of = {arm: sorted({str(run.seed) for run in members}) for arm, members in by_arm(runs).items()}
-    if len({tuple(seeds) for seeds in seeds_of.values()}) > 1:
-        told = "; ".join(f"{arm} {', '.join(seeds)}" for arm, seeds in seeds_of.items())
-        notes.append(f"not matched: the arms have different seeds: {told}")
-    for arm, members in by_arm(runs).items():
-        seeds = [run.seed for run in members]
-        if len(set(map(str, seeds))) < len(seeds):
-            notes.append(f"{arm}: a seed is there twice ({', '.join(map(str, seeds))}); the spread is then too small")
-        if unfinished := [run.name for run in members if run.state != "finished"]:
-            notes.append(f"{arm}: not finished: {', '.join(unfinished)}; curves end where the shortest run does")
-    return notes
-
-
-def _by_value(names: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{value} ({', '.join(who[:3])}{', ...' if len(who) > 3 else ''})" for value, who in names.items())
-
-
-def _other_data(runs: Sequence[Run]) -> list[str]:
-    """Runs of one seed that saw other prompts, and runs of other versions."""
-    notes = []
-    by_seed: dict[str, dict[str, list[str]]] = {}
-    by_version: dict[str, list[str]] = {}
-    for run in runs:
-        data = str(part(run.info, "fingerprint").get("data_sha256", "?"))[:12]
-        by_seed.setdefault(str(run.seed), {}).setdefault(data, []).append(run.name)
-        versions = part(run.info, "versions")
-        told = ", ".join(f"{name} {versions.get(name, '?')}" for name in ("mutualrl", "trl", "torch"))
-        by_version.setdefault(told, []).append(run.name)
-    for seed, found in by_seed.items():
-        if len(found) > 1:
-            notes.append(f"not matched: the training data of seed {seed} are {_by_value(found)}")
-    if len(by_version) > 1:
-        notes.append(f"not matched: made by {_by_value(by_version)}")
-    return notes
-
-
-def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for section, value in recipe.items():
-        if section in _FREE:
-            continue
-        if isinstance(value, dict):
-            free = _FREE_RUN if section == "run" else set()
-            found |= {f"{section}.{key}": each for key, each in value.items() if key not in free}
-        else:
-            found[section] = value
-    return found
 
 
 def figures(comparison: Comparison, slug: str) -> list[Figure]:
@@ -389,28 +280,3 @@ def across(found: Sequence[Comparison]) -> list[Figure]:
         for number, (task, panels) in enumerate(by_task.items(), 1)
         if len(panels) > 1
     ]
-
-
-def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figure | None:
-    """The bars of `mutualrl distill`: accuracy over standalone GRPO's, minus one."""
-    learners = {name: about for name, about in part(result, "learners").items() if isinstance(about, dict)}
-    labels = list(dict.fromkeys(label for about in learners.values() for label in part(about, "bars")))
-    bars = []
-    for label in labels:
-        found = {
-            name: value
-            for name, about in learners.items()
-            if (value := number(part(part(about, "bars"), label).get("relative"))) is not None
-        }
-        if found:
-            bars.append(Bars(label, tuple(found), tuple(100 * value for value in found.values()), ()))
-    if not bars:
-        return None
-    return Figure(
-        slug,
-        "Online gating versus sequential distillation",
-        f"Greedy accuracy relative to standalone GRPO, per cent ({path.name}).",
-        (Panel("against standalone GRPO", "per cent", bars=tuple(bars)),),
-        columns=1,
-        paper="Online gating versus sequential offline distillation",
-    )

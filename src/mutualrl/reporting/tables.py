@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mutualrl.reporting.comparing import Comparison
 from mutualrl.reporting.reading import Point, Run, number, part
 from mutualrl.reporting.series import deviation, first_reaching, mean_of, over_runs, policies_of
-from mutualrl.reporting.several import Comparison
 
 
 @dataclass(frozen=True, slots=True)

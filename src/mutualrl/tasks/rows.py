@@ -84,9 +84,8 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, row in enumerate(csv.DictReader(file, strict=True), 1):
                 if None in row:
                     raise DataError(
-                        f"{path}, row {number}: {len(row[None])} fields more than the header has columns (a comma that "
-                        f"is "
-                        "not within quotes?)"
+                        f"{path}, row {number}: {len(row[None])} fields more than the header has columns (a comma "
+                        "that is not within quotes?)"
                     )
                 yield number, row
     except UnicodeDecodeError as error:

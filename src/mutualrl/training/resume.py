@@ -110,9 +110,8 @@ def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None
         return None
     if marker.ranks != accelerator.num_processes:
         raise PlanMismatchError(
-            f"policy {career.policy!r}: the checkpoint of step {marker.step} was made by {marker.ranks} ranks, this is "
-            f"a "
-            f"group of {accelerator.num_processes}; start it with as many as before"
+            f"policy {career.policy!r}: the checkpoint of step {marker.step} was made by {marker.ranks} ranks, this "
+            f"is a group of {accelerator.num_processes}; start it with as many as before"
         )
     career.go_on(marker)
     checkpointer.saved = marker.step
