@@ -219,6 +219,12 @@ def test_a_policy_of_two_processes(cli: Cli, tiny: dict[str, Path], tmp_path: Pa
     assert all(p["rescued_pairs"] > 0 for p in json.loads(done.stdout)["policies"].values())
     marker = read(tmp_path / "r" / "exchange" / "ada" / "000000.json")
     assert [part["rows"] for part in marker["parts"]] == [64, 64]
+    for name, result in json.loads(done.stdout)["policies"].items():
+        lines = (tmp_path / "r" / "policies" / name / "rescues.jsonl").read_text().splitlines()
+        assert len(lines) == result["rescued_pairs"]
+        for line in map(json.loads, lines):  # the answers of both ranks
+            assert [answer["reward"] for answer in line["own"]] == [0.0] * 4
+            assert line["prompt"].endswith(":")
 
 
 def test_a_hub_model_that_cannot_be_had_ends_with_4_and_its_name(cli: Cli, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def as_if_nothing_had_happened(run: Run, unbroken: Run) -> None:
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
         assert [line["see/round"] for line in lines if "see/round" in line] == [0, 1, 2]  # each record used once
         before = unbroken.metrics(policy)
+        learnt = [each.path / "policies" / policy / "rescues.jsonl" for each in (run, unbroken)]
+        assert learnt[0].read_bytes() == learnt[1].read_bytes()  # every pair once
         for key in ("loss", "reward", "sgt/pairs", "see/bytes", "num_tokens", "ppo_kl"):
             assert [line.get(key) for line in lines] == [line.get(key) for line in before]
 
