@@ -44,7 +44,6 @@ ARMS: dict[str, tuple[str, ...]] = {
     "xgrpo": ("xgrpo",),
     "prp": ("prp",),
     "prp naive": ("prp", "regime.denominator=snapshot"),
-    "prp band": ("prp", "regime.clip=band", "regime.anchor=paper"),  # the paper's clip and word map
     "grpo-noise": ("grpo-noise",),
     "xgrpo shuffled": ("xgrpo", "regime.pool=shuffled"),
     "sgt 0.03": ("sgt", "regime.weight=0.03"),
@@ -549,9 +548,9 @@ def figures(study: Study, runs: dict[tuple[str, str, int], Run]) -> list[Figure]
         errors = tuple(None if math.isinf(d.low) else d.high - d.mean for d in found)
         gains.append(Bars(pool, tuple(arms), tuple(d.mean for d in found), errors))
     return [
-        Figure("study-curves", "The four probes", "", tuple(curves), columns=3),
+        Figure("study_curves", "The four probes", "", tuple(curves), columns=3),
         Figure(
-            "study-gains", "Final accuracy minus GRPO's", "",
+            "study_gains", "Final accuracy minus GRPO's", "",
             (Panel("final accuracy minus the same seed's GRPO, 95 % interval", "difference", bars=tuple(gains)),),
             columns=1,
         ),

@@ -133,4 +133,4 @@ def test_the_committed_study_is_what_its_pieces_give(study: ModuleType) -> None:
     for pool in study.POOLS:
         for arm in (*study.ARMS, *study.DISTILLED):
             assert len(made.seeds(pool, arm)) >= 3, (pool, arm)
-    assert (RESULTS / "study-gains.png").exists()
+    assert (RESULTS / "study_gains.png").exists()
