@@ -387,7 +387,8 @@ class Questions:
                 yield self.pair(text, d, d.above)
 
     def prp(self) -> Iterator[Claim]:
-        """Data-level sharing: with TRL's surrogate (`prp`), and with the paper's clip and word map (`prp band`)."""
+        """Data-level sharing, with TRL's surrogate and byte-synchronous alignment: our defaults, not the paper's
+        band."""
         weak, strong = self.study.weaker(self.pool), self.study.stronger(self.pool)
         if {"prp", "prp naive"} <= self.arms:
             told = self.each("prp naive", "prp")
@@ -396,17 +397,15 @@ class Questions:
             )
             d = self.accuracy("prp naive", "prp")
             yield self.pair("naive PRP below corrected PRP, mean of the pool", d, _flip(d.above))
-        for arm in ("prp", "prp band"):
-            if not {arm, "grpo"} <= self.arms:
-                continue
-            d = self.accuracy(arm, "grpo", weak)
-            yield self.pair(f"corrected PRP below GRPO for the weaker policy ({arm})", d, _flip(d.above), weak)
-            d = self.accuracy(arm, "grpo")
-            yield self.pair(f"PRP reduces the pool's mean accuracy ({arm})", d, _flip(d.above))
-            d = self.signal("entropy", arm, strong)
-            yield self.pair(f"PRP lowers the stronger policy's entropy ({arm})", d, _flip(d.above), strong)
-            d = self.signal("kl", arm, weak)
-            yield self.pair(f"PRP raises the weaker policy's KL ({arm})", d, d.above, weak)
+        if {"prp", "grpo"} <= self.arms:
+            d = self.accuracy("prp", "grpo", weak)
+            yield self.pair("corrected PRP below GRPO for the weaker policy", d, _flip(d.above), weak)
+            d = self.accuracy("prp", "grpo")
+            yield self.pair("PRP reduces the pool's mean accuracy", d, _flip(d.above))
+            d = self.signal("entropy", "prp", strong)
+            yield self.pair("PRP lowers the stronger policy's entropy", d, _flip(d.above), strong)
+            d = self.signal("kl", "prp", weak)
+            yield self.pair("PRP raises the weaker policy's KL", d, d.above, weak)
 
     def distillation(self) -> Iterator[Claim]:
         """Online gating against sequential distillation."""

@@ -229,8 +229,9 @@ def test_the_gold_control_needs_solutions_in_the_data(cli_here: Cli, tmp_path: P
     wanted = ("train", "--regime", "sgt", "--task", "dataset", "--data", "rows.jsonl", "--set", "regime.teacher=gold")
     done = cli_here(*wanted, "--steps", "1")
     assert done.returncode == 2
-    assert "training prompts of task 'dataset' have none" in done.stderr
-    assert "expected a field 'solution' in every row" in done.stderr
+    assert "of 60 training prompts of task 'dataset'" in done.stderr or "of 61 training" in done.stderr
+    assert "have none and 0 one that does not earn the reward" in done.stderr
+    assert "expected a field 'solution' that ends in" in done.stderr
     assert not (tmp_path / "runs").exists()
     done = cli_here(*wanted[:-1], "regime.teacher=silver", "--steps", "1")
     assert "'peer' or 'gold'" in done.stderr

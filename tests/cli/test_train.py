@@ -79,7 +79,7 @@ def test_nothing_in_a_run_is_a_pickle(run: Path) -> None:
     import torch
     from transformers.trainer_pt_utils import safe_globals
 
-    plain = {".json", ".jsonl", ".yaml", ".parquet", ".safetensors", ".log", ".jinja", ".lock"}
+    plain = {".json", ".jsonl", ".yaml", ".parquet", ".safetensors", ".log", ".jinja", ".lock", ".md"}
     for path in run.rglob("*"):
         if not path.is_file():
             continue

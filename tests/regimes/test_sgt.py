@@ -215,6 +215,7 @@ def test_the_gold_control_gates_as_sgt_and_learns_the_data_s_solution() -> None:
     (gold,) = plan(seen, SGTSettings(teacher="gold")).pairs
     assert (peer.prompt_id, peer.policy, peer.text) == ("p", "bob", "peer's")
     assert (gold.prompt_id, gold.policy, gold.text, gold.ids) == ("p", "(gold)", "gold p", tuple(b"gold p"))
+    assert not plan(view(own, peers, solutions={"q": "gold q"}), SGTSettings(teacher="gold")).pairs  # p has none
     assert SPEC.publishes(SGTSettings()) == {"y_text"}
     assert SPEC.publishes(SGTSettings(teacher="gold")) == frozenset()  # rewards alone open the gate
     assert SPEC.needs_solutions(SGTSettings(teacher="gold"))

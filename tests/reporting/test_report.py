@@ -345,6 +345,17 @@ def test_the_page_fetches_nothing_and_hostile_text_is_only_text(cli_here: Cli, t
     assert not re.search(r"https?://(?!www\.w3\.org)", page.text)
 
 
+def test_another_report_in_the_same_place_leaves_no_stale_figure(cli_here: Cli, tmp_path: Path) -> None:
+    reported(cli_here, made_run(tmp_path / "s", "sgt"), "--out", "page")
+    mine = tmp_path / "page" / "figures" / "mine.png"
+    mine.touch()
+    _, data, _ = reported(cli_here, made_run(tmp_path / "g"), "--out", "page")
+    names = {path.stem for path in mine.parent.glob("*.svg")}
+    assert names == {figure["name"] for figure in data["figures"]}
+    assert "gate" not in names
+    assert mine.exists()
+
+
 def said(told: dict[str, Any]) -> str:
     return " | ".join(told["notes"])
 

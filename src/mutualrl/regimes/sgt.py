@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from mutualrl.errors import UsageError
 from mutualrl.regimes.base import Pair, PeerRound, RegimeSettings, RegimeSpec, RoundPlan, RoundView, seeded
 
 if TYPE_CHECKING:
@@ -171,9 +170,8 @@ def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
 
     def candidates(prompt_id: str) -> list[Candidate]:
         if chosen.teacher == "gold":
-            if prompt_id not in view.solutions:
-                raise UsageError(f"prompt {prompt_id!r} has no solution in the data, which teacher='gold' learns")
-            return [Candidate(GOLD, 0, view.solutions[prompt_id], ended=True)]
+            text = view.solutions.get(prompt_id)
+            return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
         return [
             candidate
             for name, rows in rows_of.items()

@@ -71,11 +71,22 @@ def write_report(paths: Sequence[Path], out: Path, command: str) -> Report:
     page = render(
         title, command, __version__, sections, made_with, lessons, lesson_notes, several=len(runs) > 1
     )  # fmt: skip
+    _clear_stale(directory, {figure.name for figure in drawn})
     data = json.dumps(_data(command, runs, drawn), allow_nan=False)
     write_atomic(directory / DATA, data.encode(), durable=False)
     write_atomic(directory / INDEX, page.encode("utf-8", "replace"))
     notes = [note for section in sections for note in section.notes]
     return Report(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *lesson_notes])))
+
+
+def _clear_stale(directory: Path, drawn: set[str]) -> None:
+    """Remove the figures of the report that lay here before and that this one does not have."""
+    before = (glance(directory / DATA) or {}).get("figures")
+    names = [each.get("name") for each in before if isinstance(each, dict)] if isinstance(before, list) else []
+    for name in names:
+        if isinstance(name, str) and name not in drawn and _slug(name) == name:
+            for suffix in ("png", "svg"):
+                (directory / FIGURES / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

@@ -24,7 +24,7 @@ from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset, within_limit
 from mutualrl.training.models import load_tokenizers
-from mutualrl.training.plan import compare, fingerprint, load_prompts, require_enough
+from mutualrl.training.plan import compare, fingerprint, load_prompts, require_enough, solutions
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import keep_loads_safe
 from mutualrl.training.sharing import Sharing
@@ -80,7 +80,7 @@ def build_trainer(
         demands=[recipe.regime_settings(p.name) for p in recipe.policies if p.name != policy],
         stopping=stopping,
         absences=Absences(exchange.directory / ABSENCES),
-        solutions={prompt.id: prompt.solution for prompt in prompts if prompt.solution},
+        solutions=solutions(recipe, prompts),
         rescues=RescueLog(run.policy(policy).rescues),
     )
     model = located(recipe.policy(policy).model)

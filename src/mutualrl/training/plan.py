@@ -19,6 +19,7 @@ from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.mixture import spread_by_member
 
 logger = logging.getLogger(__name__)
+MOST_WITHOUT = 0.1  # share of the prompts that may be without a solution under `teacher: gold`
 
 
 def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
@@ -32,34 +33,41 @@ def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
     if not prompts:
         raise DataError(f"task {section.name!r} has no {split} prompts; give more data, or name task.validation_data")
     if split == "train":
-        _require_solutions(recipe, prompts)
+        solutions(recipe, prompts)
     if split == "validation":
         cut = spread_by_member if section.name == "mixture" else spread
         return cut(prompts, recipe.run.validation_limit)
     return prompts
 
 
-def _require_solutions(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
-    """Raise DataError when some policy's regime learns the data's solutions, and a prompt has none."""
+def solutions(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[str, str]:
+    """The right completions of the prompts, by id, where some policy's regime learns them (SGT's `teacher: gold`); none
+    where none does. One that does not earn the reward itself is left out, with a warning.
+
+    Raises DataError when more than one prompt in ten has none: the arm would not be matched with the one it controls.
+    """
     spec = get_regime(recipe.regime_name)
     if not any(spec.needs_solutions(recipe.regime_settings(p.name)) for p in recipe.policies):
-        return
-    lacking = [prompt.id for prompt in prompts if not (prompt.solution or "").strip()]
-    if lacking:
-        raise DataError(
-            f"regime.teacher=gold learns the solutions in the data, and {len(lacking)} of {len(prompts)} training "
-            f"prompts of task {recipe.task.name!r} have none, such as {lacking[0]!r}; expected a field 'solution' in "
-            "every row (tasks math, dataset, arithmetic)"
-        )
-    if recipe.task.reward != ("boxed",):
+        return {}
+    given = {prompt.id: prompt.solution for prompt in prompts if prompt.solution and prompt.solution.strip()}
+    if recipe.task.reward == ("boxed",):
+        found = {p.id: given[p.id] for p in prompts if p.id in given and boxed_score(given[p.id], p.answer)}
+    else:
         logger.warning("regime.teacher=gold: the solutions are not checked against %s", ", ".join(recipe.task.reward))
-        return
-    wrong = [prompt.id for prompt in prompts if not boxed_score(prompt.solution or "", prompt.answer)]
-    if wrong:
-        raise DataError(
-            f"regime.teacher=gold: {len(wrong)} of {len(prompts)} solutions do not earn the reward, such as that of "
-            f"{wrong[0]!r}; expected each to end in \\boxed{{answer}}"
-        )
+        found = given
+    lacking = [prompt.id for prompt in prompts if prompt.id not in found]
+    if not lacking:
+        return found
+    said = (
+        f"regime.teacher=gold learns the solutions in the data, and of {len(prompts)} training prompts of task "
+        f"{recipe.task.name!r} {len(prompts) - len(given)} have none and {len(given) - len(found)} one that does not "
+        f"earn "
+        f"the reward, such as {lacking[0]!r}"
+    )
+    if len(lacking) > MOST_WITHOUT * len(prompts):
+        raise DataError(f"{said}; expected a field 'solution' that ends in \\boxed{{answer}} (tasks math, dataset)")
+    logger.warning("%s; these give no pair", said)
+    return found
 
 
 def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:
