@@ -39,7 +39,7 @@ from mutualrl.mwra.session import (
 from mutualrl.recipes import Recipe, load
 from mutualrl.rundir import RunDirectory, check_free, clean, hold
 from mutualrl.tiny.cache import embedded, require_writable
-from mutualrl.training.plan import fingerprint, load_prompts, require_enough
+from mutualrl.training.plan import fingerprint, load_prompts, require_enough, solutions
 
 POLL_SECONDS = 0.2
 
@@ -118,6 +118,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     placement = place(recipe, machine, launch.nodes, pins)
     prompts = load_prompts(recipe, "train")
     load_prompts(recipe, "validation")
+    solutions(recipe, prompts)
     batch = placement.seats[0].batch
     require_enough(prompts, batch)
     require_writable(embedded(p.model for p in recipe.policies))

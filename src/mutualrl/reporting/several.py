@@ -70,6 +70,24 @@ def _panels(arms: Arms, what: str, unit: str, take: Take, *, smooth: bool, avera
     return panels
 
 
+def _accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
+    return _panels(
+        arms, "validation accuracy", "greedy accuracy", lambda p: p.accuracy(), smooth=False, average=average
+    )
+
+
+def _accuracy_figure(arms: Arms, name: str, title: str, paper: str = "") -> Figure:
+    """Validation accuracy of each policy and of the pool."""
+    return Figure(
+        name,
+        title,
+        "Greedy validation accuracy; mean over runs, the band is one sample deviation.",
+        filled(*_accuracy_panels(arms, average=True)),
+        columns=_columns(arms),
+        paper=paper,
+    )
+
+
 def _there(runs: Sequence[Run], name: str) -> list[Policy]:
     """The policy in the runs, but for those that ended without it."""
     return [run.policies[name] for run in runs if run.state != "finished" or run.policies[name].result is not None]
@@ -91,9 +109,7 @@ def _probes(arms: Arms, slug: str) -> Figure:
         "Greedy validation accuracy (top) and training reward (below, moving mean) of each policy and of the pool's "
         "mean; mean over runs, the band is one sample deviation.",
         filled(
-            *_panels(
-                arms, "validation accuracy", "greedy accuracy", lambda p: p.accuracy(), smooth=False, average=True
-            ),
+            *_accuracy_panels(arms, average=True),
             *_panels(arms, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=True),
         ),
         columns=_columns(arms),
@@ -157,27 +173,8 @@ def _ablations(arms: Arms, slug: str) -> list[Figure]:
     weights = ("sgt-variants", "SGT: weights, and the data's solution in place of a peer's", "", variants)
     for name, title, paper, wanted in (*_ABLATIONS, weights):
         chosen = {arm: arms[arm] for arm in wanted if arm in arms}
-        if len(chosen) < 2 or set(chosen) == {"grpo"} or not set(chosen) & set(wanted[2:]):
-            continue
-        found.append(
-            Figure(
-                f"{slug}-{name}",
-                title,
-                "Greedy validation accuracy; mean over runs, the band is one sample deviation.",
-                filled(
-                    *_panels(
-                        chosen,
-                        "validation accuracy",
-                        "greedy accuracy",
-                        lambda p: p.accuracy(),
-                        smooth=False,
-                        average=True,
-                    )
-                ),
-                columns=_columns(chosen),
-                paper=paper,
-            )
-        )
+        if len(chosen) > 1 and set(chosen) & set(wanted[2:]):
+            found.append(_accuracy_figure(chosen, f"{slug}-{name}", title, paper))
     return found
 
 
@@ -186,11 +183,7 @@ def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
     rest = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == "grpo"}
     if not set(rest) - {"grpo"}:
         return None
-    panels = _panels(rest, "validation accuracy", "greedy accuracy", lambda p: p.accuracy(), smooth=False, average=True)
-    return Figure(
-        f"{slug}-further-arms", "Further arms", "Greedy validation accuracy; mean over runs, one sample deviation.",
-        filled(*panels), columns=_columns(rest),
-    )  # fmt: skip
+    return _accuracy_figure(rest, f"{slug}-further-arms", "Further arms")
 
 
 def _fidelity(arms: Arms, slug: str) -> Figure | None:
@@ -199,7 +192,7 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
         return None
     chosen = {"grpo": arms["grpo"], PLAIN_TRL: arms[PLAIN_TRL]}
     panels = [
-        *_panels(chosen, "validation accuracy", "greedy accuracy", lambda p: p.accuracy(), smooth=False, average=False),
+        *_accuracy_panels(chosen, average=False),
         *_panels(chosen, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=False),
         *_panels(
             chosen, "speed on steps without validation", "tokens a second",

@@ -32,8 +32,6 @@ def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
     prompts = read_prompts(get_task(section.name), split, section.source(recipe.run.seed))
     if not prompts:
         raise DataError(f"task {section.name!r} has no {split} prompts; give more data, or name task.validation_data")
-    if split == "train":
-        solutions(recipe, prompts)
     if split == "validation":
         cut = spread_by_member if section.name == "mixture" else spread
         return cut(prompts, recipe.run.validation_limit)
