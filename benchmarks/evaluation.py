@@ -104,10 +104,10 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
     from rich.console import Console
 
     from mutualrl.engines import choice
-    from mutualrl.engines.prompts import prompt_ids
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.evaluation.request import EvalRequest, Flags
     from mutualrl.evaluation.run import evaluate_models
+    from mutualrl.tasks.prompting import prompt_ids
     from mutualrl.tiny.cache import ensure
 
     problems = [op.join(map(str, t)) + ":" for op in "+*" for t in itertools.product(range(2, 13), repeat=3)]

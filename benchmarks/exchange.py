@@ -32,10 +32,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mutualrl.files import write_atomic
 from mutualrl.records import Record
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange
+from mutualrl.storage.files import write_atomic
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/exchange.py"

@@ -34,9 +34,10 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from transformers import PrinterCallback
     from trl import GRPOTrainer
 
-    from mutualrl.files import write_json
     from mutualrl.recipes import load
+    from mutualrl.recipes.agreement import load_prompts
     from mutualrl.recipes.batch import plan_batch
+    from mutualrl.storage.files import write_json
     from mutualrl.tasks.rewards import load_rewards
     from mutualrl.tiny.cache import located
     from mutualrl.training.build import seed_policy
@@ -44,7 +45,6 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.training.config import grpo_config
     from mutualrl.training.data import as_dataset
     from mutualrl.training.models import load_tokenizers
-    from mutualrl.training.plan import load_prompts
     from mutualrl.training.validation import Validator
 
     recipe = load(recipe_file)

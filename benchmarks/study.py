@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mutualrl.plotting import directory_for
+from mutualrl.console.plots import directory_for
 from mutualrl.reporting.drawing import draw
 from mutualrl.reporting.plots import Bars, Figure, Panel, over
 from mutualrl.reporting.reading import Point, Run, read_run

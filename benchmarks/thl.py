@@ -83,9 +83,9 @@ def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, An
     `changed`: share of the target tokens that are not 1:1. `mae`: of a token's value, in nats, over all and over those.
     """
     from mutualrl.engines import Sampling
-    from mutualrl.engines.prompts import prompt_ids
     from mutualrl.engines.scoring import completion_logprobs
     from mutualrl.engines.transformers_engine import TransformersEngine
+    from mutualrl.tasks.prompting import prompt_ids
     from mutualrl.thl import align_logprobs, decode_completion, retokenize
 
     engine = TransformersEngine.load(str(model))

@@ -61,3 +61,12 @@ class Record:
     advantage: float | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One generated response: the sampled ids, their text, and whether it ended by itself."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    ended: bool

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import Cli
-from mutualrl.checkpoints import CheckpointMarker, Checkpoints, file_sum
 from mutualrl.recipes import Request, dump, resolve
 from mutualrl.records import Record
 from mutualrl.see import Exchange
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, file_sum
 
 NAMES = ("ada", "bob")
 

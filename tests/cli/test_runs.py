@@ -17,7 +17,7 @@ import yaml
 from conftest import Cli
 from made_runs import made_run
 from mutualrl.reporting.card import write_cards
-from mutualrl.rundir import RunDirectory, hold
+from mutualrl.storage.rundir import RunDirectory, hold
 
 TRAIN = ("train", "--regime", "sgt", "--pool", "tiny", "--steps", "2", "--run-dir", "r", "--set", "run.validate_every=1",
          "--set", "run.validation_limit=8", "--set", "round.prompts=8", "--set", "trainer.per_device_train_batch_size=32")  # fmt: skip
@@ -73,7 +73,7 @@ def test_trackers_are_checked_before_anything_starts(cli_here: Cli, monkeypatch:
     done = cli_here("train", "--report-to", "mlflow", "--dry-run")
     assert done.returncode == 2
     assert "'trackio', 'wandb' or 'tensorboard'" in done.stderr
-    from mutualrl.mwra import requirements
+    from mutualrl.machine import requirements
 
     monkeypatch.setattr(requirements, "find_spec", lambda name: None)
     done = cli_here("train", "--report-to", "wandb")

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mutualrl.engines import Sampling
-from mutualrl.engines.prompts import prompt_ids
 from mutualrl.engines.scoring import completion_logprobs, context_length
 from mutualrl.engines.transformers_engine import TransformersEngine
 from mutualrl.errors import ModelError
+from mutualrl.tasks.prompting import prompt_ids
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs import SHORT, Run, hooked, members, verified
 
-from mutualrl.checkpoints import Checkpoints
+from mutualrl.storage.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.faults
 

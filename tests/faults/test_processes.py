@@ -15,9 +15,9 @@ import pytest
 from runs import SHORT, Run, members, stop_at, stopped, wait_until
 
 from conftest import Cli
-from mutualrl.checkpoints import Checkpoints
 from mutualrl.errors import FencedError
 from mutualrl.see import Exchange
+from mutualrl.storage.checkpoints import Checkpoints
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_frozen_policy_is_found_out_where_nobody_waits_for_it(run: Callable[..
 
 def test_a_policy_whose_plan_differs_is_refused_by_name(run: Callable[..., Run], tmp_path: Path) -> None:
     from mutualrl.errors import PlanMismatchError
-    from mutualrl.training.plan import compare
+    from mutualrl.recipes.agreement import compare
 
     started = run()
     wait_until((started.path / "run.json").exists, 30)

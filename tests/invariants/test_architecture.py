@@ -17,22 +17,9 @@ LAYERS: list[set[str]] = [
     {"distillation"},
     {"mwra", "evaluation", "diagnostics", "reporting"},
     {"training"},
-    {"tiny", "engines", "recipes", "rundir", "checkpoints"},
+    {"tiny", "engines", "recipes", "machine"},
     {"regimes", "thl", "see", "tasks"},
-    {
-        "records",
-        "errors",
-        "files",
-        "watch",
-        "display",
-        "markdown",
-        "plotting",
-        "standing",
-        "stopping",
-        "hub",
-        "ports",
-        "__init__",
-    },
+    {"storage", "process", "console", "records", "errors", "__init__"},
 ]
 
 

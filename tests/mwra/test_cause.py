@@ -10,8 +10,8 @@ import pytest
 
 from mutualrl.errors import RunDirectoryError, UsageError, exit_code_of
 from mutualrl.mwra.group import next_attempt
-from mutualrl.rundir import RunDirectory, check_free, create, default_path, hold, holder_of
 from mutualrl.see import Exchange
+from mutualrl.storage.rundir import RunDirectory, check_free, create, default_path, hold, holder_of
 
 
 def test_exit_codes_follow_the_kind() -> None:

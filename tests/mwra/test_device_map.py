@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mutualrl.errors import MachineError, RecipeError
+from mutualrl.machine.devices import Machine
 from mutualrl.mwra.device_map import Pin, read_device_map
-from mutualrl.mwra.devices import Machine
 from mutualrl.mwra.memory import estimate, estimate_seat, in_words, parameter_count
 from mutualrl.mwra.placement import best_split, place
 from mutualrl.recipes import Recipe, Request, resolve

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mutualrl.errors import MachineError, RecipeError
-from mutualrl.mwra.devices import Machine, this_machine
+from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.mwra.placement import best_split, place
 from mutualrl.recipes import Request, resolve
 

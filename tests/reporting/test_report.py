@@ -17,7 +17,7 @@ from made_runs import made_run, publish, rescue, with_rescues
 from mutualrl.reporting.comparing import comparisons
 from mutualrl.reporting.report import read_runs
 from mutualrl.reporting.several import across, figures
-from mutualrl.rundir import RunDirectory, hold
+from mutualrl.storage.rundir import RunDirectory, hold
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>\u202e\x1b[31m</script>"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mutualrl.checkpoints import MARKER, CheckpointMarker, Checkpoints, file_sum, oldest_cursor, relative_files
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError
-from mutualrl.files import read_sealed, write_sealed
 from mutualrl.records import Record
 from mutualrl.see import Exchange
 from mutualrl.see.survey import decode
+from mutualrl.storage.checkpoints import MARKER, CheckpointMarker, Checkpoints, file_sum, oldest_cursor, relative_files
+from mutualrl.storage.files import read_sealed, write_sealed
 
 N = 1000
 

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
-from mutualrl.files import SEAL, write_sealed
 from mutualrl.records import Record
 from mutualrl.see import Exchange, Heartbeat, Listener, Patience
+from mutualrl.storage.files import SEAL, write_sealed
 
 RUN = "run-1"
 
@@ -135,7 +135,7 @@ def test_a_publish_killed_at_any_stage_is_never_read(tmp_path: Path, stage: str)
     code = f"""
 import os, signal, sys
 from pathlib import Path
-import mutualrl.files as files
+import mutualrl.storage.files as files
 from tests_records import RECORDS
 from mutualrl.see import Exchange
 count = {{"fsync": 0, "rename": 0, "sync_directory": 0, "write": 0}}

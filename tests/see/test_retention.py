@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, RoundAbortedError, WaitTimeoutError
+from mutualrl.process.status import Standing, Voice, Word
 from mutualrl.records import Record
 from mutualrl.see import Absences, Exchange, Heartbeat, Listener, Patience
 from mutualrl.see.files import committed_rounds, round_of
 from mutualrl.see.retention import collect, deletable
 from mutualrl.see.survey import survey
-from mutualrl.standing import Standing, Voice, Word
 
 ROWS = [Record("p", 0, 1.0, True, y_text="yes")]
 
@@ -183,7 +183,7 @@ def test_each_peers_arrival_is_told(tmp_path: Path) -> None:
 def test_the_store_and_its_command_need_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from mutualrl.see import Exchange; from mutualrl.see.survey import survey, export;"
-        "import mutualrl.checkpoints, mutualrl.cli.exchange, mutualrl.see.retention;"
+        "import mutualrl.storage.checkpoints, mutualrl.cli.exchange, mutualrl.see.retention;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))

@@ -63,7 +63,7 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
 
 def test_a_file_too_small_for_a_held_out_row_is_refused(tmp_path: Path) -> None:
     from mutualrl.recipes import Request, resolve
-    from mutualrl.training.plan import load_prompts
+    from mutualrl.recipes.agreement import load_prompts
 
     (tmp_path / "p.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
     path = rows(tmp_path / "a.jsonl", {"problem": "p1", "answer": "1"})

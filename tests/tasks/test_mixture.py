@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from mutualrl.errors import DataError, RecipeError, UsageError
 from mutualrl.recipes import Request, dump, resolve
+from mutualrl.recipes.agreement import load_prompts
 from mutualrl.records import Prompt
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import spread
 from mutualrl.tasks.mixture import PAPER, mix
 from mutualrl.tasks.template import fields_of, fill
-from mutualrl.training.plan import load_prompts
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mutualrl.display import clean
+from mutualrl.console.display import clean
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.scoring import score
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mutualrl.errors import DataError, UsageError
-from mutualrl.hub import OFFLINE
+from mutualrl.storage.hub import OFFLINE
 from mutualrl.tasks import TASKS, TaskSource, get_task
 from mutualrl.tasks.mixture import PAPER
 

@@ -15,8 +15,8 @@ from trl import GRPOTrainer
 
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import UsageError
-from mutualrl.files import write_atomic
 from mutualrl.see import Exchange
+from mutualrl.storage.files import write_atomic
 from mutualrl.training import MutualGRPOTrainer
 from training_harness import (
     STEPS,

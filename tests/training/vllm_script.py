@@ -11,11 +11,11 @@ import torch
 from transformers import set_seed
 
 from mutualrl.engines import Sampling
-from mutualrl.engines.prompts import prompt_ids
 from mutualrl.engines.scoring import completion_logprobs
 from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
 from mutualrl.see import Exchange
 from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.data import as_dataset
 from mutualrl.training.vllm_engine import greedy, prepare_vllm, shut_down

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mutualrl.display import clean
+from mutualrl.console.display import clean
 from mutualrl.errors import MutualRLError
 
 
@@ -19,7 +19,7 @@ def close(root: Path, console: Console, *, report: bool, push_to: str | None) ->
     say = f"A page of curves and rescues: mutualrl report {root}"
     if report:
         from mutualrl.reporting.report import write_report
-        from mutualrl.rundir import command_line
+        from mutualrl.storage.rundir import command_line
 
         try:
             say = f"Report: {write_report([root], root / 'report', ' '.join(command_line())).page}"

@@ -177,7 +177,7 @@ def _diagnose(
     request = DiagnosticRequest.of(flags)
     directory = None
     if plot is not None:
-        from mutualrl.plotting import directory_for
+        from mutualrl.console.plots import directory_for
 
         directory = directory_for(plot)
     from mutualrl.diagnostics.run import diagnose
@@ -185,8 +185,8 @@ def _diagnose(
 
     result = diagnose(which, request, prose(), success=success, gates=gates)
     if directory is not None:
+        from mutualrl.console.plots import draw_all
         from mutualrl.diagnostics.figures import FIGURES
-        from mutualrl.plotting import draw_all
 
         result["figures"] = [str(path) for path in draw_all(FIGURES[which](result), directory)]
     if as_json:

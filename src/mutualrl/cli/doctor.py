@@ -25,10 +25,10 @@ def doctor(
     fails."""
     from dataclasses import asdict
 
-    from mutualrl.display import cell
+    from mutualrl.console.display import cell
     from mutualrl.errors import MachineError, UsageError
-    from mutualrl.files import user_path
-    from mutualrl.mwra.doctor import examine
+    from mutualrl.machine.doctor import examine
+    from mutualrl.storage.files import user_path
 
     wanted = user_path(run_dir or Path())
     directory = next((p for p in (wanted, *wanted.parents) if p.exists()), Path("/"))

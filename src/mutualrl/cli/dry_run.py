@@ -10,14 +10,14 @@ from rich.table import Table
 
 from mutualrl.cli.output import emit, screen
 from mutualrl.errors import DataError, MutualRLError
+from mutualrl.machine.devices import Machine, this_machine
+from mutualrl.machine.requirements import lacking
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.devices import Machine, this_machine
 from mutualrl.mwra.memory import Estimate, estimate_seat, in_words
 from mutualrl.mwra.placement import Placement, place
-from mutualrl.mwra.requirements import lacking
 from mutualrl.mwra.session import Launch, counted
 from mutualrl.recipes import Recipe, dump
-from mutualrl.training.plan import load_prompts
+from mutualrl.recipes.agreement import load_prompts
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:

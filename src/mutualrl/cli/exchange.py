@@ -11,8 +11,8 @@ from rich.table import Table
 from mutualrl.cli.output import emit, prose, reports_errors, screen
 
 if TYPE_CHECKING:
-    from mutualrl.rundir import RunDirectory
     from mutualrl.see.survey import PolicySurvey
+    from mutualrl.storage.rundir import RunDirectory
 
 exchange = typer.Typer(help="Look into the exchange of a run: its rounds, their bytes, damage.", no_args_is_help=True)
 
@@ -67,9 +67,9 @@ def export(
 ) -> None:
     """Write all records into one Parquet or JSONL file, which `datasets`, pandas and DuckDB load."""
     from mutualrl.errors import UsageError
-    from mutualrl.files import user_path
     from mutualrl.see.survey import export as write
     from mutualrl.see.survey import writers
+    from mutualrl.storage.files import user_path
 
     directory, target = _open(run), user_path(out)
     if target.suffix not in (".parquet", ".jsonl"):
@@ -103,11 +103,11 @@ def gc(
 ) -> None:
     """Delete rounds that nobody can need any more: older than what the oldest kept checkpoint of any policy may
     read."""
-    from mutualrl.checkpoints import oldest_cursor
     from mutualrl.recipes import load
-    from mutualrl.rundir import hold
     from mutualrl.see.retention import collect
     from mutualrl.see.survey import writers
+    from mutualrl.storage.checkpoints import oldest_cursor
+    from mutualrl.storage.rundir import hold
 
     directory = _open(run)
     policies = [p.name for p in load(directory.recipe).policies]
@@ -130,8 +130,8 @@ def gc(
 
 def _open(path: Path) -> RunDirectory:
     from mutualrl.errors import UsageError
-    from mutualrl.files import user_path
-    from mutualrl.rundir import RunDirectory
+    from mutualrl.storage.files import user_path
+    from mutualrl.storage.rundir import RunDirectory
 
     run = RunDirectory(user_path(path))
     if not run.root.is_dir():
@@ -149,9 +149,9 @@ def _surveys(run: RunDirectory, *, verify: bool) -> list[PolicySurvey]:
 
 def _missing_rounds(run: RunDirectory, found: list[PolicySurvey]) -> list[str]:
     """Rounds that a policy's checkpoints say it published, that some policy may still read, and that are not there."""
-    from mutualrl.checkpoints import Checkpoints, oldest_cursor
     from mutualrl.recipes import load
     from mutualrl.regimes import get_regime
+    from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
 
     recipe = load(run.recipe)
     if not get_regime(recipe.regime_name).reads_peers and recipe.run.publish != "full":
@@ -168,8 +168,8 @@ def _missing_rounds(run: RunDirectory, found: list[PolicySurvey]) -> list[str]:
 
 
 def _damaged_checkpoints(run: RunDirectory) -> list[str]:
-    from mutualrl.checkpoints import Checkpoints
     from mutualrl.errors import CheckpointDamagedError
+    from mutualrl.storage.checkpoints import Checkpoints
 
     lines = []
     policies = run.root / "policies"
@@ -185,7 +185,7 @@ def _damaged_checkpoints(run: RunDirectory) -> list[str]:
 
 
 def _show(found: list[PolicySurvey]) -> None:
-    from mutualrl.display import cell
+    from mutualrl.console.display import cell
 
     table = Table("policy", "rounds", "records", "bytes", "gaps", "uncommitted parts")
     for s in found:

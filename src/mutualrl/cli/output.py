@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 
 from rich.console import Console
 
-from mutualrl.display import clean
+from mutualrl.console.display import clean
 from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError
 
 P = ParamSpec("P")

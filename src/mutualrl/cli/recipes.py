@@ -79,7 +79,7 @@ def cp(
 ) -> None:
     """Copy a recipe or a batch script, to be changed."""
     from mutualrl.errors import UsageError
-    from mutualrl.files import user_path
+    from mutualrl.storage.files import user_path
 
     found = _known(name)
     if len(found) > 1:

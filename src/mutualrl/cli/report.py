@@ -26,10 +26,10 @@ def report(
 
     Example: mutualrl report runs/grpo-0 runs/sgt-0 --out page
     """
-    from mutualrl.display import clean
-    from mutualrl.files import user_path
+    from mutualrl.console.display import clean
     from mutualrl.reporting.report import write_report
-    from mutualrl.rundir import command_line
+    from mutualrl.storage.files import user_path
+    from mutualrl.storage.rundir import command_line
 
     where = out or (user_path(runs[0]) / "report" if len(runs) == 1 else Path("report"))
     written = write_report(runs, where, " ".join(command_line()))

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from mutualrl.cli.output import screen
-from mutualrl.display import cell, clean
+from mutualrl.console.display import cell, clean
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path) -> None:

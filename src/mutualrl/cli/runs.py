@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.output import emit, prose, reports_errors, screen
-from mutualrl.display import cell, clean
+from mutualrl.console.display import cell, clean
 
 if TYPE_CHECKING:
     from mutualrl.reporting.reading import Run
@@ -28,8 +28,8 @@ def ls(
 ) -> None:
     """List the runs in a directory, the newest first, with what state each is in."""
     from mutualrl.errors import UsageError
-    from mutualrl.files import user_path
     from mutualrl.reporting.reading import read_run
+    from mutualrl.storage.files import user_path
 
     root = user_path(directory)
     if not root.is_dir():
@@ -72,7 +72,7 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
     from mutualrl.errors import MutualRLError
     from mutualrl.mwra.progress import Progress
     from mutualrl.reporting.reading import read_run
-    from mutualrl.rundir import RunDirectory, holder_of
+    from mutualrl.storage.rundir import RunDirectory, holder_of
 
     read = read_run(run)
     if as_json:

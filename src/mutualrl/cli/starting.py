@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mutualrl.errors import UsageError
-from mutualrl.files import user_path
 from mutualrl.mwra.session import Launch, resumable
 from mutualrl.recipes import Recipe, Request, resolve, revise
+from mutualrl.storage.files import user_path
 
 
 def recipe_of(request: Request, launch: Launch) -> Recipe:

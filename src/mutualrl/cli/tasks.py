@@ -97,7 +97,7 @@ def _plain(prompt: Any) -> dict[str, Any]:
 
 
 def _print(prompts: list[Any], title: str) -> None:
-    from mutualrl.display import clean
+    from mutualrl.console.display import clean
 
     typer.echo(clean(title))
     for prompt in prompts:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mutualrl.cli.output import emit, prose, reports_errors
-from mutualrl.display import clean
+from mutualrl.console.display import clean
 
 
 @reports_errors
@@ -70,7 +70,7 @@ def thl_check(
     )  # fmt: skip
     directory = None
     if plot is not None:
-        from mutualrl.plotting import directory_for
+        from mutualrl.console.plots import directory_for
 
         directory = directory_for(plot)
     from mutualrl.diagnostics.thl.run import check

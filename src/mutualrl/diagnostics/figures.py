@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mutualrl.display import clean
-from mutualrl.plotting import Axes, Draw
+from mutualrl.console.display import clean
+from mutualrl.console.plots import Axes, Draw
 
 Figures = Mapping[str, tuple[tuple[float, float], Draw]]
 _REGIME_COLOURS = {"PRP": "#4477AA", "XGRPO": "#CCBB44", "SGT": "#EE6677"}

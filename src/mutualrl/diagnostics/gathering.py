@@ -12,18 +12,18 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from mutualrl.console.display import cell
 from mutualrl.diagnostics.reading import TYPES, read_rollouts
 from mutualrl.diagnostics.request import DiagnosticRequest, Recorded, Sampled
 from mutualrl.diagnostics.rollouts import Rollouts, arranged
 from mutualrl.diagnostics.voices import Voices
-from mutualrl.display import cell
 from mutualrl.engines.base import Sampling
-from mutualrl.engines.prompts import Content, prompt_ids
 from mutualrl.errors import DataError, MutualRLError, UsageError
-from mutualrl.files import write_atomic
 from mutualrl.records import Prompt
 from mutualrl.regimes.base import policy_seed
+from mutualrl.storage.files import write_atomic
 from mutualrl.tasks import get_task, load_prompts
+from mutualrl.tasks.prompting import Content, prompt_ids
 
 
 class Bars:
@@ -135,7 +135,7 @@ def _answers(
     prompts: Sequence[Prompt], ids: Sequence[list[int]], bars: Bars,
 ) -> pa.Table:  # fmt: skip
     from mutualrl.engines.choice import chosen_engine, load_engine
-    from mutualrl.engines.rewarding import rewards_of
+    from mutualrl.tasks.rewarding import rewards_of
 
     end = request.ends[name]
     engine_name = chosen_engine(sampled.engine, path, revision=end.revision, trust_remote_code=end.trust_remote_code)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError
-from mutualrl.files import user_path
+from mutualrl.storage.files import user_path
 from mutualrl.tasks.base import read_jsonl
 
 #: other names of the columns, in the order in which they are looked for

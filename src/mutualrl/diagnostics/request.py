@@ -14,12 +14,12 @@ from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.xgrpo_check import Scales
 from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
-from mutualrl.files import user_path
 from mutualrl.recipes import Recipe, Request, load, resolve
 from mutualrl.recipes.resolve import GONE
 from mutualrl.records import Prompt
 from mutualrl.regimes.sgt import SGTSettings
-from mutualrl.rundir import RunDirectory
+from mutualrl.storage.files import user_path
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import get_task, load_prompts
 from mutualrl.tasks.base import spread
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mutualrl.engines.prompts import Content
 from mutualrl.errors import DataError, UsageError
+from mutualrl.tasks.prompting import Content
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

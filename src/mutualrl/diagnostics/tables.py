@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mutualrl.markdown import name, number, table
+from mutualrl.console.markdown import name, number, table
 
 MOST_TASKS = 12
 
@@ -74,7 +74,7 @@ def complementarity(result: dict[str, Any]) -> str:
 
 def name_of(text: str) -> str:
     """A sentence with names of the user's in it, cleaned."""
-    from mutualrl.display import clean
+    from mutualrl.console.display import clean
 
     return clean(text, 1000).replace("\n", " ")
 

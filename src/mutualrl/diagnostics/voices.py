@@ -11,8 +11,8 @@ import numpy as np
 from mutualrl.diagnostics.rollouts import Floats, Rollouts
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.traces import OnBatch, Voice
-from mutualrl.engines.prompts import Content
 from mutualrl.errors import MutualRLError, UsageError
+from mutualrl.tasks.prompting import Content
 from mutualrl.thl import Retokenized, align_logprobs, decode_completion, retokenize
 
 Template = Mapping[str, Any]
@@ -52,7 +52,7 @@ class Voices:
 
     def prompt(self, policy: int, unit: int) -> list[int]:
         """A prompt as the policy is asked it, token ids. Raises UsageError when its text is not known."""
-        from mutualrl.engines.prompts import prompt_ids
+        from mutualrl.tasks.prompting import prompt_ids
 
         prompt_id = self.rollouts.prompt_ids[unit]
         if (policy, prompt_id) not in self._ids:

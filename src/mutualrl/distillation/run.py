@@ -10,18 +10,18 @@ from typing import Any
 
 from rich.console import Console
 
-from mutualrl.display import clean
+from mutualrl.console.display import clean
 from mutualrl.distillation.harvest import Harvest, Lesson, harvest, lessons
 from mutualrl.distillation.settings import DistillSettings, new_directory
 from mutualrl.distillation.sources import Source, require_same_prompts, sources
 from mutualrl.errors import UsageError
 from mutualrl.evaluation.request import EvalRequest, Flags, ModelRequest
 from mutualrl.evaluation.run import evaluate_models
-from mutualrl.files import user_path, write_json
 from mutualrl.records import Prompt
 from mutualrl.reporting.reading import part
 from mutualrl.reporting.report import read_runs
-from mutualrl.rundir import RunDirectory, command_line, versions
+from mutualrl.storage.files import user_path, write_json
+from mutualrl.storage.rundir import RunDirectory, command_line, versions
 
 _MATCHED = ("seed", "steps", "prompts_per_round", "rollouts_per_prompt")
 BEFORE, BASELINE, DISTILLED = "before training", "grpo", "sequential distillation"
@@ -171,7 +171,7 @@ def _say(console: Console, words: str) -> None:
 
 def markdown(result: dict[str, Any]) -> str:
     """The result as a table: what each was taught, and the bars of the paper's figure."""
-    from mutualrl.markdown import name, number, table
+    from mutualrl.console.markdown import name, number, table
 
     rows = []
     for learner, about in result["learners"].items():

@@ -19,10 +19,10 @@ from trl import SFTConfig, SFTTrainer
 
 from mutualrl.distillation.harvest import Lesson
 from mutualrl.distillation.settings import DistillSettings
-from mutualrl.engines.prompts import prompt_ids
 from mutualrl.errors import DataError, ModelError, RecipeError
 from mutualrl.records import Prompt
 from mutualrl.regimes.sgt import pair_nll
+from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.thl import retokenize
 from mutualrl.training.adapters import lora_config, save_model
 from mutualrl.training.config import CPU_DEFAULTS

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import UsageError
-from mutualrl.files import user_path
 from mutualrl.recipes import Recipe, load
+from mutualrl.recipes.agreement import load_prompts
 from mutualrl.records import Prompt
-from mutualrl.rundir import RunDirectory
-from mutualrl.training.plan import load_prompts
+from mutualrl.storage.files import user_path
+from mutualrl.storage.rundir import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)

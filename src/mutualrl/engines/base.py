@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mutualrl.errors import UsageError
+from mutualrl.records import Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +24,6 @@ def check_temperature(temperature: float | None) -> None:
     """Raise UsageError for one that no model can sample at: logits divided by it would not be numbers."""
     if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 10):
         raise UsageError(f"--temperature {temperature:g}: expected 0 (greedy), or 0.01 to 10")
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One generated response: the sampled ids, their text, and whether it ended by itself."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    ended: bool
 
 
 class Engine(Protocol):

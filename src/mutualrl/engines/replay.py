@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mutualrl.engines.base import Completion, Sampling
+from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError
-from mutualrl.files import write_atomic
+from mutualrl.records import Completion
+from mutualrl.storage.files import write_atomic
 from mutualrl.tasks.base import read_jsonl, text_field
 
 

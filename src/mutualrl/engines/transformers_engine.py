@@ -11,10 +11,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-from mutualrl.engines.base import Completion, Sampling
-from mutualrl.engines.prompts import Content, prompt_ids
+from mutualrl.engines.base import Sampling
 from mutualrl.engines.scoring import context_length
 from mutualrl.errors import ModelError
+from mutualrl.records import Completion
+from mutualrl.tasks.prompting import Content, prompt_ids
 from mutualrl.thl import ended
 
 

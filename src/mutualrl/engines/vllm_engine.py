@@ -10,8 +10,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from mutualrl.engines.base import Completion, Sampling
+from mutualrl.engines.base import Sampling
 from mutualrl.errors import ModelError
+from mutualrl.records import Completion
 from mutualrl.regimes.base import seed_of
 from mutualrl.thl import ended
 

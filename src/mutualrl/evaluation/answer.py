@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mutualrl.engines.base import Completion, Engine, Sampling
-from mutualrl.engines.rewarding import BOXED, rewards_of
 from mutualrl.evaluation.request import TaskRequest
 from mutualrl.evaluation.store import Store
 from mutualrl.records import Prompt
 from mutualrl.regimes.base import seed_of
 from mutualrl.tasks.boxed import content_score, last_boxed
+from mutualrl.tasks.rewarding import BOXED, rewards_of
 
 #: completions of a part: what a kill loses at most. vLLM keeps its batch full by itself, and wants many.
 PART = {"transformers": 512, "vllm": 4096}

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from mutualrl.engines.base import Sampling, check_temperature
 from mutualrl.errors import UsageError
-from mutualrl.files import user_path
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.resolve import data_path
 from mutualrl.recipes.schema import POLICY_NAME, Policy, TaskSection, known_model
 from mutualrl.recipes.yaml_file import read
 from mutualrl.records import Prompt
-from mutualrl.rundir import RunDirectory
+from mutualrl.storage.files import user_path
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import spread
 from mutualrl.tasks.mixture import PAPER, MixtureTask

@@ -12,9 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from mutualrl.display import cell, clean
+from mutualrl.console.display import cell, clean
 from mutualrl.engines.base import Engine
-from mutualrl.engines.rewarding import BOXED
 from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.evaluation.answer import PART, answers, pieces
 from mutualrl.evaluation.figures import figures
@@ -22,6 +21,7 @@ from mutualrl.evaluation.request import EvalRequest, ModelRequest, TaskRequest
 from mutualrl.evaluation.store import Store, identity
 from mutualrl.evaluation.tables import markdown
 from mutualrl.evaluation.verify import verified
+from mutualrl.tasks.rewarding import BOXED
 
 
 def evaluate_models(request: EvalRequest, console: Console, out: Path | None = None) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def _evaluate(
     request: EvalRequest, model: ModelRequest, path: str, engine_name: str, store: Store, bars: Progress
 ) -> dict[str, Any]:
     from mutualrl.engines.choice import load_engine
-    from mutualrl.engines.prompts import prompt_ids
     from mutualrl.engines.transformers_engine import context_of, load_tokenizer
+    from mutualrl.tasks.prompting import prompt_ids
 
     revision, trust = model.revision, model.trust_remote_code
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)

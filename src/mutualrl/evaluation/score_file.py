@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
+from mutualrl.console.markdown import number, table
 from mutualrl.errors import DataError
 from mutualrl.evaluation.verify import verified
-from mutualrl.files import user_path
-from mutualrl.markdown import number, table
+from mutualrl.storage.files import user_path
 from mutualrl.tasks.boxed import boxed_score, last_boxed
 from mutualrl.tasks.rows import Row, read_rows
 from mutualrl.tasks.scoring import breakdown, standard_error

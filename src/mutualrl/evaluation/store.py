@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError, UsageError
-from mutualrl.files import read_json, user_path, write_atomic, write_json
+from mutualrl.storage.files import read_json, user_path, write_atomic, write_json
 
 REQUEST, COMPLETIONS = "request.json", "completions"
 _LEFT = re.compile(r"\..*\.tmp")  # what a killed writer left

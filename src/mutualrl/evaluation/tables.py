@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mutualrl.markdown import name, number, table
+from mutualrl.console.markdown import name, number, table
 
 MOST_GROUPS = 12
 

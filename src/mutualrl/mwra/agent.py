@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from mutualrl.watch import adopt_orphans, end_children, watch_parent
+from mutualrl.process.parent_watch import adopt_orphans, end_children, watch_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

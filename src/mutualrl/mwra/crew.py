@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from mutualrl.checkpoints import Checkpoints
 from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
 from mutualrl.mwra.group import Group, Mark, agent, end, failure_of, next_attempt, tail
 from mutualrl.mwra.placement import Seat
-from mutualrl.ports import free_port
+from mutualrl.process.ports import free_port
+from mutualrl.process.status import Standing, Voice, Word, node_file
 from mutualrl.recipes import Recipe
-from mutualrl.rundir import RunDirectory
 from mutualrl.see.liveness import NOT_STARTED, PeerWatch, clear_heartbeats
-from mutualrl.standing import Standing, Voice, Word, node_file
+from mutualrl.storage.checkpoints import Checkpoints
+from mutualrl.storage.rundir import RunDirectory
 
 #: a policy that ends because a peer ended is not the cause; the others get so long to be found.
 CAUSE_SECONDS = 1.0

@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mutualrl.errors import RecipeError
-from mutualrl.mwra.devices import Machine
+from mutualrl.machine.devices import Machine
 from mutualrl.recipes import yaml_file
 
 

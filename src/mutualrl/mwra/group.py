@@ -14,10 +14,10 @@ from typing import IO
 
 import psutil
 
-from mutualrl.files import glance, read_sealed
 from mutualrl.mwra.placement import Seat
-from mutualrl.rundir import RunDirectory
 from mutualrl.see.exchange import ATTEMPT
+from mutualrl.storage.files import glance, read_sealed
+from mutualrl.storage.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 

@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutualrl.hub import hub_problem
 from mutualrl.mwra.placement import Seat
 from mutualrl.recipes.schema import Policy, Recipe
+from mutualrl.storage.hub import hub_problem
 from mutualrl.tiny.cache import PREFIX, path_of
 
 GIB = 2**30

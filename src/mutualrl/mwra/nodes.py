@@ -19,10 +19,10 @@ from mutualrl.errors import (
 from mutualrl.mwra.crew import Crew
 from mutualrl.mwra.placement import Placement, Seat
 from mutualrl.mwra.session import Launch
+from mutualrl.process.status import Standing, Voice, node_file
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.batch import BatchPlan
-from mutualrl.rundir import RunDirectory
-from mutualrl.standing import Standing, Voice, node_file
+from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from typing import Any

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mutualrl.errors import MachineError, RecipeError
+from mutualrl.machine.devices import Machine
 from mutualrl.mwra.device_map import Pin, pin_problems
-from mutualrl.mwra.devices import Machine
 from mutualrl.recipes.batch import BatchPlan, plan_batch
 from mutualrl.recipes.schema import Policy, Recipe
 

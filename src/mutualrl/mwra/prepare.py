@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from mutualrl.errors import MutualRLError
 from mutualrl.mwra.group import Group, Mark, end, environment, tail
 from mutualrl.recipes.schema import Recipe
-from mutualrl.rundir import RunDirectory
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tiny.cache import embedded, missing
 
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mutualrl.display import cell
-from mutualrl.files import glance
-from mutualrl.rundir import RunDirectory
+from mutualrl.console.display import cell
 from mutualrl.see.liveness import HEARTBEAT
+from mutualrl.storage.files import glance
+from mutualrl.storage.rundir import RunDirectory
 
 PLAIN_SECONDS = 15.0  # between two lines where there is no terminal to redraw
 

@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mutualrl.checkpoints import Checkpoints
 from mutualrl.errors import PlanMismatchError, RunDirectoryError, UsageError
-from mutualrl.files import read_json, write_atomic, write_json
 from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
+from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.batch import BatchPlan
-from mutualrl.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
 from mutualrl.see import Absences
 from mutualrl.see.absences import FILE as ABSENCES
-from mutualrl.training.plan import compare
+from mutualrl.storage.checkpoints import Checkpoints
+from mutualrl.storage.files import read_json, write_atomic, write_json
+from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
 
 
 @dataclass(frozen=True, slots=True)

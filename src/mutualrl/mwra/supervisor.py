@@ -12,19 +12,17 @@ from typing import Any
 
 from rich.console import Console
 
-from mutualrl.checkpoints import Checkpoints
-from mutualrl.display import clean as cleaned
+from mutualrl.console.display import clean as cleaned
 from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
-from mutualrl.files import read_json, write_json
+from mutualrl.machine.devices import Machine, this_machine
+from mutualrl.machine.requirements import require
 from mutualrl.mwra.crew import Crew
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.devices import Machine, this_machine
 from mutualrl.mwra.group import GRACE_SECONDS, Mark, end
 from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.prepare import prepare
 from mutualrl.mwra.progress import Progress
-from mutualrl.mwra.requirements import require
 from mutualrl.mwra.session import (
     Launch,
     accept_changes,
@@ -37,9 +35,11 @@ from mutualrl.mwra.session import (
     same_plan,
 )
 from mutualrl.recipes import Recipe, load
-from mutualrl.rundir import RunDirectory, check_free, clean, hold
+from mutualrl.recipes.agreement import fingerprint, load_prompts, require_enough, solutions
+from mutualrl.storage.checkpoints import Checkpoints
+from mutualrl.storage.files import read_json, write_json
+from mutualrl.storage.rundir import RunDirectory, check_free, clean, hold
 from mutualrl.tiny.cache import embedded, require_writable
-from mutualrl.training.plan import fingerprint, load_prompts, require_enough, solutions
 
 POLL_SECONDS = 0.2
 

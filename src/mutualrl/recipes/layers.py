@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import RecipeError, UsageError
-from mutualrl.files import user_path
 from mutualrl.recipes import yaml_file
+from mutualrl.storage.files import user_path
 
 KINDS = ("pools", "regimes", "tasks", "paper")
 

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mutualrl.errors import RecipeError
-from mutualrl.files import user_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch import OWN_BATCHING
 from mutualrl.recipes.layers import Layers, find, named, recipe_file, shipped
@@ -28,6 +27,7 @@ from mutualrl.recipes.schema import (
 )
 from mutualrl.recipes.trainer_keys import problem_with
 from mutualrl.regimes import get_regime, regimes
+from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS
 from mutualrl.tasks.hub_data import is_hub
 

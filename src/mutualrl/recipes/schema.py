@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from mutualrl.files import user_path
 from mutualrl.regimes import RegimeSettings, get_regime
+from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, TaskSource
 from mutualrl.tasks.base import Member
 from mutualrl.tasks.hub_data import is_hub

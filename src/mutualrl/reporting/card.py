@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from mutualrl.display import clean
-from mutualrl.files import write_atomic
-from mutualrl.markdown import name, number, table
+from mutualrl.console.display import clean
+from mutualrl.console.markdown import name, number, table
 from mutualrl.reporting.reading import Policy, Run, part, read_run
 from mutualrl.reporting.tables import named
-from mutualrl.rundir import RunDirectory
+from mutualrl.storage.files import write_atomic
+from mutualrl.storage.rundir import RunDirectory
 
 CARD = "README.md"
 TITLE = "Experience Sharing in Mutual Reinforcement Learning for Heterogeneous Language Models"

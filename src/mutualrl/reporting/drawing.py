@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mutualrl.display import clean
-from mutualrl.plotting import draw_on, save
+from mutualrl.console.display import clean
+from mutualrl.console.plots import draw_on, save
 from mutualrl.reporting.plots import Figure, Panel
 
 COLOURS = ("#2f7fc1", "#d1711f", "#2a9d6f", "#a25fb8", "#c8454f", "#8a7a1f", "#3f9fb5", "#8c8c8c", "#b0607f", "#6f7fd0")

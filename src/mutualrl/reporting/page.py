@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mutualrl.display import clean
+from mutualrl.console.display import clean
 from mutualrl.reporting.plots import Figure, Line
 from mutualrl.reporting.tables import Table
 

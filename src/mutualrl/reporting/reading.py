@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from mutualrl.errors import UsageError
-from mutualrl.files import glance, user_path
+from mutualrl.process.status import node_file
 from mutualrl.recipes.schema import POLICY_NAME
 from mutualrl.regimes import get_regime
 from mutualrl.regimes.sgt import SGTSettings
-from mutualrl.rundir import FORMAT, RunDirectory, holder_of
-from mutualrl.standing import node_file
+from mutualrl.storage.files import glance, user_path
+from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of
 
 Row = dict[str, Any]
 POLICY = re.compile(POLICY_NAME)

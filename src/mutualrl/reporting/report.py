@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl import __version__
+from mutualrl.console.plots import directory_for
 from mutualrl.errors import UsageError
-from mutualrl.files import glance, user_path, write_atomic
-from mutualrl.plotting import directory_for
 from mutualrl.reporting import one, rescues, several, tables
 from mutualrl.reporting.comparing import Comparison, comparisons
 from mutualrl.reporting.distilled import distillation_bars
@@ -20,6 +19,7 @@ from mutualrl.reporting.drawing import draw
 from mutualrl.reporting.page import Section, render
 from mutualrl.reporting.plots import Figure
 from mutualrl.reporting.reading import Run, read_run
+from mutualrl.storage.files import glance, user_path, write_atomic
 
 INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
 DISTILLED = "distill.json"

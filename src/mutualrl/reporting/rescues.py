@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mutualrl.display import clean
+from mutualrl.console.display import clean
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.reporting.reading import Policy, Run, number
 from mutualrl.see.files import committed_rounds

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from mutualrl.errors import MachineError, UsageError
-from mutualrl.hub import hub_problem
 from mutualrl.reporting.card import write_cards
+from mutualrl.storage.hub import hub_problem
 
 _OWNER = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mutualrl.files import read_sealed, write_sealed
+from mutualrl.storage.files import read_sealed, write_sealed
 
 FILE = "absences.json"
 

@@ -22,13 +22,13 @@ from mutualrl.errors import (
     RoundAbortedError,
     WaitTimeoutError,
 )
-from mutualrl.files import glance, read_sealed, write_atomic, write_sealed
+from mutualrl.process.status import Standing
 from mutualrl.records import Record
 from mutualrl.see.files import marker_name
 from mutualrl.see.liveness import NOT_STARTED, PeerWatch
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
-from mutualrl.standing import Standing
+from mutualrl.storage.files import glance, read_sealed, write_atomic, write_sealed
 
 _POLL_SECONDS = (0.002, 0.05)  # first and longest pause between two looks at the directory
 _LIVENESS_SECONDS = 0.5  # a peer's heartbeat is looked at this often while waiting

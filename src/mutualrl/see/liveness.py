@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutualrl.errors import DiskError
-from mutualrl.files import glance, write_json
+from mutualrl.storage.files import glance, write_json
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from mutualrl.files import sync_directory
 from mutualrl.see.files import committed_rounds, round_of
+from mutualrl.storage.files import sync_directory
 
 
 def deletable(rounds: Iterable[int], needed: int, keep: int) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DataError
-from mutualrl.hub import OFFLINE, hub_problem
+from mutualrl.storage.hub import OFFLINE, hub_problem
 from mutualrl.tasks.rows import quiet_bars
 
 PREFIX = "hub:"

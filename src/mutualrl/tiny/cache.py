@@ -16,7 +16,7 @@ from pathlib import Path
 import platformdirs
 
 from mutualrl.errors import MachineError
-from mutualrl.files import user_path
+from mutualrl.storage.files import user_path
 from mutualrl.tiny.spec import POLICIES
 
 PREFIX = "tiny:"

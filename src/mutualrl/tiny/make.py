@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Sequence
 
-from mutualrl.watch import watch_parent
+from mutualrl.process.parent_watch import watch_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,19 +12,19 @@ from transformers.utils import logging
 
 from mutualrl.errors import DataError, ModelError
 from mutualrl.recipes import Recipe
+from mutualrl.recipes.agreement import compare, fingerprint, load_prompts, require_enough, solutions
 from mutualrl.recipes.batch import BatchPlan, plan_batch
 from mutualrl.records import Prompt
 from mutualrl.regimes.base import policy_seed
-from mutualrl.rundir import RunDirectory
 from mutualrl.see import Absences, Exchange, Heartbeat
 from mutualrl.see.absences import FILE as ABSENCES
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tiny.cache import located
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset, within_limit
 from mutualrl.training.models import load_tokenizers
-from mutualrl.training.plan import compare, fingerprint, load_prompts, require_enough, solutions
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import keep_loads_safe
 from mutualrl.training.sharing import Sharing

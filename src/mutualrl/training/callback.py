@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from mutualrl.files import write_atomic
+from mutualrl.storage.files import write_atomic
 from mutualrl.training.checkpointing import StepEnd, random_state
 from mutualrl.training.sharing import Sharing
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
-from mutualrl.checkpoints import CheckpointMarker, Checkpoints, file_sum, relative_files
 from mutualrl.errors import DiskError
-from mutualrl.files import is_disk_failure
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, file_sum, relative_files
+from mutualrl.storage.files import is_disk_failure
 from mutualrl.training.state import save_state
 
 

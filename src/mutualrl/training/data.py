@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 from datasets import Dataset
 
-from mutualrl.engines.prompts import as_prompt, prompt_ids
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
+from mutualrl.tasks.prompting import as_prompt, prompt_ids
 
 
 def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[str, Any]]], limit: int) -> list[Prompt]:

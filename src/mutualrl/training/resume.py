@@ -8,12 +8,12 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from mutualrl.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
-from mutualrl.rundir import PolicyFiles, RunDirectory
 from mutualrl.see import retention
 from mutualrl.see.files import committed_rounds
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
+from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 from mutualrl.training.callback import keep_until
 from mutualrl.training.checkpointing import Checkpointer
 from mutualrl.training.sharing import Sharing

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mutualrl.recipes.schema import Recipe
-from mutualrl.rundir import RunDirectory
+from mutualrl.storage.rundir import RunDirectory
 
 
 def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from typing import Any
 from accelerate.utils import broadcast_object_list, gather_object
 from trl.models.utils import unwrap_model_for_generation
 
-from mutualrl.engines.base import Completion, Sampling
-from mutualrl.engines.prompts import as_prompt, prompt_ids
+from mutualrl.engines.base import Sampling
 from mutualrl.engines.transformers_engine import TransformersEngine
-from mutualrl.records import Prompt
+from mutualrl.records import Completion, Prompt
 from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tasks.prompting import prompt_ids
+from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import weighted
 from mutualrl.tasks.scoring import Score, score, score_rewards
 from mutualrl.training.vllm_engine import greedy
@@ -75,24 +76,7 @@ class Validator:
     def _rewards(self, completions: list[Completion]) -> list[float]:
         """The weighted sum of the reward functions, each called as TRL does; None and NaN count as 0."""
         trainer = self._trainer
-        prompts = [as_prompt(p.content, trainer._tokenizer) for p in self._prompts]
-        texts = [completion.text for completion in completions]
-        keys = dict.fromkeys(key for p in self._prompts for key in p.columns)
-        given = {
-            **{key: [p.columns.get(key) for p in self._prompts] for key in keys},
-            "answer": [p.answer for p in self._prompts],
-            "prompt_id": [p.id for p in self._prompts],
-            "group": [p.group for p in self._prompts],
-            "prompts": prompts,
-            "completions": [
-                text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-                for prompt, text in zip(prompts, texts, strict=True)
-            ],
-            "completion_ids": [list(completion.token_ids) for completion in completions],
-            "trainer_state": trainer.state,
-            "log_extra": lambda column, values: None,
-            "log_metric": lambda name, value: None,
-        }
-        return weighted(
-            trainer.reward_funcs, trainer.reward_func_names, trainer.reward_weights.tolist(), given, len(completions)
-        )
+        answered = list(zip(self._prompts, completions, strict=True))
+        arguments = reward_arguments(answered, trainer._tokenizer, trainer.state)
+        weights = trainer.reward_weights.tolist()
+        return weighted(trainer.reward_funcs, trainer.reward_func_names, weights, arguments, len(answered))

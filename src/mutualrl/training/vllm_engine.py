@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mutualrl.engines.base import Completion
 from mutualrl.errors import MachineError
-from mutualrl.ports import free_port
+from mutualrl.process.ports import free_port
+from mutualrl.records import Completion
 from mutualrl.thl import ended
 
 DEFAULT_MEMORY_SHARE = 0.3  # TRL's

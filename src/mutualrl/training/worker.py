@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
-from mutualrl.files import is_disk_failure, write_json
+from mutualrl.process.parent_watch import watch_parent
+from mutualrl.process.status import Standing
+from mutualrl.process.stopping import StopRequest
 from mutualrl.recipes import Recipe, load
-from mutualrl.rundir import PolicyFiles, RunDirectory
 from mutualrl.see import Exchange, Heartbeat, Patience
-from mutualrl.standing import Standing
-from mutualrl.stopping import StopRequest
-from mutualrl.watch import watch_parent
+from mutualrl.storage.files import is_disk_failure, write_json
+from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 
 if TYPE_CHECKING:
     from mutualrl.training.resume import Career

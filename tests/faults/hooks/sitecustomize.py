@@ -110,7 +110,7 @@ POINTS = {
     "mutualrl.training.resume": resume,
     "mutualrl.training.validation": validation,
     "mutualrl.see.exchange": exchange,
-    "mutualrl.checkpoints": checkpoints,
+    "mutualrl.storage.checkpoints": checkpoints,
     "mutualrl.training.checkpointing": checkpointing,
     "mutualrl.training.trainer": trainer,
 }

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import UsageError
-from mutualrl.files import user_path
 from mutualrl.recipes.schema import HUB_ID, known_model
+from mutualrl.storage.files import user_path
 from mutualrl.tiny.cache import PREFIX
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mutualrl.console.plots import Axes, save
 from mutualrl.diagnostics.thl.ratio import BINS
-from mutualrl.plotting import Axes, save
 
 
 def plot(result: dict[str, Any], directory: Path) -> list[Path]:

@@ -74,8 +74,8 @@ def respond(prompts: Sequence[str], source: Voice, target: Voice, sampling: Samp
 
 
 def _fitting(prompts: Sequence[str], source: Voice, target: Voice, new_tokens: int) -> Prompts:
-    from mutualrl.engines.prompts import prompt_ids
     from mutualrl.engines.scoring import context_length
+    from mutualrl.tasks.prompting import prompt_ids
 
     ids = [prompt_ids(prompts, voice.tokenizer) for voice in (source, target)]
     limits = [context_length(voice.engine.model) for voice in (source, target)]

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from mutualrl.console.display import cell
 from mutualrl.diagnostics.passages import pick
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.length import length
@@ -19,7 +20,6 @@ from mutualrl.diagnostics.thl.responses import Track, respond
 from mutualrl.diagnostics.thl.scripts import scripts
 from mutualrl.diagnostics.thl.traces import OnBatch, Voice, common_corpus
 from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
-from mutualrl.display import cell
 from mutualrl.engines.base import Sampling
 
 _TRIES = 4  # draws for each opening that is wanted: some come up twice

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mutualrl.markdown import name as _name
-from mutualrl.markdown import table as _table
+from mutualrl.console.markdown import name as _name
+from mutualrl.console.markdown import table as _table
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mutualrl.display import clean
+from mutualrl.console.display import clean
 
 
 def name(text: str) -> str:

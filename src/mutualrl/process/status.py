@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DiskError
-from mutualrl.files import glance, write_json
+from mutualrl.storage.files import glance, write_json
 
 BEAT_SECONDS = 0.5
 STALE_SECONDS = 5.0  # a supervisor whose counter stood still for so long says nothing any more

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from mutualrl.errors import MachineError
-from mutualrl.mwra.devices import Machine
-from mutualrl.ports import in_use
+from mutualrl.machine.devices import Machine
+from mutualrl.process.ports import in_use
 from mutualrl.recipes.schema import Recipe
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import CheckpointDamagedError, DiskError
-from mutualrl.files import read_sealed, sync_directory, write_json, write_sealed
+from mutualrl.storage.files import read_sealed, sync_directory, write_json, write_sealed
 
 FORMAT = 1
 MARKER = "complete.json"

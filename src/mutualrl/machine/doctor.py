@@ -23,10 +23,10 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from mutualrl.errors import DiskError, MachineError
-from mutualrl.files import sync_directory, write_atomic
-from mutualrl.hub import hub_problem
-from mutualrl.mwra.devices import this_machine
-from mutualrl.ports import free_port
+from mutualrl.machine.devices import this_machine
+from mutualrl.process.ports import free_port
+from mutualrl.storage.files import sync_directory, write_atomic
+from mutualrl.storage.hub import hub_problem
 
 GIB = 2**30
 _PROBES = 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import UsageError
-from mutualrl.files import user_path
+from mutualrl.storage.files import user_path
 
 Axes = Any
 #: draws on the figure that it is given

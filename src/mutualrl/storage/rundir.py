@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DiskError, FileDamagedError, RunDirectoryError, UsageError
-from mutualrl.files import glance, read_json, write_json
+from mutualrl.storage.files import glance, read_json, write_json
 
 FORMAT = 1  # of a run directory; raised when an older mutualrl could not go on with a run
 _OURS = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and what a killed writer left

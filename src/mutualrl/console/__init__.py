@@ -1,0 +1,1 @@
+"""Text and figures for people: cleaned, as Markdown, as plots."""

@@ -1,0 +1,1 @@
+"""Processes of a run: their status, signals, parents and ports."""

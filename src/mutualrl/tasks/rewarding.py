@@ -1,0 +1,60 @@
+"""Rewards of completions outside a training step, by the functions that a recipe names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mutualrl.records import Completion, Prompt
+from mutualrl.tasks.boxed import boxed_score
+from mutualrl.tasks.prompting import as_prompt
+from mutualrl.tasks.rewards import load_rewards, named, weighted
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BOXED = ("boxed",)
+
+
+def rewards_of(
+    paths: Sequence[str],
+    weights: Sequence[float] | None,
+    answered: Sequence[tuple[Prompt, Completion]],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[float]:
+    """Return the reward of each completion: exact match of the boxed answer, or the weighted sum of reward functions.
+
+    Each function is called once with all completions, as TRL calls it. Raises RewardError with the function's name,
+    UsageError when one cannot be imported.
+    """
+    if tuple(paths) == BOXED:
+        return [boxed_score(completion.text, prompt.answer) for prompt, completion in answered]
+    functions = [named(function, path) for function, path in zip(load_rewards(paths), paths, strict=True)]
+    arguments = reward_arguments(answered, tokenizer)
+    return weighted(functions, paths, weights or [1.0] * len(functions), arguments, len(answered))
+
+
+def reward_arguments(
+    answered: Sequence[tuple[Prompt, Completion]], tokenizer: PreTrainedTokenizerBase, trainer_state: object = None
+) -> dict[str, Any]:
+    """Build the keyword arguments that TRL hands to a reward function for these completions."""
+    prompts = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]
+    columns: dict[str, list[object]] = {}
+    for key in dict.fromkeys(key for prompt, _ in answered for key in prompt.columns):
+        columns[key] = [prompt.columns.get(key) for prompt, _ in answered]
+    completions: list[str | list[dict[str, str]]] = []
+    for asked, (_, completion) in zip(prompts, answered, strict=True):
+        conversational = not isinstance(asked, str)
+        completions.append([{"role": "assistant", "content": completion.text}] if conversational else completion.text)
+    return {
+        **columns,
+        "answer": [prompt.answer for prompt, _ in answered],
+        "prompt_id": [prompt.id for prompt, _ in answered],
+        "group": [prompt.group for prompt, _ in answered],
+        "prompts": prompts,
+        "completions": completions,
+        "completion_ids": [list(completion.token_ids) for _, completion in answered],
+        "trainer_state": trainer_state,
+        "log_extra": lambda column, values: None,
+        "log_metric": lambda name, value: None,
+    }
