@@ -108,12 +108,12 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
     from mutualrl.evaluation.request import EvalRequest, Flags
     from mutualrl.evaluation.run import evaluate_models
     from mutualrl.tasks.prompting import prompt_ids
-    from mutualrl.tiny.cache import ensure
+    from mutualrl.tiny import path_of
 
     problems = [op.join(map(str, t)) + ":" for op in "+*" for t in itertools.product(range(2, 13), repeat=3)]
     data = directory / "problems.jsonl"
     data.write_text("".join(json.dumps({"prompt": text, "answer": "1", "group": text[1]}) + "\n" for text in problems))
-    path = str(ensure(model))
+    path = str(path_of(model))
     ids = prompt_ids(problems, load_tokenizer(path))
     size = max(1, 64 // samples)
     kept = Kept(

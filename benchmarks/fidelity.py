@@ -39,7 +39,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.recipes.batch import plan_batch
     from mutualrl.storage.files import write_json
     from mutualrl.tasks.rewards import load_rewards
-    from mutualrl.tiny.cache import located
+    from mutualrl.tiny import located
     from mutualrl.training.build import seed_policy
     from mutualrl.training.callback import MetricsCallback
     from mutualrl.training.config import grpo_config

@@ -94,13 +94,13 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
     from mutualrl.see import Exchange, Patience
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.thl import retokenize
-    from mutualrl.tiny.cache import ensure
+    from mutualrl.tiny import path_of
     from mutualrl.training import MutualGRPOTrainer, Sharing
     from mutualrl.training.data import as_dataset
 
     regime, peers, settings = ARMS[arm]
     names = ["bob", "eve", "dan"][:peers]
-    own, other = load_tokenizer(str(ensure("ada"))), load_tokenizer(str(ensure("bob")))
+    own, other = load_tokenizer(str(path_of("ada"))), load_tokenizer(str(path_of("bob")))
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts[:64]
     sampler = RepeatSampler(prompts, mini_repeat_count=1, batch_size=PROMPTS, seed=seed)
     ids = list(sampler) * steps
@@ -153,9 +153,9 @@ def random_model(directory: Path) -> Path:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     from mutualrl.engines.transformers_engine import load_tokenizer
-    from mutualrl.tiny.cache import ensure
+    from mutualrl.tiny import path_of
 
-    tokenizer = load_tokenizer(str(ensure("ada")))
+    tokenizer = load_tokenizer(str(path_of("ada")))
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,

@@ -42,11 +42,11 @@ def plain_trl(steps: int) -> float:
     from mutualrl.regimes.base import policy_seed
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
-    from mutualrl.tiny.cache import ensure
+    from mutualrl.tiny import path_of
     from mutualrl.training.data import as_dataset
 
     torch.set_num_threads(1)
-    model = str(ensure("ada"))
+    model = str(path_of("ada"))
     tokenizer = load_tokenizer(model)
     with tempfile.TemporaryDirectory() as output:
         args = GRPOConfig(

@@ -1,4 +1,4 @@
-"""What all tests share: a cache for the embedded models, the real command line, data that may be absent."""
+"""What all tests share: the embedded models, the real command line, data that may be absent."""
 
 from __future__ import annotations
 
@@ -20,20 +20,12 @@ os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; the
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the session, so that the embedded models are made once and the user's cache is left alone."""
-    directory = Path(os.environ.get("MUTUALRL_TEST_CACHE") or tmp_path_factory.mktemp("cache"))
-    os.environ["MUTUALRL_CACHE"] = str(directory)
-    return directory
-
-
 @pytest.fixture(scope="session")
-def tiny(cache: Path) -> dict[str, Path]:
-    """The embedded models, made when the cache does not have them."""
-    from mutualrl.tiny.cache import ensure
+def tiny() -> dict[str, Path]:
+    """The directories of two embedded models."""
+    from mutualrl.tiny import path_of
 
-    return {name: ensure(name) for name in ("ada", "bob")}
+    return {name: path_of(name) for name in ("ada", "bob")}
 
 
 @pytest.fixture(scope="session")

@@ -125,13 +125,6 @@ def test_eval_of_a_damaged_run_is_refused(cli: Cli, tmp_path: Path, recipe: str,
     assert "Traceback" not in done.stderr
 
 
-def test_a_cache_that_cannot_be_written_is_found_before_anything_is(cli: Cli, tmp_path: Path) -> None:
-    done = cli(TRAIN, "--run-dir", "r", MUTUALRL_CACHE="/proc/nowhere")
-    assert done.returncode == 4
-    assert "name another with MUTUALRL_CACHE=DIR" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_output_that_nobody_can_take_is_one_line(cli: Cli) -> None:
     command = f"{sys.executable} -m mutualrl recipes ls --json"
     closed = subprocess.run(["bash", "-c", command + " >&-"], capture_output=True, text=True)

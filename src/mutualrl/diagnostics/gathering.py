@@ -93,7 +93,7 @@ class _Asked(dict[str, Content]):
 def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollouts:
     """Let every model answer the prompts. A prompt that leaves any of them no room is dropped for all."""
     from mutualrl.engines.transformers_engine import context_of, load_tokenizer
-    from mutualrl.tiny.cache import located
+    from mutualrl.tiny import located
 
     names = [p.name for p in sampled.recipe.policies]
     paths = {name: located(request.ends[name].path) for name in names}

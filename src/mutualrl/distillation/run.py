@@ -96,7 +96,7 @@ def _learner(
 ) -> dict[str, Any]:  # fmt: skip
     from mutualrl.distillation.sft import examples, fine_tune
     from mutualrl.engines.transformers_engine import load_tokenizer
-    from mutualrl.tiny.cache import located
+    from mutualrl.tiny import located
 
     policy = source.recipe.policy(source.policy)
     trained = settings.start == "trained"

@@ -1,5 +1,5 @@
 """Generation outside training. The engines are imported by module: `transformers_engine` needs torch."""
 
-from mutualrl.engines.base import Completion, Engine, Sampling
+from mutualrl.engines.base import Engine, Sampling
 
-__all__ = ["Completion", "Engine", "Sampling"]
+__all__ = ["Engine", "Sampling"]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mutualrl.engines.base import Completion, Engine, Sampling
+from mutualrl.engines.base import Engine, Sampling
 from mutualrl.evaluation.request import TaskRequest
 from mutualrl.evaluation.store import Store
-from mutualrl.records import Prompt
+from mutualrl.records import Completion, Prompt
 from mutualrl.regimes.base import seed_of
 from mutualrl.tasks.boxed import content_score, last_boxed
 from mutualrl.tasks.rewarding import BOXED, rewards_of

@@ -31,7 +31,7 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
     Raises ModelError, UsageError or DataError.
     """
     from mutualrl.engines.choice import chosen_engine
-    from mutualrl.tiny.cache import located
+    from mutualrl.tiny import located
 
     for task in request.tasks:
         if task.dropped:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mutualrl.mwra.placement import Seat
 from mutualrl.recipes.schema import Policy, Recipe
 from mutualrl.storage.hub import hub_problem
-from mutualrl.tiny.cache import PREFIX, path_of
+from mutualrl.tiny import located
 
 GIB = 2**30
 _WEIGHT, _GRADIENT, _ADAM = 2, 2, 12  # bytes a weight: bf16, bf16, and single precision for master copy and two moments
@@ -80,7 +80,7 @@ def estimate_seat(recipe: Recipe, seat: Seat) -> Estimate | None:
 def parameter_count(policy: Policy) -> int | None:
     """The number of weights that the configuration of a policy's model describes; none is loaded or allocated.
 
-    None when the configuration cannot be reached: a hub model without a network or cache, an embedded one not made yet.
+    None when the configuration cannot be reached: a hub model without a network or cache.
     """
     model = _empty_model(policy)
     return None if model is None else sum(p.numel() for p in model.parameters())  # type: ignore[attr-defined]
@@ -99,12 +99,8 @@ def _empty_model(policy: Policy) -> object | None:
     import torch
     import transformers
 
-    where, local = policy.model, True
-    if where.startswith(PREFIX):
-        where = str(path_of(where.removeprefix(PREFIX)))
-        if not Path(where).is_dir():
-            return None
-    elif not Path(where).is_dir():
+    where, local = located(policy.model), True
+    if not Path(where).is_dir():
         local = hub_problem() is not None
     quiet = logging.getLogger("huggingface_hub")
     level = quiet.level

@@ -21,7 +21,6 @@ from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, Mark, end
 from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
-from mutualrl.mwra.prepare import prepare
 from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.session import (
     Launch,
@@ -39,7 +38,6 @@ from mutualrl.recipes.agreement import fingerprint, load_prompts, require_enough
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_json, write_json
 from mutualrl.storage.rundir import RunDirectory, check_free, clean, hold
-from mutualrl.tiny.cache import embedded, require_writable
 
 POLL_SECONDS = 0.2
 
@@ -112,7 +110,7 @@ def _mark(run: RunDirectory, launch: Launch) -> Mark:
 
 def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, dict[str, Any]]:
     """The recipe with its steps counted, where the policies run, and the batch plan that all of them must have. Raises
-    what a look at the machine, the data and the cache can find wrong."""
+    what a look at the machine and the data can find wrong."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(recipe, machine, launch.nodes, pins)
@@ -121,7 +119,6 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     solutions(recipe, prompts)
     batch = placement.seats[0].batch
     require_enough(prompts, batch)
-    require_writable(embedded(p.model for p in recipe.policies))
     require_address(placement, launch)
     recipe = counted(recipe, batch, len(prompts))
     return recipe, placement, fingerprint(recipe, batch, prompts)
@@ -175,7 +172,6 @@ def run_policies(
     crew = Crew(run, recipe, placement.on(launch.node), launch.node, launch.address, voice, console)
     at_once = False
     try:
-        prepare(run, recipe, console, request.raise_if_any)
         node.meet(run, console, request, voice)
         with Progress(run, [p.name for p in recipe.policies], recipe.run.steps, console) as progress:
             crew.start()

@@ -1,0 +1,22 @@
+"""The embedded models: tiny, shipped with their warmed weights, so that every machine starts from the same floats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mutualrl.errors import UsageError
+from mutualrl.tiny.spec import POLICIES
+
+PREFIX = "tiny:"
+
+
+def path_of(name: str) -> Path:
+    """Return the directory of an embedded model. Raises UsageError for a name that is none."""
+    if name not in POLICIES:
+        raise UsageError(f"no embedded model {name!r}; expected one of: {', '.join(POLICIES)}")
+    return Path(__file__).parent / "models" / name
+
+
+def located(model: str) -> str:
+    """Return what transformers loads for `model`: the package's directory for `tiny:NAME`, anything else unchanged."""
+    return str(path_of(model.removeprefix(PREFIX))) if model.startswith(PREFIX) else model

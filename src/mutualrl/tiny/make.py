@@ -1,40 +1,34 @@
-"""Makes one embedded model into the cache, in a process of its own.
+"""Make the embedded models anew: the script behind `mutualrl/tiny/models`.
 
-    python -m mutualrl.tiny.make --run-dir DIR --policy NAME --parent PID     (started by the supervisor)
+    python -m mutualrl.tiny.make DIRECTORY [NAME ...]
 
-Progress goes to stdout, a JSON line now and then.
+About 15 seconds per model on one core. Training is chaotic: another processor, or another version of torch, sums in
+another order and ends at other weights of the same quality. That is why the weights are shipped.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from mutualrl.process.parent_watch import watch_parent
+from mutualrl.tiny.spec import POLICIES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the model unless the cache has it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--policy", required=True)
-    parser.add_argument("--parent", type=int, required=True)
+    """Make the models named (all by default) into DIRECTORY/NAME."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("names", nargs="*", choices=[*POLICIES], metavar="NAME")
     given = parser.parse_args(arguments)
-    watch_parent(given.parent)
 
-    from mutualrl.tiny.cache import ensure
+    from mutualrl.tiny.warmup import make
 
-    last = 0.0
-
-    def say(share: float) -> None:
-        nonlocal last
-        if time.monotonic() - last >= 0.5 or share >= 1:
-            last = time.monotonic()
-            print(json.dumps({"done": round(share, 4)}), flush=True)
-
-    ensure(given.policy, say)
+    for name in given.names or POLICIES:
+        target = given.directory / name
+        target.mkdir(parents=True, exist_ok=True)
+        make(name, target)
+        print(f"made {target}", flush=True)
 
 
 if __name__ == "__main__":

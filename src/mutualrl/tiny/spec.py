@@ -1,4 +1,4 @@
-"""What the embedded pool is made of. Numbers only; every one is part of the cache's fingerprint."""
+"""What the embedded pool is made of. Numbers only."""
 
 from __future__ import annotations
 

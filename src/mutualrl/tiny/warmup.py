@@ -18,22 +18,22 @@ from mutualrl.tiny.spec import POLICIES, TinySpec
 WARM_STEPS = 50  # of rising learning rate, before the cosine
 
 
-def make(name: str, directory: Path, on_progress: Callable[[float], None]) -> None:
-    """Build, warm up and save an embedded policy. `on_progress` is told the share done, from 0 to 1."""
+def make(name: str, directory: Path) -> None:
+    """Build, warm up and save an embedded policy."""
     spec = POLICIES[name]
     tokenizer = build_tokenizer(spec)
     model = build_model(spec, tokenizer)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the order of summation, and so the weights, must not depend on the machine
     try:
-        warm_up(model, tokenizer, spec, on_progress)
+        warm_up(model, tokenizer, spec)
     finally:
         torch.set_num_threads(threads)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
-def warm_up(model: Any, tokenizer: Any, spec: TinySpec, on_progress: Callable[[float], None]) -> None:
+def warm_up(model: Any, tokenizer: Any, spec: TinySpec) -> None:
     """Next-token training on right solutions, the completion alone; AdamW, cosine to 5 % of the rate."""
     rng = random.Random(spec.seed)
     draw = _sampler(spec, rng)
@@ -51,7 +51,6 @@ def warm_up(model: Any, tokenizer: Any, spec: TinySpec, on_progress: Callable[[f
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        on_progress((step + 1) / spec.steps)
 
 
 def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Problem]:

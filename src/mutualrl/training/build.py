@@ -20,7 +20,7 @@ from mutualrl.see import Absences, Exchange, Heartbeat
 from mutualrl.see.absences import FILE as ABSENCES
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewards import load_rewards
-from mutualrl.tiny.cache import located
+from mutualrl.tiny import located
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset, within_limit

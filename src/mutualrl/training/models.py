@@ -6,7 +6,7 @@ from typing import Any
 
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.recipes.schema import Recipe
-from mutualrl.tiny.cache import located
+from mutualrl.tiny import located
 
 
 def load_tokenizers(recipe: Recipe) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from mutualrl.errors import UsageError
 from mutualrl.recipes.schema import HUB_ID, known_model
 from mutualrl.storage.files import user_path
-from mutualrl.tiny.cache import PREFIX
+from mutualrl.tiny import PREFIX
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -50,14 +50,14 @@ class Endpoint:
     def tokenizer(self) -> Any:
         """Load the tokenizer. Raises ModelError when that fails."""
         from mutualrl.engines.transformers_engine import load_tokenizer
-        from mutualrl.tiny.cache import located
+        from mutualrl.tiny import located
 
         return load_tokenizer(located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
 
     def engine(self) -> Any:
         """Load model and tokenizer. Raises ModelError when that fails."""
         from mutualrl.engines.transformers_engine import TransformersEngine
-        from mutualrl.tiny.cache import located
+        from mutualrl.tiny import located
 
         return TransformersEngine.load(
             located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code
