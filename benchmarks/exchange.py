@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange
 from mutualrl.storage.files import write_atomic
@@ -44,7 +44,7 @@ STEP_SECONDS = 5.0
 WORDS = [w for w in __doc__.split() if w.isalpha()]
 
 
-def records(prompts: int, rollouts: int, tokens: int, seed: int, fields: frozenset[str] | None = None) -> list[Record]:
+def records(prompts: int, rollouts: int, tokens: int, seed: int, fields: frozenset[str] | None = None) -> list[Rollout]:
     """A round of made-up rollouts: about 4 characters a token, ids of a vocabulary of 150,000, plausible log-probs."""
     rng = np.random.default_rng(seed)
     made = []
@@ -59,7 +59,7 @@ def records(prompts: int, rollouts: int, tokens: int, seed: int, fields: frozens
         }
         kept = {k: v for k, v in every.items() if fields is None or k in fields}
         made.append(
-            Record(
+            Rollout(
                 f"math/train/{row // rollouts}/0123456789ab", row % rollouts, float(rng.random() < 0.4), True, **kept
             )
         )
@@ -69,7 +69,7 @@ def records(prompts: int, rollouts: int, tokens: int, seed: int, fields: frozens
 class Store(Protocol):
     """Something that keeps rounds."""
 
-    def publish(self, round_: int, rows: list[Record]) -> None:
+    def publish(self, round_: int, rows: list[Rollout]) -> None:
         """Keep a round."""
 
     def read(self, round_: int) -> Any:
@@ -79,7 +79,7 @@ class Store(Protocol):
         """Bytes on disk; None where there are none."""
 
 
-def _columns(rows: list[Record]) -> dict[str, list[Any]]:
+def _columns(rows: list[Rollout]) -> dict[str, list[Any]]:
     names = ("prompt_id", "rollout", "reward", "ended", "x_text", "y_text", "advantage", "token_ids", "logprobs")
     return {name: [getattr(row, name) for row in rows] for name in names}
 
@@ -96,7 +96,7 @@ class Ours:
         self.writer = Exchange(root, "bob", "bench")
         self.reader = Exchange(root, "ada", "bench")
 
-    def publish(self, round_: int, rows: list[Record]) -> None:
+    def publish(self, round_: int, rows: list[Rollout]) -> None:
         """Keep a round."""
         self.writer.publish(round_, rows, round_)
 
@@ -117,7 +117,7 @@ class Pickle:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def publish(self, round_: int, rows: list[Record]) -> None:
+    def publish(self, round_: int, rows: list[Rollout]) -> None:
         """Keep a round."""
         write_atomic(self.root / f"{round_}.pickle", pickle.dumps(_columns(rows), protocol=5))
 
@@ -141,7 +141,7 @@ class Sqlite:
         self.writer.execute("create table r (round, prompt_id, rollout, reward, ended, x, y, advantage, ids, logprobs)")
         self.writer.execute("create index by_round on r (round)")
 
-    def publish(self, round_: int, rows: list[Record]) -> None:
+    def publish(self, round_: int, rows: list[Rollout]) -> None:
         """Keep a round, in one transaction."""
         values = [
             (round_, r.prompt_id, r.rollout, r.reward, r.ended, r.x_text, r.y_text, r.advantage,
@@ -184,7 +184,7 @@ class Redis:
                 break
             time.sleep(0.1)
 
-    def publish(self, round_: int, rows: list[Record]) -> None:
+    def publish(self, round_: int, rows: list[Rollout]) -> None:
         """Keep a round."""
         import pyarrow as pa
 
@@ -222,7 +222,7 @@ class Ray:
         )
         self.kept: dict[int, Any] = {}
 
-    def publish(self, round_: int, rows: list[Record]) -> None:
+    def publish(self, round_: int, rows: list[Rollout]) -> None:
         """Keep a round."""
         self.kept[round_] = self.ray.put(_columns(rows))
 
@@ -333,11 +333,11 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _trim(record: Record, fields: frozenset[str], above: float) -> Record:
+def _trim(record: Rollout, fields: frozenset[str], above: float) -> Rollout:
     kept = {name: getattr(record, name) for name in fields}
     if record.reward <= above:
         kept.pop("y_text", None)
-    return Record(record.prompt_id, record.rollout, record.reward, record.ended, **kept)
+    return Rollout(record.prompt_id, record.rollout, record.reward, record.ended, **kept)
 
 
 def _use(door: Exchange, policies: int, round_: int, fields: frozenset[str]) -> None:
@@ -377,7 +377,7 @@ def of_a_step(root: Path, repeats: int) -> dict[str, float]:
         assert shard is not None
         names = ("prompt_id", "rollout", "reward", "ended", "y_text")
         columns = [shard.column(name) for name in names]
-        rows = [Record(*v[:4], y_text=v[4]) for v in zip(*columns, strict=True)]
+        rows = [Rollout(*v[:4], text=v[4]) for v in zip(*columns, strict=True)]
         publish.append(timed(lambda: again.publish(round_, rows, 0)))  # noqa: B023
         read.append(timed(lambda: _use_one(reader, round_)))  # noqa: B023
     return {"step_ms": 1000 * step, "publish_ms": statistics.median(publish), "read_ms": statistics.median(read)}

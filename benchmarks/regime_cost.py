@@ -58,7 +58,7 @@ def cpu_peak(function: Callable[[], Any], where: Path) -> int:
 
 def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> None:
     """A peer's rounds: the right answer on a quarter of the prompts, texts, ids and traces on all."""
-    from mutualrl.records import Record
+    from mutualrl.records import Rollout
     from mutualrl.see import Exchange
     from mutualrl.thl import retokenize
 
@@ -71,7 +71,7 @@ def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> N
                 ids = retokenize(text, tokenizer, ended=True).ids
                 reward = float(rollout == 0 and place < GATED * len(prompts))
                 trace = tuple(-1.0 for _ in ids)
-                records.append(Record(prompt.id, rollout, reward, True, y_text=text, token_ids=ids, logprobs=trace))
+                records.append(Rollout(prompt.id, rollout, reward, True, text=text, token_ids=ids, logprobs=trace))
         exchange.publish(number, records, number)
 
 

@@ -39,7 +39,7 @@ def plain_trl(steps: int) -> float:
 
     from mutualrl.engines import Sampling
     from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
-    from mutualrl.regimes.base import policy_seed
+    from mutualrl.seeds import policy_seed
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
     from mutualrl.tiny import path_of

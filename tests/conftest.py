@@ -51,6 +51,28 @@ needs_zero = pytest.mark.skipif(
     find_spec("deepspeed") is None or shutil.which("c++") is None, reason="DeepSpeed or a C++ compiler is missing"
 )
 
+HEAVY = frozenset({"torch", "transformers", "trl"})
+
+
+def imported(importtime: str) -> set[str]:
+    """Modules named in what `python -X importtime` wrote to stderr."""
+    return {line.rpartition("|")[2].strip() for line in importtime.splitlines() if line.startswith("import time:")}
+
+
+def without_importtime(stderr: str) -> str:
+    """What a command itself wrote to stderr under `python -X importtime`."""
+    return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith("import time:"))
+
+
+@pytest.fixture(scope="session")
+def zero_ready() -> None:
+    """DeepSpeed's CPU operator, compiled: minutes in a fresh home, which no test's own time-out should have to hold."""
+    builder = "deepspeed.ops.op_builder.cpu"
+    code = f"from {builder} import ShareMemCommBuilder; ShareMemCommBuilder().load()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 

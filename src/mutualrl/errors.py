@@ -44,6 +44,18 @@ class RewardError(MutualRLError, RuntimeError):
     kind = "reward"
 
 
+class RegimeError(UsageError):
+    """A regime that cannot be loaded, or a plan of one that cannot be carried out."""
+
+    kind = "regime"
+
+
+class TaskError(UsageError):
+    """A task that cannot be loaded."""
+
+    kind = "task"
+
+
 class RunDirectoryError(UsageError):
     """The run directory cannot be used: already taken, or not writable."""
 

@@ -8,8 +8,9 @@ Shape suffixes, used for arrays and ragged lists alike:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -44,23 +45,79 @@ def prompt_id(task: str, split: str, row: str | int, text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One rollout as the exchange stores it: the paper's D = (id, x_text, y_text, r, A, trace, meta).
+class Rollout:
+    """One sampled response to a prompt: the paper's D = (id, x_text, y_text, r, A, trace, meta).
 
-    Source: paper, Section "Dataflow in One Training Loop", paragraph SEE. Fields that the active regime
-    does not publish are None. `ended` says that the rollout closed with an end-of-sequence token; a
-    truncated rollout has `ended=False` and must never be given one.
+    Source: paper, Section "Dataflow in One Training Loop", paragraph SEE. `index`: its place in the group of one prompt
+    and policy. `reward`: NaN for one that could not be scored. `ended`: it closed with an end-of-sequence token; a
+    truncated one must never be given such a token. `length`: sampled tokens. `advantage`: TRL's. `prompt` (x_text) and
+    `text` (y_text), `token_ids` (T) and `logprobs` (T), the behaviour policy's in nats, are None where nobody asked
+    for them.
     """
 
     prompt_id: str
-    rollout: int
+    index: int
     reward: float
     ended: bool
-    x_text: str | None = None
-    y_text: str | None = None
+    length: int = 0
     advantage: float | None = None
+    prompt: str | None = None
+    text: str | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+
+
+#: fields of a rollout that a policy publishes only when somebody reads them; the others are always published
+OPTIONAL_FIELDS = frozenset({"prompt", "text", "advantage", "token_ids", "logprobs"})
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSchema:
+    """Which optional fields of its rollouts a policy publishes. Made once per run.
+
+    `text_above`: with `text` published, only rollouts rewarded above this have their text published. `traced`: somebody
+    reads the behaviour log-probs, so that a forward pass for them is due where the sampler gave none.
+    """
+
+    fields: frozenset[str] = frozenset()
+    text_above: float = -math.inf
+    traced: bool = False
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.fields - OPTIONAL_FIELDS):
+            expected = ", ".join(sorted(OPTIONAL_FIELDS))
+            raise ValueError(f"publish: found {', '.join(map(repr, unknown))}, expected some of: {expected}")
+
+    @classmethod
+    def of(cls, *fields: str, text_above: float = -math.inf) -> PublishSchema:
+        """Return the schema of these fields; log-probs among them are read by somebody."""
+        return cls(frozenset(fields), text_above, traced="logprobs" in fields)
+
+    @classmethod
+    def union(cls, schemas: Iterable[PublishSchema]) -> PublishSchema:
+        """Return the schema that satisfies every one of `schemas`: what any policy of the pool reads."""
+        given = list(schemas)
+        fields = frozenset().union(*(schema.fields for schema in given))
+        above = min((schema.text_above for schema in given if "text" in schema.fields), default=math.inf)
+        return cls(fields, above, traced=any(schema.traced for schema in given))
+
+    def complete(self) -> PublishSchema:
+        """Return the schema with every field of every rollout, tracing only where somebody asked for it."""
+        return PublishSchema(OPTIONAL_FIELDS, -math.inf, self.traced)
+
+    def publishes_text(self, reward: float) -> bool:
+        """Return whether a rollout with this reward (NaN: unscorable) has its text published."""
+        return "text" in self.fields and (self.text_above == -math.inf or reward > self.text_above)
+
+    def select(self, rollouts: Iterable[Rollout]) -> list[Rollout]:
+        """Return the rollouts with the fields that are not published taken out."""
+        return [self._select(rollout) for rollout in rollouts]
+
+    def _select(self, rollout: Rollout) -> Rollout:
+        withheld = dict.fromkeys(OPTIONAL_FIELDS - self.fields)
+        if not self.publishes_text(rollout.reward):
+            withheld["text"] = None
+        return replace(rollout, **withheld)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

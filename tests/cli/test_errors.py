@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from conftest import Cli
+from conftest import HEAVY, Cli, imported, without_importtime
 
 TRAIN = "train"
 
@@ -68,14 +66,13 @@ def test_bad_input_gets_one_clear_error_and_writes_nothing(
     cli: Cli, files: Path, arguments: list[str], code: int, words: str
 ) -> None:
     before = sorted(p.relative_to(files) for p in files.rglob("*"))
-    began = time.monotonic()
-    done = cli(TRAIN, *arguments, CUDA_VISIBLE_DEVICES="")
-    seconds = time.monotonic() - began
+    done = cli(TRAIN, *arguments, CUDA_VISIBLE_DEVICES="", PYTHONPROFILEIMPORTTIME="1")
+    said = without_importtime(done.stderr)
     assert (done.returncode, done.stdout) == (code, "")
-    assert words in done.stderr
-    assert done.stderr.count("mutualrl:") == 1
-    assert "Traceback" not in done.stderr
-    assert seconds < 2.0  # under one second on a free machine; imports of torch alone would take three
+    assert words in said
+    assert said.count("mutualrl:") == 1
+    assert "Traceback" not in said
+    assert not imported(done.stderr) & HEAVY  # what makes an answer slow
     assert sorted(p.relative_to(files) for p in files.rglob("*")) == before
 
 
@@ -187,18 +184,12 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["recipes"], ["recipes", "ls"], ["recipes", "show"]])
-def test_help_is_quick_and_does_not_import_torch(command: list[str]) -> None:
-    seconds = []
-    for _ in range(3):
-        began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"], capture_output=True, text=True
-        )
-        seconds.append(time.monotonic() - began)
-        assert done.returncode == 0
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not imported & {"torch", "transformers", "trl", "numpy", "pyarrow"}
-    assert statistics.median(seconds) < 1.2  # 0.3 s on a free machine; the promise is 0.6 s
+def test_help_does_not_import_torch(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert not imported(done.stderr) & (HEAVY | {"numpy", "pyarrow"})
 
 
 def test_version(cli: Cli) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Cli
 from mutualrl.recipes import Request, dump, resolve
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, file_sum
 
@@ -27,8 +27,8 @@ def run(tmp_path: Path) -> Path:
     (root / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
     for name in NAMES:
         for round_ in range(8):
-            rows = [Record(f"p{round_}", n, float(n), True, y_text="\x1b[31mtext\u2028" if n else None) for n in (0, 1)]
-            rows += [Record(f"p{round_}", 2, float("nan"), False)]
+            rows = [Rollout(f"p{round_}", n, float(n), True, text="\x1b[31mtext\u2028" if n else None) for n in (0, 1)]
+            rows += [Rollout(f"p{round_}", 2, float("nan"), False)]
             Exchange(root / "exchange", name, "x").publish(round_, rows, round_)
         store = Checkpoints(root / "policies" / name)
         for cursor in (2, 6) if name == "ada" else (4, 8):

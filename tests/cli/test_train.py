@@ -187,7 +187,7 @@ def test_regime_grpo_is_what_a_plain_trl_script_computes(cli: Cli, tiny: dict[st
 
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.recipes import Request, resolve
-    from mutualrl.regimes.base import policy_seed
+    from mutualrl.seeds import policy_seed
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.tasks.boxed import boxed_reward
     from mutualrl.training.data import as_dataset

@@ -21,8 +21,8 @@ from mutualrl.diagnostics.statistics import all_fail, intervals, pearson, pooled
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import Scales, advantages, shuffle, xgrpo_check
 from mutualrl.regimes.advantages import pool_advantages
-from mutualrl.regimes.base import seeded
 from mutualrl.regimes.xgrpo import shuffled
+from mutualrl.seeds import seeded
 
 PAPER = Thresholds()
 

@@ -15,7 +15,7 @@ from mutualrl.distillation.harvest import Harvest, Lesson, Success, harvest, les
 from mutualrl.distillation.run import bars
 from mutualrl.distillation.settings import settings_of
 from mutualrl.errors import DataError, UsageError
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 
 
@@ -47,7 +47,7 @@ def test_settings_are_read_and_refused() -> None:
         settings_of("halfway", 0, [])
 
 
-def published(root: Path, policy: str, rounds: Sequence[Sequence[Record]]) -> None:
+def published(root: Path, policy: str, rounds: Sequence[Sequence[Rollout]]) -> None:
     exchange = Exchange(root, policy, "made")
     for number, records in enumerate(rounds):
         exchange.publish(number, records, number)
@@ -55,9 +55,9 @@ def published(root: Path, policy: str, rounds: Sequence[Sequence[Record]]) -> No
 
 def test_a_harvest_is_the_distinct_finished_successes(tmp_path: Path) -> None:
     rounds = [
-        [Record("p", 0, 1.0, True, y_text="a"), Record("p", 1, 1.0, True, y_text="b"), Record("q", 0, 0.0, True, y_text="c")],
-        [Record("p", 0, 1.0, True, y_text="a"), Record("q", 1, 1.0, False, y_text="cut"), Record("q", 2, 0.8, True, y_text="d")],
-        [Record("q", 0, float("nan"), True, y_text="e"), Record("q", 1, 0.81, True, y_text="a")],
+        [Rollout("p", 0, 1.0, True, text="a"), Rollout("p", 1, 1.0, True, text="b"), Rollout("q", 0, 0.0, True, text="c")],
+        [Rollout("p", 0, 1.0, True, text="a"), Rollout("q", 1, 1.0, False, text="cut"), Rollout("q", 2, 0.8, True, text="d")],
+        [Rollout("q", 0, float("nan"), True, text="e"), Rollout("q", 1, 0.81, True, text="a")],
     ]  # fmt: skip
     published(tmp_path, "ada", rounds)
     found = harvest(tmp_path, "made", "ada", 0.8, 3)
@@ -139,7 +139,7 @@ def test_the_loss_is_sgts_a_mean_over_texts_of_means_over_tokens(tiny: dict[str,
 def test_an_exchange_without_texts_or_rounds_is_refused_with_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--exchange full"):
         harvest(tmp_path, "made", "ada", 0.8, 1)
-    published(tmp_path, "ada", [[Record("p", 0, 1.0, True)]])
+    published(tmp_path, "ada", [[Rollout("p", 0, 1.0, True)]])
     with pytest.raises(DataError, match="holds no texts; train with --exchange full"):
         harvest(tmp_path, "made", "ada", 0.8, 1)
 

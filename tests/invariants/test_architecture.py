@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"training"},
     {"tiny", "engines", "recipes", "machine"},
     {"regimes", "thl", "see", "tasks"},
-    {"storage", "process", "console", "records", "errors", "__init__"},
+    {"storage", "process", "console", "records", "errors", "seeds", "plugins", "__init__"},
 ]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mutualrl.regimes.base import RoundView, Trace
+from mutualrl.records import Rollout
+from mutualrl.regimes import RoundView, Trace
 
 
 class Peer:
@@ -33,6 +34,18 @@ def same_tokens(trace: Trace, ids: Sequence[int], anchor: str) -> tuple[Any, Any
     return np.array(trace.logprobs, dtype=np.float64), np.ones(len(ids), dtype=np.bool_)
 
 
+class TextTransfer:
+    """A tokenizer layer in memory: `fit` from text to ids, `align` from traces to ids."""
+
+    def __init__(self, fit: Any = None, align: Any = None) -> None:
+        self.to_learner_ids = fit or (lambda text, ended: tuple(text.encode()))
+        self.align = align or same_tokens
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The bytes as text."""
+        return bytes(ids).decode()
+
+
 def view(own: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None, **changes: Any) -> RoundView:
     """A learner's round; its texts are bytes, its advantages the group's, its lengths 1 unless told."""
     from mutualrl.regimes.advantages import by_prompt, deviation, in_rows, pool_advantages
@@ -43,9 +56,14 @@ def view(own: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None,
         p: pool_advantages(r, r, scale=scale, batch_deviation=deviation(rewards))
         for p, r in by_prompt(ids, rewards).items()
     }
+    advantages = changes.pop("advantages", in_rows(ids, local))
+    lengths = changes.pop("lengths", [1] * len(ids))
+    rollouts = [
+        Rollout(p, index, r, True, length=length, advantage=a, token_ids=tuple(b"own"))
+        for index, ((p, r), a, length) in enumerate(zip(own, advantages, lengths, strict=True))
+    ]
+    transfer = TextTransfer(changes.pop("fit", None), changes.pop("align", None))
     defaults: dict[str, Any] = {
-        "round": 0, "learner": "ada", "run_seed": 0, "prompt_ids": ids, "rewards": rewards,
-        "advantages": in_rows(ids, local), "lengths": [1] * len(ids), "peers": peers or {},
-        "fit": lambda text, ended: tuple(text.encode()), "align": same_tokens,
+        "round": 0, "learner": "ada", "run_seed": 0, "rollouts": rollouts, "peers": peers or {}, "transfer": transfer,
     }  # fmt: skip
     return RoundView(**{**defaults, **changes})

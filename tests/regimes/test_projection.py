@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange, Shard
 from regime_views import view
@@ -17,7 +17,7 @@ OWN = [("p0", 0.0), ("p0", 0.0), ("p1", 0.0), ("p1", 1.0)]
 
 def peer(root: Path) -> Shard:
     rows = [
-        Record(prompt, n, 1.0, True, x_text="?", y_text=f"{prompt}-{n}", token_ids=(1, 2), logprobs=(-0.5, -0.5))
+        Rollout(prompt, n, 1.0, True, prompt="?", text=f"{prompt}-{n}", token_ids=(1, 2), logprobs=(-0.5, -0.5))
         for prompt in ("p0", "p1")
         for n in (0, 1)
     ]
@@ -45,6 +45,6 @@ def test_only_what_is_used_is_decoded(tmp_path: Path, regime: str, allowed: set[
     made = spec.plan(view(OWN, {"bob": shard}), spec.settings())  # type: ignore[dict-item]
     assert set(shard._columns) <= allowed
     if regime == "sgt":
-        assert [pair.prompt_id for pair in made.pairs] == ["p0"]
+        assert [row.prompt_id for row in made.rows] == ["p0"]
         assert len(texts) >= 1
         assert {shard.column("prompt_id")[row] for row in texts} == {"p0"}  # the gated prompt's alone

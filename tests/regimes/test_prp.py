@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.errors import DataError
-from mutualrl.regimes.prp import PRPSettings, aggregate, band_loss, plan, shares
+from mutualrl.regimes.losses import aggregate, band_loss, shares
+from mutualrl.regimes.prp import PRPSettings, plan
 from regime_views import Peer, view
 
 OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
@@ -26,7 +27,7 @@ def test_own_and_peer_rows_are_graded_as_one_pool_by_hand() -> None:
     low, high = -0.25 / 0.5001, 0.75 / 0.5001  # q: 0, 0, 1, 0; mean 1/4, deviation 1/2
     assert got.advantages == pytest.approx([half, -half, low, low])
     assert [row.advantage for row in got.rows] == pytest.approx([half, -half, high, low])
-    assert [(row.prompt_id, row.policy, row.rollout, row.ids) for row in got.rows] == [
+    assert [(row.prompt_id, row.source.policy, row.source.rollout, row.token_ids) for row in got.rows] == [
         ("p", "bob", 0, (97, 98)), ("p", "bob", 1, (99,)), ("q", "bob", 2, (100, 101)), ("q", "bob", 3, (102,)),
     ]  # fmt: skip
     assert got.rows[0].logprobs is not None
@@ -46,7 +47,7 @@ def test_rows_that_do_not_fit_or_were_not_scored_leave_the_pool_and_are_counted(
     fit = lambda text, ended: None if text == "ab" else tuple(text.encode())  # noqa: E731
     got = plan(view(OWN, {"bob": peer}, fit=fit), PRPSettings())
     assert got.metrics["prp/unfit"] == 2
-    assert [row.rollout for row in got.rows] == [1, 2]
+    assert [row.source.rollout for row in got.rows] == [1, 2]
     assert got.advantages is not None
     assert sum(got.advantages[:2]) + got.rows[0].advantage == pytest.approx(0)  # p's pool without the lost success
 
@@ -88,8 +89,8 @@ def test_the_order_of_peers_changes_nothing() -> None:
     ]
     assert plans[0].advantages == plans[1].advantages
     for one, other in zip(plans[0].rows, plans[1].rows, strict=True):
-        assert (one.prompt_id, one.policy, one.rollout, one.advantage, one.ids) == (
-            other.prompt_id, other.policy, other.rollout, other.advantage, other.ids,
+        assert (one.prompt_id, one.source, one.advantage, one.token_ids) == (
+            other.prompt_id, other.source, other.advantage, other.token_ids,
         )  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
     loss_type: str, ranks: int, micro: int, size: int, peers: int, random: Any
 ) -> None:
     """Each row is one token, so that the pool's loss is the plain mean over all rows of the step."""
-    from mutualrl.regimes.dealing import deal
+    from mutualrl.regimes.microbatches import assign_to_microbatches
 
     own = [random.uniform(-1, 1) for _ in range(ranks * micro * size)]
     theirs = [random.uniform(-1, 1) for _ in range(peers)]
@@ -165,12 +166,12 @@ def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
         return aggregate(tensor, torch.ones_like(tensor, dtype=torch.bool), loss_type, **rules).item()
 
     total = 0.0
-    share = {"own": len(own), "peers": peers, "micro_batches": micro, "ranks": ranks}
-    for number, slot in enumerate(deal(peers, steps=1, micro_batches=micro, ranks=ranks).values()):
+    share = {"own": len(own), "extra": peers, "micro_batches": micro, "ranks": ranks}
+    for number, slot in enumerate(assign_to_microbatches(peers, steps=1, micro_batches=micro, ranks=ranks).values()):
         total += mean(own[number * size : (number + 1) * size], shares(loss_type, **share).own) / ranks
         for start in range(0, len(slot), size):
             chunk = [theirs[i] for i in slot[start : start + size]]
-            total += mean(chunk, shares(loss_type, **share, chunk=len(chunk)).peer) / ranks
+            total += mean(chunk, shares(loss_type, **share, chunk=len(chunk)).extra) / ranks
     assert total == pytest.approx((sum(own) + sum(theirs)) / (len(own) + peers))
 
 

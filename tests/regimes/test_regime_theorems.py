@@ -17,9 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mutualrl.regimes.prp import PRPSettings, band_loss
+from mutualrl.regimes.losses import band_loss, nll_loss, row_nll
+from mutualrl.regimes.prp import PRPSettings
 from mutualrl.regimes.prp import plan as plan_prp
-from mutualrl.regimes.sgt import SGTSettings, gate, pair_nll, sgt_loss
+from mutualrl.regimes.sgt import SGTSettings, gate
 from mutualrl.regimes.xgrpo import XGRPOSettings
 from mutualrl.regimes.xgrpo import plan as plan_xgrpo
 from regime_views import Peer, view
@@ -175,7 +176,6 @@ def test_theorem_xgrpo_has_no_direct_score_term(texts: list[str], pool: str) -> 
     ]  # fmt: skip
     assert plans[0] == plans[1] == plans[2]
     assert plans[0].rows == ()
-    assert plans[0].pairs == ()
 
 
 def test_corollary_hard_support_boundary() -> None:
@@ -239,10 +239,10 @@ def test_definition_and_lemma_gate_probability_and_its_derivative_by_simulation(
     assert slope == pytest.approx(exact, rel=0.1)
 
 
-def nll_loss(z: torch.Tensor, action: int, weight: float) -> torch.Tensor:
+def one_pair_loss(z: torch.Tensor, action: int, weight: float) -> torch.Tensor:
     """Our SGT loss for one pair of one token."""
-    return sgt_loss(
-        pair_nll(torch.log_softmax(z, 0)[action].reshape(1, 1), torch.ones((1, 1), dtype=torch.bool)),
+    return nll_loss(
+        row_nll(torch.log_softmax(z, 0)[action].reshape(1, 1), torch.ones((1, 1), dtype=torch.bool)),
         weight=weight, count=1, ranks=1,
     )  # fmt: skip
 
@@ -250,7 +250,7 @@ def nll_loss(z: torch.Tensor, action: int, weight: float) -> torch.Tensor:
 @given(logits, st.integers(0, 2))
 def test_theorem_sgt_rescue_step_gains_to_first_order(values_: list[float], action: int) -> None:
     z = torch.tensor(values_, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(nll_loss(z, action, weight=0.1), z)
+    (gradient,) = torch.autograd.grad(one_pair_loss(z, action, weight=0.1), z)
     score = scores(softmax(values_))[action]
     gain = 0.1 * float(score @ score)
 
@@ -268,7 +268,7 @@ def test_theorem_sgt_rescue_step_gains_to_first_order(values_: list[float], acti
 def test_theorem_sgt_lowers_the_divergence_from_the_peers_successes(values_: list[float], peer: list[float]) -> None:
     tau = softmax(peer)
     z = torch.tensor(values_, dtype=torch.float64, requires_grad=True)
-    loss = torch.stack([tau[a] * nll_loss(z, a, weight=1.0) for a in range(3)]).sum()
+    loss = torch.stack([tau[a] * one_pair_loss(z, a, weight=1.0) for a in range(3)]).sum()
     (gradient,) = torch.autograd.grad(loss, z)
 
     def divergence(at: torch.Tensor) -> float:
@@ -284,8 +284,8 @@ def perturbation(gated: Sequence[bool], z: torch.Tensor, normalize: str, weight:
     at = [i for i, open_ in enumerate(gated) if open_]
     if not at:
         return 0.0
-    nll = torch.cat([pair_nll(torch.log_softmax(z[i], 0)[:1, None], torch.ones((1, 1), dtype=torch.bool)) for i in at])
-    loss = sgt_loss(nll, weight=weight, count=len(at) if normalize == "pairs" else len(gated), ranks=1)
+    nll = torch.cat([row_nll(torch.log_softmax(z[i], 0)[:1, None], torch.ones((1, 1), dtype=torch.bool)) for i in at])
+    loss = nll_loss(nll, weight=weight, count=len(at) if normalize == "pairs" else len(gated), ranks=1)
     (gradient,) = torch.autograd.grad(loss, z)
     return float(gradient.norm())
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutualrl.regimes.base import RoundView
-from mutualrl.regimes.dealing import Slot, deal
+from mutualrl.records import PublishSchema
+from mutualrl.regimes.losses import nll_loss, row_nll
+from mutualrl.regimes.microbatches import Slot, assign_to_microbatches
 from mutualrl.regimes.sgt import (
     SPEC,
     Candidate,
@@ -17,10 +18,8 @@ from mutualrl.regimes.sgt import (
     SGTSettings,
     draw,
     gate,
-    pair_nll,
     plan,
     select,
-    sgt_loss,
 )
 from regime_views import Peer as PeerInMemory
 from regime_views import view
@@ -91,7 +90,7 @@ def test_select_gates_draws_and_counts() -> None:
         run_seed=0, round_=0, learner="ada", uses={},
     )  # fmt: skip
     assert asked == ["p1", "p4"]  # texts are fetched for gated prompts alone
-    assert [(p.prompt_id, p.policy, p.ids) for p in got.pairs] == [("p1", "bob", (1, 2))]
+    assert [(p, drawn.candidate.policy, drawn.ids) for p, drawn in got.pairs] == [("p1", "bob", (1, 2))]
     assert (got.prompts, got.gated, got.unfit, got.spent) == (4, 2, 1, 0)
 
 
@@ -108,7 +107,7 @@ def test_a_prompt_at_its_cap_is_passed_over() -> None:
 
 @given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 def test_deal_gives_every_pair_one_slot_and_spreads_them_evenly(pairs: int, steps: int, micro: int, ranks: int) -> None:
-    table = deal(pairs, steps=steps, micro_batches=micro, ranks=ranks)
+    table = assign_to_microbatches(pairs, steps=steps, micro_batches=micro, ranks=ranks)
     assert sorted(i for indices in table.values() for i in indices) == list(range(pairs))
     assert len(table) == steps * micro * ranks
     per_step = [sum(len(v) for k, v in table.items() if k.step == s) for s in range(steps)]
@@ -119,7 +118,7 @@ def test_deal_gives_every_pair_one_slot_and_spreads_them_evenly(pairs: int, step
 
 
 def test_deal_fills_ranks_before_micro_batches() -> None:
-    table = deal(5, steps=2, micro_batches=2, ranks=2)
+    table = assign_to_microbatches(5, steps=2, micro_batches=2, ranks=2)
     assert table[Slot(0, 0, 0)] == [0]
     assert table[Slot(1, 0, 0)] == [1]
     assert table[Slot(0, 0, 1)] == [2]
@@ -134,9 +133,9 @@ def test_loss_and_gradient_on_three_tokens_by_hand() -> None:
     logp = torch.log_softmax(logits, dim=0)
     logps = torch.stack([logp[[1, 2]], logp[[0, 0]]])
     mask = torch.tensor([[True, True], [True, False]])
-    nll = pair_nll(logps, mask)
+    nll = row_nll(logps, mask)
     assert nll.tolist() == pytest.approx([(math.log(4) + math.log(1.6)) / 2, math.log(8)])
-    loss = sgt_loss(nll, weight=0.1, count=2, ranks=1)
+    loss = nll_loss(nll, weight=0.1, count=2, ranks=1)
     assert loss.item() == pytest.approx(0.05 * (nll[0].item() + nll[1].item()))
     loss.backward()
     # d NLL_A / dz = p - (0, 1/2, 1/2); d NLL_B / dz = p - (1, 0, 0)
@@ -148,7 +147,7 @@ def test_loss_and_gradient_on_three_tokens_by_hand() -> None:
 
 def test_a_masked_row_gives_zero_and_no_gradient_even_at_minus_infinity() -> None:
     logps = torch.tensor([[-math.inf, -1.0]], requires_grad=True)
-    loss = sgt_loss(pair_nll(logps, torch.tensor([[False, False]])), weight=0.1, count=3, ranks=2)
+    loss = nll_loss(row_nll(logps, torch.tensor([[False, False]])), weight=0.1, count=3, ranks=2)
     loss.backward()
     assert loss.item() == 0.0
     assert logps.grad is not None
@@ -157,11 +156,11 @@ def test_a_masked_row_gives_zero_and_no_gradient_even_at_minus_infinity() -> Non
 
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.floats(0.1, 5), min_size=1, max_size=12))
 def test_the_shares_of_ranks_and_micro_batches_add_up_to_the_mean(ranks: int, micro: int, values: list[float]) -> None:
-    table = deal(len(values), steps=1, micro_batches=micro, ranks=ranks)
+    table = assign_to_microbatches(len(values), steps=1, micro_batches=micro, ranks=ranks)
     total = 0.0
     for slot in table:
         nll = torch.tensor([values[i] for i in table[slot]], dtype=torch.float64)
-        total += sgt_loss(nll, weight=0.1, count=len(values), ranks=ranks).item() / ranks  # averaged over ranks
+        total += nll_loss(nll, weight=0.1, count=len(values), ranks=ranks).item() / ranks  # averaged over ranks
     assert total == pytest.approx(0.1 * sum(values) / len(values))
 
 
@@ -187,13 +186,9 @@ class Peer:
 
 def test_plan_decodes_texts_of_gated_prompts_only_and_reports() -> None:
     peer = Peer([("p1", 1.0, "yes"), ("p1", 0.0, None), ("p2", 1.0, "also")])
-    view = RoundView(
-        round=0, learner="ada", run_seed=0, prompt_ids=["p1", "p1", "p2", "p2"], rewards=[0, 0, 1, 0],
-        advantages=[0] * 4, lengths=[1] * 4,
-        peers={"bob": peer}, fit=lambda text, ended: tuple(text.encode()), uses={},  # type: ignore[dict-item]
-    )  # fmt: skip
-    got = plan(view, DEFAULT)
-    assert [(p.prompt_id, p.text, p.ids) for p in got.pairs] == [("p1", "yes", tuple(b"yes"))]
+    seen = view([("p1", 0.0), ("p1", 0.0), ("p2", 1.0), ("p2", 0.0)], {"bob": peer})  # type: ignore[dict-item]
+    got = plan(seen, DEFAULT)
+    assert [(row.prompt_id, row.text, row.token_ids) for row in got.rows] == [("p1", "yes", tuple(b"yes"))]
     assert peer.decoded == [0]
     assert got.metrics["sgt/gate_rate"] == 0.5
     assert got.metrics["sgt/extra_tokens"] == 3
@@ -211,12 +206,17 @@ def test_the_gold_control_gates_as_sgt_and_learns_the_data_s_solution() -> None:
     peers = {"bob": PeerInMemory([("p", 1.0, "peer's"), ("q", 1.0, "peer's"), ("r", 0.0, None)])}
     solutions = {"p": "gold p", "q": "gold q", "r": "gold r"}
     seen = view(own, peers, solutions=solutions)
-    (peer,) = plan(seen, SGTSettings()).pairs
-    (gold,) = plan(seen, SGTSettings(teacher="gold")).pairs
-    assert (peer.prompt_id, peer.policy, peer.text) == ("p", "bob", "peer's")
-    assert (gold.prompt_id, gold.policy, gold.text, gold.ids) == ("p", "(gold)", "gold p", tuple(b"gold p"))
-    assert not plan(view(own, peers, solutions={"q": "gold q"}), SGTSettings(teacher="gold")).pairs  # p has none
-    assert SPEC.publishes(SGTSettings()) == {"y_text"}
-    assert SPEC.publishes(SGTSettings(teacher="gold")) == frozenset()  # rewards alone open the gate
+    (peer,) = plan(seen, SGTSettings()).rows
+    (gold,) = plan(seen, SGTSettings(teacher="gold")).rows
+    assert (peer.prompt_id, peer.source.policy, peer.text) == ("p", "bob", "peer's")
+    assert (gold.prompt_id, gold.source.policy, gold.text, gold.token_ids) == (
+        "p",
+        "(gold)",
+        "gold p",
+        tuple(b"gold p"),
+    )
+    assert not plan(view(own, peers, solutions={"q": "gold q"}), SGTSettings(teacher="gold")).rows  # p has none
+    assert SPEC.publishes(SGTSettings()) == PublishSchema.of("text", text_above=0.8)
+    assert SPEC.publishes(SGTSettings(teacher="gold")) == PublishSchema()  # rewards alone open the gate
     assert SPEC.needs_solutions(SGTSettings(teacher="gold"))
     assert not SPEC.needs_solutions(SGTSettings())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 
 REGIMES = {
@@ -112,7 +112,7 @@ def publish(
     exchange = Exchange(root / "exchange", policy, run_id)
     for number, rows in enumerate(rounds):
         records = [
-            Record(prompt, place, reward, True, x_text=prompt, y_text=text)
+            Rollout(prompt, place, reward, True, prompt=prompt, text=text)
             for place, (prompt, reward, text) in enumerate(rows)
         ]
         exchange.publish(number, records, number)

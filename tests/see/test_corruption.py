@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.see.survey import decode
 from mutualrl.storage.checkpoints import MARKER, CheckpointMarker, Checkpoints, file_sum, oldest_cursor, relative_files
@@ -23,7 +23,7 @@ N = 1000
 def exchange(root: Path) -> Exchange:
     rng = np.random.default_rng(0)
     rows = [
-        Record(f"p{n // 4}", n % 4, float(n % 2), True, y_text=f"the answer is {n}", token_ids=(1, 2, n),
+        Rollout(f"p{n // 4}", n % 4, float(n % 2), True, text=f"the answer is {n}", token_ids=(1, 2, n),
                logprobs=tuple(rng.normal(size=3).astype("float32").tolist()))
         for n in range(16)
     ]  # fmt: skip

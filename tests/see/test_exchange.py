@@ -15,28 +15,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 from mutualrl.see import Exchange, Heartbeat, Listener, Patience
+from mutualrl.see.schema import FIELD_OF
 from mutualrl.storage.files import SEAL, write_sealed
 
 RUN = "run-1"
 
 
-def record(n: int, **fields: object) -> Record:
-    return Record(f"prompt-{n // 2}", n % 2, float(n % 2), True, **{"y_text": f"text {n}", **fields})  # type: ignore[arg-type]
+def record(n: int, **fields: object) -> Rollout:
+    return Rollout(f"prompt-{n // 2}", n % 2, float(n % 2), True, **{"text": f"text {n}", **fields})  # type: ignore[arg-type]
 
 
 RECORDS = [record(n) for n in range(6)]
 
 texts = st.text(max_size=20)
 records = st.builds(
-    Record,
+    Rollout,
     prompt_id=texts,
-    rollout=st.integers(0, 100),
+    index=st.integers(0, 100),
     reward=st.floats(allow_nan=False),
     ended=st.booleans(),
-    x_text=st.none() | texts,
-    y_text=st.none() | texts,
+    prompt=st.none() | texts,
+    text=st.none() | texts,
     advantage=st.none() | st.floats(allow_nan=False),
     token_ids=st.none() | st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple),
     logprobs=st.none() | st.lists(st.floats(-50, 0, width=32), max_size=5).map(tuple),
@@ -49,16 +50,16 @@ def door(root: Path, policy: str = "bob", **options: object) -> Exchange:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(records, max_size=8))
-def test_what_is_published_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[Record]) -> None:
+def test_what_is_published_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[Rollout]) -> None:
     root = tmp_path_factory.mktemp("exchange")
     door(root).publish(0, rows, policy_step=0)
     shard = door(root, "ada").read("bob", 0)
     assert shard is not None
     assert len(shard) == len(rows)
     for name in ("prompt_id", "rollout", "reward", "ended", "x_text", "y_text", "advantage"):
-        assert shard.column(name) == [getattr(r, name) for r in rows]
+        assert shard.column(name) == [getattr(r, FIELD_OF[name]) for r in rows]
     assert shard.column("token_ids") == [r.token_ids if r.token_ids is None else list(r.token_ids) for r in rows]
-    assert shard.texts(list(range(len(rows)))) == [r.y_text for r in rows]
+    assert shard.texts(list(range(len(rows)))) == [r.text for r in rows]
 
 
 def test_layout_on_disk(tmp_path: Path) -> None:
@@ -70,9 +71,7 @@ def test_layout_on_disk(tmp_path: Path) -> None:
     assert marker["sha256"] == hashlib.sha256(data).hexdigest()
     assert (marker["bytes"], marker["rows"]) == (len(data), 6)
     assert (marker["schema_version"], marker["policy_step"], marker["run_id"], marker["attempt"]) == ("2.0", 7, RUN, 0)
-    assert pq.read_table(tmp_path / "bob" / "000003.parquet").column("y_text").to_pylist() == [
-        r.y_text for r in RECORDS
-    ]
+    assert pq.read_table(tmp_path / "bob" / "000003.parquet").column("y_text").to_pylist() == [r.text for r in RECORDS]
     assert sorted(p.name for p in (tmp_path / "bob").iterdir()) == ["000003.json", "000003.parquet"]
 
 
@@ -90,7 +89,7 @@ def test_publishing_again_is_a_no_op_and_other_content_is_a_new_attempt(tmp_path
     door(tmp_path, attempt=1).publish(0, RECORDS, 0)
     assert (tmp_path / "bob" / "000000.json").stat().st_mtime_ns == before
 
-    other = [record(0, y_text="another")]
+    other = [record(0, text="another")]
     door(tmp_path, attempt=1).publish(0, other, 0)
     shard = door(tmp_path, "ada").read("bob", 0)
     assert shard is not None
@@ -109,7 +108,7 @@ def test_parts_of_several_ranks_stand_under_one_marker(tmp_path: Path) -> None:
     assert (marker.rows, marker.bytes) == (6, sum(p.bytes for p in parts))
     shard = door(tmp_path, "ada").read("bob", 0)
     assert shard is not None
-    assert shard.column("y_text") == [r.y_text for r in RECORDS]
+    assert shard.column("y_text") == [r.text for r in RECORDS]
     assert shard.texts([0, 5]) == ["text 0", "text 5"]
 
 
@@ -125,7 +124,8 @@ def test_a_restart_that_changes_one_part_keeps_the_other(tmp_path: Path) -> None
 
 def stages() -> list[str]:
     """Every point at which a publish can be killed: before and after each step of each of its two files."""
-    return [f"{step} {number}" for number in (1, 2) for step in ("write", "fsync", "rename", "sync_directory")]
+    shard = [f"{step} 1" for step in ("write", "fsync", "rename", "sync_directory")]
+    return [*shard, "write 2", "fsync 2", "link 1", "sync_directory 2"]
 
 
 @pytest.mark.parametrize("stage", stages())
@@ -138,7 +138,7 @@ from pathlib import Path
 import mutualrl.storage.files as files
 from tests_records import RECORDS
 from mutualrl.see import Exchange
-count = {{"fsync": 0, "rename": 0, "sync_directory": 0, "write": 0}}
+count = {{"fsync": 0, "rename": 0, "sync_directory": 0, "write": 0, "link": 0}}
 def killing(name, real):
     def step(*a, **k):
         count[name] += 1
@@ -173,11 +173,12 @@ def sync_directory(path):
 files.sync_directory = sync_directory
 os.fsync = lambda fd: real_fsync(fd) if in_sync[0] else killing("fsync", real_fsync)(fd)
 Path.replace = killing("rename", Path.replace)
+Path.hardlink_to = killing("link", Path.hardlink_to)
 Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r}).publish(0, RECORDS, 0)
 """
     (tmp_path / "tests_records.py").write_text(
-        "from mutualrl.records import Record\n"
-        "RECORDS = [Record(f'prompt-{n // 2}', n % 2, float(n % 2), True, y_text=f'text {n}') for n in range(6)]\n"
+        "from mutualrl.records import Rollout\n"
+        "RECORDS = [Rollout(f'prompt-{n // 2}', n % 2, float(n % 2), True, text=f'text {n}') for n in range(6)]\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60
@@ -187,9 +188,9 @@ Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r}).publish(0, RECORDS, 0)
     committed = stage == "sync_directory 2"  # the marker was renamed: the round exists
     assert (shard is not None) == committed
     if shard is not None:
-        assert shard.column("y_text") == [r.y_text for r in RECORDS]
+        assert shard.column("y_text") == [r.text for r in RECORDS]
     door(tmp_path).publish(0, RECORDS, 0)  # the restarted writer publishes it after all
-    assert door(tmp_path, "ada").read("bob", 0).column("y_text") == [r.y_text for r in RECORDS]  # type: ignore[union-attr]
+    assert door(tmp_path, "ada").read("bob", 0).column("y_text") == [r.text for r in RECORDS]  # type: ignore[union-attr]
 
 
 @settings(max_examples=60, deadline=None)
@@ -262,13 +263,13 @@ def test_two_processes_over_one_directory(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 from mutualrl.see import Exchange, Heartbeat
 exchange = Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r})
-Heartbeat(exchange.directory, "bob").start()
+Heartbeat(exchange.store, "bob").start()
 for r in range(10):
     time.sleep(0.02)
-    exchange.publish(r, [Record(f"p{{i}}", 0, 1.0, True, y_text=f"{{r}}-{{i}}") for i in range(200)], r)
+    exchange.publish(r, [Rollout(f"p{{i}}", 0, 1.0, True, text=f"{{r}}-{{i}}") for i in range(200)], r)
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     reader = door(tmp_path, "ada", patience=Patience(10, 30))
@@ -287,7 +288,7 @@ def test_a_peer_without_a_heartbeat_is_lost_within_the_timeout(tmp_path: Path) -
 
 
 def test_a_peer_that_is_alive_but_late_runs_into_the_round_timeout(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path / "bob", "bob", interval=0.1)
+    heartbeat = Heartbeat(tmp_path, "bob", interval=0.1)
     heartbeat.start()
     reader = door(tmp_path, "ada", patience=Patience(peer_timeout=1.0, round_timeout=2.0))
     with pytest.raises(WaitTimeoutError, match=r"round 0 of bob.*round_timeout \(2 s\)"):
@@ -296,7 +297,7 @@ def test_a_peer_that_is_alive_but_late_runs_into_the_round_timeout(tmp_path: Pat
 
 
 def test_a_slow_peer_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path / "bob", "bob", interval=0.1)
+    heartbeat = Heartbeat(tmp_path, "bob", interval=0.1)
     heartbeat.start()
     threading.Timer(2.0, lambda: door(tmp_path).publish(0, RECORDS, 0)).start()
     said: list[str] = []

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, RoundAbortedError, WaitTimeoutError
 from mutualrl.process.status import Standing, Voice, Word
-from mutualrl.records import Record
-from mutualrl.see import Absences, Exchange, Heartbeat, Listener, Patience
+from mutualrl.records import Rollout
+from mutualrl.see import Absences, Exchange, Heartbeat, Listener, Patience, open_store
 from mutualrl.see.files import committed_rounds, round_of
 from mutualrl.see.retention import collect, deletable
 from mutualrl.see.survey import survey
 
-ROWS = [Record("p", 0, 1.0, True, y_text="yes")]
+ROWS = [Rollout("p", 0, 1.0, True, text="yes")]
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 60), st.integers(1, 20))
@@ -42,9 +42,9 @@ def test_collecting_takes_parts_of_all_ranks_and_attempts(tmp_path: Path) -> Non
     size = sum(
         p.stat().st_size for p in (tmp_path / "bob").iterdir() if (round_of(p.name) or 9) < 4 or p.name[:6] == "0" * 6
     )
-    assert collect(tmp_path / "bob", 4, 1, dry_run=True) == ([0, 1, 2, 3], size)
-    assert committed_rounds(tmp_path / "bob") == [0, 1, 2, 3, 4, 5]
-    assert collect(tmp_path / "bob", 4, 1) == ([0, 1, 2, 3], size)
+    assert collect(tmp_path, "bob", 4, 1, dry_run=True) == ([0, 1, 2, 3], size)
+    assert committed_rounds(open_store(tmp_path), "bob") == [0, 1, 2, 3, 4, 5]
+    assert collect(tmp_path, "bob", 4, 1) == ([0, 1, 2, 3], size)
     assert {round_of(p.name) for p in (tmp_path / "bob").iterdir()} == {4, 5}
     found = survey(tmp_path, "run", "bob", verify=True)
     assert (found.rounds, found.freed, found.gaps, found.damaged, found.stray) == ([4, 5], 4, [], [], [])
@@ -81,19 +81,19 @@ def test_an_older_attempt_is_fenced_off_once_a_newer_one_has_claimed_the_policy(
 
 
 def test_absences_are_kept_and_end_when_the_run_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "absences.json"
-    first = Absences(path)
+    store = open_store(tmp_path)
+    first = Absences(store, "ada")
     assert not first.absent("bob", 3)
     first.lose("bob", 3)
-    again = Absences(path)
+    again = Absences(store, "ada")
     assert [again.absent("bob", r) for r in (2, 3, 99)] == [False, True, True]
     assert again.away() == {"bob": 3}
     again.welcome_back(7)
-    third = Absences(path)
+    third = Absences(store, "ada")
     assert [third.absent("bob", r) for r in (2, 3, 6, 7)] == [False, True, True, False]
     assert third.away() == {}
     third.lose("bob", 9)
-    assert [Absences(path).absent("bob", r) for r in (6, 8, 9)] == [True, False, True]
+    assert [Absences(store, "ada").absent("bob", r) for r in (6, 8, 9)] == [True, False, True]
 
 
 def reader(root: Path, standing: Standing | None = None, **patience: object) -> Exchange:
@@ -103,7 +103,7 @@ def reader(root: Path, standing: Standing | None = None, **patience: object) -> 
 def test_a_lost_peer_is_left_out_where_the_pool_may_go_on(tmp_path: Path) -> None:
     Exchange(tmp_path / "exchange", "cyd", "run").publish(0, ROWS, 0)
     Exchange(tmp_path / "exchange", "bob", "run")
-    Heartbeat(tmp_path / "exchange" / "bob", "bob").beat()
+    Heartbeat(tmp_path / "exchange", "bob").beat()
     began = time.monotonic()
     got = reader(tmp_path, peer_timeout=1.0, on_peer_loss="continue").wait(["bob", "cyd"], 0)
     assert list(got) == ["cyd"]
@@ -157,7 +157,7 @@ def test_a_policy_that_is_starting_under_a_supervisor_is_not_lost_for_having_no_
 
 
 def test_a_wait_ends_when_the_run_is_asked_to_stop_and_tells_of_the_slow(tmp_path: Path) -> None:
-    beat = Heartbeat(tmp_path / "exchange" / "bob", "bob", interval=0.1)
+    beat = Heartbeat(tmp_path / "exchange", "bob", interval=0.1)
     beat.start()
     said: list[str] = []
     began = time.monotonic()

@@ -20,8 +20,8 @@ import training_harness as harness
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.config import deepspeed_config
+from mutualrl.training.trl_compat import allow_zero_on_cpu
 from mutualrl.training.worker import leave_group
-from mutualrl.training.zero_on_cpu import allow_zero_on_cpu
 
 KINDS = {
     "trl": GRPOTrainer,

@@ -26,6 +26,7 @@ from training_harness import (
 )
 
 pytestmark = pytest.mark.slow
+ZERO = [needs_zero, pytest.mark.usefixtures("zero_ready"), pytest.mark.timeout(3600)]
 
 REGIMES: dict[str, tuple[str, dict[str, Any]]] = {
     "xgrpo": ("xgrpo", {}),
@@ -43,7 +44,7 @@ def launch(spec: list[dict[str, Any]], tmp_path: Path, tiny: dict[str, Path], ra
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
          f"--nproc-per-node={ranks}", str(Path(__file__).with_name("rank_script.py")), str(tmp_path / "spec.json"),
          str(tmp_path), str(tiny["ada"]), str(tiny["bob"])],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return {
@@ -68,7 +69,7 @@ def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[st
 
 @pytest.mark.parametrize(
     "strategy",
-    ["ddp", pytest.param("zero2", marks=[needs_zero, pytest.mark.long]), pytest.param("zero3", marks=needs_zero)],
+    ["ddp", pytest.param("zero2", marks=[*ZERO, pytest.mark.long]), pytest.param("zero3", marks=ZERO)],
 )
 def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """All regimes, with two micro-batches a step; sampling is per rank, so the completions are recorded ones."""
@@ -94,7 +95,7 @@ def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], t
                 assert torch.allclose(weights[key], value, atol=3e-4), (name, key)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=needs_zero)])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=ZERO)])
 def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """Without an exchange, under regime grpo, with a gate that never opens, and under XGRPO with mix 0."""
     keys = {"per_device_train_batch_size": 16}
@@ -123,7 +124,7 @@ def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_
         assert all(torch.equal(weights[key], expected[key]) for key in expected), name
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=needs_zero)])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=ZERO)])
 def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """A pair, or a peer row, on one rank alone, in one micro-batch alone, or nowhere: ranks that run unequal passes
     would wait for ever under DDP and ZeRO-3."""
@@ -153,13 +154,15 @@ def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tm
         assert ("prp/ratio_p99" in first) == (rows > 0)
 
 
+@pytest.mark.timeout(3600)
 @needs_zero
+@pytest.mark.usefixtures("zero_ready")
 def test_two_policies_of_four_zero3_ranks_each_run_through_the_command_line(cli: Any, tmp_path: Path) -> None:
     """The shape of `2qwen` on 8 GPUs, with the embedded models on CPU ranks."""
     done = cli(
         "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / "run", "--json",
         "--set", "launch.strategy=zero3", "--set", "launch.processes=4",
-        "--set", "trainer.per_device_train_batch_size=16", "--set", "run.validation_limit=8", timeout=280,
+        "--set", "trainer.per_device_train_batch_size=16", "--set", "run.validation_limit=8", timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)

@@ -92,11 +92,12 @@ def test_prp_with_a_peer_that_is_the_learner_is_grpo_with_twice_the_rollouts(
     train(ReplayedMutual, tiny["ada"], tmp_path / "p", probe, num_generations=8, per_device_train_batch_size=64, **keys)
     found = Exchange(tmp_path / "probe", "eve", "script").read("ada", 0)
     assert found is not None
-    from mutualrl.records import Record
+    from mutualrl.records import Rollout
+    from mutualrl.see.schema import FIELD_OF
 
     columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*map(found.column, columns), strict=True)]
-    halves.publish(0, [Record(**row) for row in rows if row["rollout"] >= 4], 0)
+    halves.publish(0, [Rollout(**{FIELD_OF[k]: v for k, v in row.items()}) for row in rows if row["rollout"] >= 4], 0)
     shared = sharing(tmp_path / "x", "prp", tokenizers={"bob": load_tokenizer(str(tiny["ada"]))}, delta=1e6)
     pooled = train(ReplayedMutual, tiny["ada"], tmp_path / "b", shared, **keys)
     assert both.kept[0]["grad_norm"] > 0
@@ -137,7 +138,7 @@ def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
 
     from mutualrl.see import Heartbeat
 
-    heartbeat = Heartbeat(late / "bob", "bob")
+    heartbeat = Heartbeat(late, "bob")
     heartbeat.start()
     thread = threading.Thread(target=arrive)
     thread.start()
@@ -295,10 +296,12 @@ def test_two_prompts_with_one_id_are_refused(tiny: dict[str, Path], tmp_path: Pa
 
 def test_what_any_policy_of_the_pool_reads_is_published(tmp_path: Path) -> None:
     from mutualrl.regimes.sgt import SGTSettings
+    from mutualrl.training.sharing import publish_schema
 
     shared = sharing(tmp_path / "x", "sgt", success_above=0.9)
     assert not shared.publishes_text(0.6)
-    shared.demands = [SGTSettings(success_above=0.5)]
+    pool = [shared.settings, SGTSettings(success_above=0.5)]
+    shared.schema = publish_schema(shared.spec, pool)
     assert shared.publishes_text(0.6)
 
 
@@ -346,7 +349,7 @@ def test_peak_memory_does_not_grow_with_the_number_of_peers(tmp_path: Path) -> N
 def test_a_peers_empty_answer_is_an_end_and_an_unfinished_one_is_left_out(
     tiny: dict[str, Path], tmp_path: Path, regime: str
 ) -> None:
-    from mutualrl.records import Record
+    from mutualrl.records import Rollout
 
     bob = load_tokenizer(str(tiny["bob"]))
     exchange = Exchange(tmp_path / "x", "bob", "script")
@@ -355,7 +358,7 @@ def test_a_peers_empty_answer_is_an_end_and_an_unfinished_one_is_left_out(
         for at, prompt in enumerate(dict.fromkeys(prompts)):
             ended = at % 2 == 0  # the others are cut off before their first character
             ids, trace = ((bob.eos_token_id,), (-0.5,)) if ended else ((), ())
-            records.append(Record(prompt, 0, 1.0, ended, y_text="", token_ids=ids, logprobs=trace))
+            records.append(Rollout(prompt, 0, 1.0, ended, text="", token_ids=ids, logprobs=trace))
         exchange.publish(number, records, number)
     shared = sharing(tmp_path / "x", regime, tokenizers={"bob": bob})
     failing = lambda completions, **_: [0.0] * len(completions)  # noqa: E731

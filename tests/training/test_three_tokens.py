@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +18,12 @@ import torch
 from accelerate.utils import DistributedType
 from trl import GRPOTrainer
 
-from mutualrl.regimes.base import PeerRow, RoundPlan
+from mutualrl.regimes import PPO, Band, Bound, ExtraRow, Source
 from mutualrl.regimes.grpo_noise import NoiseSettings
 from mutualrl.regimes.grpo_noise import plan as plan_noise
 from mutualrl.regimes.xgrpo import XGRPOSettings
 from mutualrl.regimes.xgrpo import plan as plan_xgrpo
-from mutualrl.training.peer_rows import PeerRows
-from mutualrl.training.sharing import SharedRound
+from mutualrl.training.extra_rows import ExtraRows
 from regime_views import Peer, view
 
 Z = (0.0, math.log(2), math.log(5))
@@ -75,21 +75,29 @@ def own(ids: list[list[int]], advantages: list[float], old: list[list[float]] | 
 
 def row(
     ids: tuple[int, ...], advantage: float, trace: list[float] | None, covered: list[bool] | None = None
-) -> PeerRow:
-    return PeerRow(
-        "p", "bob", 0, advantage, ids, None if trace is None else np.array(trace, dtype=np.float32),
-        np.array(covered or [True] * len(ids)),
+) -> ExtraRow:
+    return ExtraRow(
+        "p", Source("bob", 0, 0), ids, "policy_gradient", advantage=advantage, mean="pool",
+        logprobs=None if trace is None else np.array(trace, dtype=np.float32),
+        mask=np.array(covered or [True] * len(ids)),
     )  # fmt: skip
 
 
+DUAL_CLIP = PPO(4.0)
+
+
 def pooled(
-    rows: list[PeerRow], inputs: dict[str, Any], z: tuple[float, ...] = Z, loss_type: str = "grpo", **plan: Any
+    rows: list[ExtraRow],
+    inputs: dict[str, Any],
+    z: tuple[float, ...] = Z,
+    loss_type: str = "grpo",
+    bound: Bound = DUAL_CLIP,
 ) -> tuple[float, list[float]]:
     """Value and gradient of the pool's loss."""
     logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
     trainer = Policy(logits, len(inputs["advantages"]), loss_type)
-    peers = PeerRows(trainer)
-    peers.load(SharedRound(RoundPlan(rows=tuple(rows), **plan), {"p": (0,)}), inputs)
+    peers = ExtraRows(trainer)
+    peers.load([replace(row, bound=bound) for row in rows], {"p": (0,)}, inputs)
     loss = peers.loss(None, inputs, lambda rows: trainer._compute_loss(None, rows))
     loss.backward()
     assert logits.grad is not None
@@ -104,7 +112,7 @@ def test_prp_by_hand() -> None:
     # Own row: token 2, A = 1, ratio 1. Peer's: token 1 with trace ln 1/4: ratio 1, A = -2; and token 0 with trace
     # ln 1/2: ratio 1/4, A = 3, below the band: PPO's minimum keeps it (A > 0). Three rows: the mean over them.
     rows = [row((1,), -2.0, [math.log(1 / 4)]), row((0,), 3.0, [math.log(1 / 2)])]
-    value, gradient = pooled(rows, own([[2]], [1.0]), delta=4.0)
+    value, gradient = pooled(rows, own([[2]], [1.0]))
     assert value == pytest.approx((-1 + 2 - 3 / 4) / 3)
     by_hand = [(-1 * score(2)[j] + 2 * score(1)[j] - 3 / 4 * score(0)[j]) / 3 for j in range(3)]
     assert gradient == pytest.approx(by_hand)
@@ -114,7 +122,7 @@ def test_prp_clips_both_ways_by_hand() -> None:
     # Ratios 5/4 and 10: with A > 0 the first is cut to 1.2 and gives no gradient; with A < 0 the second is bounded by
     # delta = 4 and gives none. The own row's token 0, A = 1.
     rows = [row((2,), 1.0, [math.log(1 / 2)]), row((2,), -1.0, [math.log(1 / 16)])]
-    value, gradient = pooled(rows, own([[0]], [1.0]), delta=4.0)
+    value, gradient = pooled(rows, own([[0]], [1.0]))
     assert value == pytest.approx((-1 - 1.2 + 4) / 3)
     assert gradient == pytest.approx([-score(0)[j] / 3 for j in range(3)])
 
@@ -122,7 +130,7 @@ def test_prp_clips_both_ways_by_hand() -> None:
 def test_prp_masks_what_is_not_covered_by_hand() -> None:
     # The peer's row: token 1 covered at ratio 1, token 2 not; A = 2. A mean over the row's one covered token.
     rows = [row((1, 2), 2.0, [math.log(1 / 4), 0.0], [True, False])]
-    value, gradient = pooled(rows, own([[2]], [0.0]), delta=4.0)
+    value, gradient = pooled(rows, own([[2]], [0.0]))
     assert value == pytest.approx(-2 / 2)
     assert gradient == pytest.approx([-2 * score(1)[j] / 2 for j in range(3)])
 
@@ -130,19 +138,18 @@ def test_prp_masks_what_is_not_covered_by_hand() -> None:
 @pytest.mark.parametrize(("loss_type", "own_part", "peer_part"), [("dapo", 1 / 3, 1 / 3), ("dr_grpo", 1 / 8, 1 / 8)])
 def test_prp_has_one_normaliser_for_all_rows_by_hand(loss_type: str, own_part: float, peer_part: float) -> None:
     # One own token and two of the peer's: dapo divides by the 3 tokens, dr_grpo by 2 rows x 4 tokens.
-    value, gradient = pooled([row((0, 1), -2.0, [math.log(1 / 8), math.log(1 / 4)])], own([[2]], [1.0]), delta=4.0,
-                             loss_type=loss_type)  # fmt: skip
+    value, gradient = pooled([row((0, 1), -2.0, [math.log(1 / 8), math.log(1 / 4)])], own([[2]], [1.0]), loss_type=loss_type)  # fmt: skip
     assert value == pytest.approx(-own_part + 2 * 2 * peer_part)
     by_hand = [-own_part * score(2)[j] + 2 * peer_part * (score(0)[j] + score(1)[j]) for j in range(3)]
     assert gradient == pytest.approx(by_hand)
 
 
 def test_prp_snapshot_and_band_by_hand() -> None:
-    value, gradient = pooled([row((1,), -2.0, None)], own([[2]], [1.0]), delta=4.0)
+    value, gradient = pooled([row((1,), -2.0, None)], own([[2]], [1.0]))
     assert value == pytest.approx((-1 + 2) / 2)
     assert gradient == pytest.approx([(-score(2)[j] + 2 * score(1)[j]) / 2 for j in range(3)])
     # band: ratio 2 is cut to 1.2, detached; -1.2 * A * log pi
-    value, gradient = pooled([row((1,), 3.0, [math.log(1 / 8)])], own([[2]], [0.0]), clip="band")
+    value, gradient = pooled([row((1,), 3.0, [math.log(1 / 8)])], own([[2]], [0.0]), bound=Band())
     assert value == pytest.approx(1.2 * 3 * math.log(4) / 2)
     assert gradient == pytest.approx([-1.2 * 3 * score(1)[j] / 2 for j in range(3)])
 
@@ -151,10 +158,10 @@ def test_prp_snapshot_and_band_by_hand() -> None:
 def test_prp_gradient_is_the_finite_difference_of_its_loss(loss_type: str) -> None:
     rows = [row((1, 0), -2.0, [-1.1, -1.9]), row((2,), 0.7, [-0.9]), row((0, 2, 2), 1.3, [-2.0, -0.5, -0.6])]
     inputs = own([[2, 1], [0, 0]], [1.0, -0.5], [[-0.45, -1.4], [-2.1, -2.0]])
-    _, gradient = pooled(rows, dict(inputs), loss_type=loss_type, delta=4.0)
+    _, gradient = pooled(rows, dict(inputs), loss_type=loss_type)
     for j in range(3):
         up, down = (
-            pooled(rows, dict(inputs), tuple(v + s * 1e-5 * (i == j) for i, v in enumerate(Z)), loss_type, delta=4.0)[0]
+            pooled(rows, dict(inputs), tuple(v + s * 1e-5 * (i == j) for i, v in enumerate(Z)), loss_type)[0]
             for s in (1, -1)
         )
         assert gradient[j] == pytest.approx((up - down) / 2e-5, abs=1e-6)

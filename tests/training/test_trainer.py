@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -145,12 +146,20 @@ def test_micro_batches_change_the_first_step_only_by_rounding(tiny: dict[str, Pa
 
 
 def test_pairs_lower_the_nll_of_what_they_teach(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """The same texts before and after, beside a control whose pairs weigh nothing: no threshold of one machine."""
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p", max_steps=8)
-    publish_peer(tmp_path / "x", rounds)
-    learner = train(
-        MutualGRPOTrainer, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", "sgt", weight=1.0), max_steps=8
-    )
-    assert learner.kept[-1]["sgt/nll"] < 0.7 * learner.kept[0]["sgt/nll"]
+    taught = [(prompt_id, gold(BY_ID[prompt_id])) for prompt_id in dict.fromkeys(itertools.chain(*rounds))]
+    after = {}
+    for weight in (0.0, 1.0):
+        exchange = tmp_path / f"exchange-{weight:g}"
+        publish_peer(exchange, rounds)
+        shared = sharing(exchange, "sgt", weight=weight)
+        learner = train(MutualGRPOTrainer, tiny["ada"], tmp_path / f"weight-{weight:g}", shared, max_steps=8)
+        learner.model.save_pretrained(tmp_path / f"model-{weight:g}")
+        load_tokenizer(str(tiny["ada"])).save_pretrained(tmp_path / f"model-{weight:g}")
+        after[weight] = nll_by_hand(tmp_path / f"model-{weight:g}", taught)
+    before = nll_by_hand(tiny["ada"], taught)
+    assert before - after[1.0] > 2 * abs(before - after[0.0])
 
 
 def test_a_cap_on_uses_holds_over_the_run(tiny: dict[str, Path], tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.records import Prompt, Record
+from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange, Patience
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_reward, boxed_score
 from mutualrl.thl import retokenize
 from mutualrl.training.data import as_dataset
-from mutualrl.training.sharing import Sharing
+from mutualrl.training.peers import PeerLink
+from mutualrl.training.sharing import Sharing, publish_schema
 from mutualrl.training.trainer import MutualGRPOTrainer
 
 STEPS = 3
@@ -87,8 +88,10 @@ def sharing(
 ) -> Sharing:
     """The learner `ada` with its peers, patient for seconds only."""
     exchange = Exchange(root, "ada", "script", patience=Patience(2.0, 20.0))
-    chosen = get_regime(regime).settings(**settings)
-    return Sharing(exchange, peers, regime, chosen, 0, 40, publish, tokenizers=tokenizers or {})
+    spec = get_regime(regime)
+    chosen = spec.settings(**settings)
+    schema = publish_schema(spec, [chosen], publish)
+    return Sharing(PeerLink(exchange, peers), spec, chosen, schema, max_length=40, tokenizers=tokenizers or {})
 
 
 class Replay:
@@ -149,7 +152,7 @@ def publish_rollouts(
                 ids = retokenize(text, tokenizer, ended=True).ids
                 trace = tuple(-0.05 - 0.3 * ((i * 7 + rollout) % 5) for i in range(len(ids)))
                 reward = boxed_score(text, BY_ID[prompt_id].answer)
-                records.append(Record(prompt_id, rollout, reward, True, y_text=text, token_ids=ids, logprobs=trace))
+                records.append(Rollout(prompt_id, rollout, reward, True, text=text, token_ids=ids, logprobs=trace))
         exchange.publish(number, records, number)
 
 
@@ -161,7 +164,7 @@ def publish_peer(root: Path, rounds: Sequence[Sequence[str]], solved: Sequence[s
         for prompt_id in dict.fromkeys(prompt_ids):
             good = solved is None or prompt_id in solved
             text = gold(BY_ID[prompt_id]) if good else None
-            records.append(Record(prompt_id, 0, float(good), True, y_text=text))
+            records.append(Rollout(prompt_id, 0, float(good), True, text=text))
         exchange.publish(number, records, number)
 
 

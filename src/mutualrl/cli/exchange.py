@@ -115,7 +115,7 @@ def gc(
     gone: dict[str, Any] = {}
     with hold(directory.lock(0), str(directory.root)):
         for name in writers(directory.exchange):
-            rounds, size = collect(directory.exchange / name, needed, keep_rounds, dry_run=dry_run)
+            rounds, size = collect(directory.exchange, name, needed, keep_rounds, dry_run=dry_run)
             gone[name] = {"rounds": len(rounds), "last": rounds[-1] if rounds else None, "bytes": size}
     if as_json:
         emit({"needed_from": needed, "deleted": gone, "dry_run": dry_run})
@@ -150,11 +150,11 @@ def _surveys(run: RunDirectory, *, verify: bool) -> list[PolicySurvey]:
 def _missing_rounds(run: RunDirectory, found: list[PolicySurvey]) -> list[str]:
     """Rounds that a policy's checkpoints say it published, that some policy may still read, and that are not there."""
     from mutualrl.recipes import load
-    from mutualrl.regimes import get_regime
+    from mutualrl.regimes.info import RegimeInfo
     from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
 
     recipe = load(run.recipe)
-    if not get_regime(recipe.regime_name).reads_peers and recipe.run.publish != "full":
+    if not RegimeInfo.from_run(run.info()).reads_peers and recipe.run.publish != "full":
         return []  # nothing is published
     stores = {p.name: run.policy(p.name).root for p in recipe.policies}
     needed, lines = oldest_cursor(list(stores.values())), []

@@ -16,7 +16,8 @@ def train(
         Path | None, typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False)
     ] = None,
     regime: Annotated[
-        str | None, typer.Option(help="How the policies share: grpo, grpo-noise, xgrpo, prp, sgt.", show_default=False)
+        str | None,
+        typer.Option(help="How the policies share: a name of `regimes ls`, or FILE.py:SPEC.", show_default=False),
     ] = None,
     pool: Annotated[
         str | None, typer.Option(help="A shipped pool, or a YAML file with `policies:`.", show_default=False)

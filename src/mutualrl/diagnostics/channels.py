@@ -18,8 +18,10 @@ from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import Scales, advantages
 from mutualrl.errors import UsageError
+from mutualrl.regimes import at_level
 
 LOW, HIGH = 0.8, 1.2
+DATA, VALUE, OUTCOME = (at_level(level).name for level in ("data", "value", "outcome"))
 CHANGED = 1e-6
 #: the six rows of the paper's table, by (PRP, XGRPO, SGT)
 ROWS = {
@@ -51,7 +53,7 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[dict[st
 
 
 def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scales: Scales) -> dict[str, Any]:
-    """`{"policies", "prompts", "rows": the six rows, "learners": [{"learner", "prp", "xgrpo", "sgt", "rows"}],
+    """`{"policies", "prompts", "rows": the six rows, "learners": [{"learner", a share per regime, "rows"}],
     "responses", "left_out"}`; `left_out` counts peer responses without a ratio, by reason."""
     voices.require("the PRP channel")
     policies = range(len(rollouts.policies))
@@ -64,7 +66,7 @@ def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scales:
     sgt = np.stack([observed_gate(rollouts, thresholds, m) for m in policies])
     learners = []
     for m, name in enumerate(rollouts.policies):
-        shares = {"prp": float(prp[m].mean()), "xgrpo": float(xgrpo[m].mean()), "sgt": float(sgt[m].mean())}
+        shares = {DATA: float(prp[m].mean()), VALUE: float(xgrpo[m].mean()), OUTCOME: float(sgt[m].mean())}
         learners.append(
             {"learner": name, **shares, "rows": decomposed(prp[m : m + 1], xgrpo[m : m + 1], sgt[m : m + 1])}
         )

@@ -16,6 +16,7 @@ import numpy as np
 
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.statistics import all_fail, intervals, jaccard, ratio
+from mutualrl.regimes import at_level
 from mutualrl.regimes.sgt import SGTSettings
 
 BUCKETS = ("easy", "medium", "hard")
@@ -219,13 +220,13 @@ def _recommended(found: dict[str, Any], graded: float) -> dict[str, Any]:
     elif best["observed"] >= SPARSE and best["observed_ci"][0] > 0:
         text, choice = (
             f"sgt: its gate would open on {rates} of the prompts, where the learner fails and a peer does not",
-            "sgt",
+            at_level("outcome").name,
         )
     elif graded >= FLAT:
         text, choice = (
             f"xgrpo: SGT's gate would hardly open ({rates}), but {graded:.1%} of the prompts have unequal rewards in "
             "the pool to grade by",
-            "xgrpo",
+            at_level("value").name,
         )
     else:
         text, choice = (

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from mutualrl.diagnostics.channels import DATA, OUTCOME, VALUE
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
 from mutualrl.diagnostics.rollouts import Ints, Rollouts
 from mutualrl.diagnostics.sgt_check import list_successes
@@ -61,15 +62,15 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) 
             "learner": name,
             "rollout_tokens": int(of_policy[m]),
             "teachers": len(teachers[m]),
-            "xgrpo": _extra(0, of_policy[m]),
-            "sgt": _extra(sum(teachers[m]), of_policy[m]),
-            "prp": _extra(total - int(of_policy[m]), of_policy[m]),
+            VALUE: _extra(0, of_policy[m]),
+            OUTCOME: _extra(sum(teachers[m]), of_policy[m]),
+            DATA: _extra(total - int(of_policy[m]), of_policy[m]),
         }
         for m, name in enumerate(rollouts.policies)
     ]
     rows = [
         {"regime": regime, **_extra(sum(row[regime]["extra_tokens"] for row in learners), total)}
-        for regime in ("xgrpo", "sgt", "prp")
+        for regime in (VALUE, OUTCOME, DATA)
     ]
     models = len(rollouts.policies)
     smallest = int(rollouts.present_M_P_G.sum(axis=2).min())

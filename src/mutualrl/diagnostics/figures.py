@@ -9,6 +9,7 @@ import numpy as np
 
 from mutualrl.console.display import clean
 from mutualrl.console.plots import Axes, Draw
+from mutualrl.regimes import at_level
 
 Figures = Mapping[str, tuple[tuple[float, float], Draw]]
 _REGIME_COLOURS = {"PRP": "#4477AA", "XGRPO": "#CCBB44", "SGT": "#EE6677"}
@@ -109,7 +110,7 @@ def xgrpo_check(result: dict[str, Any]) -> Figures:
             axis.set_title(title, fontsize=10)
         _legend(axis, fontsize=8)
 
-    return {"xgrpo": ((11, 3.6), draw)}
+    return {at_level("value").name: ((11, 3.6), draw)}
 
 
 def sgt_check(result: dict[str, Any]) -> Figures:

@@ -20,7 +20,7 @@ from mutualrl.diagnostics.voices import Voices
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError, MutualRLError, UsageError
 from mutualrl.records import Prompt
-from mutualrl.regimes.base import policy_seed
+from mutualrl.seeds import policy_seed
 from mutualrl.storage.files import write_atomic
 from mutualrl.tasks import get_task, load_prompts
 from mutualrl.tasks.prompting import Content, prompt_ids

@@ -17,6 +17,7 @@ from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load, resolve
 from mutualrl.recipes.resolve import GONE
 from mutualrl.records import Prompt
+from mutualrl.regimes import at_level
 from mutualrl.regimes.sgt import SGTSettings
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
@@ -144,9 +145,9 @@ def _refuse_idle(flags: Flags, source: str) -> None:
 
 def _thresholds(flags: Flags, recipe: Recipe | None) -> Thresholds:
     """What counts as success and failure: the flags', else those of a run under SGT, else the paper's."""
-    own = (
-        {} if recipe is None or recipe.regime_name != "sgt" else {p.name: _sgt(recipe, p.name) for p in recipe.policies}
-    )
+    own: dict[str, Thresholds] = {}
+    if recipe is not None and recipe.regime_name == at_level("outcome").name:
+        own = {p.name: _sgt(recipe, p.name) for p in recipe.policies}
     for flag, value in (("--success-above", flags.success_above), ("--failure-below", flags.failure_below)):
         if value is not None and not isfinite(value):
             raise UsageError(f"{flag} {value}: expected a finite number")
@@ -175,7 +176,9 @@ def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
     """What a policy's local and pooled advantages are divided by."""
     local = str(recipe.trainer_settings(policy).get("scale_rewards", "group"))
     local = {"True": "group", "False": "none"}.get(local, local)
-    pooled = getattr(recipe.regime_settings(policy), "scale", None) if recipe.regime_name == "xgrpo" else None
+    pooled = (
+        getattr(recipe.regime_settings(policy), "scale", None) if recipe.regime_name == at_level("value").name else None
+    )
     return local, pooled or local
 
 

@@ -17,8 +17,8 @@ from mutualrl.diagnostics.rollouts import Bools, Ints, Rollouts
 from mutualrl.diagnostics.statistics import intervals, ratio
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.errors import UsageError
-from mutualrl.regimes.base import seeded
 from mutualrl.regimes.sgt import Candidate, Fitted, draw
+from mutualrl.seeds import seeded
 
 
 def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:

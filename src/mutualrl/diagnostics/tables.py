@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mutualrl.console.markdown import name, number, table
+from mutualrl.diagnostics.channels import DATA, OUTCOME, VALUE
 
 MOST_TASKS = 12
 
@@ -164,7 +165,7 @@ def cost(result: dict[str, Any]) -> str:
     cells = [
         [
             name(row["learner"]), f"{row['rollout_tokens']:,}", str(row["teachers"]),
-            *(f"{row[r]['extra_tokens']:,} ({number(row[r]['ratio'])}x)" for r in ("xgrpo", "sgt", "prp")),
+            *(f"{row[r]['extra_tokens']:,} ({number(row[r]['ratio'])}x)" for r in (VALUE, OUTCOME, DATA)),
         ]
         for row in result["learners"]
     ]  # fmt: skip

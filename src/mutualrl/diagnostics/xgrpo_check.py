@@ -15,7 +15,7 @@ import numpy as np
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
 from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, spread
 from mutualrl.regimes.advantages import deviation
-from mutualrl.regimes.base import seeded
+from mutualrl.seeds import seeded
 
 POOLS = ("true", "shuffled")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mutualrl.errors import DataError
-from mutualrl.see.files import committed_rounds
 from mutualrl.see.survey import Reader
 
 
@@ -38,7 +37,8 @@ def harvest(exchange: Path, run_id: str, policy: str, above: float, expected: in
     """All distinct successes (reward > `above`) that a policy published in its `expected` rounds. Raises DataError when
     it published none, or no texts, or rounds are missing; ExchangeDamagedError when a byte does not match its
     marker."""
-    rounds = committed_rounds(exchange / policy)
+    reader = Reader(exchange, run_id)
+    rounds = reader.rounds(policy)
     where = f"{exchange / policy}"
     if rounds and rounds != list(range(expected)):
         raise DataError(
@@ -50,7 +50,6 @@ def harvest(exchange: Path, run_id: str, policy: str, above: float, expected: in
             f"{where}: no rollouts of {policy!r} are kept; a standalone run keeps them with: mutualrl train --regime "
             "grpo --exchange full"
         )
-    reader = Reader(exchange, run_id)
     rollouts = rewarded = cut = 0
     found: set[Success] = set()
     for round_ in rounds:

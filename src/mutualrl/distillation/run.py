@@ -18,13 +18,14 @@ from mutualrl.errors import UsageError
 from mutualrl.evaluation.request import EvalRequest, Flags, ModelRequest
 from mutualrl.evaluation.run import evaluate_models
 from mutualrl.records import Prompt
+from mutualrl.regimes import baseline
 from mutualrl.reporting.reading import part
 from mutualrl.reporting.report import read_runs
 from mutualrl.storage.files import user_path, write_json
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 
 _MATCHED = ("seed", "steps", "prompts_per_round", "rollouts_per_prompt")
-BEFORE, BASELINE, DISTILLED = "before training", "grpo", "sequential distillation"
+BEFORE, BASELINE, DISTILLED = "before training", baseline().name, "sequential distillation"
 FILE = "distill.json"
 
 

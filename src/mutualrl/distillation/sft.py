@@ -21,7 +21,7 @@ from mutualrl.distillation.harvest import Lesson
 from mutualrl.distillation.settings import DistillSettings
 from mutualrl.errors import DataError, ModelError, RecipeError
 from mutualrl.records import Prompt
-from mutualrl.regimes.sgt import pair_nll
+from mutualrl.regimes.losses import row_nll
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.thl import retokenize
 from mutualrl.training.adapters import lora_config, save_model
@@ -77,7 +77,7 @@ class PairTrainer(SFTTrainer):
         outputs = model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)
         logits, labels = outputs.logits[:, :-1].float(), labels[:, 1:]
         logps = -F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
-        loss = pair_nll(logps, labels != -100).mean()
+        loss = row_nll(logps, labels != -100).mean()
         if num_items_in_batch is not None:
             loss = loss / self.current_gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss

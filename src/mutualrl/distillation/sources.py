@@ -11,6 +11,7 @@ from mutualrl.errors import UsageError
 from mutualrl.recipes import Recipe, load
 from mutualrl.recipes.agreement import load_prompts
 from mutualrl.records import Prompt
+from mutualrl.regimes import baseline
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 
@@ -49,7 +50,7 @@ def sources(runs: Sequence[Path]) -> dict[str, Source]:
         run = RunDirectory(user_path(path))
         info = run.info()
         recipe = load(run.recipe)
-        if recipe.regime_name != "grpo":
+        if recipe.regime_name != baseline().name:
             raise UsageError(
                 f"{path}: a run of regime {recipe.regime_name!r}; sequential distillation starts from standalone GRPO: "
                 "mutualrl train --regime grpo --exchange full"

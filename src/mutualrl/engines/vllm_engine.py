@@ -13,7 +13,7 @@ from typing import Any
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import ModelError
 from mutualrl.records import Completion
-from mutualrl.regimes.base import seed_of
+from mutualrl.seeds import seed_of
 from mutualrl.thl import ended
 
 #: GiB for the cache of keys and values on CPU; the environment variable VLLM_CPU_KVCACHE_SPACE overrides it

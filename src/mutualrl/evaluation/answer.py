@@ -10,7 +10,7 @@ from mutualrl.engines.base import Engine, Sampling
 from mutualrl.evaluation.request import TaskRequest
 from mutualrl.evaluation.store import Store
 from mutualrl.records import Completion, Prompt
-from mutualrl.regimes.base import seed_of
+from mutualrl.seeds import seed_of
 from mutualrl.tasks.boxed import content_score, last_boxed
 from mutualrl.tasks.rewarding import BOXED, rewards_of
 

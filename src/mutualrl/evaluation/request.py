@@ -164,13 +164,17 @@ def _tasks(suite: str, own: TaskSection, flags: Flags, tokens: int | None) -> li
         else:
             reads = get_task(name).takes_data or flags.data is not None
             source = TaskSource(None, data if reads else None, flags.seed, flags.template, flags.answer or "answer")
-        found += _members(source, flags, tokens) if name == "mixture" else [_task(name, source, flags, tokens)]
+        task = get_task(name)
+        if isinstance(task, MixtureTask):
+            found += _members(task, source, flags, tokens)
+        else:
+            found.append(_task(name, source, flags, tokens))
     return list({task.name: task for task in reversed(found)}.values())[::-1]
 
 
-def _members(source: TaskSource, flags: Flags, tokens: int | None) -> list[TaskRequest]:
-    """A mixture is evaluated member by member."""
-    return [_task(name, m.source, flags, tokens) for name, (_, m) in MixtureTask().members(source).items()]
+def _members(mixture: MixtureTask, source: TaskSource, flags: Flags, tokens: int | None) -> list[TaskRequest]:
+    """Return the members of a mixture, which is evaluated member by member."""
+    return [_task(name, m.source, flags, tokens) for name, (_, m) in mixture.members(source).items()]
 
 
 def _task(name: str, source: TaskSource, flags: Flags, tokens: int | None) -> TaskRequest:

@@ -116,7 +116,7 @@ class Crew:
         self.run.policy(member.name).failure.unlink(missing_ok=True)
         if len(member.seat.nodes) > 1:
             member.rendezvous = f"{self._address}:{free_port()}"
-        clear_heartbeats(self.run.exchange / member.name)
+        clear_heartbeats(self.run.exchange, member.name)
         self._watch.forget(member.name)
         member.group = agent(self.run, member.seat, member.attempt, self._node, member.rendezvous)
         member.due = None

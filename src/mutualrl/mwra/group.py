@@ -15,8 +15,9 @@ from typing import IO
 import psutil
 
 from mutualrl.mwra.placement import Seat
-from mutualrl.see.exchange import ATTEMPT
-from mutualrl.storage.files import glance, read_sealed
+from mutualrl.see import open_store
+from mutualrl.see.exchange import claimed_attempt
+from mutualrl.storage.files import glance
 from mutualrl.storage.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
@@ -79,8 +80,8 @@ def next_attempt(run: RunDirectory, policy: str) -> int:
     """The number of a policy's next start, over all sessions: one after the newest that left a log or a claim."""
     names = (re.match(r"attempt-([0-9]+)\.", p.name) for p in run.policy(policy).logs.glob("attempt-*"))
     logs = max((int(match[1]) for match in names if match), default=-1)
-    claim = read_sealed(run.exchange / policy / ATTEMPT)
-    return max(logs, -1 if claim is None else int(claim["attempt"])) + 1
+    claim = claimed_attempt(open_store(run.exchange), policy)
+    return max(logs, -1 if claim is None else claim) + 1
 
 
 def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 
 from mutualrl.console.display import cell
-from mutualrl.see.liveness import HEARTBEAT
-from mutualrl.storage.files import glance
+from mutualrl.see import open_store
+from mutualrl.see.liveness import last_beat
 from mutualrl.storage.rundir import RunDirectory
 
 PLAIN_SECONDS = 15.0  # between two lines where there is no terminal to redraw
@@ -30,6 +30,7 @@ class PolicyProgress:
     step: int = 0
     reward: float | None = None
     gate_rate: float | None = None
+    gate_key: str | None = None
     waited: float = 0.0
     validation: dict[str, float] = field(default_factory=dict)
     offset: int = 0
@@ -37,7 +38,7 @@ class PolicyProgress:
 
     def update(self, run: RunDirectory, policy: str) -> None:
         """Read what is new in the policy's metrics and heartbeat."""
-        state = glance(run.exchange / policy / HEARTBEAT)
+        state = last_beat(open_store(run.exchange), policy)
         if state is not None:
             self.phase = str(state["phase"])
         try:
@@ -57,7 +58,8 @@ class PolicyProgress:
     def _take(self, line: dict[str, Any]) -> None:
         self.step = int(line["step"])
         self.reward = line.get("reward")
-        self.gate_rate = line.get("sgt/gate_rate", self.gate_rate)
+        if self.gate_key is not None:
+            self.gate_rate = line.get(self.gate_key, self.gate_rate)
         self.waited += line.get("see/wait_seconds") or 0.0
         if "validation" in line:
             self.validation = line["validation"]["by_group"]
@@ -66,11 +68,13 @@ class PolicyProgress:
 class Progress:
     """Live progress on a terminal; elsewhere a plain line every few seconds."""
 
-    def __init__(self, run: RunDirectory, policies: list[str], steps: int, console: Console) -> None:
+    def __init__(
+        self, run: RunDirectory, policies: list[str], steps: int, console: Console, gate_key: str | None = None
+    ) -> None:
         self._run = run
         self._steps = steps
         self._console = console
-        self._states = {name: PolicyProgress() for name in policies}
+        self._states = {name: PolicyProgress(gate_key=gate_key) for name in policies}
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._next_line = time.monotonic() + PLAIN_SECONDS
 

@@ -18,8 +18,8 @@ from mutualrl.mwra.placement import Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.batch import BatchPlan
-from mutualrl.see import Absences
-from mutualrl.see.absences import FILE as ABSENCES
+from mutualrl.regimes.info import RegimeInfo
+from mutualrl.see import Absences, open_store
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_json, write_atomic, write_json
 from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
@@ -130,7 +130,8 @@ def begin(recipe: Recipe, placement: Placement, plan: dict[str, Any], launch: La
         "command": command_line(),
         "versions": versions(),
         "seed": recipe.run.seed,
-        "regime": recipe.regime_name,
+        "regime": recipe.spec.name,
+        "regime_info": RegimeInfo.of(recipe.spec).model_dump(mode="json"),
         "pool": recipe.pool,
         "nodes": launch.nodes,
         "fingerprint": plan,
@@ -156,7 +157,7 @@ def _claim(recipe: Recipe, info: dict[str, Any], held: ExitStack) -> RunDirector
     if recipe.run.dir is not None:
         return create(Path(recipe.run.dir), info, held)
     while True:
-        path = default_path(recipe.regime_name, recipe.pool or "pool")
+        path = default_path(recipe.spec.name, recipe.pool or "pool")
         try:
             return create(path, info, held)
         except RunDirectoryError:
@@ -207,7 +208,7 @@ def go_on(run: RunDirectory, recipe: Recipe, placement: Placement, launch: Launc
     run.summary.unlink(missing_ok=True)
     for policy in recipe.policies:
         cursor = Checkpoints(run.policy(policy.name).root).newest_cursor()
-        Absences(run.exchange / policy.name / ABSENCES).welcome_back(cursor)
+        Absences(open_store(run.exchange), policy.name).welcome_back(cursor)
     keep_recipe(run, recipe)
     info = run.info()
     write_json(run.run_json, {**info, "nodes": launch.nodes, "placement": _by_policy(placement)})

@@ -52,7 +52,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
     with ExitStack() as held, stop_signals() as request:
         run, placement, notes = _open(recipe, launch, console, request, held)
         request.raise_if_any()
-        recipe = load(run.recipe)  # as node 0 has settled it
+        recipe = load(run.recipe, run_code=True)  # as node 0 has settled it
         session = next_session(run) if launch.node == 0 else 0
         end([], _mark(run, launch), grace=0)  # what a supervisor that was killed a moment ago left
         console.print(f"Run directory: {cleaned(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
@@ -93,7 +93,7 @@ def _take_up(
     if path is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
     run = resumable(path)
-    kept = load(run.recipe)
+    kept = load(run.recipe, run_code=True)
     accept_changes(kept, recipe)  # before the data are looked for: they may be another task's
     recipe, placement, plan = planned(recipe, this_machine(), launch)
     notes = [*placement.notes, *accept_changes(kept, recipe), *same_plan(run.info(), placement, plan)]
@@ -173,7 +173,9 @@ def run_policies(
     at_once = False
     try:
         node.meet(run, console, request, voice)
-        with Progress(run, [p.name for p in recipe.policies], recipe.run.steps, console) as progress:
+        with Progress(
+            run, [p.name for p in recipe.policies], recipe.run.steps, console, recipe.spec.metric("gate_rate")
+        ) as progress:
             crew.start()
             deadline = None
             while crew.active or not (crew.stopping or node.settled(run, recipe, crew)):
@@ -228,7 +230,7 @@ def collect(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, Any]
         else:
             raise MutualRLError(f"policy {policy.name!r} ended without a result; logs: {run.policy(policy.name).logs}")
     return {
-        "regime": recipe.regime_name,
+        "regime": recipe.spec.name,
         "pool": recipe.pool,
         "task": recipe.task.name,
         "seed": recipe.run.seed,

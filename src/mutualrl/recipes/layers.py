@@ -148,6 +148,14 @@ def _with_data(section: dict[str, Any], anchor: Callable[[Any], Any]) -> dict[st
     return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
 
 
+def _anchored_code(name: str, directory: Path) -> str:
+    """Return the import path of a user's regime or task with a file beside the recipe made absolute."""
+    file, colon, attribute = name.rpartition(":")
+    if colon and file.endswith(".py") and (directory / file).is_file():
+        return f"{(directory / file).resolve()}:{attribute}"
+    return name
+
+
 def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
     """`layer` with relative model and data paths that exist beside its file made absolute."""
 
@@ -165,6 +173,10 @@ def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
         layer["policies"] = [
             {**p, "model": anchor(p["model"])} if isinstance(p, dict) and "model" in p else p for p in policies
         ]
+    for key in ("regime", "task"):
+        section = layer.get(key)
+        if isinstance(section, dict) and isinstance(section.get("name"), str):
+            layer[key] = {**section, "name": _anchored_code(section["name"], directory)}
     task = layer.get("task")
     if isinstance(task, dict):
         layer["task"] = _with_data(task, anchor)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mutualrl.regimes import RegimeSettings
-from mutualrl.regimes.prp import PRPSettings
-
 #: settings that cut or bend the sampling distribution, and their plain values.
 PLAIN_SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0, None),
@@ -60,32 +57,6 @@ def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) 
             )
         ]
     return []
-
-
-def prp_problems(settings: Mapping[str, Any], regime: RegimeSettings) -> list[tuple[str, str]]:
-    """(key, what is wrong with it) for trainer settings that PRP's loss over peer rows does not have."""
-    assert isinstance(regime, PRPSettings)
-    high = settings.get("epsilon_high")
-    above = 1 + float(settings.get("epsilon", 0.2) if high is None else high)
-    found = []
-    if regime.clip == "ppo" and settings.get("loss_type") not in ("cispo", "sapo", "vespo") and regime.delta <= above:
-        problem = f"the upper clip is {above:g}, and regime.delta {regime.delta:g}; expected a larger delta"
-        found.append(("epsilon", problem))
-    if regime.clip == "band":
-        for key, plain in BAND_PLAIN.items():
-            if settings.get(key, plain[0]) not in plain:
-                problem = f"found {settings[key]!r}, which regime.clip: band does not have; expected {plain[0]!r}"
-                found.append((key, problem))
-    return found
-
-
-#: settings of TRL's loss that `clip: band` has no counterpart for, and the values that mean it is not used.
-BAND_PLAIN: dict[str, tuple[Any, ...]] = {
-    "importance_sampling_level": ("token",),
-    "off_policy_mask_threshold": (None,),
-    "top_entropy_quantile": (1.0, 1),
-    "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "luspo"),
-}
 
 
 def server_problems(policies: Mapping[str, Mapping[str, Any]]) -> list[str]:

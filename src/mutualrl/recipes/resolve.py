@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from mutualrl.errors import RecipeError
+from mutualrl.errors import RecipeError, RegimeError, TaskError
+from mutualrl.plugins import absolute_path, entry_points, is_import_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch import OWN_BATCHING
 from mutualrl.recipes.layers import Layers, find, named, recipe_file, shipped
-from mutualrl.recipes.ratios import aggregation_problem, prp_problems, ratio_problems, server_problems
+from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
     HardwareSection,
     LaunchSection,
@@ -26,9 +28,9 @@ from mutualrl.recipes.schema import (
     TaskSection,
 )
 from mutualrl.recipes.trainer_keys import problem_with
-from mutualrl.regimes import get_regime, regimes
+from mutualrl.regimes import baseline, get_regime, is_open, regimes
 from mutualrl.storage.files import user_path
-from mutualrl.tasks import TASKS
+from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.hub_data import is_hub
 
 #: where the paper's base algorithm differs from TRL's defaults (paper, Section "Hyperparameters").
@@ -86,8 +88,9 @@ def resolve(request: Request) -> Recipe:
     if pool is not None:  # a recipe with policies of its own names its pool for people only
         layers.add_file(find("pools", pool))
         layers.add({"pool": re.sub(r"[^A-Za-z0-9._-]+", "-", Path(pool).stem)[:64]}, "--pool")
-    for key, asked, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, "grpo")):
+    for key, asked, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, baseline().name)):
         chosen = _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
+        chosen = absolute_path(chosen)
         for layer in (layers.value, own):
             if _name(layer, key) not in (None, chosen):
                 layer[key] = {}  # settings of another task or regime than the one asked for
@@ -145,11 +148,14 @@ def data_path(path: Path) -> str:
     return str(path) if is_hub(path) else str(user_path(path))
 
 
-def validate(layers: Layers) -> Recipe:
-    """Check all layers together. Raises RecipeError with every problem found."""
+def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
+    """Check all layers together. Raises RecipeError with every problem found, RegimeError for a regime that cannot be
+    imported. Without `run_code` a regime or task outside this package is not imported, and its settings not checked."""
     problems: list[str] = []
     value = layers.value
-    _check_names(value, layers, problems)
+    name = value["regime"].setdefault("name", baseline().name)
+    checked = run_code or not is_open(name)
+    _check_names(value, layers, problems, run_code=run_code)
     for path, settings in _trainer_sections(value):
         for key, setting in settings.items():
             if (problem := problem_with(key, setting)) is not None:
@@ -159,9 +165,9 @@ def validate(layers: Layers) -> Recipe:
         recipe = Recipe.model_validate(_with_round(value))
     except ValidationError as error:
         problems.extend(_explain(error, layers, ()))
-    if recipe is not None and not problems:
+    if recipe is not None and not problems and checked:
         problems.extend(_conflicts(recipe, layers))
-    for path, settings in _regime_sections(value):
+    for path, settings in _regime_sections(value) if checked else ():
         try:
             get_regime(value["regime"]["name"]).settings(**settings)
         except ValidationError as error:
@@ -173,21 +179,26 @@ def validate(layers: Layers) -> Recipe:
 
 def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     """Settings that are right one by one and wrong together: they would bias the regime's ratios or advantages."""
+    spec = recipe.spec
     try:
-        traced = "logprobs" in recipe.demanded_fields
+        traced = recipe.published.traced
     except ValidationError:
         return []  # the regime's own settings are wrong, and reported by themselves
-    moves = get_regime(recipe.regime_name).moves_advantages
     lines = []
+    if spec.reads_peers and len(recipe.policies) < 2:
+        lines.append(
+            f"regime {spec.name!r} shares between policies, and this pool has one ({recipe.policies[0].name!r}); "
+            f"add a policy, or use --regime {baseline().name}"
+        )
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
-        found = ratio_problems(settings, traced=traced) + aggregation_problem(settings, moves_advantages=moves)
-        if recipe.regime_name == "prp":
-            found += prp_problems(settings, recipe.regime_settings(policy.name))
+        found = ratio_problems(settings, traced=traced)
+        found += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
+        found += spec.check(recipe.regime_settings(policy.name), settings)
         lora = recipe.lora_settings(policy.name)
         if traced and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):
             problem = (
-                f"found {lora.dropout}; TRL samples with it, so that the traces which regime {recipe.regime_name!r} "
+                f"found {lora.dropout}; TRL samples with it, so that the traces which regime {spec.name!r} "
                 "publishes would be another policy's; expected 0"
             )
             lines.append(_line(layers, ("lora", "dropout"), problem))
@@ -209,11 +220,25 @@ def _regime_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict[
     return sections
 
 
-def _check_names(value: dict[str, Any], layers: Layers, problems: list[str]) -> None:
-    for key, known in (("task", list(TASKS)), ("regime", list(regimes()))):
+def _check_names(value: dict[str, Any], layers: Layers, problems: list[str], *, run_code: bool) -> None:
+    """Note an unknown task or regime; with `run_code` import those of the user, else take them for what they say."""
+    lookups: tuple[tuple[str, Callable[[str], object], list[str]], ...] = (
+        ("task", get_task, list(TASKS)),
+        ("regime", get_regime, list(regimes())),
+    )
+    for key, get, known in lookups:
         name = value[key].get("name")
-        if name not in known:
+        if name in known or (isinstance(name, str) and not run_code):
+            continue
+        if not isinstance(name, str):
             problems.append(_line(layers, (key, "name"), f"found {name!r}, expected {_one_of(known, str(name))}"))
+            continue
+        try:
+            get(name)
+        except (RegimeError, TaskError):
+            if is_import_path(name) or name in entry_points(f"mutualrl.{key}s"):
+                raise
+            problems.append(_line(layers, (key, "name"), f"found {name!r}, expected {_one_of(known, name)}"))
     if problems:
         raise RecipeError(problems)
 
@@ -287,13 +312,14 @@ def dump(recipe: Recipe) -> str:
     return yaml_file.dump(value)
 
 
-def load(path: Path, *, without_models: bool = False) -> Recipe:
-    """A resolved recipe written by `dump`. With `without_models` it need not find the models that the run began with
-    (the run may have been made elsewhere): the model of such a policy is called `gone/NAME`."""
+def load(path: Path, *, without_models: bool = False, run_code: bool = False) -> Recipe:
+    """A resolved recipe written by `dump`. With `run_code` the user's own regime or task is imported, as to train with
+    it; a run that is only looked at runs nothing. With `without_models` it need not find the models that the run began
+    with (the run may have been made elsewhere): the model of such a policy is called `gone/NAME`."""
     layers = Layers()
     layers.add_file(path)
     for policy in layers.value.get("policies") or () if without_models else ():
         model = Path(str(policy.get("model")))
         if model.is_absolute() and not model.is_dir():
             policy["model"] = f"{GONE}{policy.get('name')}"
-    return validate(layers)
+    return validate(layers, run_code=run_code)

@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from mutualrl.regimes import RegimeSettings, get_regime
+from mutualrl.plugins import absolute_path, is_import_path
+from mutualrl.records import PublishSchema
+from mutualrl.regimes import RegimeSettings, RegimeSpec, baseline, get_regime
 from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, TaskSource
 from mutualrl.tasks.base import Member
 from mutualrl.tasks.hub_data import is_hub
-from mutualrl.tasks.rewards import FORM, IMPORT_PATH
+from mutualrl.tasks.rewards import FORM
 
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
@@ -79,10 +81,9 @@ def _importable(value: str) -> str:
     """`boxed`, or an import path; a path to a file is made absolute."""
     if value == "boxed":
         return value
-    match = IMPORT_PATH.fullmatch(value)
-    if match is None:
+    if not is_import_path(value):
         raise ValueError(f"found {value!r}, {FORM}")
-    return f"{user_path(match['module'])}:{match['name']}" if match["module"].endswith(".py") else value
+    return absolute_path(value)
 
 
 def _path(text: str | None) -> Path | None:
@@ -205,7 +206,7 @@ class Recipe(Section):
 
     pool: Annotated[str, Field(pattern=POOL_NAME)] | None = None
     policies: tuple[Policy, ...] = Field(min_length=1, strict=False)
-    regime: dict[str, Any] = {"name": "grpo"}
+    regime: dict[str, Any] = {}
     task: TaskSection = TaskSection()
     trainer: dict[str, Any] = {}
     round: RoundSection = RoundSection()
@@ -224,17 +225,17 @@ class Recipe(Section):
             raise ValueError(
                 f"launch.weights names {', '.join(map(repr, unknown))}; the policies are {', '.join(names)}"
             )
-        if get_regime(self.regime_name).reads_peers and len(self.policies) < 2:
-            raise ValueError(
-                f"regime {self.regime_name!r} shares between policies, and this pool has one ({names[0]!r}); "
-                "add a policy, or use --regime grpo"
-            )
         return self
 
     @property
     def regime_name(self) -> str:
-        """Name of the regime."""
-        return str(self.regime.get("name", "grpo"))
+        """Name, import path or entry point of the regime."""
+        return str(self.regime.get("name", baseline().name))
+
+    @property
+    def spec(self) -> RegimeSpec:
+        """The regime. Raises RegimeError for one that cannot be imported."""
+        return get_regime(self.regime_name)
 
     def with_steps(self, prompts: int, prompts_a_round: int, steps_a_round: int) -> Recipe:
         """The recipe with `run.epochs` worked out: `run.steps = epochs * (prompts // prompts_a_round) * steps_a_round`.
@@ -259,10 +260,9 @@ class Recipe(Section):
         return self.policy(policy).lora or self.lora
 
     @property
-    def demanded_fields(self) -> frozenset[str]:
-        """Optional record fields that some policy's regime reads, so that all publish them."""
-        publishes = get_regime(self.regime_name).publishes
-        return frozenset().union(*(publishes(self.regime_settings(p.name)) for p in self.policies))
+    def published(self) -> PublishSchema:
+        """What some policy's regime reads, so that all publish it."""
+        return PublishSchema.union(self.spec.publishes(self.regime_settings(p.name)) for p in self.policies)
 
     def trainer_settings(self, policy: str) -> dict[str, Any]:
         """The GRPOConfig keys as they hold for one policy, without those that the run decides."""

@@ -1,18 +1,45 @@
-"""The regimes, one module each; a module with a `SPEC` is a regime, and nothing else needs to know it."""
+"""The regimes: rules by which policies share experience.
+
+A module here with a `SPEC` is a regime. So is `SPEC` of a user's own file or package (`--regime file.py:SPEC`,
+`--regime package.module:SPEC`), and what an installed package offers under the entry-point group `mutualrl.regimes`.
+Nothing else in the system knows a regime by name.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from functools import cache
 
-from mutualrl.errors import UsageError
-from mutualrl.regimes.base import RegimeSettings, RegimeSpec
+from mutualrl.errors import RegimeError
+from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
+from mutualrl.records import PublishSchema, Rollout
+from mutualrl.regimes.round import (
+    PPO,
+    Band,
+    Bound,
+    ExtraRow,
+    PeerRound,
+    Plan,
+    RoundView,
+    RowStatistics,
+    SequenceLevel,
+    Source,
+    Trace,
+    Transfer,
+    UpperBound,
+    check_plan,
+    plain_state,
+)
+from mutualrl.regimes.spec import Metric, RegimeSettings, RegimeSpec
+
+GROUP = "mutualrl.regimes"
 
 
 @cache
 def regimes() -> dict[str, RegimeSpec]:
-    """All regimes by name."""
+    """Return the regimes that ship with mutualrl, by name."""
     found: dict[str, RegimeSpec] = {}
     for info in pkgutil.iter_modules(__path__):
         spec = getattr(importlib.import_module(f"{__name__}.{info.name}"), "SPEC", None)
@@ -21,11 +48,78 @@ def regimes() -> dict[str, RegimeSpec]:
     return found
 
 
+def baseline() -> RegimeSpec:
+    """Return the regime that shares nothing: what the others are compared with."""
+    return next(spec for spec in regimes().values() if spec.plan is None)
+
+
+@cache
+def at_level(level: str) -> RegimeSpec:
+    """Return the regime of the paper at one of its levels of sharing: data, value or outcome."""
+    return next(spec for spec in regimes().values() if spec.level == level and not spec.control)
+
+
+def is_open(name: str) -> bool:
+    """Return whether a name stands for code outside this package: looking it up runs that code."""
+    return name not in regimes()
+
+
+@cache
 def get_regime(name: str) -> RegimeSpec:
-    """The regime of that name. Raises UsageError naming those there are."""
-    if name not in regimes():
-        raise UsageError(f"unknown regime {name!r}; expected one of: {', '.join(sorted(regimes()))}")
-    return regimes()[name]
+    """Return the regime of that name, import path or entry point.
+
+    Raises RegimeError with file and line for one that cannot be imported, or is no RegimeSpec; for an unknown name,
+    those that there are.
+    """
+    if name in regimes():
+        return regimes()[name]
+    if is_import_path(name):
+        return _checked(load_object(name, "regime", RegimeError), name)
+    offered = entry_points(GROUP)
+    if name in offered:
+        return _checked(load_object(offered[name].value, f"regime {name!r}", RegimeError), name)
+    known = sorted({*regimes(), *offered})
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise RegimeError(f"unknown regime {name!r}; expected one of: {', '.join(known)}{hint}; or {FORM}")
 
 
-__all__ = ["RegimeSettings", "RegimeSpec", "get_regime", "regimes"]
+def _checked(spec: object, name: str) -> RegimeSpec:
+    if not isinstance(spec, RegimeSpec):
+        raise RegimeError(f"regime {name!r}: found {type(spec).__name__}, expected a mutualrl.regimes.RegimeSpec")
+    if not isinstance(spec.settings, type) or not issubclass(spec.settings, RegimeSettings):
+        raise RegimeError(f"regime {name!r}: settings: found {spec.settings!r}, expected a subclass of RegimeSettings")
+    if not callable(spec.publishes) or not (spec.plan is None or callable(spec.plan)):
+        raise RegimeError(f"regime {name!r}: plan and publishes: expected functions")
+    if spec.name in regimes():
+        raise RegimeError(f"regime {name!r}: is named {spec.name!r}, which ships with mutualrl; give it another name")
+    return spec
+
+
+__all__ = [
+    "PPO",
+    "Band",
+    "Bound",
+    "ExtraRow",
+    "Metric",
+    "PeerRound",
+    "Plan",
+    "PublishSchema",
+    "RegimeSettings",
+    "RegimeSpec",
+    "Rollout",
+    "RoundView",
+    "RowStatistics",
+    "SequenceLevel",
+    "Source",
+    "Trace",
+    "Transfer",
+    "UpperBound",
+    "at_level",
+    "baseline",
+    "check_plan",
+    "get_regime",
+    "is_open",
+    "plain_state",
+    "regimes",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutualrl.regimes.base import RegimeSettings, RegimeSpec
+from mutualrl.regimes.spec import RegimeSettings, RegimeSpec
 
 
 class GRPOSettings(RegimeSettings):
@@ -13,8 +13,6 @@ SPEC = RegimeSpec(
     name="grpo",
     summary="own rollouts only: step for step what plain TRL computes",
     settings=GRPOSettings,
-    publishes=lambda settings: frozenset(),
-    text_above=lambda settings: float("inf"),
     reads_peers=False,
     plan=None,
 )

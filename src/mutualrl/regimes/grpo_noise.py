@@ -9,7 +9,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from mutualrl.regimes.advantages import by_prompt, deviation, in_rows, pool_advantages
-from mutualrl.regimes.base import RegimeSettings, RegimeSpec, RoundPlan, RoundView, advantage_metrics, seeded
+from mutualrl.regimes.round import Plan, RoundView
+from mutualrl.regimes.spec import RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
+from mutualrl.seeds import seeded
 
 
 class NoiseSettings(RegimeSettings):
@@ -18,7 +20,7 @@ class NoiseSettings(RegimeSettings):
     noise: float = Field(0.1, ge=0, description="deviation of the normal draw added to each prompt's mean reward")
 
 
-def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
+def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     """Own advantages with each prompt's mean moved by a normal draw; a group of equal rewards keeps advantage 0.
 
     A = (r - (mean + noise * z)) / (std + 1e-4), z ~ N(0, 1), one a prompt and round.
@@ -36,16 +38,17 @@ def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
         for prompt_id, rewards in by_prompt(view.prompt_ids, view.rewards).items()
     }
     advantages = in_rows(view.prompt_ids, groups)
-    return RoundPlan(advantages=advantages, metrics=advantage_metrics("noise", view.advantages, advantages))
+    return Plan(advantages=advantages, metrics=advantage_metrics("noise", view.advantages, advantages))
 
 
 SPEC = RegimeSpec(
     name="grpo-noise",
     summary="control: GRPO whose per-prompt mean reward is perturbed by noise",
     settings=NoiseSettings,
-    publishes=lambda settings: frozenset(),
-    text_above=lambda settings: float("inf"),
     reads_peers=False,
     plan=plan,
     moves_advantages=True,
+    metrics=advantage_metric_table("noise"),
+    level="value",
+    control=True,
 )

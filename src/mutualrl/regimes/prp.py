@@ -1,32 +1,27 @@
 """Peer Rollout Pooling (PRP): the learner trains on its own rollouts and every peer's, normalised as one pool.
 
-Pure functions: rewards and traces in, rows and advantages out; token log-probs in, a loss per token out. Source: paper,
-Section "Regime 1: Data-level experience sharing". Own rows keep their own denominator and surrogate. Departures and
-readings: a peer's row that the learner cannot carry is left out of the pool, not cut; the KL penalty stays on own rows
-(its estimator holds for samples of the learner alone) at its full weight.
+Pure functions: rewards and traces in, rows and advantages out. Source: paper, Section "Regime 1: Data-level experience
+sharing". Own rows keep their own denominator and surrogate. Departures and readings: a peer's row that the learner
+cannot carry is left out of the pool, not cut; the KL penalty stays on own rows (its estimator holds for samples of the
+learner alone) at its full weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from mutualrl.errors import DataError
+from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, by_prompt, deviation, in_rows, pool_advantages
-from mutualrl.regimes.base import PeerRound, PeerRow, RegimeSettings, RegimeSpec, RoundPlan, RoundView, Trace
+from mutualrl.regimes.round import PPO, Band, ExtraRow, PeerRound, Plan, RoundView, RowStatistics, Source, Trace
+from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Scored = tuple[PeerRow, float]
-
-#: loss types of TRL that take a mean over rows; of the others, bnpo has the tokens of a micro-batch below its sum, and
-#: dapo, cispo and vespo those of the optimizer step.
-BY_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+Graded = tuple[ExtraRow, float]
 
 
 class PRPSettings(RegimeSettings):
@@ -46,64 +41,9 @@ class PRPSettings(RegimeSettings):
     anchor: Literal["span", "word", "char", "paper"] = Field("span", description="how traces are aligned (THL)")
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Factors on the advantages of own and of peer rows that turn TRL's normaliser of own rows into the pool's."""
-
-    own: float
-    peer: float
-
-
-def band_loss(logps: Tensor, behaviour: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """-clip(rho, 1 - low, 1 + high) * A * log pi per token, the weight detached; shapes (B, T), (B, T), (B, 1).
-
-    rho = pi / mu. Its gradient is the negative of the clipped estimator c(rho) * A * score of the paper's Theorem
-    "PRP bias-variance decomposition".
-    """
-    weight = (logps.detach() - behaviour).exp().clamp(1 - low, 1 + high)
-    return -weight * advantages * logps
-
-
-def aggregate(
-    per_token: Tensor, mask: Tensor, loss_type: str, *, accumulation: int, max_length: int, step_items: float
-) -> Tensor:
-    """TRL's mean of a per-token loss, shape (B, T), over a micro-batch: its normaliser for each `loss_type`.
-
-    `accumulation`: micro-batches of an optimizer step. `step_items`: for dapo, cispo and vespo, the tokens of an
-    optimizer step divided by the ranks. Raises ValueError for another loss type.
-    """
-    kept = per_token.masked_fill(~mask, 0.0)
-    if loss_type in ("grpo", "sapo"):
-        return (kept.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean() / accumulation
-    if loss_type == "luspo":
-        return kept.sum(dim=1).mean() / accumulation
-    if loss_type == "dr_grpo":
-        return kept.sum() / (len(kept) * max_length * accumulation)
-    if loss_type == "bnpo":
-        return kept.sum() / mask.sum().clamp(min=1) / accumulation
-    if loss_type in ("dapo", "cispo", "vespo"):
-        return kept.sum() / max(step_items, 1.0)
-    raise ValueError(f"unknown loss type {loss_type!r}")
-
-
-def shares(
-    loss_type: str, *, own: float, peers: float, chunk: float = 1.0, micro_batches: int = 1, ranks: int = 1
-) -> Shares:
-    """Factors by which the loss of own rows and of a chunk of peer rows add up to the loss of the pool.
-
-    For a mean over rows (`BY_ROWS`): `own` and `peers` are the rows of the optimizer step over all ranks, `chunk` the
-    rows of the chunk, `micro_batches` and `ranks` those of the step. For bnpo: the tokens of the micro-batch, `chunk`
-    those of the chunk. For the others: the tokens of the generation batch, and TRL is given their sum for the chunk.
-    """
-    total = max(own + peers, 1.0)
-    if loss_type in BY_ROWS:
-        return Shares(own / total, chunk * micro_batches * ranks / total)
-    return Shares(own / total, chunk / total if loss_type == "bnpo" else 1.0)
-
-
 def pool(
-    own: Mapping[str, Sequence[float]], rows: Sequence[Scored], scale: str
-) -> tuple[dict[str, Floats], list[PeerRow]]:
+    own: Mapping[str, Sequence[float]], rows: Sequence[Graded], scale: str
+) -> tuple[dict[str, Floats], list[ExtraRow]]:
     """Advantages of own rollouts by prompt, and the rows with theirs: normalised over own and peers' together."""
     rewards: dict[str, list[float]] = {}
     for row, reward in rows:
@@ -113,32 +53,51 @@ def pool(
     advantages = {
         prompt: pool_advantages(values, values, scale=scale, batch_deviation=every) for prompt, values in pools.items()
     }
-    mine = {prompt: values[: len(own[prompt])] for prompt, values in advantages.items()}
-    theirs = {prompt: iter(values[len(own[prompt]) :].tolist()) for prompt, values in advantages.items()}
-    return mine, [replace(row, advantage=next(theirs[row.prompt_id])) for row, _ in rows]
+    own_part = {prompt: values[: len(own[prompt])] for prompt, values in advantages.items()}
+    peer_part = {prompt: iter(values[len(own[prompt]) :].tolist()) for prompt, values in advantages.items()}
+    return own_part, [replace(row, advantage=next(peer_part[row.prompt_id])) for row, _ in rows]
 
 
-def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Scored], int]:
-    """Every peer rollout that the learner can carry, with its reward, sorted by (prompt, policy, rollout); and how
-    many it cannot."""
-    found, unfit = [], 0
+def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Graded], int]:
+    """Return every peer rollout that the learner can encode, with its reward, sorted by (prompt, policy, rollout); and
+    how many it cannot."""
+    graded: list[Graded] = []
+    unencodable = 0
+    traced = settings.denominator == "peer"
     for name, peer in sorted(view.peers.items()):
-        for row in _rows(name, peer, traced=settings.denominator == "peer"):
-            ids = view.fit(row.text, row.ended)
-            traced = settings.denominator == "peer"
-            if ids is None or (traced and np.isnan(row.trace).any()):  # a token that the engine could not score
-                unfit += 1
-                continue
-            logprobs, covered = None, np.ones(len(ids), dtype=np.bool_)
-            if traced:
-                trace = Trace(name, row.text, row.ended, row.ids, row.trace)
-                values, covered = view.align(trace, ids, settings.anchor)
-                logprobs = values.astype(np.float32)
-            if view.mask_truncated and not row.ended:  # as TRL does with own rows: in the pool, not in the loss
-                covered = np.zeros_like(covered)
-            found.append((PeerRow(row.prompt_id, name, row.rollout, 0.0, ids, logprobs, covered), row.reward))
-    found.sort(key=lambda entry: (entry[0].prompt_id, entry[0].policy, entry[0].rollout))
-    return found, unfit
+        for rollout in _rollouts(name, peer, traced=traced):
+            row = _learner_row(view, settings, name, rollout)
+            if row is None:
+                unencodable += 1
+            else:
+                graded.append((row, rollout.reward))
+    graded.sort(key=lambda entry: (entry[0].prompt_id, entry[0].source.policy, entry[0].source.rollout))
+    return graded, unencodable
+
+
+def _learner_row(view: RoundView, settings: PRPSettings, peer: str, rollout: _Row) -> ExtraRow | None:
+    """Return a peer's rollout on the learner's tokens, not graded yet; None where the learner cannot have it."""
+    ids = view.transfer.to_learner_ids(rollout.text, rollout.ended)
+    traced = settings.denominator == "peer"
+    if ids is None or (traced and np.isnan(rollout.trace).any()):  # a token that the engine could not score
+        return None
+    logprobs, covered = None, np.ones(len(ids), dtype=np.bool_)
+    if traced:
+        trace = Trace(peer, rollout.text, rollout.ended, rollout.ids, rollout.trace)
+        values, covered = view.transfer.align(trace, ids, settings.anchor)
+        logprobs = values.astype(np.float32)
+    if view.mask_truncated and not rollout.ended:  # as TRL does with own rows: in the pool, not in the loss
+        covered = np.zeros_like(covered)
+    return ExtraRow(
+        prompt_id=rollout.prompt_id,
+        source=Source(peer, rollout.rollout, view.round),
+        token_ids=ids,
+        loss="policy_gradient",
+        mask=covered,
+        logprobs=logprobs,
+        bound=Band() if settings.clip == "band" else PPO(settings.delta),
+        mean="pool",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +111,7 @@ class _Row:
     trace: Sequence[float]
 
 
-def _rows(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:
+def _rollouts(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:
     columns = [peer.column(c) for c in ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")]
     rows = [_Row(*values) for values in zip(*columns, strict=True)]
     for row in rows:
@@ -164,41 +123,91 @@ def _rows(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:
     return rows
 
 
-def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
-    """The pool of a round: own advantages over it, and the peers' rows. Without peers nothing changes."""
+def plan(view: RoundView, settings: RegimeSettings) -> Plan:
+    """Return the pool of a round: own advantages over it, and the peers' rows. Without peers nothing changes."""
     assert isinstance(settings, PRPSettings)
-    scored, unfit = peer_rows(view, settings)
-    if not scored:
-        return RoundPlan(metrics={"prp/unfit": float(unfit), "prp/rows": 0.0})
-    mine, rows = pool(by_prompt(view.prompt_ids, view.rewards), scored, view.scale)
-    tokens = sum(len(row.ids) for row in rows)
+    graded, unencodable = peer_rows(view, settings)
+    if not graded:
+        return Plan(metrics={"prp/unfit": float(unencodable), "prp/rows": 0.0})
+    own, rows = pool(by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
+    tokens = sum(len(row.token_ids) for row in rows)
     covered = sum(int(row.covered.sum()) for row in rows)
-    return RoundPlan(
-        advantages=in_rows(view.prompt_ids, mine),
+    return Plan(
+        advantages=in_rows(view.prompt_ids, own),
         rows=tuple(rows),
-        clip=settings.clip,
-        delta=settings.delta,
         metrics={
             "prp/rows": float(len(rows)),
-            "prp/unfit": float(unfit),
+            "prp/unfit": float(unencodable),
             "prp/extra_tokens": float(tokens),
             "prp/uncovered": (tokens - covered) / max(tokens, 1),
         },
     )
 
 
-def _publishes(settings: RegimeSettings) -> frozenset[str]:
-    assert isinstance(settings, PRPSettings)
-    return frozenset({"y_text"} if settings.denominator == "snapshot" else {"y_text", "token_ids", "logprobs"})
+def row_metrics(statistics: RowStatistics) -> dict[str, float]:
+    """Return the 99th percentile of the ratios of covered peer tokens, and the fraction outside the clip range."""
+    ratios = statistics.ratios
+    if not ratios.size:
+        return {}
+    ordered = np.sort(ratios)
+    outside = (ratios < statistics.low) | (ratios > statistics.high)
+    return {
+        "prp/ratio_p99": float(ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)]),
+        "prp/clip_rate": float(outside.mean()),
+    }
+
+
+#: settings of TRL's loss that `clip: band` has no counterpart for, and the values that mean it is not used.
+BAND_PLAIN: dict[str, tuple[Any, ...]] = {
+    "importance_sampling_level": ("token",),
+    "off_policy_mask_threshold": (None,),
+    "top_entropy_quantile": (1.0, 1),
+    "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "luspo"),
+}
+
+
+def check(settings: PRPSettings, trainer: Mapping[str, Any]) -> list[Problem]:
+    """Return (key, what is wrong with it) for trainer settings that the loss over peer rows does not have."""
+    high = trainer.get("epsilon_high")
+    above = 1 + float(trainer.get("epsilon", 0.2) if high is None else high)
+    problems: list[Problem] = []
+    ppo = settings.clip == "ppo" and trainer.get("loss_type") not in ("cispo", "sapo", "vespo")
+    if ppo and settings.delta <= above:
+        problem = f"the upper clip is {above:g}, and regime.delta {settings.delta:g}; expected a larger delta"
+        problems.append(("epsilon", problem))
+    if settings.clip == "band":
+        for key, plain in BAND_PLAIN.items():
+            if trainer.get(key, plain[0]) not in plain:
+                problem = f"found {trainer[key]!r}, which regime.clip: band does not have; expected {plain[0]!r}"
+                problems.append((key, problem))
+    return problems
+
+
+def publishes(settings: PRPSettings) -> PublishSchema:
+    """Return what the peers read: texts, and with `denominator: peer` ids and log-probs."""
+    return (
+        PublishSchema.of("text")
+        if settings.denominator == "snapshot"
+        else PublishSchema.of("text", "token_ids", "logprobs")
+    )
 
 
 SPEC = RegimeSpec(
     name="prp",
     summary="own and peers' rollouts as one batch, with the peers' aligned traces as denominators",
     settings=PRPSettings,
-    publishes=_publishes,
-    text_above=lambda settings: float("-inf"),
-    reads_peers=True,
+    publishes=publishes,
     plan=plan,
     moves_advantages=True,
+    check=check,
+    metrics=(
+        Metric("prp/rows", "rows", "peer rows that joined the batch"),
+        Metric("prp/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
+        Metric("prp/extra_tokens", "tokens", "tokens of the peer rows"),
+        Metric("prp/uncovered", "fraction", "tokens of the peer rows without an aligned log-prob"),
+        Metric("prp/ratio_p99", "ratio", "99th percentile on covered peer tokens", "ratio, 99th percentile"),
+        Metric("prp/clip_rate", "fraction", "covered peer tokens whose ratio is outside the clip range", "clip rate"),
+    ),
+    row_metrics=row_metrics,
+    level="data",
 )

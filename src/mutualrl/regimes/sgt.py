@@ -1,31 +1,31 @@
 """Success-Gated Transfer (SGT): where a learner fails entirely and a peer succeeded, learn the peer's success.
 
-Pure functions: rewards in, pairs out; token log-probs in, a loss out. Source: paper, Section "Regime 3:
+Pure functions: rewards in, rows out. Source: paper, Section "Regime 3:
 Outcome-level experience sharing" and Appendix "Implementation details for Success-Gated Transfer".
-Departure: one pair for each gated prompt (the appendix's per-example masks come to the same, since all
+Departure: one row for each gated prompt (the appendix's per-example masks come to the same, since all
 rollouts of a gated prompt failed). `teacher: gold` is a control of ours: the same gate, and the data's own solution
 in place of the peer's, which tells what a peer gives from what any right text would give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from mutualrl.regimes.base import Pair, PeerRound, RegimeSettings, RegimeSpec, RoundPlan, RoundView, seeded
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mutualrl.records import PublishSchema
+from mutualrl.regimes.round import ExtraRow, PeerRound, Plan, RoundView, RowStatistics, Source
+from mutualrl.regimes.spec import SUCCESS_ABOVE, Metric, RegimeSettings, RegimeSpec
+from mutualrl.seeds import seeded
 
 
 class SGTSettings(RegimeSettings):
     """Settings of SGT; the defaults are the paper's (Section "Hyperparameters")."""
 
     weight: float = Field(0.1, ge=0, description="lambda, the weight of the NLL beside the GRPO loss")
-    success_above: float = Field(0.8, description="a rollout rewarded above this is a success")
+    success_above: float = Field(SUCCESS_ABOVE, description="a rollout rewarded above this is a success")
     failure_below: float = Field(0.2, description="a rollout rewarded below this is a failure")
     gate: Literal["all", "any"] = Field("all", description="how many own rollouts must have failed")
     pick: Literal["uniform", "shortest"] = Field("uniform", description="which peer success is drawn")
@@ -68,9 +68,9 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the gate gave in a round: the pairs, sorted by prompt, and the counts around them."""
+    """What the gate gave in a round: prompt and draw of each pair, sorted by prompt, and the counts around them."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[tuple[str, Fitted], ...]
     prompts: int
     gated: int
     unfit: int
@@ -118,9 +118,9 @@ def select(
     `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts
     together). `successes(prompt_id)` gives the peers' successes, asked for gated prompts only; `fit` turns
     one into the learner's ids, or None when it is too long or cannot be carried (taken out before the
-    draw). `uses` counts the pairs each prompt has given so far; a prompt at its cap is passed over.
+    draw). `uses` counts the pairs each prompt has given so far; a prompt at its cap is skipped.
     """
-    pairs: list[Pair] = []
+    pairs: list[tuple[str, Fitted]] = []
     gated = unfit = spent = 0
     for prompt_id in sorted(own):
         if not gate(own[prompt_id], peer_rewards.get(prompt_id, ()), settings):
@@ -134,68 +134,66 @@ def select(
         unfit += len(candidates) - len(fitted)
         if fitted:
             drawn = draw(fitted, settings, run_seed=run_seed, round_=round_, prompt_id=prompt_id, learner=learner)
-            candidate = drawn.candidate
-            pairs.append(Pair(prompt_id, candidate.policy, candidate.rollout, candidate.text, drawn.ids))
+            pairs.append((prompt_id, drawn))
     return Selection(tuple(pairs), len(own), gated, unfit, spent)
 
 
-def pair_nll(logps_P_T: Tensor, mask_P_T: Tensor) -> Tensor:
-    """Per-token mean negative log-likelihood of each pair, shape (pairs,).
-
-    Selection, not multiplication, takes the masked tokens out: a -inf there cannot become NaN. A row
-    without tokens gives 0, with gradient 0.
-    """
-    kept = logps_P_T.masked_fill(~mask_P_T, 0.0)
-    return -kept.sum(dim=1) / mask_P_T.sum(dim=1).clamp(min=1)
-
-
-def sgt_loss(nll_P: Tensor, *, weight: float, count: int, ranks: int) -> Tensor:
-    """This micro-batch's share of L_SGT = weight * (1 / count) * sum over the step's pairs of their NLL.
-
-    `count` is the number of pairs (or, with `normalize: prompts`, of prompts) of the optimizer step over
-    all ranks and micro-batches. Gradients are averaged over ranks and summed over micro-batches, hence the
-    factor `ranks` and no other.
-    """
-    return nll_P.sum() * (weight * ranks / max(count, 1))
-
-
-def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
-    """The pairs of a round: gate, draw, retokenise. Texts are decoded for gated prompts alone."""
+def plan(view: RoundView, settings: RegimeSettings) -> Plan:
+    """Return the pairs of a round: gate, draw, retokenise. Texts are decoded for gated prompts alone."""
     chosen = _settings(settings)
     rows_of = {name: _successes(peer, chosen.success_above) for name, peer in sorted(view.peers.items())}
-    peer_rewards: dict[str, list[float]] = {}
-    for peer in view.peers.values():
-        for prompt_id, reward in zip(peer.column("prompt_id"), peer.column("reward"), strict=True):
-            peer_rewards.setdefault(prompt_id, []).append(reward)
-
-    def candidates(prompt_id: str) -> list[Candidate]:
-        if chosen.teacher == "gold":
-            text = view.solutions.get(prompt_id)
-            return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
-        return [
-            candidate
-            for name, rows in rows_of.items()
-            for candidate in _candidates(name, view.peers[name], rows.get(prompt_id, []))
-        ]
-
+    uses: Mapping[str, int] = view.state.get("uses", {})
     selection = select(
         view.own_groups(),
-        peer_rewards,
-        candidates,
-        lambda candidate: view.fit(candidate.text, candidate.ended),
+        _rewards_by_prompt(view.peers.values()),
+        lambda prompt_id: _candidates(view, chosen, rows_of, prompt_id),
+        lambda candidate: view.transfer.to_learner_ids(candidate.text, candidate.ended),
         chosen,
         run_seed=view.run_seed,
         round_=view.round,
         learner=view.learner,
-        uses=view.uses,
+        uses=uses,
     )
-    metrics = {
-        "sgt/gate_rate": selection.gated / max(selection.prompts, 1),
-        "sgt/pairs": float(len(selection.pairs)),
-        "sgt/unfit": float(selection.unfit),
-        "sgt/extra_tokens": float(sum(len(pair.ids) for pair in selection.pairs)),
-    }
-    return RoundPlan(pairs=selection.pairs, weight=chosen.weight, normalize=chosen.normalize, metrics=metrics)
+    rows = tuple(_row(prompt_id, drawn, chosen, view.round) for prompt_id, drawn in selection.pairs)
+    return Plan(
+        rows=rows,
+        metrics={
+            "sgt/gate_rate": selection.gated / max(selection.prompts, 1),
+            "sgt/pairs": float(len(rows)),
+            "sgt/unfit": float(selection.unfit),
+            "sgt/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
+        },
+        state=None if chosen.max_uses_per_prompt is None else {"uses": _counted(uses, rows)},
+    )
+
+
+def _row(prompt_id: str, drawn: Fitted, settings: SGTSettings, round_index: int) -> ExtraRow:
+    candidate = drawn.candidate
+    return ExtraRow(
+        prompt_id=prompt_id,
+        source=Source(candidate.policy, candidate.rollout, round_index),
+        token_ids=drawn.ids,
+        loss="nll",
+        weight=settings.weight,
+        mean="rows" if settings.normalize == "pairs" else "prompts",
+        text=candidate.text,
+    )
+
+
+def _counted(uses: Mapping[str, int], rows: Sequence[ExtraRow]) -> dict[str, int]:
+    counts = dict(uses)
+    for row in rows:
+        counts[row.prompt_id] = counts.get(row.prompt_id, 0) + 1
+    return counts
+
+
+def _rewards_by_prompt(peers: Iterable[PeerRound]) -> dict[str, list[float]]:
+    """Return the rewards of all peers' rollouts together, by prompt."""
+    rewards: dict[str, list[float]] = {}
+    for peer in peers:
+        for prompt_id, reward in zip(peer.column("prompt_id"), peer.column("reward"), strict=True):
+            rewards.setdefault(prompt_id, []).append(reward)
+    return rewards
 
 
 def _successes(peer: PeerRound, above: float) -> dict[str, list[int]]:
@@ -207,13 +205,21 @@ def _successes(peer: PeerRound, above: float) -> dict[str, list[int]]:
     return rows
 
 
-def _candidates(name: str, peer: PeerRound, rows: list[int]) -> list[Candidate]:
-    rollouts, ended = peer.column("rollout"), peer.column("ended")
-    return [
-        Candidate(name, rollouts[row], text, ended[row])
-        for row, text in zip(rows, peer.texts(rows), strict=True)
-        if text is not None
-    ]
+def _candidates(
+    view: RoundView, settings: SGTSettings, rows_of: Mapping[str, Mapping[str, list[int]]], prompt_id: str
+) -> list[Candidate]:
+    """Return the successes on a prompt: the peers', in the order of their names, or the data's own solution."""
+    if settings.teacher == "gold":
+        text = view.solutions.get(prompt_id)
+        return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
+    candidates: list[Candidate] = []
+    for name, successes in rows_of.items():
+        peer, rows = view.peers[name], successes.get(prompt_id, [])
+        rollouts, ended = peer.column("rollout"), peer.column("ended")
+        for row, success in zip(rows, peer.texts(rows), strict=True):
+            if success is not None:
+                candidates.append(Candidate(name, rollouts[row], success, ended[row]))
+    return candidates
 
 
 def _settings(settings: RegimeSettings) -> SGTSettings:
@@ -221,13 +227,32 @@ def _settings(settings: RegimeSettings) -> SGTSettings:
     return settings
 
 
+def publishes(settings: SGTSettings) -> PublishSchema:
+    """Return what the peers read: the texts of successes; with `teacher: gold` rewards alone open the gate."""
+    return (
+        PublishSchema.of("text", text_above=settings.success_above) if settings.teacher == "peer" else PublishSchema()
+    )
+
+
+def row_metrics(statistics: RowStatistics) -> dict[str, float]:
+    """Return the mean NLL per token of the pairs."""
+    return {} if statistics.nll is None else {"sgt/nll": statistics.nll}
+
+
 SPEC = RegimeSpec(
     name="sgt",
     summary="where the learner fails entirely, a peer's verified success joins the loss",
     settings=SGTSettings,
-    publishes=lambda settings: frozenset({"y_text"}) if _settings(settings).teacher == "peer" else frozenset(),
-    text_above=lambda settings: _settings(settings).success_above,
-    reads_peers=True,
+    publishes=publishes,
     plan=plan,
     needs_solutions=lambda settings: _settings(settings).teacher == "gold",
+    metrics=(
+        Metric("sgt/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
+        Metric("sgt/pairs", "rows", "pairs that joined the loss", role="rescues"),
+        Metric("sgt/unfit", "rows", "successes that the learner cannot encode"),
+        Metric("sgt/extra_tokens", "tokens", "tokens of the pairs"),
+        Metric("sgt/nll", "nats per token", "mean NLL of the pairs"),
+    ),
+    row_metrics=row_metrics,
+    level="outcome",
 )

@@ -17,7 +17,9 @@ import numpy as np
 from pydantic import Field
 
 from mutualrl.regimes.advantages import Baseline, Floats, Scale, by_prompt, deviation, in_rows, pool_advantages
-from mutualrl.regimes.base import PeerRound, RegimeSettings, RegimeSpec, RoundPlan, RoundView, advantage_metrics, seeded
+from mutualrl.regimes.round import PeerRound, Plan, RoundView
+from mutualrl.regimes.spec import RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
+from mutualrl.seeds import seeded
 
 
 class XGRPOSettings(RegimeSettings):
@@ -71,7 +73,7 @@ def peer_bags(peers: Mapping[str, PeerRound]) -> dict[str, list[float]]:
     return bags
 
 
-def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
+def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     """The learner's effective advantages. Only rewards are read; every peer text gives the same plan."""
     assert isinstance(settings, XGRPOSettings)
     bags: Mapping[str, Sequence[float]] = peer_bags(view.peers)
@@ -85,16 +87,15 @@ def plan(view: RoundView, settings: RegimeSettings) -> RoundPlan:
         for prompt in local
     }
     advantages = in_rows(view.prompt_ids, groups)
-    return RoundPlan(advantages=advantages, metrics=advantage_metrics("xgrpo", view.advantages, advantages))
+    return Plan(advantages=advantages, metrics=advantage_metrics("xgrpo", view.advantages, advantages))
 
 
 SPEC = RegimeSpec(
     name="xgrpo",
     summary="own rollouts, graded by the rewards of the whole pool",
     settings=XGRPOSettings,
-    publishes=lambda settings: frozenset(),
-    text_above=lambda settings: float("inf"),
-    reads_peers=True,
     plan=plan,
     moves_advantages=True,
+    metrics=advantage_metric_table("xgrpo"),
+    level="value",
 )

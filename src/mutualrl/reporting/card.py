@@ -10,6 +10,7 @@ import yaml
 
 from mutualrl.console.display import clean
 from mutualrl.console.markdown import name, number, table
+from mutualrl.regimes import baseline
 from mutualrl.reporting.reading import Policy, Run, part, read_run
 from mutualrl.reporting.tables import named
 from mutualrl.storage.files import write_atomic
@@ -22,13 +23,6 @@ CITATION = f"""@article{{liu2026mutual,
   author = {{Xiaoze Liu and Dhananjay Ram and Yuting Zhang and Zhaoyang Zhang and Wei Xia and Stefano Soatto}},
   year   = {{2026}}
 }}"""
-_ABOUT = {
-    "grpo": "plain GRPO, each policy from its own rollouts alone",
-    "grpo-noise": "GRPO with a randomly perturbed baseline (a control)",
-    "prp": "Peer Rollout Pooling: peers' rollouts join the batch",
-    "xgrpo": "Cross-Policy GRPO: peers' rewards grade the policy's own rollouts",
-    "sgt": "Success-Gated Transfer: where the policy failed entirely, a peer's verified success joined its loss",
-}
 
 
 def write_cards(root: Path) -> list[Path]:
@@ -49,9 +43,9 @@ def card(run: Run, policy: Policy) -> str:
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if hub_id:
         head["base_model"] = policy.model
-    head["tags"] = ["mutualrl", "trl", "grpo", "reinforcement-learning", run.regime]
+    head["tags"] = ["mutualrl", "trl", baseline().name, "reinforcement-learning", run.regime]
     peers = [other for other in run.policies.values() if other.name != policy.name]
-    about = _ABOUT.get(run.regime, run.regime)
+    about = run.rule.summary or run.regime
     parts = [
         "---\n" + yaml.safe_dump(head, sort_keys=False) + "---",
         f"# {name(policy.name)}, trained with mutualrl",

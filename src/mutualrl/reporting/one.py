@@ -11,7 +11,7 @@ MOST_GROUPS = 8
 
 def figures(run: Run) -> list[Figure]:
     """Learning, optimization, sharing and time; those that the run has data for."""
-    drawn = [_learning(run), _optimization(run), _gate(run), _ratios(run), _time(run)]
+    drawn = [_learning(run), _optimization(run), _gate(run), _regime(run), _time(run)]
     return [figure for figure in drawn if figure.panels]
 
 
@@ -56,27 +56,22 @@ def _optimization(run: Run) -> Figure:
 
 
 def _gate(run: Run) -> Figure:
-    rates = tuple(smooth_line(n, p.series("sgt/gate_rate")) for n, p in run.policies.items())
-    pairs = tuple(line(n, cumulative(p.series("sgt/pairs"))) for n, p in run.policies.items())
+    rates = tuple(smooth_line(n, p.by_role("gate_rate")) for n, p in run.policies.items())
+    pairs = tuple(line(n, cumulative(p.by_role("rescues"))) for n, p in run.policies.items())
     return Figure(
         "gate",
-        "The gate of SGT",
-        "Share of a round's prompts that SGT's gate opens on (a moving mean over a twentieth of its points); the "
+        f"The gate of {run.regime}",
+        "Share of a round's prompts that the gate opens on (a moving mean over a twentieth of its points); the "
         "pairs learnt so far.",
         filled(Panel("gate rate", "share of the prompts", rates), Panel("rescued pairs", "pairs so far", pairs)),
     )
 
 
-def _ratios(run: Run) -> Figure:
-    return Figure(
-        "ratios",
-        "Importance ratios of PRP",
-        f"On the tokens of peers' rows: the 99th percentile of the ratio, and the share that was clipped.{SMOOTHED}",
-        filled(
-            _panel(run, "ratio, 99th percentile", "ratio", "prp/ratio_p99"),
-            _panel(run, "clip rate", "share", "prp/clip_rate"),
-        ),
-    )
+def _regime(run: Run) -> Figure:
+    """The further metrics that the regime wants drawn."""
+    panels = [_panel(run, m.panel, m.unit, m.key) for m in run.rule.metrics if m.panel is not None]
+    meanings = "; ".join(f"{m.panel}: {m.meaning}" for m in run.rule.metrics if m.panel is not None)
+    return Figure("regime", f"Metrics of {run.regime}", f"{meanings}.{SMOOTHED}", filled(*panels))
 
 
 def _time(run: Run) -> Figure:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from mutualrl.errors import UsageError
+from mutualrl.errors import RecipeError, UsageError
 from mutualrl.process.status import node_file
+from mutualrl.recipes import yaml_file
 from mutualrl.recipes.schema import POLICY_NAME
-from mutualrl.regimes import get_regime
-from mutualrl.regimes.sgt import SGTSettings
+from mutualrl.regimes.info import RegimeInfo
+from mutualrl.regimes.spec import SUCCESS_ABOVE
 from mutualrl.storage.files import glance, user_path
 from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of
 
@@ -43,6 +42,12 @@ class Policy:
     rescues: tuple[Row, ...]
     before: Row | None
     result: Row | None
+    rule: RegimeInfo
+
+    def by_role(self, role: str) -> list[Point]:
+        """The values of the metric that its regime logs in a role; none where it logs no such metric."""
+        key = self.rule.metric(role)
+        return [] if key is None else self.series(key)
 
     def series(self, key: str) -> list[Point]:
         """The finite values of a metric, by step."""
@@ -106,7 +111,12 @@ class Run:
     @property
     def regime(self) -> str:
         """The regime's name."""
-        return str(self.info.get("regime", "unknown"))
+        return self.rule.name
+
+    @property
+    def rule(self) -> RegimeInfo:
+        """What the run says of its regime."""
+        return RegimeInfo.from_run(self.info)
 
     @property
     def pool(self) -> str:
@@ -134,20 +144,14 @@ class Run:
         """The reward above which a rollout is a success for a policy's regime."""
         own = next((part(p, "regime") for p in _policies(self.recipe) if p["name"] == policy), {})
         given = [number(section.get("success_above")) for section in (own, part(self.recipe, "regime"))]
-        return next((value for value in given if value is not None), SGTSettings().success_above)
+        return next((value for value in given if value is not None), SUCCESS_ABOVE)
 
     @property
     def arm(self) -> str:
         """The regime, with those of its settings that are not the defaults: `sgt (weight=0.3)`; a policy's own as
         `sgt (bob: weight=0.9)`."""
-        try:
-            defaults = get_regime(self.regime).settings().model_dump()
-        except UsageError:  # of a version that knows more regimes, or of something else than mutualrl
-            return self.regime
-        told = _told(part(self.recipe, "regime"), defaults)
-        for policy in _policies(self.recipe):
-            told += [f"{policy['name']}: {each}" for each in _told(part(policy, "regime"), defaults)]
-        return f"{self.regime} ({', '.join(told)})" if told else self.regime
+        own = {policy["name"]: part(policy, "regime") for policy in _policies(self.recipe)}
+        return self.rule.label(part(self.recipe, "regime"), own)
 
 
 def read_run(path: Path) -> Run:
@@ -169,7 +173,7 @@ def read_run(path: Path) -> Run:
     recipe = _recipe(run.recipe, notes)
     models = {policy["name"]: str(policy.get("model", "")) for policy in _policies(recipe)}
     found = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
-    policies = {}
+    policies, rule = {}, RegimeInfo.from_run(info)
     for name in dict.fromkeys([*models, *found]):
         files = run.policy(name)
         metrics = _lines(files.metrics, notes, root)
@@ -180,7 +184,7 @@ def read_run(path: Path) -> Run:
         if summary is not None and result is None:
             what = "was lost on the way" if name in (summary.get("lost") or ()) else "has no result that can be read"
             notes.append(f"policy {name!r} {what}: its curve ends where it did, and it has no final accuracy")
-        policies[name] = Policy(name, models.get(name, ""), metrics, rescues, glance(files.before), result)
+        policies[name] = Policy(name, models.get(name, ""), metrics, rescues, glance(files.before), result, rule)
     if not policies:
         notes.append("it has no policies: it ended before any of them began")
     state = _state(run, summary, notes)
@@ -218,10 +222,6 @@ def _policies(recipe: Row) -> list[Row]:
     return [p for p in every if isinstance(p, dict) and isinstance(p.get("name"), str) and POLICY.fullmatch(p["name"])]
 
 
-def _told(given: Row, defaults: Row) -> list[str]:
-    return [f"{key}={given[key]}" for key in sorted(map(str, given)) if key in defaults and defaults[key] != given[key]]
-
-
 def _summary(run: RunDirectory, notes: list[str]) -> Row | None:
     """The summary of a finished run; None of one that is not, or that cannot be read, which is said."""
     summary = glance(run.summary)
@@ -238,10 +238,10 @@ def _summary(run: RunDirectory, notes: list[str]) -> Row | None:
 
 def _recipe(path: Path, notes: list[str]) -> Row:
     try:
-        value = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        value: Row | None = yaml_file.read(path)
+    except RecipeError:
         value = None
-    if not isinstance(value, dict):
+    if value is None:
         notes.append("its recipe.yaml is missing or cannot be read")
         return {}
     return value

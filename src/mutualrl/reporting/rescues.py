@@ -9,7 +9,6 @@ from typing import Any
 from mutualrl.console.display import clean
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.reporting.reading import Policy, Run, number
-from mutualrl.see.files import committed_rounds
 from mutualrl.see.survey import Reader
 
 MOST = 50_000  # rescues in a page
@@ -70,7 +69,7 @@ def _visits(run: Run, policy: Policy, wanted: set[str], say: Callable[[str], Non
     reader = Reader(directory, str(run.info.get("run_id")))
     found: dict[str, list[Visit]] = {}
     above = run.success_above(policy.name)
-    rounds = committed_rounds(directory / policy.name)
+    rounds = reader.rounds(policy.name)
     whole = bool(rounds) and rounds == list(range(rounds[-1] + 1))
     for round_ in rounds:
         try:

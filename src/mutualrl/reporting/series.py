@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mutualrl.regimes import baseline
 from mutualrl.reporting.reading import Point, Policy, Run, number
 
 
@@ -107,7 +108,7 @@ def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
     arms: dict[str, list[Run]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run)
-    return dict(sorted(arms.items(), key=lambda item: (item[0] != "grpo", item[0])))
+    return dict(sorted(arms.items(), key=lambda item: (item[0] != baseline().name, item[0])))
 
 
 def policies_of(runs: Sequence[Run]) -> list[str]:

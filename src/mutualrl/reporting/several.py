@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
+from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparing import Comparison
 from mutualrl.reporting.plots import Bars, Figure, Panel, filled, over
 from mutualrl.reporting.reading import Point, Policy, Run
@@ -35,8 +36,22 @@ MOST_ARMS = 6  # in one panel
 
 def _main(arms: Arms) -> Arms:
     """Of many arms the paper's four probes; the others have figures of their own."""
-    probes = {arm: runs for arm, runs in arms.items() if arm in ("grpo", "prp", "xgrpo", "sgt")}
+    probes = {arm: runs for arm, runs in arms.items() if _is_probe(arm, runs)}
     return probes if len(arms) > MOST_ARMS and len(probes) > 1 else arms
+
+
+def _is_probe(arm: str, runs: Sequence[Run]) -> bool:
+    """Whether an arm is a regime under its default settings, and no control."""
+    rule = runs[0].rule
+    return arm == rule.name and not rule.control
+
+
+def _of_level(arms: Arms, level: str) -> dict[str, Sequence[Run]]:
+    """The baseline, and the arms that share at a level of the paper's: as it stands first, then variants, controls."""
+    plain = baseline().name
+    chosen = {arm: runs for arm, runs in arms.items() if runs[0].rule.level == level}
+    order = sorted(chosen, key=lambda arm: (not _is_probe(arm, chosen[arm]), arm))
+    return {arm: arms[arm] for arm in (plain, *order) if arm in arms}
 
 
 Take = Callable[[Policy], list[Point]]
@@ -135,13 +150,13 @@ def _gates(arms: Arms, slug: str) -> Figure:
     return Figure(
         f"{slug}-gate",
         "Gate rate over time",
-        "Share of a round's prompts that SGT's gate opens on; moving mean, mean over runs, one sample deviation.",
+        "Share of a round's prompts that the gate opens on; moving mean, mean over runs, one sample deviation.",
         filled(
             *_panels(
                 arms,
                 "gate rate",
                 "share of the prompts",
-                lambda p: p.series("sgt/gate_rate"),
+                lambda p: p.by_role("gate_rate"),
                 smooth=True,
                 average=False,
             )
@@ -150,47 +165,50 @@ def _gates(arms: Arms, slug: str) -> Figure:
     )
 
 
-#: of each ablation: file, title, figure of the paper, which arms
-_ABLATIONS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+#: of each ablation: file, title, figure of the paper, level of sharing
+_ABLATIONS = (
     (
         "prp-ablation",
         "Importance correction under PRP",
         "THL-aligned importance correction is required for tractable data-level sharing",
-        ("grpo", "prp", "prp (denominator=snapshot)"),
+        "data",
     ),
     (
         "xgrpo-ablation",
         "Structured pool against noise under XGRPO",
         "XGRPO gains come from structured cross-policy normalization",
-        ("grpo", "xgrpo", "grpo-noise", "xgrpo (pool=shuffled)"),
+        "value",
     ),
+    ("sgt-variants", "SGT: weights, and the data's solution in place of a peer's", "", "outcome"),
 )
 
 
 def _ablations(arms: Arms, slug: str) -> list[Figure]:
-    found = []
-    variants = ("grpo", "sgt", *(arm for arm in arms if arm.startswith("sgt (")))
-    weights = ("sgt-variants", "SGT: weights, and the data's solution in place of a peer's", "", variants)
-    for name, title, paper, wanted in (*_ABLATIONS, weights):
-        chosen = {arm: arms[arm] for arm in wanted if arm in arms}
-        if len(chosen) > 1 and set(chosen) & set(wanted[2:]):
-            found.append(_accuracy_figure(chosen, f"{slug}-{name}", title, paper))
-    return found
+    """A figure per level at which some arm is a variant or a control."""
+    figures = []
+    for name, title, paper, level in _ABLATIONS:
+        chosen = _of_level(arms, level)
+        varied = [arm for arm, runs in chosen.items() if runs[0].rule.level == level and not _is_probe(arm, runs)]
+        if len(chosen) > 1 and varied:
+            figures.append(_accuracy_figure(chosen, f"{slug}-{name}", title, paper))
+    return figures
 
 
 def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
     """Arms that no other figure has room for, beside GRPO."""
-    rest = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == "grpo"}
-    if not set(rest) - {"grpo"}:
+    plain = baseline().name
+    rest = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == plain}
+    if not set(rest) - {plain}:
         return None
     return _accuracy_figure(rest, f"{slug}-further-arms", "Further arms")
 
 
 def _fidelity(arms: Arms, slug: str) -> Figure | None:
     """Our grpo beside plain TRL."""
-    if PLAIN_TRL not in arms or "grpo" not in arms:
+    plain = baseline().name
+    if PLAIN_TRL not in arms or plain not in arms:
         return None
-    chosen = {"grpo": arms["grpo"], PLAIN_TRL: arms[PLAIN_TRL]}
+    chosen = {plain: arms[plain], PLAIN_TRL: arms[PLAIN_TRL]}
     panels = [
         *_accuracy_panels(chosen, average=False),
         *_panels(chosen, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=False),
@@ -252,7 +270,8 @@ def across(found: Sequence[Comparison]) -> list[Figure]:
     """Figures over several comparisons of one task: GRPO and XGRPO pool by pool."""
     by_task: dict[str, list[Panel]] = {}
     for comparison in found:
-        arms = {arm: runs for arm, runs in comparison.arms.items() if arm in ("grpo", "xgrpo")}
+        pair = (baseline().name, at_level("value").name)
+        arms = {arm: runs for arm, runs in comparison.arms.items() if arm in pair}
         if len(arms) == 2:
             names = _names(arms)
             lines = tuple(

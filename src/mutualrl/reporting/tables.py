@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mutualrl.regimes import baseline
 from mutualrl.reporting.comparing import Comparison
 from mutualrl.reporting.reading import Point, Run, number, part
 from mutualrl.reporting.series import deviation, first_reaching, mean_of, over_runs, policies_of
@@ -73,7 +74,7 @@ def sharing(run: Run) -> Table:
     rows = []
     for policy in run.policies.values():
         result = policy.result or {}
-        pairs = sum(point.value for point in policy.series("sgt/pairs"))
+        pairs = sum(point.value for point in policy.by_role("rescues"))
         waited = sum(point.value for point in policy.series("see/wait_seconds"))
         rows.append(
             [policy.name, policy.model, str(policy.steps), f"{pairs:.0f}", str(result.get("rescued_prompts", "")),
@@ -89,8 +90,8 @@ def arms(comparison: Comparison) -> Table:
     the final accuracy of the finished GRPO runs."""
     names = policies_of(comparison.runs)
     ended = {arm: [run for run in runs if run.state == "finished"] for arm, runs in comparison.arms.items()}
-    baseline = _pool_curve(ended.get("grpo", ()), names)
-    target = baseline[-1].value if baseline else None
+    plain = _pool_curve(ended.get(baseline().name, ()), names)
+    target = plain[-1].value if plain else None
     rows = []
     for arm, members in ended.items():
         finals = [{name: run.policies[name].final for name in names} for run in members]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from mutualrl.storage.files import read_sealed, write_sealed
+from mutualrl.see.store import ExchangeStore
+from mutualrl.storage.files import parse_sealed, sealed_bytes
 
 FILE = "absences.json"
 
 
 class Absences:
     """Intervals of rounds [first, end) for each lost peer; `end` is None while it is away. In memory alone without a
-    path."""
+    store."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
-        stored = None if path is None else read_sealed(path)
+    def __init__(self, store: ExchangeStore | None = None, policy: str = "") -> None:
+        self._store = store
+        self._policy = policy
+        data = None if store is None else store.get(policy, FILE)
+        stored = None if data is None or store is None else parse_sealed(data, store.describe(policy, FILE))
         self._intervals: dict[str, list[list[int | None]]] = {} if stored is None else stored["peers"]
 
     def absent(self, peer: str, round_: int) -> bool:
@@ -47,5 +48,5 @@ class Absences:
             self._write()
 
     def _write(self) -> None:
-        if self._path is not None:
-            write_sealed(self._path, {"peers": self._intervals})
+        if self._store is not None:
+            self._store.put(self._policy, FILE, sealed_bytes({"peers": self._intervals}))

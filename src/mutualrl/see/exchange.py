@@ -1,8 +1,7 @@
 """The Shared Experience Exchange: publish a round, wait for the peers' rounds, read them.
 
-On disk, for each policy: `<run>/exchange/<policy>/<round>.parquet` and, written last, its commit marker
-`<round>.json`. No locks, no shared mutable file, no pickle. Source: paper, Section "Dataflow in One Training
-Loop", paragraph SEE.
+In the store, for each policy: `<round>.parquet` and, written last, its commit marker `<round>.json`. Source: paper,
+Section "Dataflow in One Training Loop", paragraph SEE.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from mutualrl.errors import (
     WaitTimeoutError,
 )
 from mutualrl.process.status import Standing
-from mutualrl.records import Record
-from mutualrl.see.files import marker_name
+from mutualrl.records import Rollout
+from mutualrl.see.files import committed_rounds, marker_name
 from mutualrl.see.liveness import NOT_STARTED, PeerWatch
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
-from mutualrl.storage.files import glance, read_sealed, write_atomic, write_sealed
+from mutualrl.see.store import ExchangeStore, LocalStore, open_store
+from mutualrl.storage.files import parse_or_none, parse_sealed, sealed_bytes
 
 _POLL_SECONDS = (0.002, 0.05)  # first and longest pause between two looks at the directory
 _LIVENESS_SECONDS = 0.5  # a peer's heartbeat is looked at this often while waiting
@@ -73,7 +73,7 @@ class Exchange:
 
     def __init__(
         self,
-        root: Path,
+        root: Path | ExchangeStore,
         policy: str,
         run_id: str,
         *,
@@ -81,19 +81,21 @@ class Exchange:
         patience: Patience | None = None,
         standing: Standing | None = None,
     ) -> None:
-        self.root = root
+        self.store = open_store(root)
         self.policy = policy
         self.run_id = run_id
         self.attempt = attempt
         self.patience = patience or Patience()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._watch = PeerWatch(root)
+        self._watch = PeerWatch(self.store)
         self._standing = standing
 
-    @property
-    def directory(self) -> Path:
-        """The directory that this policy alone writes."""
-        return self.root / self.policy
+    def location(self, policy: str) -> str:
+        """Return where a policy's rounds lie, for messages."""
+        return self.store.describe(policy)
+
+    def rounds(self, policy: str) -> list[int]:
+        """Return the rounds that a policy has committed, in order."""
+        return committed_rounds(self.store, policy)
 
     # ---- publish
 
@@ -102,8 +104,15 @@ class Exchange:
 
         Raises FencedError when a newer one has announced itself.
         """
-        self.require_newest()
-        write_sealed(self.directory / ATTEMPT, {"run_id": self.run_id, "attempt": self.attempt})
+        while True:
+            current = self.store.get(self.policy, ATTEMPT)
+            self.require_newest()
+            data = sealed_bytes({"run_id": self.run_id, "attempt": self.attempt})
+            if current is None:
+                if self.store.create(self.policy, ATTEMPT, data):
+                    return
+            elif self.store.swap(self.policy, ATTEMPT, current, data):
+                return
 
     def require_newest(self) -> None:
         """Raise FencedError when a newer attempt of this policy has started: a frozen process that woke up must
@@ -116,17 +125,13 @@ class Exchange:
 
     def newest_attempt(self) -> int:
         """The newest attempt that has claimed the policy; 0 where none has."""
-        try:
-            value = read_sealed(self.directory / ATTEMPT)
-            return 0 if value is None else int(value["attempt"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ExchangeDamagedError(f"{self.directory / ATTEMPT}: not an attempt's claim ({error!r})") from None
+        return newest_attempt(self.store, self.policy)
 
-    def publish(self, round_: int, records: Sequence[Record], policy_step: int) -> Marker:
+    def publish(self, round_: int, records: Sequence[Rollout], policy_step: int) -> Marker:
         """Write and commit a round of one part. See `write_part` and `commit`."""
         return self.commit(round_, [self.write_part(round_, records)], policy_step)
 
-    def write_part(self, round_: int, records: Sequence[Record], part: int = 0) -> Part:
+    def write_part(self, round_: int, records: Sequence[Rollout], part: int = 0) -> Part:
         """Write the data file of one rank; nobody reads it before `commit` names it.
 
         A part that the committed round already has, byte for byte, is not written again.
@@ -141,7 +146,7 @@ class Exchange:
             if existing.sha256 == written.sha256:
                 return existing
         self._refuse_if_fenced(current)
-        write_atomic(self.directory / name, data)
+        self.store.put(self.policy, name, data)
         return written
 
     def commit(self, round_: int, parts: Sequence[Part], policy_step: int) -> Marker:
@@ -150,13 +155,24 @@ class Exchange:
         Committing the same content again changes nothing. Raises FencedError when a newer attempt of this
         policy has committed the round, or this attempt has with other content.
         """
-        self.require_newest()
-        current = self.marker_of(self.policy, round_)
-        if current is not None:
-            if combined_hash(parts) == current.sha256:
-                return current
-            self._refuse_if_fenced(current)
-        marker = Marker(
+        while True:
+            self.require_newest()
+            before = self.store.get(self.policy, marker_name(round_))
+            current = self.marker_of(self.policy, round_)
+            if current is not None:
+                if combined_hash(parts) == current.sha256:
+                    return current
+                self._refuse_if_fenced(current)
+            marker = self._marker(round_, parts, policy_step)
+            data = sealed_bytes(marker.to_json())
+            if before is None:
+                if self.store.create(self.policy, marker_name(round_), data):
+                    return marker
+            elif self.store.swap(self.policy, marker_name(round_), before, data):
+                return marker
+
+    def _marker(self, round_: int, parts: Sequence[Part], policy_step: int) -> Marker:
+        return Marker(
             schema_version=SCHEMA_VERSION,
             run_id=self.run_id,
             policy=self.policy,
@@ -169,8 +185,6 @@ class Exchange:
             parts=tuple(parts),
             written_at=time.time(),
         )
-        write_sealed(self.directory / marker_name(round_), marker.to_json())
-        return marker
 
     def _refuse_if_fenced(self, current: Marker | None) -> None:
         if current is not None and current.attempt >= self.attempt:
@@ -186,9 +200,9 @@ class Exchange:
 
         Raises ExchangeDamagedError when the marker cannot be parsed or belongs to another run or round.
         """
-        path = self.root / policy / marker_name(round_)
+        path = self.store.describe(policy, marker_name(round_))
         try:
-            value = _read_marker(path)
+            value = _read_marker(self.store.get(policy, marker_name(round_)), path)
             marker = None if value is None else Marker.from_json(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ExchangeDamagedError(f"{path}: not a commit marker ({error!r})") from None
@@ -203,7 +217,7 @@ class Exchange:
         marker = self.marker_of(policy, round_)
         while marker is not None:
             try:
-                return load_shard(self.root / policy, marker)
+                return load_shard(self.store, marker)
             except ExchangeDamagedError:
                 newer = self.marker_of(policy, round_)  # a restart may have replaced the round meanwhile
                 if newer == marker:
@@ -266,8 +280,8 @@ class Exchange:
                 lost.add(peer)
                 continue
             raise PeerLostError(
-                f"policy {self.policy!r} lost its peer {peer!r}: {reason}, while waiting for round {round_}; its logs: "
-                f"{self.root.parent / 'policies' / peer / 'logs'}"
+                f"policy {self.policy!r} lost its peer {peer!r}: {reason}, while waiting for round {round_}"
+                f"{_logs_of(self.store, peer)}"
             )
         late = [peer for peer in missing if peer not in lost]
         if late and waited > self.patience.round_timeout:
@@ -297,22 +311,48 @@ class Exchange:
         return f"no heartbeat for {silent:.0f} s (last seen: {phase})"
 
 
-def _read_marker(path: Path) -> dict[str, Any] | None:
-    """A sealed marker, read once. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of
-    another major version, sealed or not: what follows its version may mean anything."""
+def newest_attempt(store: ExchangeStore, policy: str) -> int:
+    """Return the newest attempt that has claimed a policy; 0 where none has. Raises ExchangeDamagedError."""
+    claim = claimed_attempt(store, policy)
+    return 0 if claim is None else claim
+
+
+def claimed_attempt(store: ExchangeStore, policy: str) -> int | None:
+    """Return the newest attempt that has claimed a policy; None where none has. Raises ExchangeDamagedError."""
+    data, where = store.get(policy, ATTEMPT), store.describe(policy, ATTEMPT)
+    if data is None:
+        return None
     try:
-        value = read_sealed(path)
+        return int(parse_sealed(data, where)["attempt"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ExchangeDamagedError(f"{where}: not an attempt's claim ({error!r})") from None
+
+
+def _logs_of(store: ExchangeStore, peer: str) -> str:
+    """Return where a peer's logs lie, where the exchange is in a run's directory."""
+    if not isinstance(store, LocalStore):
+        return ""
+    return f"; its logs: {store.root.parent / 'policies' / peer / 'logs'}"
+
+
+def _read_marker(data: bytes | None, where: str) -> dict[str, Any] | None:
+    """Return a sealed marker. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of another
+    major version, sealed or not: what follows its version may mean anything."""
+    if data is None:
+        return None
+    try:
+        value = parse_sealed(data, where)
     except FileDamagedError:
-        _refuse_another_schema(path, glance(path))
+        _refuse_another_schema(where, parse_or_none(data))
         raise
-    _refuse_another_schema(path, value)
+    _refuse_another_schema(where, value)
     return value
 
 
-def _refuse_another_schema(path: Path, value: dict[str, Any] | None) -> None:
+def _refuse_another_schema(where: str, value: dict[str, Any] | None) -> None:
     version = str((value or {}).get("schema_version", SCHEMA_VERSION))
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise ExchangeDamagedError(
-            f"{path}: written with schema {version}, this version reads {SCHEMA_VERSION}; read it with the mutualrl "
+            f"{where}: written with schema {version}, this version reads {SCHEMA_VERSION}; read it with the mutualrl "
             "that wrote it"
         )

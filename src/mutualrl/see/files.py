@@ -1,27 +1,27 @@
-"""The names of the files of an exchange."""
+"""The names of the objects of an exchange."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from mutualrl.see.store import ExchangeStore
 
 PART_NAME = re.compile(r"([0-9]{6,})(\.[0-9]+)?(\.a[0-9]+)?\.parquet")
 MARKER_NAME = re.compile(r"([0-9]{6,})\.json")
 
 
 def round_of(name: str) -> int | None:
-    """The round that a part or a marker belongs to; None for any other file."""
+    """Return the round that a part or a marker belongs to; None for any other object."""
     match = PART_NAME.fullmatch(name) or MARKER_NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
 
-def committed_rounds(directory: Path) -> list[int]:
-    """Rounds of a policy that have a commit marker, in order."""
-    if not directory.is_dir():
-        return []
-    return sorted(int(m[1]) for m in (MARKER_NAME.fullmatch(p.name) for p in directory.iterdir()) if m)
+def committed_rounds(store: ExchangeStore, policy: str) -> list[int]:
+    """Return the rounds of a policy that have a commit marker, in order."""
+    matches = [MARKER_NAME.fullmatch(name) for name in store.names(policy)]
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def marker_name(round_: int) -> str:
-    """The name of a round's commit marker."""
+    """Return the name of a round's commit marker."""
     return f"{round_:06d}.json"

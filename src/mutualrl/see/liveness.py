@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mutualrl.errors import DiskError
-from mutualrl.storage.files import glance, write_json
+from mutualrl.see.store import ExchangeStore, open_store
+from mutualrl.storage.files import parse_or_none
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
@@ -18,15 +21,18 @@ NOT_STARTED = "not started"  # the phase of a policy that has not told one yet
 
 
 class Heartbeat:
-    """Raises a counter in `<directory>/heartbeat.json` (`heartbeat.<rank>.json` for further ranks of a policy) once a
-    second from a daemon thread.
+    """Raises a counter in the policy's `heartbeat.json` (`heartbeat.<rank>.json` for further ranks) once a second from
+    a daemon thread.
 
     The file also says what the policy is doing (`phase`, `step`), for people and for the supervisor.
     A reader judges by the counter alone, never by the writer's clock.
     """
 
-    def __init__(self, directory: Path, policy: str, interval: float = INTERVAL_SECONDS, rank: int = 0) -> None:
-        self._path = directory / (f"heartbeat.{rank}.json" if rank else HEARTBEAT)
+    def __init__(
+        self, exchange: Path | ExchangeStore, policy: str, interval: float = INTERVAL_SECONDS, rank: int = 0
+    ) -> None:
+        self._store = open_store(exchange)
+        self._name = f"heartbeat.{rank}.json" if rank else HEARTBEAT
         self._policy = policy
         self._interval = interval
         self._counter = 0
@@ -40,7 +46,6 @@ class Heartbeat:
         """Write the first beat now, then one every interval until `stop`. Starting again changes nothing."""
         if self._thread.ident is not None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         self.beat()
         self._thread.start()
 
@@ -54,8 +59,15 @@ class Heartbeat:
         """Raise the counter once."""
         with self._lock:
             self._counter += 1
-            state = {"policy": self._policy, "pid": os.getpid(), "counter": self._counter}
-            write_json(self._path, state | {"phase": self._phase, "step": self._step}, durable=False)
+            state = {
+                "policy": self._policy,
+                "pid": os.getpid(),
+                "counter": self._counter,
+                "phase": self._phase,
+                "step": self._step,
+            }
+            data = json.dumps(state, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            self._store.put(self._policy, self._name, data, durable=False)
 
     def stop(self, phase: str) -> None:
         """End the thread and leave `phase` (such as 'finished') as the last word."""
@@ -83,8 +95,8 @@ class _Seen:
 class PeerWatch:
     """How long each peer has been silent, on this reader's monotonic clock."""
 
-    def __init__(self, exchange: Path) -> None:
-        self._exchange = exchange
+    def __init__(self, exchange: Path | ExchangeStore) -> None:
+        self._store = open_store(exchange)
         self._seen: dict[tuple[str, str], _Seen] = {}
 
     def silence(self, peer: str) -> tuple[float, str]:
@@ -93,12 +105,12 @@ class PeerWatch:
 
         A rank that has never been seen counts from the first call.
         """
-        names = sorted({HEARTBEAT, *(path.name for path in (self._exchange / peer).glob("heartbeat*.json"))})
-        return max((self._of(peer, name) for name in names), key=lambda found: found[0])
+        names = sorted({HEARTBEAT, *heartbeats(self._store, peer)})
+        return max((self._of(peer, name) for name in names), key=lambda entry: entry[0])
 
     def _of(self, peer: str, name: str) -> tuple[float, str]:
         now = time.monotonic()
-        state = glance(self._exchange / peer / name) or {}
+        state = last_beat(self._store, peer, name) or {}
         counter, phase = int(state.get("counter", 0)), str(state.get("phase", NOT_STARTED))
         seen = self._seen.get((peer, name))
         if seen is None or seen.counter != counter:
@@ -113,8 +125,21 @@ class PeerWatch:
             del self._seen[key]
 
 
-def clear_heartbeats(directory: Path) -> None:
+def heartbeats(store: ExchangeStore, policy: str) -> list[str]:
+    """Return the names of the heartbeats of a policy's ranks."""
+    return [name for name in store.names(policy) if name.startswith("heartbeat") and name.endswith(".json")]
+
+
+def last_beat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> dict[str, Any] | None:
+    """Return what a policy's heartbeat says now: `phase`, `step`, `counter`; None where it cannot be read."""
+    try:
+        return parse_or_none(store.get(policy, name))
+    except OSError:
+        return None
+
+
+def clear_heartbeats(exchange: Path | ExchangeStore, policy: str) -> None:
     """Remove what earlier attempts of a policy left, so that a new one that is still loading is not taken for
     frozen."""
-    for path in directory.glob("heartbeat*.json"):
-        path.unlink(missing_ok=True)
+    store = open_store(exchange)
+    store.delete(policy, heartbeats(store, policy))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mutualrl.see.files import committed_rounds, round_of
-from mutualrl.storage.files import sync_directory
+from mutualrl.see.store import ExchangeStore, open_store
 
 
 def deletable(rounds: Iterable[int], needed: int, keep: int) -> list[int]:
@@ -16,21 +16,19 @@ def deletable(rounds: Iterable[int], needed: int, keep: int) -> list[int]:
     return [round_ for round_ in ordered[: max(len(ordered) - keep, 0)] if round_ < needed]
 
 
-def collect(directory: Path, needed: int, keep: int, *, dry_run: bool = False) -> tuple[list[int], int]:
-    """Delete a policy's deletable rounds; returns them and the bytes that they took. The markers go first, so that a
-    round is whole or not there."""
-    gone = deletable(committed_rounds(directory), needed, keep)
+def collect(
+    exchange: Path | ExchangeStore, policy: str, needed: int, keep: int, *, dry_run: bool = False
+) -> tuple[list[int], int]:
+    """Delete a policy's deletable rounds; return them and the bytes that they took. The markers go first, so that a
+    round is complete or not there."""
+    store = open_store(exchange)
+    gone = deletable(committed_rounds(store, policy), needed, keep)
     if not gone:
         return [], 0
-    wanted = set(gone)
-    files = [path for path in directory.iterdir() if round_of(path.name) in wanted]
-    size = sum(path.stat().st_size for path in files)
+    deleted = set(gone)
+    names = [name for name in store.names(policy) if round_of(name) in deleted]
+    size = sum(store.size(policy, name) for name in names)
     if not dry_run:
-        for path in files:
-            if path.suffix == ".json":
-                path.unlink()
-        sync_directory(directory)
-        for path in files:
-            if path.suffix != ".json":
-                path.unlink()
+        store.delete(policy, [name for name in names if name.endswith(".json")])
+        store.delete(policy, [name for name in names if not name.endswith(".json")])
     return gone, size

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mutualrl.records import Record
+from mutualrl.records import Rollout
 
 SCHEMA_VERSION = "2.0"  # of shard and marker; a newer minor version adds columns or fields
 
@@ -35,8 +35,18 @@ SCHEMA = pa.schema(
     ]
 )
 
-#: columns that a regime may choose to publish; the others are always there.
-OPTIONAL_FIELDS = frozenset({"x_text", "y_text", "advantage", "token_ids", "logprobs"})
+#: the field of a rollout that stands in each column; the names of the columns are the paper's
+FIELD_OF = {
+    "prompt_id": "prompt_id",
+    "rollout": "index",
+    "reward": "reward",
+    "ended": "ended",
+    "x_text": "prompt",
+    "y_text": "text",
+    "advantage": "advantage",
+    "token_ids": "token_ids",
+    "logprobs": "logprobs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +112,14 @@ def combined_hash(parts: Sequence[Part]) -> str:
     return hashlib.sha256("".join(p.sha256 for p in parts).encode()).hexdigest()
 
 
-def encode(policy: str, round_: int, records: Sequence[Record]) -> bytes:
+def encode(policy: str, round_: int, rollouts: Sequence[Rollout]) -> bytes:
     """Parquet bytes of a part: zstd, a checksum on every page, dictionaries on the id columns only."""
     columns: dict[str, Any] = {
-        "policy": [policy] * len(records),
-        "round": [round_] * len(records),
+        "policy": [policy] * len(rollouts),
+        "round": [round_] * len(rollouts),
     }
     for name in SCHEMA.names[2:]:
-        columns[name] = [getattr(record, name) for record in records]
+        columns[name] = [getattr(rollout, FIELD_OF[name]) for rollout in rollouts]
     for name in ("token_ids", "logprobs"):
         columns[name] = _lists(columns[name], SCHEMA.field(name).type)
     sink = pa.BufferOutputStream()

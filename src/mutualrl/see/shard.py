@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see.files import PART_NAME
 from mutualrl.see.schema import SCHEMA, Marker, Part, combined_hash
+from mutualrl.see.store import ExchangeStore
 
 
 class Shard:
@@ -59,21 +59,25 @@ class Shard:
         return self._arrays[name]
 
 
-def load_shard(directory: Path, marker: Marker) -> Shard:
+def load_shard(store: ExchangeStore, marker: Marker) -> Shard:
     """Read the parts that `marker` names. Raises ExchangeDamagedError on any difference, naming the file."""
     if combined_hash(marker.parts) != marker.sha256:
-        raise ExchangeDamagedError(f"{directory}: the marker of round {marker.round} contradicts itself")
-    return Shard(marker, [_load_part(directory, part) for part in marker.parts])
+        where = store.describe(marker.policy)
+        raise ExchangeDamagedError(f"{where}: the marker of round {marker.round} contradicts itself")
+    return Shard(marker, [_load_part(store, marker.policy, part) for part in marker.parts])
 
 
-def _load_part(directory: Path, part: Part) -> pq.ParquetFile:
-    path = directory / part.file
+def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
+    path = store.describe(policy, part.file)
     if PART_NAME.fullmatch(part.file) is None:
-        raise ExchangeDamagedError(f"{directory}: the marker names a file outside its directory: {part.file!r}")
+        where = store.describe(policy)
+        raise ExchangeDamagedError(f"{where}: the marker names a file outside its directory: {part.file!r}")
     try:
-        data = path.read_bytes()
+        data = store.get(policy, part.file)
     except OSError as error:
         raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read ({error.strerror})") from None
+    if data is None:
+        raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read (No such file or directory)")
     if len(data) != part.bytes:
         raise ExchangeDamagedError(f"{path}: {len(data)} bytes, its marker says {part.bytes}")
     digest = hashlib.sha256(data).hexdigest()

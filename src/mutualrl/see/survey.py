@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see.exchange import Exchange
-from mutualrl.see.files import committed_rounds, round_of
+from mutualrl.see.files import PART_NAME
 from mutualrl.see.shard import Shard
+from mutualrl.see.store import ExchangeStore, open_store
 
 
 @dataclass
@@ -53,16 +54,15 @@ class PolicySurvey:
         }
 
 
-def writers(root: Path) -> list[str]:
-    """The policies that have a directory in the exchange."""
-    return sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+def writers(exchange: Path | ExchangeStore) -> list[str]:
+    """Return the policies that have a namespace in the exchange."""
+    return open_store(exchange).policies()
 
 
-def survey(root: Path, run_id: str, policy: str, *, verify: bool) -> PolicySurvey:
+def survey(exchange: Path | ExchangeStore, run_id: str, policy: str, *, verify: bool) -> PolicySurvey:
     """Look at a policy's rounds: at their markers, and with `verify` at every byte of every part."""
-    directory = root / policy
-    found = PolicySurvey(policy, committed_rounds(directory))
-    reader = Reader(root, run_id)
+    reader = Reader(exchange, run_id)
+    found = PolicySurvey(policy, reader.rounds(policy))
     named: set[str] = set()
     for round_ in list(found.rounds):
         try:
@@ -77,8 +77,7 @@ def survey(root: Path, run_id: str, policy: str, *, verify: bool) -> PolicySurve
                 decode(shard)
         except ExchangeDamagedError as error:
             found.damaged.append(str(error))
-    listed = directory.iterdir() if directory.is_dir() else ()
-    parts = {p.name for p in listed if p.suffix == ".parquet" and round_of(p.name) is not None}
+    parts = {name for name in reader.store.names(policy) if PART_NAME.fullmatch(name)}
     found.stray = sorted(parts - named) if not found.damaged else []
     if found.rounds:
         found.gaps = sorted(set(range(found.rounds[0], found.rounds[-1] + 1)) - set(found.rounds))
@@ -86,11 +85,10 @@ def survey(root: Path, run_id: str, policy: str, *, verify: bool) -> PolicySurve
 
 
 class Reader(Exchange):
-    """A door to a run's exchange that only reads: it has no directory of its own."""
+    """A door to a run's exchange that only reads: it is no policy's."""
 
-    def __init__(self, root: Path, run_id: str) -> None:
-        self.root = root
-        self.run_id = run_id
+    def __init__(self, exchange: Path | ExchangeStore, run_id: str) -> None:
+        super().__init__(exchange, "", run_id)
 
 
 def decode(shard: Shard) -> pa.Table:
@@ -101,11 +99,13 @@ def decode(shard: Shard) -> pa.Table:
         raise ExchangeDamagedError(f"policy {shard.policy!r}, round {shard.marker.round}: {error}") from None
 
 
-def tables(root: Path, run_id: str, policies: list[str], rounds: range | None = None) -> Iterator[pa.Table]:
+def tables(
+    exchange: Path | ExchangeStore, run_id: str, policies: list[str], rounds: range | None = None
+) -> Iterator[pa.Table]:
     """The records of every committed round (among `rounds`), round by round, policies in order. Damage raises
     ExchangeDamagedError."""
-    reader = Reader(root, run_id)
-    every = {policy: set(committed_rounds(root / policy)) for policy in policies}
+    reader = Reader(exchange, run_id)
+    every = {policy: set(reader.rounds(policy)) for policy in policies}
     for round_ in sorted(set().union(*every.values())):
         if rounds is not None and round_ not in rounds:
             continue
@@ -114,7 +114,7 @@ def tables(root: Path, run_id: str, policies: list[str], rounds: range | None = 
                 yield decode(shard)
 
 
-def export(root: Path, run_id: str, policies: list[str], target: Path) -> int:
+def export(exchange: Path | ExchangeStore, run_id: str, policies: list[str], target: Path) -> int:
     """Write all records into one Parquet or JSONL file, by its ending, under another name first; returns their
     number."""
     temporary = target.with_name(f".{target.name}.tmp")
@@ -122,14 +122,14 @@ def export(root: Path, run_id: str, policies: list[str], target: Path) -> int:
     try:
         if target.suffix == ".parquet":
             writer: pq.ParquetWriter | None = None
-            for table in tables(root, run_id, policies):
+            for table in tables(exchange, run_id, policies):
                 writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd")
                 writer.write_table(table)
                 rows += len(table)
             if writer is not None:
                 writer.close()
         else:
-            rows = _export_lines(root, run_id, policies, temporary)
+            rows = _export_lines(exchange, run_id, policies, temporary)
         if rows:
             temporary.replace(target)
     finally:
@@ -137,10 +137,10 @@ def export(root: Path, run_id: str, policies: list[str], target: Path) -> int:
     return rows
 
 
-def _export_lines(root: Path, run_id: str, policies: list[str], target: Path) -> int:
+def _export_lines(exchange: Path | ExchangeStore, run_id: str, policies: list[str], target: Path) -> int:
     rows = 0
     with target.open("w", encoding="utf-8") as file:
-        for table in tables(root, run_id, policies):
+        for table in tables(exchange, run_id, policies):
             for record in table.to_pylist():
                 file.write(json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n")
             rows += len(table)

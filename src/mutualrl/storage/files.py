@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,32 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     `durable=False` the two fsyncs are left out (heartbeats: torn is forbidden, lost is harmless). A writer killed in
     between leaves a `.tmp` file that no reader looks at. Raises DiskError with the path and the bytes needed when the
     disk refuses."""
+    with _temporary(path, data, durable=durable) as temporary:
+        temporary.replace(path)
+        if durable:
+            sync_directory(path.parent)
+
+
+def create_atomic(path: Path, data: bytes) -> bool:
+    """Put `data` at `path` unless something is there; return whether it was put.
+
+    Steps: temporary file in the same directory, write, fsync, link to the name (which fails where it is taken), fsync
+    of the directory. Raises DiskError as `write_atomic` does.
+    """
+    with _temporary(path, data, durable=True) as temporary:
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        sync_directory(path.parent)
+    return True
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
+    """A file beside `path` that holds `data`; where the disk refuses anything, it is removed again."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -69,9 +96,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        temporary.replace(path)
-        if durable:
-            sync_directory(path.parent)
+        yield temporary
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -100,7 +125,7 @@ SEAL = "seal"  # sha256 of everything else in a sealed file
 
 def write_sealed(path: Path, value: dict[str, Any]) -> None:
     """Write a JSON object, atomically, with a sha256 of itself: a file of which no byte can change unnoticed."""
-    write_atomic(path, _sealed_bytes(value))
+    write_atomic(path, sealed_bytes(value))
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
@@ -110,19 +135,35 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
+    return parse_sealed(data, str(path))
+
+
+def parse_sealed(data: bytes, where: str) -> dict[str, Any]:
+    """Return the object in sealed bytes, without its seal. Raises FileDamagedError when a byte was changed."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FileDamagedError(f"{path}: not JSON ({error})") from None
+        raise FileDamagedError(f"{where}: not JSON ({error})") from None
     if not isinstance(value, dict):
-        raise FileDamagedError(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise FileDamagedError(f"{where}: expected a JSON object, found {type(value).__name__}")
     value.pop(SEAL, None)
-    if _sealed_bytes(value) != data:
-        raise FileDamagedError(f"{path}: its bytes do not match its seal")
+    if sealed_bytes(value) != data:
+        raise FileDamagedError(f"{where}: its bytes do not match its seal")
     return value
 
 
-def _sealed_bytes(value: dict[str, Any]) -> bytes:
+def parse_or_none(data: bytes | None) -> dict[str, Any] | None:
+    """Return the JSON object in some bytes, or None where there is none that can be read now: for objects that say how
+    things stand, are written often without waiting for the disk, and are worth nothing a second later."""
+    try:
+        value = None if data is None else json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def sealed_bytes(value: Mapping[str, Any]) -> bytes:
+    """Return a JSON object as bytes with a sha256 of itself."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     seal = hashlib.sha256(text.encode()).hexdigest()
     return (json.dumps({**value, SEAL: seal}, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -1,8 +1,16 @@
-"""Prompts and verifiers, one module a task."""
+"""Prompts and verifiers, one module per task.
+
+A user's own is `TASK` of a file or package (`--task file.py:TASK`, `--task package.module:TASK`), or what an installed
+package offers under the entry-point group `mutualrl.tasks`.
+"""
 
 from __future__ import annotations
 
-from mutualrl.errors import UsageError
+import difflib
+from functools import cache
+
+from mutualrl.errors import TaskError
+from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
 from mutualrl.tasks.arithmetic import ArithmeticTask
 from mutualrl.tasks.base import Split, Task, TaskData, TaskSource, load_prompts
 from mutualrl.tasks.dataset import DatasetTask
@@ -10,19 +18,39 @@ from mutualrl.tasks.math import MATH_TASKS
 from mutualrl.tasks.mixture import MixtureTask
 from mutualrl.tasks.qa import QA_TASKS
 
-_ALL: tuple[Task, ...] = (ArithmeticTask(), *MATH_TASKS, *QA_TASKS, DatasetTask(), MixtureTask())
-TASKS: dict[str, Task] = {task.name: task for task in _ALL}
+GROUP = "mutualrl.tasks"
+_SINGLE: tuple[Task, ...] = (ArithmeticTask(), *MATH_TASKS, *QA_TASKS, DatasetTask())
+TASKS: dict[str, Task] = {task.name: task for task in (*_SINGLE, MixtureTask({task.name: task for task in _SINGLE}))}
 
 
+@cache
 def get_task(name: str) -> Task:
-    """The task of that name. Raises UsageError naming those there are."""
-    if name not in TASKS:
-        import difflib
+    """Return the task of that name, import path or entry point.
 
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise UsageError(f"unknown task {name!r}; expected one of: {', '.join(sorted(TASKS))}{hint}")
-    return TASKS[name]
+    Raises TaskError with file and line for one that cannot be imported, or is no task; for an unknown name, those that
+    there are.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    if is_import_path(name):
+        return _checked(load_object(name, "task", TaskError), name)
+    offered = entry_points(GROUP)
+    if name in offered:
+        return _checked(load_object(offered[name].value, f"task {name!r}", TaskError), name)
+    known = sorted({*TASKS, *offered})
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise TaskError(f"unknown task {name!r}; expected one of: {', '.join(known)}{hint}; or {FORM}")
+
+
+def _checked(task: object, name: str) -> Task:
+    expected = {"name": str, "max_new_tokens": int, "takes_data": bool, "reads": str}
+    for attribute, kind in expected.items():
+        if not isinstance(value := getattr(task, attribute, None), kind):
+            raise TaskError(f"task {name!r}: {attribute}: found {value!r}, expected {kind.__name__}")
+    if not isinstance(task, Task):
+        raise TaskError(f"task {name!r}: found {type(task).__name__}, expected read(split, source)")
+    return task
 
 
 __all__ = ["TASKS", "Split", "Task", "TaskData", "TaskSource", "get_task", "load_prompts"]

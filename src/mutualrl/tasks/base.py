@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
@@ -51,6 +51,7 @@ class TaskData:
     dropped: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Task(Protocol):
     """A named source of prompts. Implementations are modules of `mutualrl.tasks`.
 

@@ -25,18 +25,23 @@ class MixtureTask:
     takes_data = True
     reads = "its members: " + ", ".join(PAPER)
 
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self._tasks = tasks
+
     def members(self, source: TaskSource) -> dict[str, tuple[Task, Member]]:
         """The tasks of the mixture, each with where it reads from: by default the paper's seven, from the directory
         that the mixture's own data name, or the hub. Raises UsageError for an unknown one, and a mixture within."""
-        from mutualrl.tasks import get_task
-
         named: Mapping[str, Member] = source.members or {name: Member(TaskSource()) for name in PAPER}
         if self.name in named:
             raise UsageError("a mixture cannot be a member of a mixture; name its members instead")
-        return {
-            name: (get_task(name), replace(member, source=_inherited(member.source, source, get_task(name))))
-            for name, member in named.items()
-        }
+        members = {}
+        for name, member in named.items():
+            if name not in self._tasks:
+                expected = ", ".join(sorted(self._tasks))
+                raise UsageError(f"task.members: unknown task {name!r}; expected one of: {expected}")
+            task = self._tasks[name]
+            members[name] = (task, replace(member, source=_inherited(member.source, source, task)))
+        return members
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
         """All members' prompts of a split, as `mix` mixes them for training, one member after another for

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import re
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import isnan
-from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import RewardError, UsageError
+from mutualrl.plugins import is_import_path, load_object
 from mutualrl.tasks.boxed import boxed_reward
 
 Reward = Callable[..., Any]
-IMPORT_PATH = re.compile(r"(?P<module>[A-Za-z_][\w.]*|.*\.py):(?P<name>[A-Za-z_]\w*)")
 FORM = "expected 'boxed', 'package.module:function' or 'path/to/file.py:function'"
 
 
@@ -32,14 +26,12 @@ def load_reward(path: str) -> Reward:
     """
     if path == "boxed":
         return boxed_reward
-    match = IMPORT_PATH.fullmatch(path)
-    if match is None:
+    if not is_import_path(path):
         raise UsageError(f"task.reward: found {path!r}, {FORM}")
-    module = _import(match["module"], path)
-    found = getattr(module, match["name"], None)
-    if not callable(found):
-        raise UsageError(f"task.reward: {match['module']!r} has no function {match['name']!r}")
-    return found  # type: ignore[no-any-return]
+    function: Reward = load_object(path, "task.reward", noun="function")
+    if not callable(function):
+        raise UsageError(f"task.reward: {path!r}: found {type(function).__name__}, expected a function")
+    return function
 
 
 def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
@@ -104,34 +96,3 @@ def weighted(
 
 async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
-
-
-def _import(name: str, path: str) -> Any:
-    try:
-        if not name.endswith(".py"):
-            if str(Path.cwd()) not in sys.path:
-                sys.path.append(str(Path.cwd()))  # last: nothing there hides an installed package
-            return importlib.import_module(name)
-        return _run_file(Path(name).expanduser().absolute(), path)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"task.reward: {path!r} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def _run_file(file: Path, path: str) -> Any:
-    """The module that a file makes; run once, however many functions are taken from it."""
-    known = f"mutualrl_reward_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    if known in sys.modules:
-        return sys.modules[known]
-    spec = importlib.util.spec_from_file_location(known, file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise UsageError(f"task.reward: {path!r}: no such file: {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[known] = module  # dataclasses, among others, look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[known]
-        raise
-    return module

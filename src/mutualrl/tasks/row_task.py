@@ -35,6 +35,8 @@ class Built:
     solution: str | None = None
 
 
+_ROW_TASKS: list[RowTask] = []  # all that were made, for hints
+
 #: from a row and the name of its part to what it becomes, or to the reason why it is left out
 Build = Callable[[Row, str], Built | str]
 
@@ -58,6 +60,10 @@ class RowTask:
     id_field: str = "id"
     max_new_tokens: int = 1024
     takes_data: bool = True
+
+    def __post_init__(self) -> None:
+        """Be known to the others, which name whose fields a row has."""
+        _ROW_TASKS.append(self)
 
     @property
     def reads(self) -> str:
@@ -191,9 +197,7 @@ def _check_fields(task: RowTask, row: Row) -> None:
     missing = [name for name in task.fields if name not in row.values]
     if not missing:
         return
-    from mutualrl.tasks import TASKS
-
-    others = [t.name for t in TASKS.values() if isinstance(t, RowTask) and set(t.fields) <= set(row.values)]
+    others = [other.name for other in _ROW_TASKS if set(other.fields) <= set(row.values)]
     try:
         row.take(missing[0])
     except DataError as error:

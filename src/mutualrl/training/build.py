@@ -15,9 +15,9 @@ from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare, fingerprint, load_prompts, require_enough, solutions
 from mutualrl.recipes.batch import BatchPlan, plan_batch
 from mutualrl.records import Prompt
-from mutualrl.regimes.base import policy_seed
+from mutualrl.regimes import get_regime
 from mutualrl.see import Absences, Exchange, Heartbeat
-from mutualrl.see.absences import FILE as ABSENCES
+from mutualrl.seeds import policy_seed
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tiny import located
@@ -25,9 +25,10 @@ from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset, within_limit
 from mutualrl.training.models import load_tokenizers
+from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
 from mutualrl.training.safe_deepspeed import keep_loads_safe
-from mutualrl.training.sharing import Sharing
+from mutualrl.training.sharing import Sharing, publish_schema
 from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
 from mutualrl.training.vllm_engine import prepare_vllm
@@ -67,19 +68,21 @@ def build_trainer(
     if seat["strategy"] != "ddp":
         keep_loads_safe()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
+    spec = get_regime(recipe.regime_name)
     sharing = Sharing(
-        exchange=exchange,
-        peers=[p.name for p in recipe.policies if p.name != policy],
-        regime=recipe.regime_name,
+        link=PeerLink(
+            exchange=exchange,
+            peers=[p.name for p in recipe.policies if p.name != policy],
+            heartbeat=heartbeat,
+            stopping=stopping,
+            absences=Absences(exchange.store, policy),
+        ),
+        spec=spec,
         settings=recipe.regime_settings(policy),
+        schema=publish_schema(spec, [recipe.regime_settings(p.name) for p in recipe.policies], recipe.run.publish),
         run_seed=recipe.run.seed,
         max_length=args.max_completion_length,
-        publish=recipe.run.publish,
-        heartbeat=heartbeat,
         tokenizers=tokenizers,
-        demands=[recipe.regime_settings(p.name) for p in recipe.policies if p.name != policy],
-        stopping=stopping,
-        absences=Absences(exchange.directory / ABSENCES),
         solutions=solutions(recipe, prompts),
         rescues=RescueLog(run.policy(policy).rescues),
     )

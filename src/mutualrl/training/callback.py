@@ -11,34 +11,35 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
+from transformers import TrainerControl as Control
+from transformers import TrainerState as State
+from transformers import TrainingArguments as Args
 
 from mutualrl.storage.files import write_atomic
 from mutualrl.training.checkpointing import StepEnd, random_state
-from mutualrl.training.sharing import Sharing
+from mutualrl.training.peers import PeerLink
 
 
 class SharingCallback(TrainerCallback):
-    """Registration (the first heartbeat), heartbeat with the step, end of run."""
+    """Tell the peers of this policy: its first heartbeat, its step, its end."""
 
-    def __init__(self, sharing: Sharing) -> None:
-        self._sharing = sharing
+    def __init__(self, link: PeerLink) -> None:
+        self._link = link
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Start the heartbeat, unless the process already has one."""
-        heartbeat = self._sharing.heartbeat
-        if heartbeat is not None and state.is_world_process_zero:
-            heartbeat.set("training", state.global_step)
-            heartbeat.start()
+        if self._link.heartbeat is not None and state.is_world_process_zero:
+            self._link.set_phase("training", state.global_step)
+            self._link.heartbeat.start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Tell the step."""
-        if self._sharing.heartbeat is not None:
-            self._sharing.heartbeat.set("training", state.global_step)
+        self._link.set_phase("training", state.global_step)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Tell the peers that no further round will come."""
-        if self._sharing.heartbeat is not None and state.is_world_process_zero:
-            self._sharing.heartbeat.set("trained", state.global_step)
+        if state.is_world_process_zero:
+            self._link.set_phase("trained", state.global_step)
 
 
 class AlreadyTrainedError(Exception):
@@ -56,13 +57,13 @@ class StopCallback(TrainerCallback):
         self._trainer = trainer
         self._stopping = stopping
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Note the generators. Raises AlreadyTrainedError when the loaded checkpoint is the last step's."""
         self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if state.global_step >= state.max_steps:
             raise AlreadyTrainedError
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Note the generators, and stop if asked to."""
         self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if broadcast_object_list([self._stopping()], from_process=0)[0]:
@@ -91,14 +92,16 @@ class MetricsCallback(TrainerCallback):
         self._steps = steps
         self._validation: dict[str, Any] | None = None
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Validate where it is due; the last step's validation is the run's final one and is made elsewhere."""
         step = state.global_step
         if self._every and step % self._every == 0 and step < self._steps:
             self._validation = self._validate()
             self._tell(self._validation)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Args, state: State, control: Control, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Append the step's line."""
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return

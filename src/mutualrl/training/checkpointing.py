@@ -18,6 +18,7 @@ from mutualrl.errors import DiskError
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, file_sum, relative_files
 from mutualrl.storage.files import is_disk_failure
 from mutualrl.training.state import save_state
+from mutualrl.training.trl_compat import micro_step, micro_steps_per_round
 
 
 @dataclass
@@ -82,12 +83,11 @@ class Checkpointer:
                 f"slow? "
                 "(mutualrl doctor --run-dir DIR)"
             )
-        a_round = trainer.args.steps_per_generation * trainer.num_iterations
         marker = CheckpointMarker(
             run_id=self.run_id,
             policy=self.policy,
             step=trainer.state.global_step,
-            round=-(-trainer._step // a_round),
+            round=-(-micro_step(trainer) // micro_steps_per_round(trainer)),
             attempt=self.attempt,
             ranks=accelerator.num_processes,
             files=dict(sorted(sums.items())),

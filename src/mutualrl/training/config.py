@@ -11,7 +11,6 @@ from mutualrl.errors import MachineError, RecipeError
 from mutualrl.recipes.batch import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.training.vllm_engine import vllm_keys
-from mutualrl.training.zero_on_cpu import allow_zero_on_cpu
 
 # TRL's defaults are for GPUs; on CPU bf16 is 4.5 times slower and checkpointing saves nothing that is scarce.
 CPU_DEFAULTS: dict[str, Any] = {
@@ -61,6 +60,8 @@ def grpo_config(
     }
     if cpu and strategy != "ddp":
         keys["use_cpu"] = False  # else accelerate would not look at DeepSpeed
+        from mutualrl.training.trl_compat import allow_zero_on_cpu
+
         allow_zero_on_cpu()
     keys.pop("generation_batch_size", None)  # said by steps_per_generation, which TRL refuses beside it
     if (revision := recipe.policy(policy).revision) is not None:

@@ -1,32 +1,20 @@
-"""What a policy learnt from its peers, written down as it happens: `rescues.jsonl`, one line for every pair.
+"""What a policy learnt from its peers, written down as it happens: `rescues.jsonl`, one line per nll row.
 
-A line: `step`, `round`, `prompt_id`, `prompt`, the learner's own failures (`own`: `text`, `reward`), and whose text it
+A line: `step`, `round`, `prompt_id`, `prompt`, the learner's own rollouts (`own`: `text`, `reward`), and whose text it
 learnt (`peer`, `rollout`, `answer`). Texts are cut at LONGEST characters.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from accelerate.utils import gather_object
-
-from mutualrl.regimes.base import Pair
+from mutualrl.records import Rollout
+from mutualrl.regimes import ExtraRow
 
 LONGEST = 4000  # characters of a text; what is cut away is said
-
-
-@dataclass(frozen=True, slots=True)
-class OwnAnswer:
-    """One of the learner's own rollouts on a prompt that it was rescued on."""
-
-    rollout: int
-    prompt: str
-    text: str
-    reward: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +25,37 @@ class RescueLog:
 
     def write(
         self,
-        round_: int,
+        round_index: int,
         step: int,
-        pairs: Sequence[Pair],
-        own: Mapping[str, Sequence[OwnAnswer]],
-        accelerator: Any,
+        rows: Sequence[ExtraRow],
+        rollouts: Sequence[Rollout],
+        text_of: Callable[[Sequence[int]], str],
     ) -> None:
-        """Write a round's pairs. `own`: this rank's rollouts on their prompts. Every rank calls it, the main one
-        writes; `step` is the first optimizer step that the round's pairs take part in."""
-        answers: dict[str, list[OwnAnswer]] = {}
-        for part in gather_object([dict(own)]):
-            for prompt_id, found in part.items():
-                answers.setdefault(prompt_id, []).extend(found)
-        if not accelerator.is_main_process:
+        """Write a round's nll rows, on the main rank. `rollouts`: the learner's own, over all ranks; `step`: the first
+        optimizer step that the rows take part in."""
+        learnt = [row for row in rows if row.loss == "nll"]
+        if not learnt:
             return
+        own_by_prompt: dict[str, list[Rollout]] = {row.prompt_id: [] for row in learnt}
+        for rollout in rollouts:
+            if rollout.prompt_id in own_by_prompt:
+                own_by_prompt[rollout.prompt_id].append(rollout)
         lines = []
-        for pair in pairs:
-            mine = sorted(answers[pair.prompt_id], key=lambda answer: answer.rollout)
+        for row in learnt:
+            own = sorted(own_by_prompt[row.prompt_id], key=lambda rollout: rollout.index)
+            answers = []
+            for rollout in own:
+                reward = rollout.reward if rollout.reward == rollout.reward else None
+                answers.append({"text": shortened(text_of(rollout.token_ids or ())), "reward": reward})
             line = {
                 "step": step,
-                "round": round_,
-                "prompt_id": pair.prompt_id,
-                "prompt": shortened(mine[0].prompt),
-                "own": [
-                    {"text": shortened(a.text), "reward": a.reward if a.reward == a.reward else None} for a in mine
-                ],
-                "peer": pair.policy,
-                "rollout": pair.rollout,
-                "answer": shortened(pair.text),
+                "round": round_index,
+                "prompt_id": row.prompt_id,
+                "prompt": shortened(own[0].prompt or ""),
+                "own": answers,
+                "peer": row.source.policy,
+                "rollout": row.source.rollout,
+                "answer": shortened(row.text),
             }
             lines.append(json.dumps(line, allow_nan=False) + "\n")
         with self.path.open("a", encoding="utf-8") as file:
@@ -72,5 +63,5 @@ class RescueLog:
 
 
 def shortened(text: str) -> str:
-    """At most LONGEST characters, and how many are missing."""
+    """Return at most LONGEST characters, and how many are missing."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} [... {len(text) - LONGEST} more characters]"

@@ -11,7 +11,6 @@ from accelerate.utils import broadcast_object_list
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
-from mutualrl.see.files import committed_rounds
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 from mutualrl.training.callback import keep_until
@@ -38,7 +37,7 @@ class Career:
         def free_rounds() -> None:
             if recipe.run.keep_rounds is not None:
                 needed = oldest_cursor([self.run.policy(p.name).root for p in recipe.policies])
-                retention.collect(self.run.exchange / self.policy, needed, recipe.run.keep_rounds)
+                retention.collect(self.run.exchange, self.policy, needed, recipe.run.keep_rounds)
 
         return Checkpointer(
             store=Checkpoints(self.run.policy(self.policy).root),
@@ -83,9 +82,9 @@ class Career:
             "rescued_pairs": sum(sharing.uses.values()),
             "rescued_prompts": len(sharing.uses),
             "train_seconds": self.train_seconds,
-            "wait_seconds": sharing.wait_seconds,
-            "waited_for_seconds": dict(sorted(sharing.waited_for.items())),
-            "lost_peers": sharing.absences.away(),
+            "wait_seconds": sharing.link.wait_seconds,
+            "waited_for_seconds": dict(sorted(sharing.link.waited_for.items())),
+            "lost_peers": sharing.link.absences.away(),
             "attempts": self.attempt + 1,
             "resumed_from": self._resumed_from,
         }
@@ -122,12 +121,12 @@ def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None
 
 def _require_rounds(sharing: Sharing, cursor: int) -> None:
     """Raise ExchangeDamagedError when a peer has rounds, but no longer those that a policy at `cursor` will ask for."""
-    for peer in sharing.peers if sharing.reads_peers else ():
-        rounds = committed_rounds(sharing.exchange.root / peer)
-        if rounds and rounds[0] > cursor and not sharing.absences.absent(peer, cursor):
+    link = sharing.link
+    for peer in link.peers if sharing.spec.reads_peers else ():
+        rounds = link.exchange.rounds(peer)
+        if rounds and rounds[0] > cursor and not link.absences.absent(peer, cursor):
             raise ExchangeDamagedError(
-                f"policy {sharing.exchange.policy!r} goes on from round {cursor}, and the exchange has rounds of "
-                f"{peer!r} from "
+                f"policy {link.policy!r} resumes from round {cursor}, and the exchange has rounds of {peer!r} from "
                 f"{rounds[0]} on only: the ones before were deleted. Restore a newer checkpoint, or train anew"
             )
 

@@ -1,21 +1,27 @@
 """What a trainer knows beyond transformers' own checkpoint, as plain tensors, numbers and texts: the generation batch
-that is being used up, the round's plan, the counters. Saved with it and restored, a killed run goes on as if it had not
-been."""
+that is being used up, the round's extra rows, the regime's state. Saved with it and restored, a killed run goes on as
+if it had not been."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import asdict, fields, replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mutualrl.errors import CheckpointDamagedError
-from mutualrl.regimes.base import Pair, PeerRow, RoundPlan
-from mutualrl.training.sharing import SharedRound
+from mutualrl.regimes import PPO, Band, Bound, ExtraRow, SequenceLevel, Source, UpperBound
+from mutualrl.training.trl_compat import buffered_batches, micro_step, restore_position, round_in_use
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from mutualrl.training.trainer import MutualGRPOTrainer
+
+FORMAT = 2  # 1: v0.1, whose plans were of one regime each
 
 # transformers maps a checkpoint to the rank's device, which over several CPU hosts is called `cpu:0`; torch knows `cpu`
 # only.
@@ -29,13 +35,13 @@ def state_file(directory: str | Path, rank: int) -> Path:
     return Path(directory) / f"mutualrl_state_{rank}.pt"
 
 
-def save_state(trainer: Any, directory: str | Path) -> None:
+def save_state(trainer: MutualGRPOTrainer, directory: str | Path) -> None:
     """Write this rank's state into a checkpoint."""
     Path(directory).mkdir(parents=True, exist_ok=True)
     torch.save(trainer_state(trainer), state_file(directory, trainer.accelerator.process_index))
 
 
-def load_state(trainer: Any, directory: str | Path) -> None:
+def load_state(trainer: MutualGRPOTrainer, directory: str | Path) -> None:
     """Read this rank's state back (tensors and plain values only). A checkpoint of plain TRL has none: nothing is done.
 
     Raises CheckpointDamagedError for a file of another format.
@@ -49,77 +55,54 @@ def load_state(trainer: Any, directory: str | Path) -> None:
     restore(trainer, state)
 
 
-def trainer_state(trainer: Any) -> dict[str, Any]:
-    """The state: TRL's micro-batch count and buffered batch, the plan of the round in use, SGT's counters."""
-    every = trainer.args.steps_per_generation * trainer.num_iterations
-    in_use = trainer._step % every != 0
-    state: dict[str, Any] = {
-        "format": FORMAT,
-        "step": trainer._step,
-        "buffered": trainer._buffered_inputs if in_use else None,
-    }
+def trainer_state(trainer: MutualGRPOTrainer) -> dict[str, Any]:
+    """Return the state: TRL's micro-batch count and buffered batch, the rows of the round in use, the regime's
+    state."""
+    state: dict[str, Any] = {"format": FORMAT, "step": micro_step(trainer), "buffered": buffered_batches(trainer)}
     if (sharing := trainer.sharing) is not None:
-        shared = trainer._pair_term.shared
+        extra = trainer.extra_rows
+        in_use = round_in_use(trainer)
+        state["regime_state"] = json.dumps(sharing.state, allow_nan=False)
         state["uses"] = dict(sharing.uses)
-        state["wait_seconds"] = sharing.wait_seconds
-        state["waited_for"] = dict(sharing.waited_for)
-        state["shared"] = pack(shared) if in_use and shared is not None else None
-        state["snapshot"] = trainer._peer_rows.snapshot if in_use else {}
+        state["wait_seconds"] = sharing.link.wait_seconds
+        state["waited_for"] = dict(sharing.link.waited_for)
+        state["rows"] = [pack(row) for row in extra.rows] if in_use else []
+        state["prompts"] = dict(extra.prompts) if in_use else {}
+        state["snapshot"] = extra.snapshot if in_use else {}
     return state
 
 
-def restore(trainer: Any, state: dict[str, Any]) -> None:
+def restore(trainer: MutualGRPOTrainer, state: Mapping[str, Any]) -> None:
     """Put a state back."""
-    device = trainer.accelerator.device
-    trainer._step = state["step"]
-    buffered = state["buffered"]
-    trainer._buffered_inputs = None if buffered is None else [_on(device, batch) for batch in buffered]
-    if trainer.sharing is None or "uses" not in state:
+    restore_position(trainer, state["step"], state["buffered"])
+    if trainer.sharing is None or "regime_state" not in state:
         return
     sharing = trainer.sharing
-    sharing.uses.clear()
-    sharing.uses.update(state["uses"])
-    sharing.waited_for.clear()
-    sharing.waited_for.update(state["waited_for"])
-    sharing.wait_seconds = state["wait_seconds"]
-    if state["shared"] is not None:
-        shared = unpack(state["shared"])
-        trainer._pair_term.load(shared)
-        trainer._peer_rows.resume(shared, state["snapshot"])
+    sharing.state = json.loads(state["regime_state"])
+    sharing.uses = Counter(state["uses"])
+    sharing.link.waited_for = Counter(state["waited_for"])
+    sharing.link.wait_seconds = state["wait_seconds"]
+    rows = [unpack(row) for row in state["rows"]]
+    trainer.extra_rows.restore(rows, state["prompts"], state["snapshot"])
 
 
-def _on(device: torch.device, batch: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+_BOUNDS: dict[str, type[Bound]] = {kind.__name__: kind for kind in (PPO, Band, UpperBound, SequenceLevel)}
 
 
-def pack(shared: SharedRound) -> dict[str, Any]:
-    """A round's plan as plain values and tensors. Its advantages are in the batch already, its metrics in the log."""
-    plan = {f.name: getattr(shared.plan, f.name) for f in fields(RoundPlan) if f.name not in ("advantages", "metrics")}
-    plan["pairs"] = [asdict(pair) for pair in shared.plan.pairs]
-    plan["rows"] = [
-        {
-            **{f.name: getattr(row, f.name) for f in fields(PeerRow)},
-            "advantage": float(row.advantage),
-            "logprobs": None if row.logprobs is None else torch.from_numpy(row.logprobs),
-            "covered": torch.from_numpy(row.covered),
-        }
-        for row in shared.plan.rows
-    ]
-    return {"plan": plan, "prompt_tokens": dict(shared.prompt_tokens)}
+def pack(row: ExtraRow) -> dict[str, Any]:
+    """Return a row as plain values and tensors."""
+    packed = {field.name: getattr(row, field.name) for field in fields(ExtraRow)}
+    packed["source"] = tuple(row.source)
+    packed["advantage"], packed["weight"] = float(row.advantage), float(row.weight)
+    packed["mask"] = None if row.mask is None else torch.from_numpy(row.mask)
+    packed["logprobs"] = None if row.logprobs is None else torch.from_numpy(row.logprobs)
+    packed["bound"] = {"kind": type(row.bound).__name__, **asdict(row.bound)}
+    return packed
 
 
-def unpack(value: dict[str, Any]) -> SharedRound:
-    """The plan that `pack` was given."""
-    plan = RoundPlan(**{**value["plan"], "pairs": (), "rows": ()})
-    rows = (
-        PeerRow(
-            **{
-                **row,
-                "logprobs": None if row["logprobs"] is None else row["logprobs"].numpy(),
-                "covered": row["covered"].numpy(),
-            }
-        )
-        for row in value["plan"]["rows"]
-    )
-    plan = replace(plan, pairs=tuple(Pair(**pair) for pair in value["plan"]["pairs"]), rows=tuple(rows))
-    return SharedRound(plan, value["prompt_tokens"])
+def unpack(packed: Mapping[str, Any]) -> ExtraRow:
+    """Return the row that `pack` was given."""
+    bound = dict(packed["bound"])
+    kind = _BOUNDS[bound.pop("kind")]
+    arrays = {name: None if packed[name] is None else packed[name].numpy() for name in ("mask", "logprobs")}
+    return ExtraRow(**{**packed, **arrays, "source": Source(*packed["source"]), "bound": kind(**bound)})

@@ -8,6 +8,7 @@ from typing import Any
 
 from mutualrl.recipes.schema import Recipe
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.training.trl_compat import log_value
 
 
 def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, Any]:
@@ -29,9 +30,8 @@ def teller(trainer: Any) -> Callable[[dict[str, Any]], None]:
     """Puts a validation among the numbers that TRL logs with the step: `validation/accuracy`, and by group."""
 
     def tell(validation: dict[str, Any]) -> None:
-        metrics = trainer._metrics["train"]
-        metrics["validation/accuracy"].append(validation["accuracy"])
+        log_value(trainer, "validation/accuracy", validation["accuracy"])
         for group, value in validation["by_group"].items():
-            metrics[f"validation/accuracy/{group}"].append(value)
+            log_value(trainer, f"validation/accuracy/{group}", value)
 
     return tell

@@ -16,6 +16,7 @@ from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import weighted
 from mutualrl.tasks.scoring import Score, score, score_rewards
+from mutualrl.training.trl_compat import tokenizer_of
 from mutualrl.training.vllm_engine import greedy
 
 
@@ -55,7 +56,7 @@ class Validator:
         with unwrap_model_for_generation(
             trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=trainer.args.ds3_gather_for_generation
         ) as model:
-            engine = TransformersEngine(model, trainer._tokenizer, self._batch_size, trainer.chat_template_kwargs)
+            engine = TransformersEngine(model, tokenizer_of(trainer), self._batch_size, trainer.chat_template_kwargs)
             sampling = Sampling(max_new_tokens=trainer.max_completion_length)
             groups = engine.generate([p.content for p in prompts], sampling)
         trainer.model.train(training)
@@ -64,7 +65,7 @@ class Validator:
     def _with_vllm(self, prompts: list[Prompt]) -> list[Completion]:
         trainer = self._trainer
         return greedy(
-            trainer, prompt_ids([p.content for p in prompts], trainer._tokenizer, trainer.chat_template_kwargs)
+            trainer, prompt_ids([p.content for p in prompts], tokenizer_of(trainer), trainer.chat_template_kwargs)
         )
 
     def _score(self, completions: list[Completion]) -> Score:
@@ -77,6 +78,6 @@ class Validator:
         """The weighted sum of the reward functions, each called as TRL does; None and NaN count as 0."""
         trainer = self._trainer
         answered = list(zip(self._prompts, completions, strict=True))
-        arguments = reward_arguments(answered, trainer._tokenizer, trainer.state)
+        arguments = reward_arguments(answered, tokenizer_of(trainer), trainer.state)
         weights = trainer.reward_weights.tolist()
         return weighted(trainer.reward_funcs, trainer.reward_func_names, weights, arguments, len(answered))

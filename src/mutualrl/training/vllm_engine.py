@@ -10,6 +10,7 @@ from mutualrl.errors import MachineError
 from mutualrl.process.ports import free_port
 from mutualrl.records import Completion
 from mutualrl.thl import ended
+from mutualrl.training.trl_compat import load_weights_into_engine, tokenizer_of
 
 DEFAULT_MEMORY_SHARE = 0.3  # TRL's
 
@@ -70,9 +71,7 @@ def greedy(trainer: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:
     All ranks call this with equally many prompts. Greedy decoding draws no random number.
     """
     engine = trainer.vllm_generation
-    if trainer.state.global_step != trainer._last_loaded_step:
-        engine.sync_weights()
-        trainer._last_loaded_step = trainer.state.global_step
+    load_weights_into_engine(trainer)
     plain: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     plain |= {"generation_kwargs": {}, "structured_outputs_regex": None}
     kept = {name: getattr(engine, name) for name in plain}
@@ -81,7 +80,7 @@ def greedy(trainer: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:
         _, completions, _, _ = engine.generate(prompts=[list(ids) for ids in prompts], images=None, num_generations=1)
     finally:
         vars(engine).update(kept)
-    texts = trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
+    texts = tokenizer_of(trainer).batch_decode(completions, skip_special_tokens=True)
     return [
         Completion(tuple(ids), text, ended(list(ids), trainer.eos_token_ids))
         for ids, text in zip(completions, texts, strict=True)

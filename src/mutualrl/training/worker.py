@@ -66,13 +66,13 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     """The life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest checkpoint
     on, if there is one."""
     info = run.info()
-    recipe = load(run.recipe)
+    recipe = load(run.recipe, run_code=True)
     rank = int(os.environ.get("RANK", "0"))
     if _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
     exchange = _exchange(run, recipe, info, policy, attempt)
-    heartbeat = Heartbeat(run.exchange / policy, policy, rank=rank)
+    heartbeat = Heartbeat(run.exchange, policy, rank=rank)
     if rank == 0:
         exchange.claim()
     heartbeat.set("loading")

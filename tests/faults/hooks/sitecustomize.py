@@ -62,6 +62,9 @@ def exchange(module: ModuleType) -> None:
     around(module.Exchange, "write_part", before="before-shard")
     around(module.Exchange, "commit", before="between-shard-and-marker", after="after-marker")
     around(module.Exchange, "wait", before="in-the-wait")
+
+
+def store(module: ModuleType) -> None:
     write = module.write_atomic
 
     def write_atomic(path: Any, data: bytes, **kwargs: Any) -> None:
@@ -93,8 +96,11 @@ def checkpointing(module: ModuleType) -> None:
     around(module.Checkpointer, "save", before="checkpoint-begin", after="checkpoint-done")
 
 
-def trainer(module: ModuleType) -> None:
+def trl(module: ModuleType) -> None:
     around(module.GRPOTrainer, "_generate", before="in-generation", after="after-generation")
+
+
+def trainer(module: ModuleType) -> None:
     around(module.MutualGRPOTrainer, "compute_loss", before="in-the-loss")
 
 
@@ -110,6 +116,8 @@ POINTS = {
     "mutualrl.training.resume": resume,
     "mutualrl.training.validation": validation,
     "mutualrl.see.exchange": exchange,
+    "mutualrl.see.store": store,
+    "mutualrl.training.trl_compat": trl,
     "mutualrl.storage.checkpoints": checkpoints,
     "mutualrl.training.checkpointing": checkpointing,
     "mutualrl.training.trainer": trainer,

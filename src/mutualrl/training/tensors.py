@@ -9,14 +9,15 @@ from trl.trainer.utils import pad
 
 
 def padded(rows: Sequence[torch.Tensor], value: float, side: str, device: torch.device) -> torch.Tensor:
-    """One tensor of the rows, shape (rows, longest), filled with `value` on `side`."""
-    return pad(list(rows), padding_value=value, padding_side=side).to(device)
+    """Return one tensor of the rows, shape (rows, longest), filled with `value` on `side`."""
+    filled: torch.Tensor = pad(list(rows), padding_value=value, padding_side=side)
+    return filled.to(device)
 
 
 def as_batch(
     prompts: Sequence[torch.Tensor], completions: Sequence[torch.Tensor], pad_id: int, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """`prompt_ids`, `prompt_mask`, `completion_ids` and `completion_mask` of rows of ids."""
+    """Return `prompt_ids`, `prompt_mask`, `completion_ids` and `completion_mask` of rows of ids."""
     return {
         "prompt_ids": padded(prompts, pad_id, "left", device),
         "prompt_mask": padded([torch.ones_like(p) for p in prompts], 0, "left", device),
@@ -25,8 +26,8 @@ def as_batch(
     }
 
 
-def whole(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Ids and attention mask of prompt and completion together, and the number of completion positions."""
+def concatenated(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return ids and attention mask of prompt and completion together, and the number of completion positions."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     return ids, mask, batch["completion_ids"].size(1)

@@ -1,0 +1,97 @@
+"""The user's own code by import path: `package.module:NAME` or `path/to/file.py:NAME`.
+
+Loading a module runs it, as any import does: such a path is only ever taken from what the user typed, or from the
+recipe of a run that the user trains, resumes or evaluates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mutualrl.errors import UsageError
+
+IMPORT_PATH = re.compile(r"(?P<module>[A-Za-z_][\w.]*|.*\.py):(?P<name>[A-Za-z_]\w*)")
+FORM = "'package.module:NAME' or 'path/to/file.py:NAME'"
+
+
+def is_import_path(text: str) -> bool:
+    """Return whether a text names an object of the user's code."""
+    return IMPORT_PATH.fullmatch(text) is not None
+
+
+def absolute_path(text: str) -> str:
+    """Return an import path whose file, if it names one, is absolute: a recipe means the same from every directory."""
+    match = IMPORT_PATH.fullmatch(text)
+    if match is None or not match["module"].endswith(".py"):
+        return text
+    return f"{Path(match['module']).expanduser().absolute()}:{match['name']}"
+
+
+def load_object(path: str, what: str, error: type[UsageError] = UsageError, noun: str = "object") -> Any:
+    """Return the object that an import path names; the working directory is searched last.
+
+    `what`: the flag or key that the path was given for; `noun`: what it should name. Raises `error` naming file and
+    line of what failed.
+    """
+    match = IMPORT_PATH.fullmatch(path)
+    if match is None:
+        raise error(f"{what}: found {path!r}, expected {FORM}")
+    module = _import(match["module"], path, what, error)
+    if not hasattr(module, match["name"]):
+        where = getattr(module, "__file__", None) or match["module"]
+        raise error(f"{what}: {where} has no {noun} {match['name']!r}")
+    return getattr(module, match["name"])
+
+
+def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
+    """Return what installed packages offer under an entry-point group, by name."""
+    return {point.name: point for point in metadata.entry_points(group=group)}
+
+
+def _import(name: str, path: str, what: str, error: type[UsageError]) -> ModuleType:
+    try:
+        if name.endswith(".py"):
+            return _run_file(Path(name).expanduser().absolute(), path, what, error)
+        if str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))  # last: nothing there hides an installed package
+        return importlib.import_module(name)
+    except UsageError:
+        raise
+    except Exception as cause:
+        raise error(f"{what}: {path!r} cannot be imported: {_where(cause)}{type(cause).__name__}: {cause}") from cause
+
+
+def _where(cause: Exception) -> str:
+    """Return the file and line in which an import failed, where that is known."""
+    if isinstance(cause, SyntaxError):  # its own text names file and line
+        return ""
+    frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not frame.filename.startswith("<frozen")]
+    inside = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+    return f"{inside[-1].filename}, line {inside[-1].lineno}: " if inside else ""
+
+
+def _run_file(file: Path, path: str, what: str, error: type[UsageError]) -> ModuleType:
+    """Return the module that a file makes; run once, however many objects are taken from it."""
+    known = f"mutualrl_own_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    if known in sys.modules:
+        return sys.modules[known]
+    spec = importlib.util.spec_from_file_location(known, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise error(f"{what}: {path!r}: no such file: {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[known] = module  # dataclasses, among others, look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[known]
+        raise
+    return module

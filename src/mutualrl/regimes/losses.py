@@ -1,0 +1,136 @@
+"""Losses of extra rows as pure functions: token log-probs in, a loss out. Shapes (B, T): rows, tokens.
+
+Sources: paper, Sections "Regime 1: Data-level experience sharing" (pool, band) and "Regime 3: Outcome-level experience
+sharing" (NLL); GSPO, arXiv 2507.18071 (sequence-level ratio).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mutualrl.regimes.round import Band, Bound, SequenceLevel, UpperBound
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: loss types of TRL that take a mean over rows; of the others, bnpo divides by the tokens of a micro-batch, and dapo,
+#: cispo and vespo by those of the optimizer step.
+BY_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+
+
+# ---- negative log-likelihood
+
+
+def row_nll(logps_R_T: Tensor, mask_R_T: Tensor, reduce: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Return the negative log-likelihood of each row, shape (R,): its mean per token, or its sum.
+
+    Selection, not multiplication, takes the masked tokens out: a -inf there cannot become NaN. A row without tokens
+    gives 0, with gradient 0.
+    """
+    total = -logps_R_T.masked_fill(~mask_R_T, 0.0).sum(dim=1)
+    return total if reduce == "sum" else total / mask_R_T.sum(dim=1).clamp(min=1)
+
+
+def nll_loss(nll_R: Tensor, *, weight: float | Tensor, count: int, ranks: int) -> Tensor:
+    """Return this chunk's share of (1 / count) * sum over the step's rows of weight * NLL.
+
+    `weight`: one number, or one per row. `count`: what the mean is taken over (rows, tokens or prompts) in the
+    optimizer step, over all ranks and micro-batches. Gradients are averaged over ranks and summed over micro-batches,
+    hence the factor `ranks` and no other.
+    """
+    return (nll_R * (weight * ranks / max(count, 1))).sum()
+
+
+# ---- policy gradient
+
+
+def bounded_loss(
+    bound: Bound, logps: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, *, low: float, high: float
+) -> Tensor:
+    """Return the loss per token under a bound that TRL's own loss does not have; shapes (B, T), advantages (B, 1).
+
+    `low`, `high`: the trainer's epsilon_low and epsilon_high, which `Band` uses. Raises ValueError for another bound.
+    """
+    if isinstance(bound, Band):
+        return band_loss(logps, behaviour, advantages, low, high)
+    if isinstance(bound, UpperBound):
+        return upper_bound_loss(logps, behaviour, advantages, bound.cap)
+    if isinstance(bound, SequenceLevel):
+        return sequence_loss(logps, behaviour, advantages, mask, bound.low, bound.high)
+    raise ValueError(f"{bound!r} is TRL's own surrogate")
+
+
+def band_loss(logps: Tensor, behaviour: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Return -clip(rho, 1 - low, 1 + high) * A * log pi per token, the weight detached.
+
+    rho = pi / mu. Its gradient is the negative of the clipped estimator c(rho) * A * score of the paper's Theorem
+    "PRP bias-variance decomposition".
+    """
+    weight = (logps.detach() - behaviour).exp().clamp(1 - low, 1 + high)
+    return -weight * advantages * logps
+
+
+def upper_bound_loss(logps: Tensor, behaviour: Tensor, advantages: Tensor, cap: float) -> Tensor:
+    """Return -min(rho, cap) * A * log pi per token, the weight detached: truncated importance sampling."""
+    weight = (logps.detach() - behaviour).exp().clamp(max=cap)
+    return -weight * advantages * logps
+
+
+def sequence_loss(
+    logps: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, low: float, high: float
+) -> Tensor:
+    """Return -min(s A, clip(s, 1 - low, 1 + high) A) at every token of a row, s = exp(mean over its tokens of log rho).
+
+    The mean over a row's tokens is then the row's GSPO loss.
+    """
+    log_ratio = (logps - behaviour).masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    ratio = log_ratio.exp()[:, None]
+    clipped = ratio.clamp(1 - low, 1 + high)
+    loss: Tensor = -(ratio * advantages).minimum(clipped * advantages)
+    return loss.expand_as(logps)
+
+
+def aggregate(
+    per_token: Tensor, mask: Tensor, loss_type: str, *, accumulation: int, max_length: int, step_items: float
+) -> Tensor:
+    """Return TRL's mean of a per-token loss over a micro-batch: its normaliser for each `loss_type`.
+
+    `accumulation`: micro-batches of an optimizer step. `step_items`: for dapo, cispo and vespo, the tokens of an
+    optimizer step divided by the ranks. Raises ValueError for another loss type.
+    """
+    kept = per_token.masked_fill(~mask, 0.0)
+    if loss_type in ("grpo", "sapo"):
+        return (kept.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean() / accumulation
+    if loss_type == "luspo":
+        return kept.sum(dim=1).mean() / accumulation
+    if loss_type == "dr_grpo":
+        return kept.sum() / (len(kept) * max_length * accumulation)
+    if loss_type == "bnpo":
+        return kept.sum() / mask.sum().clamp(min=1) / accumulation
+    if loss_type in ("dapo", "cispo", "vespo"):
+        return kept.sum() / max(step_items, 1.0)
+    raise ValueError(f"unknown loss type {loss_type!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Factors on the advantages of own and of extra rows that turn TRL's normaliser of own rows into the pool's."""
+
+    own: float
+    extra: float
+
+
+def shares(
+    loss_type: str, *, own: float, extra: float, chunk: float = 1.0, micro_batches: int = 1, ranks: int = 1
+) -> Shares:
+    """Return the factors by which the loss of own rows and of a chunk of extra rows add up to the loss of the pool.
+
+    For a mean over rows (`BY_ROWS`): `own` and `extra` are the rows of the optimizer step over all ranks, `chunk` the
+    rows of the chunk, `micro_batches` and `ranks` those of the step. For bnpo: the tokens of the micro-batch, `chunk`
+    those of the chunk. For the others: the tokens of the generation batch, and TRL is given their sum for the chunk.
+    """
+    total = max(own + extra, 1.0)
+    if loss_type in BY_ROWS:
+        return Shares(own / total, chunk * micro_batches * ranks / total)
+    return Shares(own / total, chunk / total if loss_type == "bnpo" else 1.0)

@@ -1,0 +1,290 @@
+"""A round as a regime sees it, and what a regime may do about it. No TRL, no files, no torch.
+
+`RoundView` in, `Plan` out. A plan holds nothing that belongs to one regime: advantages for the learner's own rollouts,
+extra rows for the loss, metrics, and the state that the next round is given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mutualrl.errors import RegimeError, UsageError
+from mutualrl.records import Rollout
+from mutualrl.regimes.advantages import Scale, by_prompt
+
+Aligned = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
+
+
+class PeerRound(Protocol):
+    """A peer's rollouts of one round, column by column (`mutualrl.see.Shard` is one)."""
+
+    def column(self, name: str) -> list[Any]:
+        """Return all values of a column of the exchange, in the writer's order."""
+        ...
+
+    def texts(self, rows: Sequence[int]) -> list[str | None]:
+        """Return the completion texts of the given rows."""
+        ...
+
+
+class Trace(NamedTuple):
+    """A peer's response as it was sampled: its text, whether it had ended, its ids, and a log-prob for each, nats."""
+
+    policy: str
+    text: str
+    ended: bool
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+
+
+class Transfer(Protocol):
+    """The Tokenizer Heterogeneity Layer for one learner: texts and traces of peers on the learner's tokens."""
+
+    def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
+        """Return the learner's ids of a text; None when it is too long, empty or not encoded exactly."""
+        ...
+
+    def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
+        """Put a peer's trace on the learner's T tokens `ids`: log-probs, 0 where there is none, and where there is
+        one; both of shape (T,)."""
+        ...
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of the learner's ids."""
+        ...
+
+
+class NoTransfer:
+    """The transfer of a view whose regime reads no text."""
+
+    def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
+        """Raise UsageError: there is no tokenizer."""
+        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
+
+    def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
+        """Raise UsageError: there are no tokenizers of the peers."""
+        raise UsageError("this regime aligns traces: give the peers' tokenizers (Sharing.over(..., tokenizers={...}))")
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Raise UsageError: there is no tokenizer."""
+        raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """All that a regime may look at: one learner, one round.
+
+    `rollouts`: the learner's own over all its ranks, in TRL's order, with TRL's advantages and their token ids; their
+    texts are `transfer.text_of(rollout.token_ids)`. `peers`: by name. `state`: what the regime's last plan left.
+    `scale` is the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`. `solutions` maps a
+    prompt's id to the correct completion that its data have, where they have one.
+    """
+
+    round: int
+    learner: str
+    run_seed: int
+    rollouts: Sequence[Rollout]
+    peers: Mapping[str, PeerRound]
+    transfer: Transfer = field(default_factory=NoTransfer)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    scale: Scale = "group"
+    mask_truncated: bool = False
+    solutions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """Prompt id of every own rollout."""
+        return [rollout.prompt_id for rollout in self.rollouts]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Reward of every own rollout."""
+        return [rollout.reward for rollout in self.rollouts]
+
+    @property
+    def advantages(self) -> list[float]:
+        """TRL's advantage of every own rollout."""
+        return [rollout.advantage or 0.0 for rollout in self.rollouts]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Length of every own rollout, in tokens."""
+        return [rollout.length for rollout in self.rollouts]
+
+    def own_groups(self) -> dict[str, list[float]]:
+        """Own rewards by prompt."""
+        return by_prompt(self.prompt_ids, self.rewards)
+
+
+# ---- extra rows
+
+
+class Source(NamedTuple):
+    """Where the text of an extra row comes from."""
+
+    policy: str
+    rollout: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class PPO:
+    """TRL's own surrogate, two-sided. `delta`: the dual clip, an upper bound on the ratio where the advantage is
+    negative."""
+
+    delta: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The ratio cut to [1 - epsilon_low, 1 + epsilon_high] of the trainer and detached: a weight on the score."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpperBound:
+    """The ratio cut at `cap` from above only and detached (truncated importance sampling)."""
+
+    cap: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLevel:
+    """One ratio per row, exp of the mean log-ratio over its tokens, under PPO's two-sided minimum."""
+
+    low: float = 3e-4
+    high: float = 4e-4
+
+
+Bound = PPO | Band | UpperBound | SequenceLevel
+Mean = Literal["pool", "rows", "tokens", "prompts"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExtraRow:
+    """A row that joins the learner's loss beside its own rollouts, on the learner's T tokens.
+
+    loss "nll": weight * NLL at temperature 1, averaged over `mean`: the "rows" (each its mean per token), the "tokens"
+    or the "prompts" of an optimizer step. loss "policy_gradient": weight * advantage under `bound`, in one mean with
+    the learner's own rollouts (`mean` "pool": TRL's normaliser over own and extra rows together).
+
+    `mask`, shape (T,): the tokens that count in the loss; None: all. `logprobs`, shape (T,), nats: of the behaviour
+    policy; None: the learner's own at the start of the round. `text`: for the log of what was learnt from whom.
+    """
+
+    prompt_id: str
+    source: Source
+    token_ids: tuple[int, ...]
+    loss: Literal["policy_gradient", "nll"]
+    weight: float = 1.0
+    advantage: float = 0.0
+    mask: npt.NDArray[np.bool_] | None = None
+    logprobs: npt.NDArray[np.float32] | None = None
+    bound: Bound = PPO()
+    mean: Mean = "rows"
+    text: str = ""
+
+    @property
+    def covered(self) -> npt.NDArray[np.bool_]:
+        """The mask, written out."""
+        return np.ones(len(self.token_ids), dtype=np.bool_) if self.mask is None else self.mask
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a regime adds to the learner's round.
+
+    `advantages`: of the own rollouts, in the view's order, in place of TRL's; None keeps those. `rows` join the loss.
+    `metrics` go to the log under their names. `state`: JSON values, given to the next round's view and kept in
+    checkpoints; None keeps what there is.
+    """
+
+    advantages: tuple[float, ...] | None = None
+    rows: tuple[ExtraRow, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowStatistics:
+    """What the extra rows of one optimizer step showed, over all ranks.
+
+    `nll`: mean NLL per token over the nll rows, nats; None without any. `ratios`: learner over behaviour policy of each
+    counted token of the policy-gradient rows; empty without any. `low`, `high`: the trainer's clip, 1 - epsilon_low and
+    1 + epsilon_high.
+    """
+
+    nll: float | None
+    ratios: npt.NDArray[np.float64]
+    low: float
+    high: float
+
+
+# ---- plans from outside
+
+
+def plain_state(state: Mapping[str, Any], regime: str) -> dict[str, Any]:
+    """Return the state as a checkpoint would give it back, so that a live run and a resumed one see the same.
+
+    Raises RegimeError for a state that JSON does not give back as it was.
+    """
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(dict(state), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RegimeError(
+            f"regime {regime!r}: its state is not JSON ({error}); expected text keys and JSON values"
+        ) from None
+    if kept != dict(state):
+        raise RegimeError(f"regime {regime!r}: its state changes through JSON; expected text keys, lists and no tuples")
+    return kept
+
+
+def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
+    """Return the plan. Raises RegimeError naming the first thing in it that cannot be carried out."""
+    if not isinstance(plan, Plan):
+        raise RegimeError(f"regime {regime!r}: plan returned {type(plan).__name__}, expected mutualrl.regimes.Plan")
+    if plan.advantages is not None:
+        if len(plan.advantages) != len(view.rollouts):
+            raise RegimeError(
+                f"regime {regime!r}: {len(plan.advantages)} advantages for {len(view.rollouts)} own rollouts"
+            )
+        if not all(math.isfinite(value) for value in plan.advantages):
+            raise RegimeError(f"regime {regime!r}: an advantage is not finite, expected finite numbers")
+    prompts = set(view.prompt_ids)
+    for number, row in enumerate(plan.rows):
+        if (problem := _row_problem(row, prompts)) is not None:
+            raise RegimeError(f"regime {regime!r}: row {number}: {problem}")
+    for key, value in plan.metrics.items():
+        if not isinstance(key, str) or not isinstance(value, int | float):
+            raise RegimeError(f"regime {regime!r}: metric {key!r}: found {value!r}, expected a number")
+    if plan.state is not None:
+        plain_state(plan.state, regime)
+    return plan
+
+
+def _row_problem(row: object, prompts: set[str]) -> str | None:
+    if not isinstance(row, ExtraRow):
+        return f"found {type(row).__name__}, expected mutualrl.regimes.ExtraRow"
+    tokens = len(row.token_ids)
+    if row.prompt_id not in prompts:
+        return f"prompt {row.prompt_id!r} is not in the round"
+    if not tokens:
+        return "has no token ids; leave out what the learner cannot encode"
+    if row.mask is not None and row.mask.shape != (tokens,):
+        return f"mask of shape {row.mask.shape}, expected ({tokens},)"
+    if row.logprobs is not None and row.logprobs.shape != (tokens,):
+        return f"logprobs of shape {row.logprobs.shape}, expected ({tokens},)"
+    if not math.isfinite(row.weight) or not math.isfinite(row.advantage):
+        return f"weight {row.weight}, advantage {row.advantage}, expected finite numbers"
+    if row.loss not in ("policy_gradient", "nll"):
+        return f"loss {row.loss!r}, expected 'policy_gradient' or 'nll'"
+    allowed = ("pool",) if row.loss == "policy_gradient" else ("rows", "tokens", "prompts")
+    if row.mean not in allowed:
+        return f"mean {row.mean!r} with loss {row.loss!r}, expected {' or '.join(map(repr, allowed))}"
+    return None

@@ -1,0 +1,122 @@
+"""What every regime declares: its name, settings, what it publishes and reads, its plan, its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from mutualrl.records import PublishSchema
+from mutualrl.regimes.round import Plan, RoundView, RowStatistics
+
+#: (key of the trainer's settings, what is wrong with it)
+Problem = tuple[str, str]
+
+
+class RegimeSettings(BaseModel):
+    """Base of the settings that stand under `regime:` in a recipe; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number that a regime logs per round or optimizer step.
+
+    `panel`: the title under which reports draw it; None: logged only. `role`: `gate_rate` (fraction of prompts whose
+    gate opened) and `rescues` (rows learnt) are what progress lines and reports ask for without knowing the regime.
+    """
+
+    key: str
+    unit: str
+    meaning: str
+    panel: str | None = None
+    role: Literal["gate_rate", "rescues"] | None = None
+
+
+#: the reward above which a rollout counts as a success where a regime says nothing else (paper, "Hyperparameters")
+SUCCESS_ABOVE = 0.8
+
+
+def publishes_nothing(settings: RegimeSettings) -> PublishSchema:
+    """Publish rewards alone."""
+    return PublishSchema()
+
+
+def needs_no_solutions(settings: RegimeSettings) -> bool:
+    """Return False: the solutions in the data are not read."""
+    return False
+
+
+def no_problems(settings: RegimeSettings, trainer: Mapping[str, Any]) -> Sequence[Problem]:
+    """Accept every setting of the trainer."""
+    return ()
+
+
+def no_row_metrics(statistics: RowStatistics) -> Mapping[str, float]:
+    """Log nothing about the extra rows."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class RegimeSpec:
+    """A regime as the rest of the system sees it.
+
+    name, summary: what people call it, and one line about it.
+    settings: the pydantic model of its keys under `regime:`.
+    plan: from a view of the round to what joins the learner's update, pure; None changes nothing.
+    publishes: the optional fields of a rollout that its peers read.
+    reads_peers: whether a round waits for the peers (a pool of one is refused then).
+    moves_advantages: whether the plan has advantages of its own, made from one reward per rollout.
+    needs_solutions: whether it learns the solutions that come with the prompts.
+    check: settings of the trainer that it cannot run with.
+    metrics: what it logs. row_metrics: what it logs of the extra rows of an optimizer step.
+    level: at which of the paper's levels experience is shared. control: whether it is a control of another regime.
+    """
+
+    name: str
+    summary: str
+    plan: Callable[[RoundView, Any], Plan] | None
+    settings: type[RegimeSettings] = RegimeSettings
+    publishes: Callable[[Any], PublishSchema] = publishes_nothing
+    reads_peers: bool = True
+    moves_advantages: bool = False
+    needs_solutions: Callable[[Any], bool] = needs_no_solutions
+    check: Callable[[Any, Mapping[str, Any]], Sequence[Problem]] = no_problems
+    metrics: tuple[Metric, ...] = ()
+    row_metrics: Callable[[RowStatistics], Mapping[str, float]] = no_row_metrics
+    level: Literal["none", "data", "value", "outcome"] = "none"
+    control: bool = False
+
+    def describe(self, settings: RegimeSettings) -> str:
+        """Return the label of reports and cards for these settings."""
+        defaults = type(settings)().model_dump()
+        changed = [f"{key}={value}" for key, value in sorted(settings.model_dump().items()) if value != defaults[key]]
+        return f"{self.name} ({', '.join(changed)})" if changed else self.name
+
+    def metric(self, role: str) -> str | None:
+        """Return the key of the metric with that role, if the regime logs one."""
+        return next((metric.key for metric in self.metrics if metric.role == role), None)
+
+
+def advantage_metrics(name: str, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
+    """Return how advantages were changed: `NAME/sign_flips`, the fraction of rollouts whose advantage went between
+    strictly positive and strictly negative, and `NAME/advantage_change`, the mean size of the change."""
+    old, new = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if not old.size:
+        return {}
+    return {
+        f"{name}/sign_flips": float((old * new < 0).mean()),
+        f"{name}/advantage_change": float(np.abs(new - old).mean()),
+    }
+
+
+def advantage_metric_table(name: str) -> tuple[Metric, ...]:
+    """Declare the two metrics of `advantage_metrics`."""
+    return (
+        Metric(f"{name}/sign_flips", "fraction", "own rollouts whose advantage changed sign"),
+        Metric(f"{name}/advantage_change", "advantage", "mean absolute change of the advantages"),
+    )

@@ -1,0 +1,134 @@
+"""Where the objects of an exchange lie: the one seam behind which files, a bucket or memory may stand.
+
+Each policy has a namespace of its own, and it alone writes there. Names are flat. What a store promises:
+
+- `put`, `create` and `swap` leave the whole object or none of it, whenever the writer dies;
+- `create` succeeds for one writer only; `swap` only while the object still is what the writer has read;
+- what was put durably is there after a crash of the machine, and seen by every reader from then on.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from mutualrl.storage.files import create_atomic, sync_directory, write_atomic
+
+
+class ExchangeStore(Protocol):
+    """Objects by policy and name."""
+
+    def describe(self, policy: str, name: str = "") -> str:
+        """Return where an object is, for messages."""
+        ...
+
+    def policies(self) -> list[str]:
+        """Return the policies that have a namespace, sorted."""
+        ...
+
+    def names(self, policy: str) -> list[str]:
+        """Return the names of a policy's objects, in any order; none where it has no namespace."""
+        ...
+
+    def get(self, policy: str, name: str) -> bytes | None:
+        """Return an object's bytes; None while there is none. Raises OSError where it cannot be read."""
+        ...
+
+    def size(self, policy: str, name: str) -> int:
+        """Return an object's size in bytes; 0 where there is none."""
+        ...
+
+    def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Write an object, replacing what is there. Not durable: it may be lost in a crash, never torn."""
+        ...
+
+    def create(self, policy: str, name: str, data: bytes) -> bool:
+        """Write an object unless there is one. Return whether it was written."""
+        ...
+
+    def swap(self, policy: str, name: str, expected: bytes, data: bytes) -> bool:
+        """Replace an object if its bytes are `expected`. Return whether it was replaced."""
+        ...
+
+    def delete(self, policy: str, names: Iterable[str]) -> None:
+        """Remove objects, durably; names that are not there are ignored."""
+        ...
+
+
+class LocalStore:
+    """Files below a directory: `<root>/<policy>/<name>`. No pickle, no shared mutable file."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def describe(self, policy: str, name: str = "") -> str:
+        """Return the path."""
+        return str(self.root / policy / name)
+
+    def policies(self) -> list[str]:
+        """Return the directories below the root, sorted."""
+        return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
+
+    def names(self, policy: str) -> list[str]:
+        """Return the file names in the policy's directory, but for the store's own."""
+        directory = self.root / policy
+        if not directory.is_dir():
+            return []
+        return [path.name for path in directory.iterdir() if not path.name.startswith(".")]
+
+    def get(self, policy: str, name: str) -> bytes | None:
+        """Return the file's bytes; None where there is no such file."""
+        try:
+            return (self.root / policy / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def size(self, policy: str, name: str) -> int:
+        """Return the file's size; 0 where there is no such file."""
+        path = self.root / policy / name
+        return path.stat().st_size if path.exists() else 0
+
+    def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Write a temporary file and rename it over the name. Raises DiskError."""
+        self._directory(policy)
+        write_atomic(self.root / policy / name, data, durable=durable)
+
+    def create(self, policy: str, name: str, data: bytes) -> bool:
+        """Write a temporary file and link it to the name, which fails where the name is taken. Raises DiskError."""
+        return create_atomic(self._directory(policy) / name, data)
+
+    def swap(self, policy: str, name: str, expected: bytes, data: bytes) -> bool:
+        """Compare and replace under the policy's lock, which the system releases when the process ends."""
+        with self._locked(policy):
+            if self.get(policy, name) != expected:
+                return False
+            self.put(policy, name, data)
+            return True
+
+    def delete(self, policy: str, names: Iterable[str]) -> None:
+        """Unlink the files and make that durable."""
+        directory = self.root / policy
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+        if directory.is_dir():
+            sync_directory(directory)
+
+    def _directory(self, policy: str) -> Path:
+        directory = self.root / policy
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    @contextmanager
+    def _locked(self, policy: str) -> Iterator[None]:
+        self._directory(policy)
+        with (self.root / f".{policy}.lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def open_store(location: Path | ExchangeStore) -> ExchangeStore:
+    """Return the store at a location: a directory; a store is returned as it is."""
+    return LocalStore(location) if isinstance(location, Path) else location

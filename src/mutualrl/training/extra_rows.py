@@ -1,0 +1,365 @@
+"""Extra rows inside TRL's loss: which rows fall on which micro-batch, their passes, their share of the loss.
+
+A micro-batch's extra rows go through in chunks of at most `per_device_train_batch_size` rows, each with a backward of
+its own, before TRL's loss over the own rows: no forward with gradients holds more rows than GRPO's. The chunks'
+gradients are not synchronised; the own rows' backward, which follows, synchronises the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from mutualrl.regimes.losses import BY_ROWS, Shares, aggregate, bounded_loss, nll_loss, row_nll, shares
+from mutualrl.regimes.microbatches import Slot, assign_to_microbatches
+from mutualrl.regimes.round import PPO, Bound, ExtraRow, Mean, RowStatistics
+from mutualrl.training.tensors import as_batch, concatenated, padded
+from mutualrl.training.trl_compat import (
+    Inputs,
+    backward,
+    log_value,
+    policy_loss,
+    position_in_round,
+    surrogate_alone,
+    token_logps,
+    tokenizer_of,
+    unsynchronised,
+)
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+
+class Term(NamedTuple):
+    """What rows must have in common to go through one pass."""
+
+    loss: str
+    mean: Mean
+    bound: Bound
+    traced: bool
+
+    @classmethod
+    def of(cls, row: ExtraRow) -> Term:
+        """Return the term that a row belongs to."""
+        if row.loss == "nll":
+            return cls(row.loss, row.mean, PPO(), False)
+        return cls(row.loss, row.mean, row.bound, row.logprobs is not None)
+
+
+class Chunk(NamedTuple):
+    """Rows of one pass, by their place in the plan; `width` is its number of rows on all ranks, masked ones
+    included."""
+
+    rows: list[int]
+    width: int
+
+
+@dataclass
+class TermRows:
+    """The rows of a term, and where each of them goes."""
+
+    term: Term
+    rows: list[int]
+    table: dict[Slot, list[int]]
+
+    def of_step(self, step: int) -> list[int]:
+        """Return the rows of an optimizer step, over all ranks and micro-batches."""
+        return [index for slot, indices in self.table.items() if slot.step == step for index in indices]
+
+
+class ExtraRows:
+    """The extra rows of one round, micro-batch by micro-batch.
+
+    Ranks stay in step: all run the same chunks of the same number of rows in a micro-batch, masked rows standing in
+    where a rank has fewer (a missing forward hangs DDP and ZeRO-3, and TRL gathers one number per row). A micro-batch
+    in which no rank has a row costs no pass anywhere.
+    """
+
+    def __init__(
+        self, trainer: GRPOTrainer, row_metrics: Callable[[RowStatistics], Mapping[str, float]] | None = None
+    ) -> None:
+        self._trainer = trainer
+        self._row_metrics = row_metrics
+        self.rows: tuple[ExtraRow, ...] = ()
+        self.prompts: Mapping[str, tuple[int, ...]] = {}
+        self.snapshot: dict[int, torch.Tensor] = {}
+        self._terms: list[TermRows] = []
+        self._covered: list[int] = []
+        self._nll_sum = 0.0
+        self._ratios: list[torch.Tensor] = []
+
+    def load(self, rows: Sequence[ExtraRow], prompts: Mapping[str, tuple[int, ...]], batch: Inputs) -> None:
+        """Assign the rows of a new round; take the learner's snapshot of those that have no behaviour log-probs.
+
+        `prompts`: the learner's token ids of each row's prompt.
+        """
+        self.restore(rows, prompts, {})
+        args = self._trainer.args
+        one_step = args.gradient_accumulation_steps % (args.steps_per_generation * self._trainer.num_iterations) == 0
+        if not one_step:  # else the current policy is the snapshot
+            self._take_snapshot(batch)
+
+    def restore(
+        self,
+        rows: Sequence[ExtraRow],
+        prompts: Mapping[str, tuple[int, ...]],
+        snapshot: dict[int, torch.Tensor],
+    ) -> None:
+        """Assign the rows of a round again, whose snapshot was taken before."""
+        args = self._trainer.args
+        self.rows, self.prompts, self.snapshot = tuple(rows), dict(prompts), snapshot
+        self._covered = [int(row.covered.sum()) for row in self.rows]
+        by_term: dict[Term, list[int]] = {}
+        for index, row in enumerate(self.rows):
+            by_term.setdefault(Term.of(row), []).append(index)
+        self._terms = []
+        for term, indices in by_term.items():
+            table = assign_to_microbatches(
+                len(indices),
+                steps=args.steps_per_generation // args.gradient_accumulation_steps,
+                micro_batches=args.gradient_accumulation_steps,
+                ranks=self._trainer.accelerator.num_processes,
+            )
+            placed = {slot: [indices[place] for place in places] for slot, places in table.items()}
+            self._terms.append(TermRows(term, indices, placed))
+
+    def loss(self, model: torch.nn.Module, inputs: Inputs, own_loss: Callable[[Inputs], torch.Tensor]) -> torch.Tensor:
+        """Return the loss of own and extra rows on this micro-batch: its value is complete, its gradient that of the
+        own rows alone; the gradients of the extra rows are in the parameters already."""
+        if not self.rows:
+            return own_loss(inputs)
+        step, micro = position_in_round(self._trainer)
+        values = []
+        for term in self._terms:
+            for chunk in self._chunks(term, step, micro):
+                with unsynchronised(self._trainer.accelerator, model):
+                    loss = self._chunk_loss(model, term, chunk, step, micro, inputs)
+                    backward(self._trainer.accelerator, loss)
+                values.append(loss.detach())
+        if self._pooled_terms():
+            own_share = self._pool_shares(step, micro, inputs).own
+            inputs = {**inputs, "advantages": inputs["advantages"] * own_share}
+        loss = own_loss(inputs)
+        if micro == self._trainer.args.gradient_accumulation_steps - 1:
+            self._log(step)
+        return loss + torch.stack(values).sum() if values else loss
+
+    # ---- which rows
+
+    def _chunks(self, term: TermRows, step: int, micro: int) -> list[Chunk]:
+        """Return this rank's rows in a micro-batch, in chunks as large as those of the rank with the most rows."""
+        size = self._trainer.args.per_device_train_batch_size
+        ranks = range(self._trainer.accelerator.num_processes)
+        most = max(len(term.table[Slot(step, micro, rank)]) for rank in ranks)
+        own = term.table[Slot(step, micro, self._trainer.accelerator.process_index)]
+        return [Chunk(own[at : at + size], min(size, most - at)) for at in range(0, most, size)]
+
+    def _tokens(self, indices: Iterable[int]) -> int:
+        return sum(self._covered[index] for index in indices)
+
+    # ---- passes
+
+    def _chunk_loss(
+        self, model: torch.nn.Module, term: TermRows, chunk: Chunk, step: int, micro: int, inputs: Inputs
+    ) -> torch.Tensor:
+        if term.term.loss == "nll":
+            return self._nll_loss(model, term, chunk, step, inputs)
+        return self._policy_gradient_loss(model, term.term, chunk, step, micro, inputs)
+
+    def _batch(self, chunk: Chunk, inputs: Inputs) -> Inputs:
+        """Return a chunk as TRL's inputs. `tool_mask` is the loss mask: TRL's own name for tokens that are seen and not
+        trained on. The masked rows are a prompt's first token twice."""
+        device = inputs["prompt_ids"].device
+        filler = inputs["prompt_ids"][inputs["prompt_mask"].bool()][:1].cpu()
+        missing = chunk.width - len(chunk.rows)
+        rows = [self.rows[index] for index in chunk.rows]
+        prompts = [torch.tensor(self.prompts[row.prompt_id]) for row in rows] + [filler] * missing
+        completions = [torch.tensor(row.token_ids) for row in rows] + [filler] * missing
+        covered = [torch.from_numpy(row.covered.astype("int64")) for row in rows]
+        covered += [torch.zeros_like(filler)] * missing
+        return {
+            **as_batch(prompts, completions, tokenizer_of(self._trainer).pad_token_id, device),
+            "tool_mask": padded(covered, 0, "right", device),
+        }
+
+    # ---- negative log-likelihood
+
+    def _nll_loss(
+        self, model: torch.nn.Module, term: TermRows, chunk: Chunk, step: int, inputs: Inputs
+    ) -> torch.Tensor:
+        batch = self._batch(chunk, inputs)
+        logps = self._logps_at_temperature_1(model, *concatenated(batch))
+        mask = loss_mask(batch).bool()
+        per_token = row_nll(logps, mask)
+        self._nll_sum += float(per_token.detach().sum())
+        nll = row_nll(logps, mask, reduce="sum") if term.term.mean == "tokens" else per_token
+        weights = [self.rows[index].weight for index in chunk.rows] + [0.0] * (chunk.width - len(chunk.rows))
+        return nll_loss(
+            nll,
+            weight=torch.tensor(weights, dtype=torch.float64).to(nll.device),
+            count=self._nll_count(term, step),
+            ranks=self._trainer.accelerator.num_processes,
+        ).to(nll.dtype)
+
+    def _nll_count(self, term: TermRows, step: int) -> int:
+        """Return what the sum of NLLs of an optimizer step is divided by: its rows, its tokens, or all its prompts."""
+        if term.term.mean == "rows":
+            return len(term.of_step(step))
+        if term.term.mean == "tokens":
+            return self._tokens(term.of_step(step))
+        args = self._trainer.args
+        own_rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        return int(own_rows * self._trainer.accelerator.num_processes // self._trainer.num_generations)
+
+    def _logps_at_temperature_1(
+        self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int
+    ) -> torch.Tensor:
+        """Return log-probs of the last `keep` tokens at temperature 1.
+
+        TRL's fused head divides by the sampling temperature; where that is 1 it is the cheaper way.
+        """
+        if self._trainer.temperature == 1.0:
+            return token_logps(self._trainer, model, ids, mask, keep)
+        with self._trainer.accelerator.autocast():
+            logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=keep + 1).logits[:, :-1].float()
+        return -F.cross_entropy(logits.transpose(1, 2), ids[:, -keep:], reduction="none")
+
+    # ---- policy gradient
+
+    def _policy_gradient_loss(
+        self, model: torch.nn.Module, term: Term, chunk: Chunk, step: int, micro: int, inputs: Inputs
+    ) -> torch.Tensor:
+        batch = self._policy_gradient_batch(term, chunk, inputs)
+        batch["advantages"] *= self._pool_shares(step, micro, inputs, chunk).extra
+        items = inputs["num_items_in_batch"] + self._tokens(self._pooled_rows())
+        if isinstance(term.bound, PPO):
+            with surrogate_alone(self._trainer, term.bound.delta):
+                loss = policy_loss(self._trainer, model, {**batch, "num_items_in_batch": items})
+        else:
+            loss = self._bounded_loss(model, term.bound, batch, items)
+        if chunk.rows:
+            logps, mask = self._trainer.last_logps, loss_mask(batch).bool()
+            behaviour = batch.get("old_per_token_logps", logps)
+            self._ratios.append((logps - behaviour)[mask].exp().float().cpu())
+        return loss
+
+    def _policy_gradient_batch(self, term: Term, chunk: Chunk, inputs: Inputs) -> Inputs:
+        batch, device = self._batch(chunk, inputs), inputs["prompt_ids"].device
+        rows, missing = [self.rows[index] for index in chunk.rows], chunk.width - len(chunk.rows)
+        advantages = [row.weight * row.advantage for row in rows] + [0.0] * missing
+        batch["advantages"] = torch.tensor(advantages, device=device)
+        batch["importance_sampling_ratio"] = torch.ones((chunk.width, 1), device=device)
+        behaviour = self._behaviour(term, chunk.rows)
+        if behaviour is not None:
+            batch["old_per_token_logps"] = padded([*behaviour, *[torch.zeros(1)] * missing], 0.0, "right", device)
+        return batch
+
+    def _bounded_loss(self, model: torch.nn.Module, bound: Bound, batch: Inputs, items: torch.Tensor) -> torch.Tensor:
+        trainer, args = self._trainer, self._trainer.args
+        logps = token_logps(trainer, model, *concatenated(batch))
+        behaviour = batch.get("old_per_token_logps", logps.detach())
+        mask, advantages = loss_mask(batch).bool(), batch["advantages"][:, None]
+        per_token = bounded_loss(
+            bound, logps, behaviour, advantages, mask, low=trainer.epsilon_low, high=trainer.epsilon_high
+        )
+        step_items = float(items) * args.gradient_accumulation_steps / args.steps_per_generation
+        return aggregate(
+            per_token,
+            mask,
+            trainer.loss_type,
+            accumulation=args.gradient_accumulation_steps,
+            max_length=trainer.max_completion_length,
+            step_items=step_items / trainer.accelerator.num_processes,
+        )
+
+    def _pool_shares(self, step: int, micro: int, inputs: Inputs, chunk: Chunk | None = None) -> Shares:
+        """Return the shares of own rows and of a chunk in the mean over own and pooled extra rows."""
+        args, accelerator = self._trainer.args, self._trainer.accelerator
+        loss_type, ranks = self._trainer.loss_type, accelerator.num_processes
+        pooled = self._pooled_terms()
+        if loss_type in BY_ROWS:
+            return shares(
+                loss_type,
+                own=args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks,
+                extra=sum(len(term.of_step(step)) for term in pooled),
+                chunk=0 if chunk is None else chunk.width,
+                micro_batches=args.gradient_accumulation_steps,
+                ranks=ranks,
+            )
+        if loss_type == "bnpo":
+            slot = Slot(step, micro, accelerator.process_index)
+            extra = sum(self._tokens(term.table[slot]) for term in pooled)
+            tokens = 0 if chunk is None else self._tokens(chunk.rows)
+            return shares(loss_type, own=float(loss_mask(inputs).sum()), extra=extra, chunk=tokens)
+        extra = self._tokens(self._pooled_rows())
+        return shares(loss_type, own=float(inputs["num_items_in_batch"]), extra=extra)
+
+    def _pooled_terms(self) -> list[TermRows]:
+        return [term for term in self._terms if term.term.mean == "pool"]
+
+    def _pooled_rows(self) -> list[int]:
+        return [index for term in self._pooled_terms() for index in term.rows]
+
+    def _behaviour(self, term: Term, indices: Sequence[int]) -> list[torch.Tensor] | None:
+        """Return the denominators: the traces, or the snapshot; None where the current policy is the snapshot."""
+        if term.traced:
+            return [torch.from_numpy(self.rows[index].logprobs) for index in indices]
+        return [self.snapshot[index] for index in indices] if self.snapshot else None
+
+    def _take_snapshot(self, batch: Inputs) -> None:
+        trainer, args = self._trainer, self._trainer.args
+        snapshot: dict[int, torch.Tensor] = {}
+        for term in self._terms:
+            if term.term.loss == "nll" or term.term.traced:
+                continue
+            for step in range(args.steps_per_generation // args.gradient_accumulation_steps):
+                for micro in range(args.gradient_accumulation_steps):
+                    for chunk in self._chunks(term, step, micro):
+                        with torch.no_grad():
+                            logps = token_logps(trainer, trainer.model, *concatenated(self._batch(chunk, batch)))
+                        for at, index in enumerate(chunk.rows):
+                            snapshot[index] = logps[at, : len(self.rows[index].token_ids)].cpu()
+        self.snapshot = snapshot
+
+    # ---- statistics
+
+    def _log(self, step: int) -> None:
+        """Log what the regime says of the optimizer step's extra rows, over all ranks."""
+        nll_rows = [index for term in self._terms if term.term.loss == "nll" for index in term.of_step(step)]
+        nll = None
+        if nll_rows:
+            accelerator = self._trainer.accelerator
+            total = torch.tensor(self._nll_sum, device=accelerator.device)
+            nll = accelerator.reduce(total, reduction="sum").item() / len(nll_rows)
+        low, high = 1 - self._trainer.epsilon_low, 1 + self._trainer.epsilon_high
+        statistics = RowStatistics(nll, self._gathered_ratios(), low, high)
+        self._nll_sum, self._ratios = 0.0, []
+        if self._row_metrics is not None:
+            for name, value in self._row_metrics(statistics).items():
+                log_value(self._trainer, name, value)
+
+    def _gathered_ratios(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the ratios of counted tokens of the optimizer step, over all ranks."""
+        if all(term.term.loss == "nll" for term in self._terms):
+            return np.zeros(0)
+        accelerator = self._trainer.accelerator
+        own = torch.cat(self._ratios) if self._ratios else torch.zeros(0)
+        longest = int(accelerator.gather(torch.tensor([own.numel()], device=accelerator.device)).max())
+        if longest == 0:
+            return np.zeros(0)
+        filled = torch.full((longest,), float("nan"), device=accelerator.device)
+        filled[: own.numel()] = own.to(accelerator.device)
+        ratios = accelerator.gather(filled)
+        gathered: np.ndarray[Any, np.dtype[np.float64]] = ratios[~ratios.isnan()].cpu().double().numpy()
+        return gathered
+
+
+def loss_mask(inputs: Inputs) -> torch.Tensor:
+    """Return the tokens that count in the loss, shape (rows, T)."""
+    mask: torch.Tensor = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask

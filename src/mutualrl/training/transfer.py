@@ -1,0 +1,64 @@
+"""The Tokenizer Heterogeneity Layer for one learner, over real tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from mutualrl.errors import UsageError
+from mutualrl.regimes import Trace
+from mutualrl.regimes.round import Aligned
+from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class TokenTransfer:
+    """Texts and traces of peers on the learner's tokens.
+
+    `max_length`: bound on a peer's text in the learner's tokens; None: no bound. `peers`: their tokenizers by name, for
+    regimes that align traces.
+    """
+
+    learner: PreTrainedTokenizerBase
+    max_length: int | None = None
+    peers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
+
+    def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
+        """Return the learner's ids of a text; None when it is too long, empty or not encoded exactly."""
+        encoded = retokenize(text, self.learner, ended=ended, max_length=self.max_length)
+        return encoded.ids if encoded.exact and encoded.fits and encoded.ids else None
+
+    def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
+        """Put a peer's trace on the tokens that `to_learner_ids` gives.
+
+        Raises UsageError for a peer whose tokenizer was not given.
+        """
+        if trace.policy not in self.peers:
+            raise UsageError(
+                f"no tokenizer of peer {trace.policy!r} was given, and this regime aligns traces with it; "
+                "give Sharing.over(..., tokenizers={...})"
+            )
+        source_eos, target_eos = (trace.token_ids[-1:], ids[-1:]) if trace.ended else ((), ())
+        aligned = align_logprobs(
+            trace.text,
+            trace.token_ids,
+            trace.logprobs,
+            self.peers[trace.policy],
+            self.learner,
+            target_ids=ids,
+            anchor=cast(Anchor, anchor),
+            source_eos_ids=source_eos,
+            target_eos_ids=target_eos,
+        )
+        covered = np.asarray(aligned.covered, dtype=np.bool_)
+        return np.where(covered, aligned.logprobs, 0.0), covered
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of the learner's ids."""
+        return decode_completion(list(ids), self.learner)

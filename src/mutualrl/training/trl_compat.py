@@ -1,0 +1,293 @@
+"""Every private member of TRL, transformers and accelerate that we touch, in this one place.
+
+Checked against trl 1.16, transformers 5.17, accelerate 1.15. `ASSUMPTIONS` names each member, what is assumed of it and
+the test that fails when it moves; a test finds that all of them exist, and that no other module touches a private one.
+`HookedGRPOTrainer` gives the private seams of the trainer public names; the functions below it read and restore state.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from trl import GRPOTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Inputs = dict[str, Any]
+
+
+class Assumption(NamedTuple):
+    """A private member: where it lives, what we assume of it, and the test that fails when that no longer holds."""
+
+    member: str
+    meaning: str
+    test: str
+
+
+_TRAINER = "tests/training/test_trainer.py"
+_REGIMES = "tests/training/test_regimes_in_training.py"
+_RESUME = "tests/training/test_script_resume.py"
+_RANKS = "tests/training/test_ranks.py"
+_VLLM = "tests/training/test_vllm.py"
+
+ASSUMPTIONS = (
+    Assumption("GRPOTrainer._step", "counts micro-batches of training", _REGIMES),
+    Assumption("GRPOTrainer._buffered_inputs", "the slices of the generation batch in use, dicts of tensors", _RESUME),
+    Assumption("GRPOTrainer._metrics", '["train"] is a defaultdict of lists whose means are logged', _TRAINER),
+    Assumption("GRPOTrainer._logs", '["advantages"] is a deque with one entry per logged completion', _TRAINER),
+    Assumption("GRPOTrainer._tokenizer", "the tokenizer, also where the processor is another object", _TRAINER),
+    Assumption("GRPOTrainer._is_vlm", "True for vision-language models", _REGIMES),
+    Assumption("GRPOTrainer._last_loaded_step", "the step whose weights the vLLM engine has", _VLLM),
+    Assumption("GRPOTrainer._entropy_bonus_enabled", "whether _compute_loss adds an entropy term", _REGIMES),
+    Assumption("GRPOTrainer._calculate_rewards", "rewards gathered over ranks, (rows, functions)", _TRAINER),
+    Assumption("GRPOTrainer._generate_and_score_completions", "the generation batch, a dict of tensors", _TRAINER),
+    Assumption("GRPOTrainer._compute_loss", "the loss of one micro-batch, divided for accumulation", _REGIMES),
+    Assumption("GRPOTrainer._get_per_token_logps_and_entropies", "log-probs (rows, keep) come first", _TRAINER),
+    Assumption("GRPOTrainer._get_train_sampler", "a RepeatSampler with shuffle, num_samples, generator", _RESUME),
+    Assumption("GRPOTrainer._save_checkpoint", "writes checkpoint-STEP below output_dir", _RESUME),
+    Assumption("GRPOTrainer._save", "writes the model, and the arguments as a pickle", _RESUME),
+    Assumption("GRPOTrainer._get_output_dir", "the directory of checkpoints for a trial", _RESUME),
+    Assumption("GRPOTrainer._load_optimizer_and_scheduler", "called with the resumed checkpoint", _RESUME),
+    Assumption("GRPOTrainer._init_training_state", "returns finished epochs and micro-batches to skip", _RESUME),
+    Assumption("GradientState._set_sync_gradients", "tells accelerate whether this backward synchronises", _RANKS),
+    Assumption("PartialState._prepare_backend", "decides the backend; NO where there is no accelerator", _RANKS),
+)
+
+
+class HookedGRPOTrainer(GRPOTrainer):
+    """GRPOTrainer whose private seams call methods with public names. Left as they are, it is GRPOTrainer."""
+
+    last_logps: torch.Tensor  # of the last pass; TRL's loss does not return them
+
+    def on_rewards(self, inputs: list[Inputs], completion_ids: list[list[int]], rewards: torch.Tensor) -> None:
+        """Hear of this rank's inputs and completions, and of all ranks' rewards, shape (rows, functions)."""
+
+    def scored(self, score: Any, inputs: list[Inputs]) -> torch.Tensor:
+        """Return the rewards that `score()` computes with TRL's reward functions."""
+        rewards: torch.Tensor = score()
+        return rewards
+
+    def on_generated(self, batch: Inputs) -> None:
+        """Hear of a generation batch that TRL has sampled and scored; it may be changed in place."""
+
+    def save_step(self, write: Any, directory: str) -> None:
+        """Save the checkpoint of the current step; `write()` is transformers' own saving, into `directory`."""
+        write()
+
+    def on_saved(self, directory: str) -> None:
+        """Hear that the model was written into `directory`."""
+
+    def on_load(self, checkpoint: str) -> None:
+        """Hear that optimizer and scheduler were read from a checkpoint."""
+
+    def on_start(self) -> None:
+        """Hear that training begins, after the checkpoint was read."""
+
+    # ---- TRL and transformers
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+        score = super()._calculate_rewards
+        rewards = self.scored(lambda: score(inputs, prompts, completions, completion_ids_list), inputs)
+        self.on_rewards(inputs, completion_ids_list, rewards)
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> Inputs:
+        batch: Inputs = super()._generate_and_score_completions(inputs)
+        self.on_generated(batch)
+        return batch
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self.last_logps = result[0].detach()
+        return result
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        save = super()._save_checkpoint
+        self.save_step(lambda: save(model, trial), self._get_output_dir(trial))
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        self.on_saved(output_dir or self.args.output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.on_load(checkpoint)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Move TRL's sampler past the finished epochs: its generator draws one order per epoch."""
+        epochs, micro_batches = super()._init_training_state(*args, **kwargs)
+        self.on_start()
+        if self._sampler.shuffle:
+            for _ in range(epochs):
+                torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
+        return epochs, micro_batches
+
+    def save_now(self) -> None:
+        """Save a checkpoint of the current step."""
+        self._save_checkpoint(self.model, None)
+
+
+# ---- what a trainer knows
+
+
+def tokenizer_of(trainer: GRPOTrainer) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that completions are decoded with."""
+    return trainer._tokenizer
+
+
+def is_vision_language_model(trainer: GRPOTrainer) -> bool:
+    """Return whether the policy reads images."""
+    return bool(trainer._is_vlm)
+
+
+def micro_step(trainer: GRPOTrainer) -> int:
+    """Return the number of micro-batches so far."""
+    return int(trainer._step)
+
+
+def micro_steps_per_round(trainer: GRPOTrainer) -> int:
+    """Return the number of micro-batches that one generation batch lasts."""
+    return int(trainer.args.steps_per_generation * trainer.num_iterations)
+
+
+def round_in_use(trainer: GRPOTrainer) -> bool:
+    """Return whether a generation batch is partly used up."""
+    return micro_step(trainer) % micro_steps_per_round(trainer) != 0
+
+
+def position_in_round(trainer: GRPOTrainer) -> tuple[int, int]:
+    """Return the optimizer step within the pass over the generation batch, and the micro-batch within that step."""
+    args = trainer.args
+    return divmod(micro_step(trainer) % args.steps_per_generation, args.gradient_accumulation_steps)
+
+
+def buffered_batches(trainer: GRPOTrainer) -> list[Inputs] | None:
+    """Return the slices of the generation batch in use; None between two of them."""
+    return trainer._buffered_inputs if round_in_use(trainer) else None
+
+
+def restore_position(trainer: GRPOTrainer, step: int, buffered: Sequence[Mapping[str, Any]] | None) -> None:
+    """Put the count of micro-batches and the generation batch in use back."""
+    trainer._step = step
+    if buffered is None:
+        trainer._buffered_inputs = None
+        return
+    device = trainer.accelerator.device
+    batches = []
+    for batch in buffered:
+        on_device = {
+            key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()
+        }
+        batches.append(on_device)
+    trainer._buffered_inputs = batches
+
+
+def log_value(trainer: GRPOTrainer, name: str, value: float) -> None:
+    """Put a number among those whose mean TRL logs with the step."""
+    trainer._metrics["train"][name].append(value)
+
+
+def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence[float]) -> None:
+    """Put advantages, of all ranks' rows, in place of TRL's; in TRL's table of completions too."""
+    own = batch["advantages"]
+    first = trainer.accelerator.process_index * len(own)
+    batch["advantages"] = torch.tensor(advantages[first : first + len(own)], dtype=own.dtype, device=own.device)
+    logged = trainer._logs["advantages"]
+    for _ in range(min(len(advantages), len(logged))):
+        logged.pop()
+    logged.extend(advantages)
+
+
+# ---- passes
+
+
+def token_logps(
+    trainer: GRPOTrainer, model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, batch_size: int | None = None
+) -> torch.Tensor:
+    """Return log-probs of the last `keep` tokens at the sampling temperature, shape (rows, keep)."""
+    sizes = {} if batch_size is None else {"batch_size": batch_size}
+    logps: torch.Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, keep, **sizes)[0]
+    return logps
+
+
+def policy_loss(trainer: GRPOTrainer, model: Any, inputs: Inputs) -> torch.Tensor:
+    """Return TRL's loss of a micro-batch."""
+    loss: torch.Tensor = trainer._compute_loss(model, inputs)
+    return loss
+
+
+@contextmanager
+def surrogate_alone(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
+    """Let `policy_loss` be the two-sided surrogate alone: no KL, entropy or router term, no metrics; `delta` its dual
+    clip."""
+    kept = (trainer.beta, trainer.args.delta, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
+    metrics = trainer._metrics["train"]
+    trainer.beta, trainer.args.delta = 0.0, delta
+    trainer._entropy_bonus_enabled = trainer.aux_loss_enabled = False
+    trainer._metrics["train"] = defaultdict(list)
+    try:
+        yield
+    finally:
+        trainer.beta, trainer.args.delta, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled = kept
+        trainer._metrics["train"] = metrics
+
+
+@contextmanager
+def unsynchronised(accelerator: Accelerator, model: Any) -> Iterator[None]:
+    """Run forward and backward without synchronising gradients, as in a micro-batch that is not the step's last."""
+    state, before = accelerator.gradient_state, accelerator.sync_gradients
+    state._set_sync_gradients(False)
+    try:
+        with accelerator.no_sync(model):
+            yield
+    finally:
+        state._set_sync_gradients(before)
+
+
+def backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
+    """Run the backward pass of a loss that is already divided for accumulation."""
+    deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
+
+
+# ---- engines and devices
+
+
+def load_weights_into_engine(trainer: GRPOTrainer) -> None:
+    """Give the vLLM engine the current weights, unless it has them."""
+    if trainer.state.global_step != trainer._last_loaded_step:
+        trainer.vllm_generation.sync_weights()
+        trainer._last_loaded_step = trainer.state.global_step
+
+
+def allow_zero_on_cpu() -> None:
+    """Let accelerate start DeepSpeed over gloo where there is no accelerator. Must precede GRPOConfig.
+
+    accelerate 1.15 leaves DeepSpeed out when it finds no accelerator, without a word, and trains something else. Only a
+    process that torch.distributed.run started and that asks for DeepSpeed is affected.
+    """
+    original = PartialState._prepare_backend
+    if getattr(original, "zero_on_cpu", False):
+        return
+
+    def prepare(self: PartialState, *args: Any, **kwargs: Any) -> tuple[str | None, DistributedType]:
+        backend_name, kind = original(self, *args, **kwargs)
+        asked = "LOCAL_RANK" in os.environ and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+        return ("gloo", DistributedType.MULTI_CPU) if kind == DistributedType.NO and asked else (backend_name, kind)
+
+    prepare.zero_on_cpu = True  # type: ignore[attr-defined]
+    PartialState._prepare_backend = prepare
