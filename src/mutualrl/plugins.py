@@ -33,7 +33,7 @@ def absolute_path(text: str) -> str:
     match = IMPORT_PATH.fullmatch(text)
     if match is None or not match["module"].endswith(".py"):
         return text
-    return f"{Path(match['module']).expanduser().absolute()}:{match['name']}"
+    return f"{Path(match['module']).expanduser().resolve()}:{match['name']}"
 
 
 def load_object(path: str, what: str, error: type[UsageError] = UsageError, noun: str = "object") -> Any:
@@ -60,7 +60,7 @@ def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
 def _import(name: str, path: str, what: str, error: type[UsageError]) -> ModuleType:
     try:
         if name.endswith(".py"):
-            return _run_file(Path(name).expanduser().absolute(), path, what, error)
+            return _run_file(Path(name).expanduser().resolve(), path, what, error)
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))  # last: nothing there hides an installed package
         return importlib.import_module(name)

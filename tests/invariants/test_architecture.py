@@ -49,9 +49,100 @@ def test_imports_point_down() -> None:
     assert not upward
 
 
+#: of `training`, what holds no TRL: diagnostics rehearse a regime with it
+WITHOUT_TRL = {"mutualrl.training.transfer"}
+
+
 def test_evaluation_and_diagnostics_never_import_training() -> None:
     for path in (*(SOURCE / "evaluation").rglob("*.py"), *(SOURCE / "diagnostics").rglob("*.py")):
-        assert not [m for m in imports(path) if m.startswith("mutualrl.training")], path
+        assert not [m for m in imports(path) if m.startswith("mutualrl.training") and m not in WITHOUT_TRL], path
+
+
+def module_imports() -> dict[str, set[str]]:
+    """The modules that each module imports, inside functions too; what only a type checker sees is left out."""
+    paths = {}
+    for path in SOURCE.rglob("*.py"):
+        name = ".".join(("mutualrl", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        paths[name] = path
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        tree, unseen, targets = ast.parse(path.read_text()), set(), set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                for child in node.body:
+                    unseen.update(ast.walk(child))
+        for node in ast.walk(tree):
+            if node in unseen:
+                continue
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mutualrl."):
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    targets.add(full if full in paths else node.module)
+            if isinstance(node, ast.Import):
+                targets.update(alias.name for alias in node.names)
+        graph[name] = {target for target in targets if target in paths and target != name}
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = module_imports()
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"circle: {' -> '.join((*way[way.index(name) :], name))}"
+        if name not in done:
+            for target in sorted(graph[name]):
+                visit(target, (*way, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
+
+
+def test_the_root_of_the_package_holds_nouns_and_errors() -> None:
+    modules = {path.name for path in SOURCE.iterdir() if not (path / "__init__.py").exists() and path.suffix == ".py"}
+    assert modules == {"__init__.py", "__main__.py", "errors.py", "plugins.py", "records.py", "seeds.py"}
+
+
+#: the diagnostics that are about one regime, and TRL's own loss called like our baseline
+ABOUT_ONE = {"diagnostics/sgt_check.py", "diagnostics/xgrpo_check.py"}
+LOSS_TYPES = {"recipes/trainer_keys.py", "recipes/resolve.py", "regimes/losses.py"}
+
+
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """String constants of a module, docstrings left out."""
+    tree = ast.parse(path.read_text())
+    prose = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            prose.add(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose:
+            yield node.lineno, node.value
+
+
+def test_nothing_outside_the_regimes_spells_a_regime_s_name_or_metric() -> None:
+    from mutualrl.regimes import regimes
+
+    names = set(regimes())
+    keys = {metric.key for spec in regimes().values() for metric in spec.metrics}
+    prefixes = tuple(sorted({key.partition("/")[0] + "/" for key in keys}))
+    spelt = []
+    for path in SOURCE.rglob("*.py"):
+        where = path.relative_to(SOURCE).as_posix()
+        if where.startswith("regimes/") or where in ABOUT_ONE:
+            continue
+        for line, text in strings(path):
+            trl_loss = text == "grpo" and where in LOSS_TYPES
+            if (text in names and not trl_loss) or text.startswith(prefixes):
+                spelt.append(f"{where}:{line}: {text!r}")
+    assert not spelt
+
+
+def test_the_blind_check_would_see_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text('"""About sgt."""\nif name == "sgt":\n    key = "sgt/pairs"\n')
+    assert [text for _, text in strings(path)] == ["sgt", "sgt/pairs"]
 
 
 def test_no_upward_edge_would_go_unnoticed() -> None:

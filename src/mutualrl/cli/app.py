@@ -16,6 +16,7 @@ from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.exchange import exchange
 from mutualrl.cli.output import emit, prose
 from mutualrl.cli.recipes import recipes
+from mutualrl.cli.regimes import regimes
 from mutualrl.cli.report import report
 from mutualrl.cli.runs import runs
 from mutualrl.cli.tasks import tasks
@@ -68,6 +69,7 @@ app.command("doctor")(doctor)
 app.add_typer(runs, name="runs")
 app.add_typer(tasks, name="tasks")
 app.add_typer(recipes, name="recipes")
+app.add_typer(regimes, name="regimes")
 app.add_typer(exchange, name="exchange")
 
 

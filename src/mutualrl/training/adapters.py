@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from mutualrl.recipes.schema import LoraSection
+from mutualrl.training.trl_compat import loaded_from
 
 
 def lora_config(section: LoraSection | None) -> LoraConfig | None:
@@ -38,7 +39,7 @@ def save_adapter(trainer: Any, state: dict[str, Any], model: Path, adapter: Path
     start = trained.get_base_model().config
     keys = {key: value for key, value in (trainer.args.model_init_kwargs or {}).items() if key == "revision"}
     base = AutoModelForCausalLM.from_pretrained(
-        start._name_or_path, dtype=trained.dtype, trust_remote_code=trainer.args.trust_remote_code, **keys
+        loaded_from(start), dtype=trained.dtype, trust_remote_code=trainer.args.trust_remote_code, **keys
     )
     PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(model)
 

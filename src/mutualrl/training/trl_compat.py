@@ -59,6 +59,7 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._load_optimizer_and_scheduler", "called with the resumed checkpoint", _RESUME),
     Assumption("GRPOTrainer._init_training_state", "returns finished epochs and micro-batches to skip", _RESUME),
     Assumption("GradientState._set_sync_gradients", "tells accelerate whether this backward synchronises", _RANKS),
+    Assumption("PreTrainedConfig._name_or_path", "where from_pretrained read the model", "tests/training/test_lora.py"),
     Assumption("PartialState._prepare_backend", "decides the backend; NO where there is no accelerator", _RANKS),
 )
 
@@ -264,7 +265,12 @@ def backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
     accelerator.backward(loss, **({"scale_wrt_gas": False} if deepspeed else {}))
 
 
-# ---- engines and devices
+# ---- engines, models and devices
+
+
+def loaded_from(config: Any) -> str:
+    """Return where the model of a configuration was loaded from."""
+    return str(config._name_or_path)
 
 
 def load_weights_into_engine(trainer: GRPOTrainer) -> None:

@@ -1,0 +1,87 @@
+"""`mutualrl regimes`: which rules of sharing there are, what each can be told, and whether one's own is sound."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from mutualrl.cli.output import emit, reports_errors, screen
+
+regimes = typer.Typer(help="The regimes: rules by which policies share experience.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(help="A name, FILE.py:SPEC or package.module:SPEC.", show_default=False)]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+NOT_MET = 3
+
+
+@regimes.command("ls")
+@reports_errors
+def ls(as_json: JsonFlag = False) -> None:
+    """List the regimes: those that ship, and those that installed packages offer."""
+    from mutualrl.console.display import cell
+    from mutualrl.plugins import entry_points
+    from mutualrl.regimes import GROUP, get_regime
+    from mutualrl.regimes import regimes as shipped
+
+    rows = [(spec.name, "mutualrl", spec) for spec in shipped().values()]
+    rows += [(name, point.value, get_regime(name)) for name, point in sorted(entry_points(GROUP).items())]
+    if as_json:
+        listed = [
+            {"name": name, "from": origin, "summary": spec.summary, "level": spec.level} for name, origin, spec in rows
+        ]
+        emit({"regimes": listed})
+        return
+    table = Table("regime", "from", "what it does")
+    for name, origin, spec in rows:
+        table.add_row(cell(name), cell(origin), cell(spec.summary))
+    screen().print(table)
+
+
+@regimes.command("show")
+@reports_errors
+def show(name: NameArgument, as_json: JsonFlag = False) -> None:
+    """Show a regime's settings with their defaults, and its metrics."""
+    from mutualrl.console.display import cell
+    from mutualrl.regimes import get_regime
+    from mutualrl.regimes.info import RegimeInfo
+
+    spec = get_regime(name)
+    described = []
+    for key, field in spec.settings.model_fields.items():
+        described.append({"setting": key, "default": spec.settings().model_dump(mode="json")[key],
+                          "type": str(field.annotation), "description": field.description or ""})  # fmt: skip
+    if as_json:
+        emit({**RegimeInfo.of(spec).model_dump(mode="json"), "settings": described})
+        return
+    screen().print(f"{spec.name}: {spec.summary}", markup=False, highlight=False, soft_wrap=True)
+    table = Table("setting", "default", "meaning")
+    for row in described:
+        table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))
+    screen().print(table)
+    table = Table("metric", "unit", "meaning")
+    for metric in spec.metrics:
+        table.add_row(cell(metric.key), cell(metric.unit), cell(metric.meaning))
+    screen().print(table)
+
+
+@regimes.command("check")
+@reports_errors
+def check(name: NameArgument, as_json: JsonFlag = False) -> None:
+    """Run a regime against recorded rounds. Exits 3 when it is not sound: a plan that is not pure, rows without ids,
+    state that does not survive JSON."""
+    from mutualrl.console.display import clean
+    from mutualrl.diagnostics.regime_check import check_regime, summary_of
+    from mutualrl.regimes import get_regime
+
+    findings = check_regime(get_regime(name))
+    if as_json:
+        emit(dict(summary_of(findings)))
+    else:
+        for finding in findings:
+            word = "ok" if finding.passed else "FAIL"
+            line = f"{word:5}{finding.check}" + (f": {finding.found}" if finding.found else "")
+            screen().print(clean(line, 4000), markup=False, highlight=False, soft_wrap=True)
+    if not all(finding.passed for finding in findings):
+        raise typer.Exit(NOT_MET)

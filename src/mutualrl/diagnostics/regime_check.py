@@ -1,0 +1,191 @@
+"""Run a regime against recorded rounds and say what is wrong with it, before any model is loaded.
+
+The rounds are made here, from the arithmetic task, the embedded tokenizers and a hash: a learner that fails on some
+prompts and succeeds on others, and two peers with other tokenizers.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from mutualrl.errors import MutualRLError
+from mutualrl.records import Prompt, PublishSchema, Rollout
+from mutualrl.regimes import Plan, RegimeSettings, RegimeSpec, RoundView, check_plan, plain_state
+from mutualrl.regimes.advantages import by_prompt, in_rows, pool_advantages
+from mutualrl.regimes.round import ExtraRow
+from mutualrl.see.schema import FIELD_OF
+from mutualrl.tasks import TaskSource, get_task
+from mutualrl.tasks.boxed import boxed_score
+from mutualrl.tiny import path_of
+from mutualrl.training.transfer import TokenTransfer
+
+LEARNER, PEERS = "ada", ("bob", "cyd")
+ROUNDS, PROMPTS, ROLLOUTS = 3, 8, 4
+
+
+class RecordedRound:
+    """A peer's round in memory, with the columns that were published."""
+
+    def __init__(self, rollouts: Sequence[Rollout]) -> None:
+        self._rollouts = rollouts
+
+    def column(self, name: str) -> list[Any]:
+        """Return all values of a column of the exchange."""
+        return [copy.copy(getattr(rollout, FIELD_OF[name])) for rollout in self._rollouts]
+
+    def texts(self, rows: Sequence[int]) -> list[str | None]:
+        """Return the texts of the given rows."""
+        return [self._rollouts[row].text for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: what it asks, whether the regime passes, and what was found."""
+
+    check: str
+    passed: bool
+    found: str = ""
+
+
+def load_tokenizer(name: str) -> Any:
+    """Return the tokenizer of an embedded model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path_of(name))
+
+
+def recorded_rollouts(policy: str, round_index: int, tokenizer: Any) -> list[Rollout]:
+    """Return a policy's rollouts of a recorded round; every field of them is there."""
+    prompts = get_task("arithmetic").read("train", TaskSource()).prompts
+    rollouts: list[Rollout] = []
+    for prompt in prompts[round_index * PROMPTS : (round_index + 1) * PROMPTS]:
+        for index in range(ROLLOUTS):
+            rollouts.append(_recorded(policy, prompt, index, tokenizer))
+    groups = by_prompt([r.prompt_id for r in rollouts], [r.reward for r in rollouts])
+    graded = {key: pool_advantages(rewards, rewards, scale="group") for key, rewards in groups.items()}
+    advantages = in_rows([r.prompt_id for r in rollouts], graded)
+    return [replace(r, advantage=a) for r, a in zip(rollouts, advantages, strict=True)]
+
+
+def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: Any) -> Rollout:
+    draw = hashlib.sha256(f"{policy}/{prompt.id}/{index}".encode()).digest()
+    hopeless = policy == LEARNER and draw_of(prompt) < 128
+    solved = draw[0] % 3 == 0 and not hopeless
+    text = str(prompt.solution) if solved else f" {draw[1]} \\boxed{{{draw[1]}}}"
+    ended = draw[2] % 8 != 0
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"] + ([tokenizer.eos_token_id] if ended else [])
+    trace = tuple(-0.05 - 0.3 * ((place * 7 + index) % 5) for place in range(len(ids)))
+    reward = boxed_score(text, prompt.answer)
+    return Rollout(
+        prompt.id, index, reward, ended, len(ids), prompt=prompt.text, text=text, token_ids=tuple(ids), logprobs=trace
+    )
+
+
+def draw_of(prompt: Prompt) -> int:
+    """Return a number from 0 to 255 that decides whether the learner is hopeless at a prompt."""
+    return hashlib.sha256(prompt.id.encode()).digest()[0]
+
+
+def recorded_views(schema: PublishSchema) -> list[RoundView]:
+    """Return the recorded rounds as the learner sees them; the peers show what they publish and no more."""
+    tokenizers = {name: load_tokenizer(name) for name in (LEARNER, *PEERS)}
+    transfer = TokenTransfer(tokenizers[LEARNER], max_length=40, peers=tokenizers)
+    prompts = get_task("arithmetic").read("train", TaskSource()).prompts
+    solutions = {prompt.id: prompt.solution for prompt in prompts if prompt.solution}
+    views = []
+    for round_index in range(ROUNDS):
+        own = [replace(r, logprobs=None) for r in recorded_rollouts(LEARNER, round_index, tokenizers[LEARNER])]
+        peers = {}
+        for peer in PEERS:
+            published = schema.select(recorded_rollouts(peer, round_index, tokenizers[peer]))
+            peers[peer] = RecordedRound(published)
+        views.append(RoundView(round_index, LEARNER, 0, own, peers, transfer, solutions=solutions))
+    return views
+
+
+def check_regime(spec: RegimeSpec, settings: RegimeSettings | None = None) -> list[Finding]:
+    """Return the findings for a regime under its default settings, or the ones given."""
+    try:
+        settings = spec.settings() if settings is None else settings
+        schema = spec.publishes(settings)
+    except Exception as error:  # noqa: BLE001  (whatever the user's code raises is what is to be said)
+        return [Finding("its settings have defaults and it says what it publishes", False, _said(error))]
+    findings = [Finding("its settings have defaults and it says what it publishes", True, _published(schema))]
+    if spec.plan is None:
+        return [*findings, Finding("it plans nothing: TRL's own GRPO", True)]
+    plans: list[Plan] = []
+    try:
+        for recorded in recorded_views(schema):
+            state = plans[-1].state if plans and plans[-1].state is not None else {}
+            view = replace(recorded, state=plain_state(state, spec.name))
+            plans.append(check_plan(spec.plan(view, settings), view, spec.name))
+            findings += _purity(spec.plan, view, settings, plans[-1])
+    except Exception as error:  # noqa: BLE001  (as above)
+        return [*findings, Finding(f"round {len(plans)}: its plan can be carried out", False, _said(error))]
+    findings.append(Finding("its plans can be carried out", True, _carried(plans)))
+    return [*findings, _declared(spec, plans)]
+
+
+def _purity(
+    make: Callable[[RoundView, Any], Plan], view: RoundView, settings: RegimeSettings, plan: Plan
+) -> list[Finding]:
+    """Check that the same view gives the same plan, whatever the order of the peers, and is left as it was."""
+    first = as_plain(plan)
+    rollouts, state = list(view.rollouts), copy.deepcopy(dict(view.state))
+    findings = []
+    if as_plain(make(view, settings)) != first:
+        findings.append(Finding(f"round {view.round}: the same round gives the same plan", False, "it differs"))
+    if list(view.rollouts) != rollouts or dict(view.state) != state:
+        findings.append(Finding(f"round {view.round}: the view is left as it was", False, "it was changed"))
+    reordered = replace(view, peers=dict(reversed(view.peers.items())))
+    if as_plain(make(reordered, settings)) != first:
+        name = f"round {view.round}: the order of the peers changes nothing"
+        findings.append(Finding(name, False, "the plan differs; sort the peers by name"))
+    return findings
+
+
+def as_plain(plan: Plan) -> tuple[Any, ...]:
+    """Return a plan in a form that compares by value."""
+    rows = []
+    for row in plan.rows:
+        values = [getattr(row, field.name) for field in fields(ExtraRow)]
+        rows.append(tuple(v.tolist() if isinstance(v, np.ndarray) else v for v in values))
+    return plan.advantages, tuple(rows), dict(plan.metrics), None if plan.state is None else dict(plan.state)
+
+
+def _declared(spec: RegimeSpec, plans: Sequence[Plan]) -> Finding:
+    logged = {key for plan in plans for key in plan.metrics}
+    undeclared = sorted(logged - {metric.key for metric in spec.metrics})
+    name = "its metrics are declared, so that reports know their units"
+    return Finding(name, not undeclared, f"not in SPEC.metrics: {', '.join(undeclared)}" if undeclared else "")
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, MutualRLError):
+        return str(error)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}: "
+    return f"{where}{type(error).__name__}: {error}"
+
+
+def _published(schema: PublishSchema) -> str:
+    return f"publishes {', '.join(sorted(schema.fields)) or 'rewards alone'}"
+
+
+def _carried(plans: Sequence[Plan]) -> str:
+    moved = sum(plan.advantages is not None for plan in plans)
+    return f"{len(plans)} rounds: {sum(len(plan.rows) for plan in plans)} extra rows, advantages moved in {moved}"
+
+
+def summary_of(findings: Sequence[Finding]) -> Mapping[str, Any]:
+    """Return the findings as `{"passed", "checks": [{"check", "passed", "found"}]}`."""
+    checks = [{"check": f.check, "passed": f.passed, "found": f.found} for f in findings]
+    return {"passed": all(finding.passed for finding in findings), "checks": checks}

@@ -1,0 +1,158 @@
+"""What every store promises, on files and in memory; and a whole exchange over a store that is no directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from mutualrl.errors import ExchangeDamagedError, FencedError
+from mutualrl.records import Rollout
+from mutualrl.see import Absences, Exchange, ExchangeStore, Heartbeat, LocalStore
+from mutualrl.see.liveness import PeerWatch, clear_heartbeats, last_beat
+from mutualrl.see.retention import collect
+from mutualrl.see.survey import survey, writers
+
+ROWS = [Rollout("p", n, float(n), True, text=f"text {n}") for n in range(3)]
+
+
+class MemoryStore:
+    """Objects in a dictionary, behind one lock."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], bytes] = {}
+        self.lock = threading.RLock()
+
+    def describe(self, policy: str, name: str = "") -> str:
+        return f"memory:{policy}/{name}"
+
+    def policies(self) -> list[str]:
+        return sorted({policy for policy, _ in self.objects})
+
+    def names(self, policy: str) -> list[str]:
+        return [name for owner, name in list(self.objects) if owner == policy]
+
+    def get(self, policy: str, name: str) -> bytes | None:
+        return self.objects.get((policy, name))
+
+    def size(self, policy: str, name: str) -> int:
+        return len(self.objects.get((policy, name), b""))
+
+    def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
+        with self.lock:
+            self.objects[policy, name] = data
+
+    def create(self, policy: str, name: str, data: bytes) -> bool:
+        with self.lock:
+            if (policy, name) in self.objects:
+                return False
+            self.put(policy, name, data)
+            return True
+
+    def swap(self, policy: str, name: str, expected: bytes, data: bytes) -> bool:
+        with self.lock:
+            if self.get(policy, name) != expected:
+                return False
+            self.put(policy, name, data)
+            return True
+
+    def delete(self, policy: str, names: Iterable[str]) -> None:
+        with self.lock:
+            for name in names:
+                self.objects.pop((policy, name), None)
+
+
+@pytest.fixture(params=["files", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ExchangeStore:
+    return LocalStore(tmp_path / "x") if request.param == "files" else MemoryStore()
+
+
+def test_objects_are_put_created_once_swapped_and_deleted(store: ExchangeStore) -> None:
+    assert store.get("bob", "a") is None
+    assert (store.names("bob"), store.size("bob", "a")) == ([], 0)
+    assert store.create("bob", "a", b"1")
+    assert not store.create("bob", "a", b"2")
+    assert store.get("bob", "a") == b"1"
+    assert not store.swap("bob", "a", b"2", b"3")
+    assert store.swap("bob", "a", b"1", b"3")
+    assert not store.swap("bob", "b", b"1", b"3")
+    store.put("bob", "a", b"four")
+    store.put("bob", "b", b"5", durable=False)
+    assert (sorted(store.names("bob")), store.policies(), store.size("bob", "a")) == (["a", "b"], ["bob"], 4)
+    store.delete("bob", ["a", "gone"])
+    assert store.names("bob") == ["b"]
+
+
+def test_of_many_creators_and_swappers_one_wins(store: ExchangeStore) -> None:
+    won: list[int] = []
+
+    def compete(number: int) -> None:
+        if store.create("bob", "claim", b"%d" % number):
+            won.append(number)
+
+    threads = [threading.Thread(target=compete, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert store.get("bob", "claim") == b"%d" % won[0]
+    swapped: list[int] = []
+    first = b"%d" % won[0]
+    threads = [
+        threading.Thread(
+            target=lambda n=n: swapped.append(n) if store.swap("bob", "claim", first, b"s%d" % n) else None  # type: ignore[misc]
+        )
+        for n in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(swapped) == 1
+
+
+def test_a_whole_exchange_runs_over_any_store(store: ExchangeStore) -> None:
+    bob, ada = (Exchange(store, name, "run") for name in ("bob", "ada"))
+    bob.claim()
+    marker = bob.publish(0, ROWS, 0)
+    assert bob.publish(0, ROWS, 0) == marker  # again changes nothing
+    shard = ada.wait(["bob"], 0)["bob"]
+    assert shard.texts([0, 2]) == ["text 0", "text 2"]
+    newer = Exchange(store, "bob", "run", attempt=1)
+    newer.claim()
+    with pytest.raises(FencedError):
+        bob.publish(1, ROWS, 1)
+    newer.publish(0, ROWS[:1], 0)  # a restart replaces the round
+    replaced = ada.read("bob", 0)
+    assert replaced is not None
+    assert (len(replaced), replaced.marker.attempt) == (1, 1)
+    newer.publish(1, ROWS, 1)
+
+    found = survey(store, "run", "bob", verify=True)
+    assert (found.rounds, found.damaged, found.stray) == ([0, 1], [], ["000000.parquet"])
+    assert collect(store, "bob", 1, 1)[0] == [0]
+    assert ada.rounds("bob") == [1]
+    assert writers(store) == ["bob"]
+
+    absences = Absences(store, "ada")
+    absences.lose("bob", 2)
+    assert Absences(store, "ada").absent("bob", 5)
+
+    watch = PeerWatch(store)
+    Heartbeat(store, "bob").beat()
+    assert watch.silence("bob") == (0.0, "starting")
+    assert (last_beat(store, "bob") or {})["counter"] == 1
+    clear_heartbeats(store, "bob")
+    assert last_beat(store, "bob") is None
+
+
+def test_one_changed_byte_in_any_store_is_found(store: ExchangeStore) -> None:
+    Exchange(store, "bob", "run").publish(0, ROWS, 0)
+    data = store.get("bob", "000000.parquet")
+    assert data is not None
+    store.put("bob", "000000.parquet", data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ExchangeDamagedError, match="sha256"):
+        Exchange(store, "ada", "run").read("bob", 0)
