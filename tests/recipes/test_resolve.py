@@ -45,7 +45,7 @@ def test_layers_go_from_general_to_particular(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         PAIR + "regime: sgt\nrun: {steps: 7, seed: 5}\ntrainer: {learning_rate: 3e-4}\n"
     )
-    recipe = resolve(Request(tmp_path / "mine.yaml", seed=9, assignments=("regime.weight=0.3",)))
+    recipe = resolve(Request(recipe=tmp_path / "mine.yaml", seed=9, assignments=("regime.weight=0.3",)))
     assert (recipe.run.steps, recipe.run.seed) == (7, 9)
     assert recipe.trainer["learning_rate"] == 3e-4  # YAML 1.2: a number, not the text '3e-4'
     assert recipe.trainer["loss_type"] == "grpo"
@@ -60,9 +60,9 @@ def test_a_kept_recipe_of_one_s_own_pool_runs_again(tmp_path: Path) -> None:
     first = resolve(Request(pool=str(tmp_path / "2qwen.yaml"), regime="sgt"))
     assert first.pool == "2qwen"
     (tmp_path / "recipe.yaml").write_text(dump(first))
-    assert resolve(Request(tmp_path / "recipe.yaml")) == first
+    assert resolve(Request(recipe=tmp_path / "recipe.yaml")) == first
     (tmp_path / "other.yaml").write_text(dump(first).replace("pool: 2qwen", "pool: my-own"))
-    assert resolve(Request(tmp_path / "other.yaml")).policies == first.policies
+    assert resolve(Request(recipe=tmp_path / "other.yaml")).policies == first.policies
 
 
 def test_a_pool_s_label_cannot_name_a_place(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_pool_s_label_cannot_name_a_place(tmp_path: Path) -> None:
 
 def test_regime_on_the_command_line_leaves_the_file_s_settings_behind(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
-    assert resolve(Request(tmp_path / "recipe.yaml", regime="grpo")).regime == {"name": "grpo"}
-    assert resolve(Request(tmp_path / "recipe.yaml")).regime["weight"] == 0.1
+    assert resolve(Request(recipe=tmp_path / "recipe.yaml", regime="grpo")).regime == {"name": "grpo"}
+    assert resolve(Request(recipe=tmp_path / "recipe.yaml")).regime["weight"] == 0.1
 
 
 def test_set_can_name_regime_and_pool() -> None:

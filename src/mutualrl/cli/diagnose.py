@@ -89,8 +89,25 @@ def complementarity(
     if success not in ("first", "any"):
         raise UsageError(f"--success {success}: expected first or any")
     gate_sizes(k, [1])
-    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
-                  rounds, (), save, success_above, failure_below, seed, trust_remote_code)  # fmt: skip
+    flags = Flags(
+        run=run,
+        rollouts=tuple(rollouts or ()),
+        pool=pool,
+        task=task,
+        data=data,
+        prompts=prompts,
+        samples=samples,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        engine=engine,
+        rounds=rounds,
+        models=(),
+        save=save,
+        success_above=success_above,
+        failure_below=failure_below,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+    )
     _diagnose("complementarity", flags, plot, as_json, success=success, gates=k)
 
 
@@ -116,8 +133,25 @@ def xgrpo_check(
     """Does the pool of rewards carry structure? Pooled normalization with the true pool against a shuffled one."""
     from mutualrl.diagnostics.request import Flags
 
-    flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature, engine,
-                  rounds, (), save, None, None, seed, trust_remote_code)  # fmt: skip
+    flags = Flags(
+        run=run,
+        rollouts=tuple(rollouts or ()),
+        pool=pool,
+        task=task,
+        data=data,
+        prompts=prompts,
+        samples=samples,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        engine=engine,
+        rounds=rounds,
+        models=(),
+        save=save,
+        success_above=None,
+        failure_below=None,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+    )
     _diagnose("xgrpo-check", flags, plot, as_json)
 
 
@@ -147,9 +181,25 @@ def _with_models(which: str, about: str) -> Callable[..., None]:
     ) -> None:
         from mutualrl.diagnostics.request import Flags
 
-        flags = Flags(run, tuple(rollouts or ()), pool, task, data, prompts, samples, max_new_tokens, temperature,
-                      engine, rounds, tuple(model or ()), save, success_above, failure_below, seed,
-                      trust_remote_code)  # fmt: skip
+        flags = Flags(
+            run=run,
+            rollouts=tuple(rollouts or ()),
+            pool=pool,
+            task=task,
+            data=data,
+            prompts=prompts,
+            samples=samples,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            engine=engine,
+            rounds=rounds,
+            models=tuple(model or ()),
+            save=save,
+            success_above=success_above,
+            failure_below=failure_below,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+        )
         _diagnose(which, flags, plot, as_json)
 
     command.__doc__ = about

@@ -116,9 +116,26 @@ def evaluate(
 
     check_engine(engine)
     request = EvalRequest.of(
-        Flags(run, tuple(model or ()), pool, suite, data, data_dir, limit, max_new_tokens, samples, temperature, engine,
-              batch_size, seed, template, answer, extra, trust_remote_code)
-    )  # fmt: skip
+        Flags(
+            run=run,
+            models=tuple(model or ()),
+            pool=pool,
+            suite=suite,
+            data=data,
+            data_dir=data_dir,
+            limit=limit,
+            max_new_tokens=max_new_tokens,
+            samples=samples,
+            temperature=temperature,
+            engine=engine,
+            batch_size=batch_size,
+            seed=seed,
+            template=template,
+            answer=answer,
+            also=extra,
+            trust_remote_code=trust_remote_code,
+        )
+    )
     from mutualrl.evaluation.run import evaluate_models
     from mutualrl.evaluation.tables import markdown
 

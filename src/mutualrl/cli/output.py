@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mutualrl.console.display import clean
 from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError
+from mutualrl.storage.files import is_machine_failure
 
 P = ParamSpec("P")
 
@@ -49,7 +50,9 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             _fail(RunInterruptedError("stopped by SIGINT"), as_json=bool(kwargs.get("as_json")))
         except MutualRLError as error:
             _fail(error, as_json=bool(kwargs.get("as_json")))
-        except OSError as error:  # a full disk, a working directory that is gone, a closed pipe
+        except OSError as error:
+            if not is_machine_failure(error):
+                raise  # a bug of ours, with its traceback
             where = f": {error.filename}" if error.filename else ""
             problem = MachineError(f"the system refused: {error.strerror or error}{where}")
             _fail(problem, as_json=bool(kwargs.get("as_json")))

@@ -65,9 +65,23 @@ def thl_check(
     from mutualrl.diagnostics.thl.request import Flags, ThlRequest
 
     request = ThlRequest.of(
-        Flags(pool, source, target, text, task, data, prompts, samples, max_new_tokens, suite, anchor, limit, seed,
-              trust_remote_code)
-    )  # fmt: skip
+        Flags(
+            pool=pool,
+            source=source,
+            target=target,
+            text=text,
+            task=task,
+            data=data,
+            prompts=prompts,
+            samples=samples,
+            max_new_tokens=max_new_tokens,
+            suite=suite,
+            anchor=anchor,
+            limit=limit,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+        )
+    )
     directory = None
     if plot is not None:
         from mutualrl.console.plots import directory_for

@@ -91,8 +91,20 @@ def train(
         assignments = [*(assignments or ()), f"run.publish={exchange}"]
     if report_to:
         assignments = [*(assignments or ()), f"run.report_to=[{', '.join(report_to)}]"]
-    launch = Launch(resume, clean, device_map, nnodes, node_rank, master_addr)
-    request = Request(recipe, regime, pool, task, data, steps, seed, run_dir, tuple(assignments or ()))
+    launch = Launch(
+        resume=resume, clean=clean, device_map=device_map, nodes=nnodes, node=node_rank, address=master_addr
+    )
+    request = Request(
+        recipe=recipe,
+        regime=regime,
+        pool=pool,
+        task=task,
+        data=data,
+        steps=steps,
+        seed=seed,
+        run_dir=run_dir,
+        assignments=tuple(assignments or ()),
+    )
     resolved = recipe_of(request, launch)
     if dry_run:
         from mutualrl.cli.dry_run import show

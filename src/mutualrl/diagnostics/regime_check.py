@@ -143,7 +143,7 @@ def _purity(
         findings.append(Finding(f"round {view.round}: the same round gives the same plan", False, "it differs"))
     if list(view.rollouts) != rollouts or dict(view.state) != state:
         findings.append(Finding(f"round {view.round}: the view is left as it was", False, "it was changed"))
-    reordered = replace(view, peers=dict(reversed(view.peers.items())))
+    reordered = replace(view, peers={name: view.peers[name] for name in sorted(view.peers, reverse=True)})
     if as_plain(make(reordered, settings)) != first:
         name = f"round {view.round}: the order of the peers changes nothing"
         findings.append(Finding(name, False, "the plan differs; sort the peers by name"))

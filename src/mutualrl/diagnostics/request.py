@@ -27,7 +27,7 @@ from mutualrl.tasks.base import spread
 PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flags:
     """The command's flags as they were typed; None and empty mean not given."""
 

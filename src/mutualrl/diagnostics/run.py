@@ -19,8 +19,6 @@ from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import xgrpo_check
 from mutualrl.errors import DataError, UsageError
 
-NAMES = ("complementarity", "xgrpo-check", "sgt-check", "channels", "cost")
-
 
 def diagnose(
     which: str, request: DiagnosticRequest, console: Console, *, success: str = "first", gates: str | None = None

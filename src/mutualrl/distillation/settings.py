@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError
 
 from mutualrl.errors import RecipeError, UsageError
+from mutualrl.recipes.layers import Layers
 from mutualrl.recipes.schema import LoraSection, Section
 
 #: keys of TRL's SFTConfig that the command decides itself
@@ -44,19 +44,11 @@ def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSet
     """The settings of a command: `--start`, `--seed`, and `--set KEY=VALUE` for the rest (`learning_rate=1e-4`,
     `lora=null`, `lora.r=8`, `trainer.gradient_accumulation_steps=4`). Raises RecipeError, UsageError."""
     tree: dict[str, Any] = {"start": start, "seed": seed}
+    layers = Layers(tree)
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set {assignment}: expected KEY=VALUE, such as learning_rate=1e-4")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UsageError(f"--set {assignment}: {text!r} is not a YAML value") from None
-        if isinstance(value, str):
-            value = _number(value)
-        if key in ("start", "seed"):
+        if (key := assignment.partition("=")[0].strip()) in ("start", "seed"):
             raise UsageError(f"--set {assignment}: say it with --{key}")
-        _put(tree, key.split("."), value, assignment)
+        layers.set(assignment)
     if isinstance(tree.get("lora"), dict):
         tree["lora"] = {"r": 16, "alpha": 32.0, "dropout": 0.05, **tree["lora"]}
     try:
@@ -68,23 +60,6 @@ def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSet
     if taken := sorted(OURS & set(settings.trainer)):
         raise RecipeError([f"trainer.{key}: distill sets it itself" for key in taken])
     return settings
-
-
-def _put(tree: dict[str, Any], keys: list[str], value: Any, assignment: str) -> None:
-    *outer, last = keys
-    for key in outer:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
-            raise UsageError(f"--set {assignment}: {key} has no parts")
-    tree[last] = value
-
-
-def _number(text: str) -> Any:
-    """YAML reads 2e-5 as a text."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def new_directory(path: Path) -> Path:

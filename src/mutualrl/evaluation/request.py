@@ -25,7 +25,7 @@ from mutualrl.tasks.mixture import PAPER, MixtureTask
 ALIASES = {"paper": PAPER}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flags:
     """The command's flags as they were typed; None means not given."""
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mutualrl.mwra.placement import Seat
-from mutualrl.recipes.schema import Policy, Recipe
+from mutualrl.recipes.schema import LoraSection, Policy, Recipe
 from mutualrl.storage.hub import hub_problem
 from mutualrl.tiny import located
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GIB = 2**30
 _WEIGHT, _GRADIENT, _ADAM = 2, 2, 12  # bytes a weight: bf16, bf16, and single precision for master copy and two moments
@@ -71,7 +75,7 @@ def estimate_seat(recipe: Recipe, seat: Seat) -> Estimate | None:
         parameters,
         seat.processes,
         seat.strategy,
-        trained=None if lora is None else _adapter_weights(policy, lora.r),
+        trained=None if lora is None else _adapter_weights(policy, lora),
         reference=lora is None and float(settings.get("beta", 0.0)) > 0,
         vllm_share=share,
     )
@@ -83,19 +87,28 @@ def parameter_count(policy: Policy) -> int | None:
     None when the configuration cannot be reached: a hub model without a network or cache.
     """
     model = _empty_model(policy)
-    return None if model is None else sum(p.numel() for p in model.parameters())  # type: ignore[attr-defined]
+    return None if model is None else sum(p.numel() for p in model.parameters())
 
 
-def _adapter_weights(policy: Policy, rank: int) -> int:
+def _adapter_weights(policy: Policy, lora: LoraSection) -> int:
+    """Return the weights of the adapter: r * (in + out) of every linear layer that `target_modules` names, as peft
+    reads it: the last part of a layer's name, or `all-linear` for all but the output layer."""
     model = _empty_model(policy)
     import torch
 
     assert model is not None
-    linear = (m for m in model.modules() if isinstance(m, torch.nn.Linear))  # type: ignore[attr-defined]
-    return sum(rank * (m.in_features + m.out_features) for m in linear)
+    output = model.get_output_embeddings()
+    total = 0
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        everywhere = lora.target_modules == "all-linear" and module is not output
+        if everywhere or name.rpartition(".")[2] in lora.target_modules:
+            total += lora.r * (module.in_features + module.out_features)
+    return total
 
 
-def _empty_model(policy: Policy) -> object | None:
+def _empty_model(policy: Policy) -> PreTrainedModel | None:
     import torch
     import transformers
 
@@ -113,7 +126,7 @@ def _empty_model(policy: Policy) -> object | None:
             local_files_only=local,
         )
         with torch.device("meta"):
-            model: object = transformers.AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
                 config, trust_remote_code=policy.trust_remote_code
             )
     except (OSError, ValueError, KeyError):  # not reachable, or not a model that this version of transformers knows

@@ -25,7 +25,7 @@ from mutualrl.storage.files import read_json, write_atomic, write_json
 from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """How a run is started, beside its recipe. `nodes`: how many machines; `node`: which of them this is; `address`:
     where the other nodes reach this one; `device_map`: a file that says which policy runs where."""
@@ -43,7 +43,7 @@ HARMLESS = frozenset(
     {
         "run.max_restarts", "run.peer_timeout", "run.round_timeout", "run.on_peer_loss", "run.keep_checkpoints",
         "run.keep_rounds", "run.report_to",
-        "run.save_every", "run.validate_every", "run.dir", "hardware.gpus", "hardware.note", "pool",
+        "run.save_every", "run.validate_every", "run.dir", "hardware.gpus", "pool",
     }
 )  # fmt: skip
 

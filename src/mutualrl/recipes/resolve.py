@@ -56,7 +56,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What the command line asks for; None and empty mean not given."""
 
@@ -307,6 +307,9 @@ def _line(layers: Layers, path: tuple[str, ...], problem: str) -> str:
 def dump(recipe: Recipe) -> str:
     """YAML of a resolved recipe; read back with `load`, it gives the same recipe."""
     value = recipe.model_dump(mode="json", exclude_none=True)
+    for policy, kept in zip(recipe.policies, value["policies"], strict=True):
+        if recipe.lora is not None and recipe.lora_settings(policy.name) is None:
+            kept["lora"] = None
     if recipe.run.epochs is not None:
         del value["run"]["steps"]  # not worked out yet
     return yaml_file.dump(value)
@@ -318,6 +321,9 @@ def load(path: Path, *, without_models: bool = False, run_code: bool = False) ->
     with (the run may have been made elsewhere): the model of such a policy is called `gone/NAME`."""
     layers = Layers()
     layers.add_file(path)
+    hardware = layers.value.get("hardware")
+    if isinstance(hardware, dict):
+        hardware.pop("note", None)  # v0.1 kept a remark there
     for policy in layers.value.get("policies") or () if without_models else ():
         model = Path(str(policy.get("model")))
         if model.is_absolute() and not model.is_dir():

@@ -187,7 +187,6 @@ class HardwareSection(Section):
     """
 
     gpus: int | None = Field(None, ge=0, le=1024)
-    note: str = ""
 
 
 class LaunchSection(Section):
@@ -256,8 +255,10 @@ class Recipe(Section):
         return get_regime(self.regime_name).settings(**merged)
 
     def lora_settings(self, policy: str) -> LoraSection | None:
-        """The adapter that one policy trains, or None where it trains its weights."""
-        return self.policy(policy).lora or self.lora
+        """The adapter that one policy trains, or None where it trains its weights; `lora: null` on a policy switches
+        the run's adapter off for it."""
+        own = self.policy(policy)
+        return own.lora if "lora" in own.model_fields_set else self.lora
 
     @property
     def published(self) -> PublishSchema:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mutualrl.console.lines import say
 from mutualrl.errors import DiskError
 from mutualrl.see.store import ExchangeStore, open_store
 from mutualrl.storage.files import parse_or_none
@@ -82,7 +82,7 @@ class Heartbeat:
             try:
                 self.beat()
             except (OSError, DiskError) as error:  # a full disk, say: the next beat may get through
-                print(f"mutualrl: the heartbeat of {self._policy!r} cannot be written: {error}", file=sys.stderr)
+                say(f"the heartbeat of {self._policy!r} cannot be written: {error}")
 
 
 @dataclass(slots=True)

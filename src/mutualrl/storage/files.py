@@ -56,6 +56,24 @@ def is_disk_failure(error: BaseException) -> bool:
     return any(word in str(error) for word in _DISK_WORDS)
 
 
+def is_machine_failure(error: OSError) -> bool:
+    """Return whether an error is the machine's: its disk, its permissions, a closed pipe, a working directory that is
+    gone; and not a path that we should not have opened."""
+    if is_disk_failure(error) or error.errno in (
+        errno.EPIPE,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ESTALE,
+        errno.ECONNRESET,
+    ):
+        return True
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Put `data` at `path` so that a reader sees the old file, or the new one, never a part.
 

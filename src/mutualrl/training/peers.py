@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from mutualrl.console.lines import say
 from mutualrl.see import Absences, Exchange, Heartbeat, Listener, Shard
 
 
@@ -59,4 +59,4 @@ class PeerLink:
         self._warn(words)
 
     def _warn(self, words: str) -> None:
-        print(f"mutualrl: policy {self.policy!r}: {words}", file=sys.stderr, flush=True)
+        say(f"policy {self.policy!r}: {words}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
+from mutualrl.console.lines import say
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
@@ -100,7 +100,7 @@ def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None
     answer: list[CheckpointMarker | None] = [None]
     if accelerator.is_main_process:
         store.clear_partial()
-        answer = [store.newest(checkpointer.run_id, checkpointer.policy, _say)]
+        answer = [store.newest(checkpointer.run_id, checkpointer.policy, say)]
         _require_rounds(trainer.sharing, 0 if answer[0] is None else answer[0].round)
         for file in (files.metrics, files.rescues):
             keep_until(file, 0 if answer[0] is None else answer[0].step)
@@ -115,7 +115,7 @@ def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None
     career.go_on(marker)
     checkpointer.saved = marker.step
     if accelerator.is_main_process:
-        _say(f"policy {career.policy!r}, attempt {career.attempt}: going on from the checkpoint of step {marker.step}")
+        say(f"policy {career.policy!r}, attempt {career.attempt}: going on from the checkpoint of step {marker.step}")
     return str(store.path(marker.step))
 
 
@@ -129,7 +129,3 @@ def _require_rounds(sharing: Sharing, cursor: int) -> None:
                 f"policy {link.policy!r} resumes from round {cursor}, and the exchange has rounds of {peer!r} from "
                 f"{rounds[0]} on only: the ones before were deleted. Restore a newer checkpoint, or train anew"
             )
-
-
-def _say(words: str) -> None:
-    print(f"mutualrl: {words}", file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelerate.utils import broadcast_object_list, gather_object
 
+from mutualrl.console.lines import say
 from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes import Plan, RegimeSettings, RegimeSpec, RoundView, Transfer, check_plan, get_regime, plain_state
@@ -182,7 +182,7 @@ class Sharing:
                 try:
                     peers, waited = self.link.read(round_index)
                 except RoundAbortedError as error:
-                    print(f"mutualrl: {error}", file=sys.stderr)
+                    say(error)
                     aborted = [True]
         if broadcast_object_list(aborted, from_process=0)[0]:  # every rank leaves the round together
             raise RoundAbortedError(f"asked to stop in round {round_index}")

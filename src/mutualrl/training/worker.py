@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mutualrl.console.lines import say
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
 from mutualrl.process.parent_watch import watch_parent
 from mutualrl.process.status import Standing
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         work(run, given.policy, given.attempt, stop)
     except MutualRLError as error:
-        print(f"mutualrl: {error}", file=sys.stderr)
+        say(error)
         if not isinstance(error, RunInterruptedError):  # who was told to stop is not the cause of anything
             _report(files, error.kind, str(error))
         leave(error.exit_code)
@@ -120,7 +121,7 @@ def _train(trainer: Any, career: Career, checkpoint: str | None, stop: StopReque
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except AlreadyTrainedError:
-        print("mutualrl: it was trained to its last step before", file=sys.stderr)
+        say("it was trained to its last step before")
     except RoundAbortedError:
         heartbeat.set("saving")
         trainer.save_as_of_step_end()

@@ -23,7 +23,7 @@ MAX_NEW_TOKENS = 64
 OPENING = 8  # words of a prompt that is taken from the text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flags:
     """The command's flags as they were typed; None means not given."""
 
