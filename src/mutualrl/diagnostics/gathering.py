@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,9 @@ from mutualrl.seeds import policy_seed
 from mutualrl.storage.files import write_atomic
 from mutualrl.tasks import get_task, load_prompts
 from mutualrl.tasks.prompting import Content, prompt_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Bars:
@@ -131,7 +134,7 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollout
 
 
 def _answers(
-    request: DiagnosticRequest, sampled: Sampled, name: str, path: str, tokenizer: Any,
+    request: DiagnosticRequest, sampled: Sampled, name: str, path: str, tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt], ids: Sequence[list[int]], bars: Bars,
 ) -> pa.Table:  # fmt: skip
     from mutualrl.engines.choice import chosen_engine, load_engine

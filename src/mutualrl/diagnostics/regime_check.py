@@ -10,7 +10,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tiny import path_of
 from mutualrl.training.transfer import TokenTransfer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LEARNER, PEERS = "ada", ("bob", "cyd")
 ROUNDS, PROMPTS, ROLLOUTS = 3, 8, 4
@@ -60,7 +63,7 @@ def load_tokenizer(name: str) -> Any:
     return AutoTokenizer.from_pretrained(path_of(name))
 
 
-def recorded_rollouts(policy: str, round_index: int, tokenizer: Any) -> list[Rollout]:
+def recorded_rollouts(policy: str, round_index: int, tokenizer: PreTrainedTokenizerBase) -> list[Rollout]:
     """Return a policy's rollouts of a recorded round; every field of them is there."""
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts
     rollouts: list[Rollout] = []
@@ -73,7 +76,7 @@ def recorded_rollouts(policy: str, round_index: int, tokenizer: Any) -> list[Rol
     return [replace(r, advantage=a) for r, a in zip(rollouts, advantages, strict=True)]
 
 
-def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: Any) -> Rollout:
+def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: PreTrainedTokenizerBase) -> Rollout:
     draw = hashlib.sha256(f"{policy}/{prompt.id}/{index}".encode()).digest()
     hopeless = policy == LEARNER and draw_of(prompt) < 128
     solved = draw[0] % 3 == 0 and not hopeless

@@ -105,11 +105,10 @@ class Voices:
         self, policy: int, units: Sequence[int], ids: Sequence[Sequence[int]], label: str = "scoring"
     ) -> list[Floats]:
         """Log-probs of responses after the policy's own prompts, nats, token by token."""
-        from mutualrl.engines.scoring import completion_logprobs
 
         on_batch: OnBatch = self._track(f"{self.rollouts.policies[policy]}: {label}", len(units))
         prompts = [self.prompt(policy, unit) for unit in units]
-        return completion_logprobs(self.voice(policy).engine.model, prompts, ids, on_batch) if units else []
+        return self.voice(policy).engine.logprobs(prompts, ids, on_batch) if units else []
 
     def nll(self, policy: int, units: Sequence[int], ids: Sequence[Sequence[int]]) -> Floats:
         """Per-token mean negative log-likelihood of each response, shape (N,), nats."""

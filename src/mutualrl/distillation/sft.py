@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from mutualrl.thl import retokenize
 from mutualrl.training.adapters import lora_config, save_model
 from mutualrl.training.config import CPU_DEFAULTS
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 class Examples(NamedTuple):
     """The examples of a learner as token ids, and how many successes its tokenizer cannot carry exactly."""
@@ -38,7 +41,7 @@ class Examples(NamedTuple):
 def examples(
     lessons: Sequence[Lesson],
     prompts: Iterable[Prompt],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     template: Mapping[str, Any],
     limit: int | None,
 ) -> Examples:
@@ -65,12 +68,16 @@ def examples(
     return Examples(Dataset.from_dict(rows), unfit)
 
 
-class PairTrainer(SFTTrainer):
+class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """SFTTrainer with SGT's auxiliary loss: the mean over examples of the per-token mean NLL, where TRL's is the mean
     over all tokens ("The SFT loss matches the SGT auxiliary NLL": paper, the same section)."""
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """The loss of a batch; with several batches a step their mean, which `Trainer` leaves to it."""
         labels = inputs["labels"]
@@ -84,7 +91,7 @@ class PairTrainer(SFTTrainer):
 
 
 def fine_tune(
-    start: str, revision: str | None, trust_remote_code: bool, tokenizer: Any, data: Dataset,
+    start: str, revision: str | None, trust_remote_code: bool, tokenizer: PreTrainedTokenizerBase, data: Dataset,
     settings: DistillSettings, out: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Fine-tune the model `start` on the examples; the result goes to `out`/model (an adapter merged there, and alone

@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from mutualrl.errors import UsageError
 from mutualrl.records import Completion
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ def check_temperature(temperature: float | None) -> None:
 
 
 class Engine(Protocol):
-    """A model that answers prompts, given as token ids."""
+    """A model that answers prompts, given as token ids. Its callers use nothing else."""
 
     name: str
 
@@ -36,13 +41,37 @@ class Engine(Protocol):
         """How many positions the model has, prompt and completion together."""
         ...
 
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """The tokens that end a completion."""
+        ...
+
     def generate_ids(
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """`sampling.samples` completions of every prompt, in the prompts' order; `on_batch` is told how many prompts
-        are done."""
+        """Return `sampling.samples` completions of every prompt, in the prompts' order; `on_batch` is told how many
+        prompts are done."""
         ...
 
     def close(self) -> None:
         """Give the model's memory back."""
+        ...
+
+
+class ScoringEngine(Engine, Protocol):
+    """An engine that also gives the log-probs of given tokens."""
+
+    def logprobs(
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        on_batch: Callable[[int], None] | None = None,
+    ) -> list[Floats]:
+        """Return log p of every completion token, nats, at temperature 1, one array per row."""
+        ...
+
+    def text_logprobs(
+        self, start_id: int, texts: Sequence[Sequence[int]], on_batch: Callable[[int], None] | None = None
+    ) -> list[Floats]:
+        """Return log p of every token of texts that stand behind a start token, nats, in windows of the context."""
         ...

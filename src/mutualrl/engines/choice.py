@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from mutualrl.engines.base import Engine
+from typing import TYPE_CHECKING
+
+from mutualrl.engines.base import Engine, ScoringEngine
 from mutualrl.engines.vllm_engine import VLLMEngine, installed, problem_with
 from mutualrl.errors import MachineError, UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ENGINES = ("transformers", "vllm")
 
@@ -41,3 +46,17 @@ def load_engine(
     from mutualrl.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine.load(path, revision=revision, trust_remote_code=trust_remote_code, batch_size=batch_size)
+
+
+def load_scoring_engine(path: str, *, revision: str | None, trust_remote_code: bool) -> ScoringEngine:
+    """Load a model into the engine that gives log-probs. Raises ModelError."""
+    from mutualrl.engines.transformers_engine import TransformersEngine
+
+    return TransformersEngine.load(path, revision=revision, trust_remote_code=trust_remote_code)
+
+
+def engine_over(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int) -> Engine:
+    """Return an engine over a model that is loaded already, such as one in training."""
+    from mutualrl.engines.transformers_engine import TransformersEngine
+
+    return TransformersEngine(model, tokenizer, batch_size)

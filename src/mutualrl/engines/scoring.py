@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from mutualrl.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Floats = npt.NDArray[np.float64]
 
@@ -18,7 +21,7 @@ _LOGITS = 2**27
 _ROWS = 64
 
 
-def context_length(model: Any) -> int:
+def context_length(model: PreTrainedModel) -> int:
     """How many positions a model has (its config's `max_position_embeddings`). Raises ModelError for fewer than two."""
     config = model.config.get_text_config()
     length = int(getattr(config, "max_position_embeddings", 1 << 20))
@@ -29,12 +32,12 @@ def context_length(model: Any) -> int:
     return length
 
 
-def name_of(model: Any) -> str:
+def name_of(model: PreTrainedModel) -> str:
     """Where a model was loaded from."""
     return str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
 
 
-def check_vocabulary(model: Any, largest: int) -> None:
+def check_vocabulary(model: PreTrainedModel, largest: int) -> None:
     """Raise ModelError unless the model has an embedding for the token id `largest`."""
     rows = model.get_input_embeddings().num_embeddings
     if largest >= rows:
@@ -45,7 +48,7 @@ def check_vocabulary(model: Any, largest: int) -> None:
 
 
 def completion_logprobs(
-    model: Any,
+    model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     on_batch: Callable[[int], None] | None = None,
@@ -78,8 +81,8 @@ def completion_logprobs(
     return results
 
 
-@torch.no_grad()
-def _batch(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[Floats]:
+@torch.no_grad()  # type: ignore[untyped-decorator]  # torch is followed as Any
+def _batch(model: PreTrainedModel, rows: Sequence[tuple[list[int], list[int]]]) -> list[Floats]:
     width = max(len(prompt) + len(completion) for prompt, completion in rows)
     ids = torch.zeros((len(rows), width), dtype=torch.long)
     mask = torch.zeros((len(rows), width), dtype=torch.long)
@@ -94,7 +97,7 @@ def _batch(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[Floa
     ]
 
 
-def _next_token_logprobs(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _next_token_logprobs(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """log p of ids[:, 1:], shape (B, W - 1), a few positions at a time so that the logits stay bounded."""
     batch, width = ids.shape
     step = max(16, _LOGITS // (batch * model.config.get_text_config().vocab_size))
@@ -115,7 +118,7 @@ def _next_token_logprobs(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> t
 
 
 def text_logprobs(
-    model: Any,
+    model: PreTrainedModel,
     start_id: int,
     texts: Sequence[Sequence[int]],
     on_batch: Callable[[int], None] | None = None,
@@ -138,6 +141,6 @@ def text_logprobs(
     return [np.concatenate(part) if part else np.zeros(0) for part in parts]
 
 
-def start_token(tokenizer: Any) -> int:
+def start_token(tokenizer: PreTrainedTokenizerBase) -> int:
     """The token that a text is scored behind: the beginning of a sequence, or else its end."""
     return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)

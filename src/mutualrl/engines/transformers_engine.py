@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from mutualrl.engines.base import Sampling
-from mutualrl.engines.scoring import context_length
+from mutualrl.engines.scoring import Floats, completion_logprobs, context_length, text_logprobs
 from mutualrl.errors import ModelError
 from mutualrl.records import Completion
 from mutualrl.tasks.prompting import Content, prompt_ids
 from mutualrl.thl import ended
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class TransformersEngine:
@@ -25,7 +28,11 @@ class TransformersEngine:
     name = "transformers"
 
     def __init__(
-        self, model: Any, tokenizer: Any, batch_size: int = 64, template: Mapping[str, Any] | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        batch_size: int = 64,
+        template: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -103,13 +110,28 @@ class TransformersEngine:
         """How many positions the model has."""
         return context_length(self.model)
 
+    def logprobs(
+        self,
+        prompts: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
+        on_batch: Callable[[int], None] | None = None,
+    ) -> list[Floats]:
+        """Return log p of every completion token. See `completion_logprobs`."""
+        return completion_logprobs(self.model, prompts, completions, on_batch)
+
+    def text_logprobs(
+        self, start_id: int, texts: Sequence[Sequence[int]], on_batch: Callable[[int], None] | None = None
+    ) -> list[Floats]:
+        """Return log p of every token of texts behind a start token. See `text_logprobs`."""
+        return text_logprobs(self.model, start_id, texts, on_batch)
+
     def close(self) -> None:
         """Give the model's memory back."""
         self.model = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]  # torch is followed as Any
     def _generate_batch(self, ids: list[list[int]], sampling: Sampling) -> list[Completion]:
         width = max(len(row) for row in ids)
         pad = self.pad_token_id
@@ -133,7 +155,7 @@ class TransformersEngine:
 
 
 @contextmanager
-def _no_defaults(model: Any) -> Iterator[None]:
+def _no_defaults(model: PreTrainedModel) -> Iterator[None]:
     """Keep the model's own generation defaults (a repetition penalty, say) out of what is meant to be plain decoding.
 
     transformers fills whatever a generation config leaves open from the model's.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutualrl.engines.base import Engine, Sampling
 from mutualrl.evaluation.request import TaskRequest
@@ -13,6 +13,9 @@ from mutualrl.records import Completion, Prompt
 from mutualrl.seeds import seed_of
 from mutualrl.tasks.boxed import content_score, last_boxed
 from mutualrl.tasks.rewarding import BOXED, rewards_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: completions of a part: what a kill loses at most. vLLM keeps its batch full by itself, and wants many.
 PART = {"transformers": 512, "vllm": 4096}
@@ -55,7 +58,7 @@ def answers(
     ids: Sequence[list[int]],
     cut: Sequence[Piece],
     engine: Callable[[], Engine],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
     store: Store,
     on_done: Callable[[int], None],
@@ -77,9 +80,14 @@ def answers(
 
 
 def _generated(
-    model: str, task: TaskRequest, ids: Sequence[list[int]], piece: Piece, engine: Callable[[], Engine], tokenizer: Any,
+    model: str,
+    task: TaskRequest,
+    ids: Sequence[list[int]],
+    piece: Piece,
+    engine: Callable[[], Engine],
+    tokenizer: PreTrainedTokenizerBase,
     how: Sampling,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+) -> Iterator[dict[str, Any]]:
     chosen = [ids[place] for place in piece.places]
     if piece.new_tokens:
         seed = part_seed(how.seed, task.name, piece.number)

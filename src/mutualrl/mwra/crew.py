@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
-from mutualrl.mwra.group import Group, Mark, agent, end, failure_of, next_attempt, tail
+from mutualrl.mwra.group import Group, Launcher, Mark, end, failure_of, next_attempt, tail
 from mutualrl.mwra.placement import Seat
 from mutualrl.process.ports import free_port
 from mutualrl.process.status import Standing, Voice, Word, node_file
@@ -53,7 +53,7 @@ class Crew:
 
     def __init__(
         self, run: RunDirectory, recipe: Recipe, seats: tuple[Seat, ...], node: int, address: str, voice: Voice,
-        console: Console,
+        console: Console, launcher: Launcher,
     ) -> None:  # fmt: skip
         self.run = run
         self.recipe = recipe
@@ -63,6 +63,7 @@ class Crew:
         self._address = address
         self._voice = voice
         self._console = console
+        self._launcher = launcher
         self._watch = PeerWatch(run.exchange)
         self._standing = Standing(run.root)
 
@@ -118,7 +119,7 @@ class Crew:
             member.rendezvous = f"{self._address}:{free_port()}"
         clear_heartbeats(self.run.exchange, member.name)
         self._watch.forget(member.name)
-        member.group = agent(self.run, member.seat, member.attempt, self._node, member.rendezvous)
+        member.group = self._launcher.start(self.run, member.seat, member.attempt, self._node, member.rendezvous)
         member.due = None
         self._tell(member, "running")
 
@@ -257,7 +258,7 @@ class Crew:
             if member.group is not None:
                 end([member.group], self._mark(member), grace=0)
             member.attempt, member.rendezvous = word.attempt, word.rendezvous
-            member.group = agent(self.run, member.seat, member.attempt, self._node, member.rendezvous)
+            member.group = self._launcher.start(self.run, member.seat, member.attempt, self._node, member.rendezvous)
             self._tell(member, "running")
         elif member.state == "running" and member.group is not None and (code := member.group.exit_code()) is not None:
             self._tell(member, "finished" if code == 0 else "stopped" if self.stopping else "died")

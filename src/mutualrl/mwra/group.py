@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import psutil
 
@@ -56,6 +56,28 @@ class Group:
         """Release the log file."""
         self._process.poll()
         self._output.close()
+
+
+class Launcher(Protocol):
+    """A way to start the process group of one policy; the only thing that the supervisor asks of it."""
+
+    def start(self, run: RunDirectory, seat: Seat, attempt: int, node: int, rendezvous: str) -> Group:
+        """Start a policy's part on this node and return it. `rendezvous`: where the parts of a policy over several
+        nodes meet."""
+        ...
+
+
+class LocalLauncher:
+    """Starts a policy's torch.distributed.run agent as a child of the supervisor."""
+
+    def start(self, run: RunDirectory, seat: Seat, attempt: int, node: int, rendezvous: str) -> Group:
+        """Start the agent."""
+        return agent(run, seat, attempt, node, rendezvous)
+
+
+def launcher() -> Launcher:
+    """Return the way in which policies are started."""
+    return LocalLauncher()
 
 
 def agent(run: RunDirectory, seat: Seat, attempt: int, node: int = 0, rendezvous: str = "") -> Group:

@@ -18,7 +18,7 @@ from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.crew import Crew
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.group import GRACE_SECONDS, Mark, end
+from mutualrl.mwra.group import GRACE_SECONDS, Mark, end, launcher
 from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.progress import Progress
@@ -169,7 +169,7 @@ def run_policies(
     """Start this node's policies and see them through; end every process when the run fails or is stopped."""
     node = Node(launch, recipe)
     voice = node.voice(run, session)
-    crew = Crew(run, recipe, placement.on(launch.node), launch.node, launch.address, voice, console)
+    crew = Crew(run, recipe, placement.on(launch.node), launch.node, launch.address, voice, console, launcher())
     at_once = False
     try:
         node.meet(run, console, request, voice)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
 
 from mutualrl.errors import ModelError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Content = str | list[dict[str, str]]
 
 
-def as_prompt(content: Content, tokenizer: Any) -> Content:
+def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase) -> Content:
     """The prompt in TRL's form: a conversation as it is; a text as one user message when the tokenizer has a chat
     template, else as it is. Raises ModelError for a conversation and a tokenizer without a chat template."""
     if isinstance(content, str):
@@ -25,7 +28,9 @@ def as_prompt(content: Content, tokenizer: Any) -> Content:
     return content
 
 
-def prompt_ids(texts: Sequence[Content], tokenizer: Any, template: Mapping[str, Any] | None = None) -> list[list[int]]:
+def prompt_ids(
+    texts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None = None
+) -> list[list[int]]:
     """Token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text.
 
     `texts`: texts, or conversations. `template`: arguments of the chat template (TRL's `chat_template_kwargs`). Raises

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from mutualrl.thl.text import encode_in_context, end_id
 from mutualrl.thl.transfer import Transfer, transfer
 from mutualrl.thl.units import Floats, Units, segment_units, span_units
 from mutualrl.thl.words import UNITS, Unit, byte_positions, character_positions, segment_ends
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Anchor = Literal["paper", "word", "span", "char"]
 ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
@@ -99,8 +102,8 @@ def align_logprobs(
     text: str,
     source_ids: Sequence[int],
     source_logprobs: npt.ArrayLike,
-    source_tokenizer: Any,
-    target_tokenizer: Any,
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
     *,
     target_ids: Sequence[int] | None = None,
     anchor: Anchor = DEFAULT_ANCHOR,
@@ -171,7 +174,7 @@ def _check_choices(anchor: str, unit: str, bound: float) -> None:
         raise AlignmentError(f"bound: found {bound}, expected a number above 0")
 
 
-def _ends(tokenizer: Any, named: Collection[int] | None) -> Collection[int]:
+def _ends(tokenizer: PreTrainedTokenizerBase, named: Collection[int] | None) -> Collection[int]:
     return [tokenizer.eos_token_id] if named is None else named
 
 
@@ -192,7 +195,12 @@ def _with_end(placed: Placement) -> Placement:
 
 
 def _target(
-    text: str, data: bytes, given: Sequence[int] | None, tokenizer: Any, ends: Collection[int], ended: bool
+    text: str,
+    data: bytes,
+    given: Sequence[int] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Collection[int],
+    ended: bool,
 ) -> _Side:
     """The target's tokens: those given, or the text's own. Only the tokenizer's own ids may change the text."""
     table = table_of(tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from mutualrl.thl.words import Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +55,8 @@ def align_batch(
     texts: Sequence[str],
     source_ids: Sequence[Sequence[int]],
     source_logprobs: Sequence[npt.ArrayLike],
-    source_tokenizer: Any,
-    target_tokenizer: Any,
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
     *,
     target_ids: Sequence[Sequence[int]] | None = None,
     own_logprobs: Sequence[npt.ArrayLike] | None = None,

@@ -10,9 +10,12 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutualrl.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: `TokenBytes.strips` of a decoder that takes all leading blanks of the first token
 FIRST_TOKEN = -1
@@ -55,7 +58,7 @@ def _is_byte(piece: str) -> bool:
     return _BYTE.fullmatch(piece) is not None
 
 
-def token_bytes(tokenizer: Any) -> TokenBytes:
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes:
     """How the decoder of a fast tokenizer reads tokens.
 
     Raises TokenizerError for a slow tokenizer, and for a decoder that is not known.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from mutualrl.errors import TextMismatchError
 from mutualrl.thl.decoders import FIRST_TOKEN
 from mutualrl.thl.table import Ints, TokenTable, table_of
 from mutualrl.thl.words import byte_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Bools = npt.NDArray[np.bool_]
 
@@ -55,7 +58,7 @@ def utf8(text: str) -> bytes:
         ) from None
 
 
-def token_offsets(ids: Sequence[int], tokenizer: Any, text: str | None = None) -> Ints:
+def token_offsets(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, text: str | None = None) -> Ints:
     """UTF-8 byte interval `[start, end)` of every token, shape (n, 2), for any ids, canonical or not.
 
     The intervals partition `text` (by default: what the ids decode to in a completion). A token that is part of a

@@ -8,15 +8,18 @@ one token in the whole, two across words), so the map drifts and is cut at the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mutualrl.thl.units import Touch, Units
 from mutualrl.thl.words import word_spans
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def word_map(text: str, tokenizer: Any) -> tuple[list[int], list[int | None]]:
+
+def word_map(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int | None]]:
     """The paper's PerTokenWordMapBySegments: ids of the whole text, and a word index (or None) for each.
 
     Both are cut to the shorter of the whole's and the words' number of tokens when these differ.
@@ -38,7 +41,13 @@ def word_map(text: str, tokenizer: Any) -> tuple[list[int], list[int | None]]:
     return full_ids, words
 
 
-def paper_units(text: str, source_tokenizer: Any, target_tokenizer: Any, sources: int, targets: int) -> Units:
+def paper_units(
+    text: str,
+    source_tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase,
+    sources: int,
+    targets: int,
+) -> Units:
     """The words of the paper's maps as units; `sources`, `targets`: how many response tokens each side has."""
     source = _touch(*word_map(text, source_tokenizer), sources)
     target = _touch(*word_map(text, target_tokenizer), targets)
@@ -53,7 +62,7 @@ def _touch(full_ids: Sequence[int], words: Sequence[int | None], tokens: int) ->
     return Touch(table[:, 0], table[:, 1])
 
 
-def tokenize(text: str, tokenizer: Any) -> list[int]:
+def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The paper's Tokenize: ids of a text by itself, without special tokens around it."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)  # no word on the context's length
     return ids

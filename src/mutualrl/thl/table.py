@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from mutualrl.errors import TokenError, TokenizerError
 from mutualrl.thl.decoders import token_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Ints = npt.NDArray[np.int64]
 
@@ -122,7 +125,7 @@ def _replaced(raw: bytes, ends: Ints) -> tuple[bytes, Ints]:
     return result, moved[ends]
 
 
-def control_ids(tokenizer: Any) -> frozenset[int]:
+def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids that are no text: those that `decode(skip_special_tokens=True)` leaves out, and the tokenizer's own specials.
 
     (transformers' `all_special_ids` alone lacks most of them: of Qwen's it has two of fourteen.)
@@ -140,7 +143,7 @@ class _Known:
 _TABLES: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
 
-def table_of(tokenizer: Any) -> TokenTable:
+def table_of(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
     """The table of a tokenizer, made on first use, and again when its vocabulary or its special tokens changed.
 
     (Not seen is only an existing piece that is added once more, as special, without being any of the named specials.)
@@ -153,7 +156,7 @@ def table_of(tokenizer: Any) -> TokenTable:
     return known.table
 
 
-def known_table(tokenizer: Any) -> TokenTable | None:
+def known_table(tokenizer: PreTrainedTokenizerBase) -> TokenTable | None:
     """The table of a tokenizer, or None when it is of a kind for which there is none."""
     try:
         return table_of(tokenizer)
@@ -161,7 +164,7 @@ def known_table(tokenizer: Any) -> TokenTable | None:
         return None
 
 
-def _build(tokenizer: Any) -> TokenTable:
+def _build(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
     reader = token_bytes(tokenizer)
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     controls = control_ids(tokenizer)
@@ -184,7 +187,7 @@ def _build(tokenizer: Any) -> TokenTable:
     return table
 
 
-def _compare(table: TokenTable, tokenizer: Any) -> None:
+def _compare(table: TokenTable, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise TokenizerError unless the table reads a spread of ids as the tokenizer itself does."""
     ids = np.flatnonzero((table.lengths > 0) & ~table.control)
     probe = ids[:: max(1, len(ids) // _PROBES)]

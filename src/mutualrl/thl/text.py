@@ -13,11 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mutualrl.errors import TokenizerError
 from mutualrl.thl.offsets import utf8
 from mutualrl.thl.table import control_ids, known_table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # What stands before a text so that it is seen in a context: the first merges with hardly anything but line breaks,
 # the second not with those.
@@ -58,7 +61,7 @@ class Retokenized:
         )
 
 
-def decode_completion(token_ids: Sequence[int], tokenizer: Any) -> str:
+def decode_completion(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """Text of sampled completion ids, special tokens left out, as it reads after a prompt.
 
     Decoding happens behind an anchor: alone, a SentencePiece completion would lose its first blank.
@@ -77,7 +80,9 @@ def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
     return bool(token_ids) and token_ids[-1] in eos_token_ids
 
 
-def retokenize(text: str, tokenizer: Any, max_length: int | None = None, *, ended: bool = False) -> Retokenized:
+def retokenize(
+    text: str, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None, *, ended: bool = False
+) -> Retokenized:
     """`text` as the learner's tokens, to stand after the learner's prompt tokens.
 
     Control tokens spelled out in the text stay text (or `exact` is false). The end-of-sequence token is appended when
@@ -95,7 +100,7 @@ def retokenize(text: str, tokenizer: Any, max_length: int | None = None, *, ende
     return Retokenized(tuple(ids), carried, exact, excess, unknown)
 
 
-def end_id(tokenizer: Any) -> int:
+def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The id of a tokenizer's end-of-sequence token. Raises TokenizerError when it has none."""
     if tokenizer.eos_token_id is None:
         raise TokenizerError(
@@ -104,7 +109,7 @@ def end_id(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def encode_in_context(text: str, tokenizer: Any) -> tuple[list[int], bool]:
+def encode_in_context(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], bool]:
     """Ids of `text` as a continuation, and whether they decode to it.
 
     A tokenizer that puts a blank before every text (SentencePiece) is shown the text behind an anchor. One that has its
@@ -126,7 +131,7 @@ def encode_in_context(text: str, tokenizer: Any) -> tuple[list[int], bool]:
     return ids, False
 
 
-def _behind_anchors(text: str, tokenizer: Any) -> Iterator[list[int]]:
+def _behind_anchors(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
     """Ids of `text` as they come out behind each anchor that stays a token of its own there."""
     for anchor in _ANCHORS:
         before, _ = _anchor(tokenizer, anchor)
@@ -135,7 +140,7 @@ def _behind_anchors(text: str, tokenizer: Any) -> Iterator[list[int]]:
             yield behind[len(before) :]
 
 
-def _cut_controls(text: str, ids: Sequence[int], tokenizer: Any) -> list[str]:
+def _cut_controls(text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """`text` cut behind the first character of every control token that it spells and that `ids` have for real."""
     table = known_table(tokenizer)
     names = set() if table is None else {table.names[i] for i in ids if i in table.names and len(table.names[i]) > 1}
@@ -144,7 +149,7 @@ def _cut_controls(text: str, ids: Sequence[int], tokenizer: Any) -> list[str]:
     return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
 
 
-def _carries(ids: list[int], text: str, tokenizer: Any) -> bool:
+def _carries(ids: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether `decode_completion` of `ids` is `text`: by the token table, or the decoder itself where there is none."""
     table = known_table(tokenizer)
     if table is None:
@@ -153,13 +158,13 @@ def _carries(ids: list[int], text: str, tokenizer: Any) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _anchor(tokenizer: Any, anchor: str) -> tuple[tuple[int, ...], str]:
+def _anchor(tokenizer: PreTrainedTokenizerBase, anchor: str) -> tuple[tuple[int, ...], str]:
     """An anchor's ids, and the text they decode to; the same for a tokenizer's whole life."""
     ids = _encode(anchor, tokenizer)
     return tuple(ids), _decode(ids, tokenizer)
 
 
-def _encode(text: str, tokenizer: Any) -> list[int]:
+def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Ids of `text`, nothing added, control tokens spelled in it split like any text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     ids: list[int]
@@ -175,6 +180,6 @@ def _encode(text: str, tokenizer: Any) -> list[int]:
     return ids
 
 
-def _decode(ids: Sequence[int], tokenizer: Any) -> str:
+def _decode(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     text: str = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,6 +18,9 @@ from transformers import (
 
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
 from mutualrl.tiny.spec import TinySpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PAD, EOS = "<pad>", "<eos>"
 _ARCHITECTURES: dict[str, tuple[Any, Any]] = {
@@ -56,7 +59,7 @@ def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(spec: TinySpec, tokenizer: Any) -> Any:
+def build_model(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
     """An untrained model of the spec's architecture; its weights come from the spec's seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1000 + spec.seed)

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from mutualrl.tasks.arithmetic import Operation, Problem, split_problems
 from mutualrl.tiny.build import build_model, build_tokenizer
 from mutualrl.tiny.spec import POLICIES, TinySpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 WARM_STEPS = 50  # of rising learning rate, before the cosine
 
@@ -33,7 +36,7 @@ def make(name: str, directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def warm_up(model: Any, tokenizer: Any, spec: TinySpec) -> None:
+def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: TinySpec) -> None:
     """Next-token training on right solutions, the completion alone; AdamW, cosine to 5 % of the rate."""
     rng = random.Random(spec.seed)
     draw = _sampler(spec, rng)
@@ -67,7 +70,7 @@ def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Problem]:
     return draw
 
 
-def batch(problems: list[Problem], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(problems: list[Problem], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and labels, padded on the right; the prompt and the padding carry no label (-100)."""
     rows, labels = [], []
     for problem in problems:

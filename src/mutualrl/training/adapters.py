@@ -4,7 +4,7 @@ adapter."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
@@ -12,6 +12,9 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from mutualrl.recipes.schema import LoraSection
 from mutualrl.training.trl_compat import loaded_from
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 def lora_config(section: LoraSection | None) -> LoraConfig | None:
@@ -28,7 +31,7 @@ def lora_config(section: LoraSection | None) -> LoraConfig | None:
     )
 
 
-def save_adapter(trainer: Any, state: dict[str, Any], model: Path, adapter: Path) -> None:
+def save_adapter(trainer: GRPOTrainer, state: dict[str, Any], model: Path, adapter: Path) -> None:
     """The adapter alone into `adapter`, and the model with the adapter merged into `model`; by one process.
 
     The model is read again from where the policy started: under ZeRO-3 no process holds its weights.
@@ -44,7 +47,7 @@ def save_adapter(trainer: Any, state: dict[str, Any], model: Path, adapter: Path
     PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(model)
 
 
-def save_model(trainer: Any, directory: Path, adapter: Path) -> None:
+def save_model(trainer: GRPOTrainer, directory: Path, adapter: Path) -> None:
     """Save what transformers needs to load the model: safetensors, configurations, tokenizer. A policy that trained an
     adapter gets it merged there, and alone in `adapter`.
 

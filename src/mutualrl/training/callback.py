@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -19,8 +19,11 @@ from mutualrl.storage.files import write_atomic
 from mutualrl.training.checkpointing import StepEnd, random_state
 from mutualrl.training.peers import PeerLink
 
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
-class SharingCallback(TrainerCallback):
+
+class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """Tell the peers of this policy: its first heartbeat, its step, its end."""
 
     def __init__(self, link: PeerLink) -> None:
@@ -46,14 +49,14 @@ class AlreadyTrainedError(Exception):
     """The checkpoint that was loaded is the last one: nothing is left to train, where transformers would go on."""
 
 
-class StopCallback(TrainerCallback):
+class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """Notes the generators and the count of tokens at each step's end, and ends training with a checkpoint once the
     main rank was asked to stop.
 
     All ranks take the main rank's word, so that they stop after the same step.
     """
 
-    def __init__(self, trainer: Any, stopping: Callable[[], bool]) -> None:
+    def __init__(self, trainer: GRPOTrainer, stopping: Callable[[], bool]) -> None:
         self._trainer = trainer
         self._stopping = stopping
 
@@ -70,7 +73,7 @@ class StopCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
 
-class MetricsCallback(TrainerCallback):
+class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """One JSON line a step in `metrics.jsonl`, flushed when the step ends; greedy validation every N steps.
 
     A value that is not finite is written as null: JSON has no NaN. On a GPU the line has the peak of the memory that

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, file_sum
 from mutualrl.storage.files import is_disk_failure
 from mutualrl.training.state import save_state
 from mutualrl.training.trl_compat import micro_step, micro_steps_per_round
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Checkpointer:
     saved: int | None = None
     on_commit: Callable[[], None] = lambda: None
 
-    def save(self, trainer: Any, write: Callable[[], None]) -> None:
+    def save(self, trainer: GRPOTrainer, write: Callable[[], None]) -> None:
         """Save the trainer as of its last step. `write` is transformers' own saving. A step saved before is left alone.
 
         Raises DiskError with the path and the bytes needed when it cannot be written; what was complete stays so.
@@ -68,7 +71,7 @@ class Checkpointer:
         self.saved = step
         accelerator.wait_for_everyone()
 
-    def _commit(self, trainer: Any, staging: Path) -> None:
+    def _commit(self, trainer: GRPOTrainer, staging: Path) -> None:
         accelerator = trainer.accelerator
         names = [relative_files(staging)] if accelerator.is_main_process else [None]
         every = broadcast_object_list(names, from_process=0)[0]  # one list: a network file system may show each another
@@ -98,7 +101,7 @@ class Checkpointer:
         self.on_commit()
 
 
-def estimated_bytes(trainer: Any) -> int:
+def estimated_bytes(trainer: GRPOTrainer) -> int:
     """Size of a first checkpoint: the weights, and two moments in single precision for each that is trained."""
     total = 0
     for p in trainer.model.parameters():

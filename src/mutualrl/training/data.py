@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from datasets import Dataset
@@ -11,6 +11,9 @@ from datasets import Dataset
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt
 from mutualrl.tasks.prompting import as_prompt, prompt_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[str, Any]]], limit: int) -> list[Prompt]:
@@ -26,7 +29,7 @@ def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[st
     return [prompts[i] for i in sorted(kept)]
 
 
-def as_dataset(prompts: Sequence[Prompt], tokenizer: Any) -> Dataset:
+def as_dataset(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Columns `prompt` (text, or a conversation), `answer`, `prompt_id`, `group` and those of the data set."""
     others = list(dict.fromkeys(key for p in prompts for key in p.columns))
     for key in others:

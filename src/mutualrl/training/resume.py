@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 
@@ -16,6 +16,9 @@ from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 from mutualrl.training.callback import keep_until
 from mutualrl.training.checkpointing import Checkpointer
 from mutualrl.training.sharing import Sharing
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 class Career:
@@ -90,7 +93,7 @@ class Career:
         }
 
 
-def resume_point(trainer: Any, career: Career, files: PolicyFiles) -> str | None:
+def resume_point(trainer: GRPOTrainer, career: Career, files: PolicyFiles) -> str | None:
     """The checkpoint that all ranks go on from, or None to begin at the start; metrics after it are taken out.
 
     Raises PlanMismatchError when it was made by another number of ranks.

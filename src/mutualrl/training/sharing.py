@@ -208,7 +208,7 @@ class Sharing:
                 solutions=self.solutions,
             )
             plans = [self._planned(view, shared)]
-        plan = broadcast_object_list(plans, from_process=0)[0]
+        plan: Plan | None = broadcast_object_list(plans, from_process=0)[0]
         assert plan is not None
         if plan.state is not None:
             self.state = plain_state(plan.state, self.spec.name)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutualrl.recipes.schema import Recipe
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.training.trl_compat import log_value
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 
 def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, Any]:
@@ -26,7 +29,7 @@ def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, An
     return {"report_to": list(recipe.run.report_to), "run_name": f"{run.root.name}-{policy}", "project": "mutualrl"}
 
 
-def teller(trainer: Any) -> Callable[[dict[str, Any]], None]:
+def teller(trainer: GRPOTrainer) -> Callable[[dict[str, Any]], None]:
     """Puts a validation among the numbers that TRL logs with the step: `validation/accuracy`, and by group."""
 
     def tell(validation: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.trainer import TRAINING_ARGS_NAME
@@ -34,6 +34,9 @@ from mutualrl.training.trl_compat import (
     token_logps,
     tokenizer_of,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self._log_round(sharing, shared, plan)
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: PreTrainedModel, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """TRL's loss, with the round's extra rows."""
         own_loss = super().compute_loss

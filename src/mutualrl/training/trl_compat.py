@@ -64,7 +64,7 @@ ASSUMPTIONS = (
 )
 
 
-class HookedGRPOTrainer(GRPOTrainer):
+class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """GRPOTrainer whose private seams call methods with public names. Left as they are, it is GRPOTrainer."""
 
     last_logps: torch.Tensor  # of the last pass; TRL's loss does not return them
@@ -130,12 +130,12 @@ class HookedGRPOTrainer(GRPOTrainer):
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Move TRL's sampler past the finished epochs: its generator draws one order per epoch."""
-        epochs, micro_batches = super()._init_training_state(*args, **kwargs)
+        state: tuple[int, int] = super()._init_training_state(*args, **kwargs)
         self.on_start()
         if self._sampler.shuffle:
-            for _ in range(epochs):
+            for _ in range(state[0]):
                 torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
-        return epochs, micro_batches
+        return state
 
     def save_now(self) -> None:
         """Save a checkpoint of the current step."""
@@ -172,8 +172,8 @@ def round_in_use(trainer: GRPOTrainer) -> bool:
 
 def position_in_round(trainer: GRPOTrainer) -> tuple[int, int]:
     """Return the optimizer step within the pass over the generation batch, and the micro-batch within that step."""
-    args = trainer.args
-    return divmod(micro_step(trainer) % args.steps_per_generation, args.gradient_accumulation_steps)
+    per_step = int(trainer.args.gradient_accumulation_steps)
+    return divmod(micro_step(trainer) % int(trainer.args.steps_per_generation), per_step)
 
 
 def buffered_batches(trainer: GRPOTrainer) -> list[Inputs] | None:

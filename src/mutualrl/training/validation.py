@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list, gather_object
 from trl.models.utils import unwrap_model_for_generation
 
 from mutualrl.engines.base import Sampling
-from mutualrl.engines.transformers_engine import TransformersEngine
+from mutualrl.engines.choice import engine_over
 from mutualrl.records import Completion, Prompt
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.prompting import prompt_ids
@@ -19,6 +19,9 @@ from mutualrl.tasks.scoring import Score, score, score_rewards
 from mutualrl.training.trl_compat import tokenizer_of
 from mutualrl.training.vllm_engine import greedy
 
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
 
 class Validator:
     """Greedy pass@1 of the model under training: one completion a prompt, exact boxed match, or the mean reward where
@@ -27,7 +30,7 @@ class Validator:
     The prompts are shared out over the ranks; every rank returns the score of all.
     """
 
-    def __init__(self, trainer: Any, prompts: Sequence[Prompt], batch_size: int = 64) -> None:
+    def __init__(self, trainer: GRPOTrainer, prompts: Sequence[Prompt], batch_size: int = 64) -> None:
         self._trainer = trainer
         self._prompts = prompts
         self._batch_size = batch_size
@@ -45,7 +48,7 @@ class Validator:
         score: list[dict[str, Any] | None] = [None]
         if accelerator.is_main_process:  # a reward may be slow, or cost money
             score = [self._score([by_id[p.id] for p in self._prompts]).to_json()]
-        found = broadcast_object_list(score, from_process=0)[0]
+        found: dict[str, Any] | None = broadcast_object_list(score, from_process=0)[0]
         assert found is not None
         return found
 
@@ -56,9 +59,9 @@ class Validator:
         with unwrap_model_for_generation(
             trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=trainer.args.ds3_gather_for_generation
         ) as model:
-            engine = TransformersEngine(model, tokenizer_of(trainer), self._batch_size, trainer.chat_template_kwargs)
-            sampling = Sampling(max_new_tokens=trainer.max_completion_length)
-            groups = engine.generate([p.content for p in prompts], sampling)
+            engine = engine_over(model, tokenizer_of(trainer), self._batch_size)
+            ids = prompt_ids([p.content for p in prompts], tokenizer_of(trainer), trainer.chat_template_kwargs)
+            groups = engine.generate_ids(ids, Sampling(max_new_tokens=trainer.max_completion_length))
         trainer.model.train(training)
         return [group[0] for group in groups]
 

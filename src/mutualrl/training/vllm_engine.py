@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mutualrl.errors import MachineError
 from mutualrl.process.ports import free_port
 from mutualrl.records import Completion
 from mutualrl.thl import ended
 from mutualrl.training.trl_compat import load_weights_into_engine, tokenizer_of
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
 
 DEFAULT_MEMORY_SHARE = 0.3  # TRL's
 
@@ -58,13 +61,13 @@ def keep_weights_loadable() -> None:
     utils.dispatch_cpu_unquantized_gemm = dispatch
 
 
-def shut_down(trainer: Any) -> None:
+def shut_down(trainer: GRPOTrainer) -> None:
     """End the engine of a policy, before the process group that it uses goes."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
 
 
-def greedy(trainer: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+def greedy(trainer: GRPOTrainer, prompts: Sequence[Sequence[int]]) -> list[Completion]:
     """Greedy completions of the prompts (token ids) from the engine that training samples from, with its weights, and
     none of the settings that training samples with.
 

@@ -27,6 +27,8 @@ from mutualrl.storage.files import is_disk_failure, write_json
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 
 if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
     from mutualrl.training.resume import Career
 
 
@@ -112,7 +114,9 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     leave_group(trainer)
 
 
-def _train(trainer: Any, career: Career, checkpoint: str | None, stop: StopRequest, heartbeat: Heartbeat) -> None:
+def _train(
+    trainer: GRPOTrainer, career: Career, checkpoint: str | None, stop: StopRequest, heartbeat: Heartbeat
+) -> None:
     """Train to the last step. Asked to stop, it leaves a complete checkpoint and raises RunInterruptedError."""
     from mutualrl.training.callback import AlreadyTrainedError
 
@@ -146,7 +150,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_group(trainer: Any) -> NoReturn:
+def leave_group(trainer: GRPOTrainer) -> NoReturn:
     """Leave the process group together and end this process, with exit code 0. Everything is written by now."""
     from mutualrl.training.vllm_engine import shut_down
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mutualrl.engines.base import ScoringEngine
 from mutualrl.errors import UsageError
 from mutualrl.recipes.schema import HUB_ID, known_model
 from mutualrl.storage.files import user_path
@@ -54,14 +55,12 @@ class Endpoint:
 
         return load_tokenizer(located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
 
-    def engine(self) -> Any:
+    def engine(self) -> ScoringEngine:
         """Load model and tokenizer. Raises ModelError when that fails."""
-        from mutualrl.engines.transformers_engine import TransformersEngine
+        from mutualrl.engines.choice import load_scoring_engine
         from mutualrl.tiny import located
 
-        return TransformersEngine.load(
-            located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code
-        )
+        return load_scoring_engine(located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
 
 
 def _has_weights(path: Path) -> bool:

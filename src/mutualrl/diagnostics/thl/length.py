@@ -74,7 +74,6 @@ def length(
 
     Only the source's model runs. What is longer than its context is scored in windows.
     """
-    from mutualrl.engines.scoring import context_length
 
     corpus, left_out = common_corpus(passages, source, target)
     rows = []
@@ -103,7 +102,7 @@ def length(
         "anchor": anchor,
         "passages_left_out": left_out,
         "corpus_characters": len(corpus.text),
-        "window": context_length(source.engine.model) - 1,
+        "window": source.engine.context - 1,
         "rows": rows,
     }
 

@@ -74,11 +74,10 @@ def respond(prompts: Sequence[str], source: Voice, target: Voice, sampling: Samp
 
 
 def _fitting(prompts: Sequence[str], source: Voice, target: Voice, new_tokens: int) -> Prompts:
-    from mutualrl.engines.scoring import context_length
     from mutualrl.tasks.prompting import prompt_ids
 
     ids = [prompt_ids(prompts, voice.tokenizer) for voice in (source, target)]
-    limits = [context_length(voice.engine.model) for voice in (source, target)]
+    limits = [voice.engine.context for voice in (source, target)]
     fitting = [
         number
         for number in range(len(prompts))
@@ -98,7 +97,8 @@ def _sample(
     prompts: Sequence[str], asked: Prompts, source: Voice, target: Voice, sampling: Sampling, track: Track
 ) -> tuple[list[Response], dict[str, int]]:
     on_batch = track(f"{source.name}: sampling", len(asked.fitting))
-    groups = source.engine.generate([prompts[number] for number in asked.fitting], sampling, on_batch)
+    ids = [asked.source[number] for number in asked.fitting]
+    groups = source.engine.generate_ids(ids, sampling, on_batch)
     responses: list[Response] = []
     left_out = {"empty": 0, "changed": 0, "too_long": 0}
     for number, group in zip(asked.fitting, groups, strict=True):
@@ -132,7 +132,6 @@ def _derangement(items: Sequence[int], seed: int) -> dict[int, int]:
 def _score(
     voice: Voice, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], track: Track
 ) -> list[Floats]:
-    from mutualrl.engines.scoring import completion_logprobs
 
     on_batch = track(f"{voice.name}: scoring", len(completions))
-    return completion_logprobs(voice.engine.model, prompts, completions, on_batch)
+    return voice.engine.logprobs(prompts, completions, on_batch)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mutualrl.diagnostics.passages import Corpus
 from mutualrl.diagnostics.thl.endpoints import Endpoint
+from mutualrl.engines.base import ScoringEngine
 from mutualrl.errors import DataError, TextMismatchError
 from mutualrl.thl import Anchor, align_logprobs, has_cjk, retokenize
 from mutualrl.thl.offsets import Placement, place, utf8
@@ -23,6 +24,9 @@ from mutualrl.thl.table import table_of
 from mutualrl.thl.transfer import gather
 from mutualrl.thl.units import Floats, segment_units
 from mutualrl.thl.words import Unit, byte_positions, character_positions, segment_ends
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: told how many rows are done
 OnBatch = Callable[[int], None]
@@ -46,7 +50,7 @@ class Voice:
         return self.endpoint.tokenizer()
 
     @cached_property
-    def engine(self) -> Any:
+    def engine(self) -> ScoringEngine:
         """The model in an engine. Raises ModelError when it cannot be loaded."""
         return self.endpoint.engine()
 
@@ -64,9 +68,9 @@ class Voice:
 
     def score(self, texts: Sequence[Sequence[int]], on_batch: OnBatch | None = None) -> list[Floats]:
         """Log-probs of every token of texts behind a start token, nats."""
-        from mutualrl.engines.scoring import start_token, text_logprobs
+        from mutualrl.engines.scoring import start_token
 
-        return text_logprobs(self.engine.model, start_token(self.tokenizer), texts, on_batch)
+        return self.engine.text_logprobs(start_token(self.tokenizer), texts, on_batch)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def common_corpus(passages: Sequence[str], source: Voice, target: Voice) -> tupl
     return Corpus(kept), len(passages) - len(kept)
 
 
-def unit_mass(text: str, ids: Sequence[int], values: Floats, tokenizer: Any, unit: Unit = "auto") -> Floats:
+def unit_mass(
+    text: str, ids: Sequence[int], values: Floats, tokenizer: PreTrainedTokenizerBase, unit: Unit = "auto"
+) -> Floats:
     """Sum of the tokens' values in every unit of the text, shape (W,).
 
     Raises TextMismatchError when the ids do not carry the text.

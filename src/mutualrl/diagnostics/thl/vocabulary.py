@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from mutualrl.thl.paper import tokenize, word_map
 from mutualrl.thl.table import Ints, table_of
 from mutualrl.thl.units import Touch
 from mutualrl.thl.words import byte_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: a pair is unsafe when more than this share of either side's tokens cannot be placed
 UNSAFE_SHARE = 0.005
@@ -118,7 +121,7 @@ def _count(counts: PairCounts, text: str, source: Any, target: Any, anchor: Anch
         _count_paper(counts.target, carried, target)
 
 
-def _touched(ids: list[int], tokenizer: Any, text: str) -> tuple[Ints, Ints]:
+def _touched(ids: list[int], tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[Ints, Ints]:
     """First and last word (with the blanks before it) that each token touches; trailing blanks count as one more."""
     spans = word_spans(text, "word")
     ends = byte_positions(text, text.encode(), [end for _, end in spans])
@@ -127,14 +130,14 @@ def _touched(ids: list[int], tokenizer: Any, text: str) -> tuple[Ints, Ints]:
     return first, np.maximum(first, np.searchsorted(ends, offsets[:, 1], side="left"))
 
 
-def _count_words(side: SideCounts, text: str, ids: list[int], tokenizer: Any, touch: Touch) -> None:
+def _count_words(side: SideCounts, text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase, touch: Touch) -> None:
     first, last = _touched(ids, tokenizer, text)
     side.straddling += int((last > first).sum())
     side.ours_mapped += len(touch.token)
     side.ours_drifted += int(((touch.unit < first[touch.token]) | (touch.unit > last[touch.token])).sum())
 
 
-def _count_paper(side: SideCounts, text: str, tokenizer: Any) -> None:
+def _count_paper(side: SideCounts, text: str, tokenizer: PreTrainedTokenizerBase) -> None:
     encoded = tokenize(text, tokenizer)
     try:
         first, last = _touched(encoded, tokenizer, text)
@@ -168,7 +171,7 @@ def _figures(counts: PairCounts, source: Any, target: Any) -> dict[str, Any]:
     }
 
 
-def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: Any) -> dict[str, Any]:
+def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return {
         "tokens": side.tokens,
         "straddling": _share(side.straddling, side.tokens),
