@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mutualrl.regimes.prp import band_loss
+from mutualrl.regimes.losses import band_loss
 
 RESULTS = Path(__file__).parent / "results"
 Vector = npt.NDArray[np.float64]

@@ -308,10 +308,10 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
     for regime in ("xgrpo", "sgt", "prp"):
         spec = get_regime(regime)
         settings = spec.settings()
-        fields, above = spec.publishes(settings), spec.text_above(settings)
+        schema = spec.publishes(settings)
         for tokens in (150, TOKENS, 2400):
             full = records(PROMPTS, ROLLOUTS, tokens, 1)
-            trimmed = [_trim(r, fields, above) for r in full]
+            trimmed = schema.select(full)
             for policies in (2, 4, 8, 16, 32) if tokens == TOKENS else (2,):
                 place = root / f"{regime}-{tokens}-{policies}"
                 doors = [Exchange(place, f"p{i}", "bench") for i in range(policies)]
@@ -319,7 +319,7 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
                 for round_ in range(repeats):
                     for door in doors[1:]:
                         publish.append(timed(lambda: door.publish(round_, trimmed, 0)))  # noqa: B023
-                    read.append(timed(lambda: _use(doors[0], policies, round_, fields)))  # noqa: B023
+                    read.append(timed(lambda: _use(doors[0], policies, round_, schema.fields)))  # noqa: B023
                 marker = doors[0].marker_of("p1", 0)
                 assert marker is not None
                 rows.append(
@@ -333,13 +333,6 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _trim(record: Rollout, fields: frozenset[str], above: float) -> Rollout:
-    kept = {name: getattr(record, name) for name in fields}
-    if record.reward <= above:
-        kept.pop("y_text", None)
-    return Rollout(record.prompt_id, record.rollout, record.reward, record.ended, **kept)
-
-
 def _use(door: Exchange, policies: int, round_: int, fields: frozenset[str]) -> None:
     """Read all peers' rounds as a regime does: rewards; eight texts where texts are drawn; traces where they are
     aligned."""
@@ -348,7 +341,7 @@ def _use(door: Exchange, policies: int, round_: int, fields: frozenset[str]) -> 
         shard.column("prompt_id"), shard.column("reward")
         if "logprobs" in fields:
             shard.column("y_text"), shard.column("token_ids"), shard.column("logprobs")
-        elif "y_text" in fields:
+        elif "text" in fields:
             shard.texts(range(8))
 
 

@@ -97,6 +97,8 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
     from mutualrl.tiny import path_of
     from mutualrl.training import MutualGRPOTrainer, Sharing
     from mutualrl.training.data import as_dataset
+    from mutualrl.training.peers import PeerLink
+    from mutualrl.training.sharing import publish_schema
 
     regime, peers, settings = ARMS[arm]
     names = ["bob", "eve", "dan"][:peers]
@@ -128,10 +130,15 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
         def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.steps.append(time.perf_counter() - self.began)
 
+    spec = get_regime(regime)
+    chosen = spec.settings(**settings)
     sharing = Sharing(
-        Exchange(root, "ada", "script", patience=Patience(5.0, 60.0)), names, regime,
-        get_regime(regime).settings(**settings), 0, None, tokenizers=dict.fromkeys(names, other),
-    )  # fmt: skip
+        link=PeerLink(Exchange(root, "ada", "script", patience=Patience(5.0, 60.0)), names),
+        spec=spec,
+        settings=chosen,
+        schema=publish_schema(spec, [chosen]),
+        tokenizers=dict.fromkeys(names, other),
+    )
     trainer = Recorded(
         model=str(model), processing_class=own, train_dataset=as_dataset(prompts, own), callbacks=[Steps()],
         reward_funcs=lambda completions, **_: [0.0] * len(completions), sharing=sharing,

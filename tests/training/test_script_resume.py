@@ -47,13 +47,13 @@ def test_a_script_goes_on_from_transformers_own_checkpoint(
 
 def test_a_script_that_goes_on_fences_off_the_one_before(tmp_path: Path) -> None:
     first = Sharing.over(tmp_path, "ada", ["bob"], "sgt")
-    first.exchange.publish(0, [Rollout("p", 0, 1.0, True)], 0)
+    first.link.exchange.publish(0, [Rollout("p", 0, 1.0, True)], 0)
     with pytest.raises(UsageError, match="holds rounds of an earlier run"):
         Sharing.over(tmp_path, "ada", ["bob"], "sgt")
     second = Sharing.over(tmp_path, "ada", ["bob"], "sgt", resume=True)
-    second.take_over(SimpleNamespace(is_main_process=True))
-    assert second.exchange.attempt == 1
+    second.claim_attempt(SimpleNamespace(is_main_process=True))
+    assert second.link.exchange.attempt == 1
     with pytest.raises(FencedError):
-        first.exchange.publish(1, [Rollout("p", 0, 1.0, True)], 0)
-    second.take_over(SimpleNamespace(is_main_process=True))
-    assert second.exchange.attempt == 1  # once
+        first.link.exchange.publish(1, [Rollout("p", 0, 1.0, True)], 0)
+    second.claim_attempt(SimpleNamespace(is_main_process=True))
+    assert second.link.exchange.attempt == 1  # once
