@@ -81,7 +81,7 @@ def export(
     known = writers(directory.exchange)
     if unknown := sorted(set(policy or ()) - set(known)):
         raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; there are: {', '.join(known)}")
-    rows = write(directory.exchange, directory.info()["run_id"], policy or known, target)
+    rows = write(directory.exchange, directory.info().run_id, policy or known, target)
     if not rows:
         raise UsageError(
             f"the exchange of {run} holds no records (under regimes that read no peer nothing is published; "
@@ -143,7 +143,7 @@ def _open(path: Path) -> RunDirectory:
 def _surveys(run: RunDirectory, *, verify: bool) -> list[PolicySurvey]:
     from mutualrl.see.survey import survey, writers
 
-    run_id = run.info()["run_id"]
+    run_id = run.info().run_id
     return [survey(run.exchange, run_id, policy, verify=verify) for policy in writers(run.exchange)]
 
 
@@ -154,7 +154,7 @@ def _missing_rounds(run: RunDirectory, found: list[PolicySurvey]) -> list[str]:
     from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
 
     recipe = load(run.recipe)
-    if not RegimeInfo.from_run(run.info()).reads_peers and recipe.run.publish != "full":
+    if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
         return []  # nothing is published
     stores = {p.name: run.policy(p.name).root for p in recipe.policies}
     needed, lines = oldest_cursor(list(stores.values())), []

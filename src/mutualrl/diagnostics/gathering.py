@@ -64,7 +64,7 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
     from mutualrl.see.survey import tables
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
-    found = list(tables(run.exchange, run.info()["run_id"], policies, recorded.rounds))
+    found = list(tables(run.exchange, run.info().run_id, policies, recorded.rounds))
     wrote = {str(table["policy"][0]) for table in found if len(table)}
     if missing := [name for name in policies if name not in wrote]:
         asked = "" if recorded.rounds is None else " in these rounds"

@@ -41,7 +41,7 @@ def distill(
     found = sources(runs)
     others = _others(beside, found, console)
     harvests = {
-        name: harvest(s.run.exchange, s.info["run_id"], name, settings.success_above, s.rounds)
+        name: harvest(s.run.exchange, s.info.run_id, name, settings.success_above, s.rounds)
         for name, s in found.items()
     }
     prompts = {name: source.prompts for name, source in found.items()}
@@ -128,7 +128,7 @@ def _others(beside: Sequence[Path], found: dict[str, Source], console: Console) 
                     f"--beside {read.root}: its {name!r} is {theirs} trained on {read.task}, here it is {mine} "
                     f"trained on {source.recipe.task.name}"
                 )
-            plan, its = source.info["fingerprint"], part(read.info, "fingerprint")
+            plan, its = source.info.fingerprint, part(read.info, "fingerprint")
             if told := [
                 f"{key} is {its.get(key)!r}, here {plan[key]!r}" for key in _MATCHED if its.get(key) != plan[key]
             ]:

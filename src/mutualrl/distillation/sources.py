@@ -13,6 +13,7 @@ from mutualrl.recipes.agreement import load_prompts
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.storage.files import user_path
+from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 
 
@@ -23,7 +24,7 @@ class Source:
     policy: str
     run: RunDirectory
     recipe: Recipe
-    info: dict[str, Any]
+    info: RunInfo
 
     @property
     def prompts(self) -> dict[str, Prompt]:
@@ -33,7 +34,7 @@ class Source:
     @property
     def rounds(self) -> int:
         """How many rounds its run made."""
-        plan, iterations = self.info["fingerprint"], self.recipe.trainer_settings(self.policy).get("num_iterations", 1)
+        plan, iterations = self.info.fingerprint, self.recipe.trainer_settings(self.policy).get("num_iterations", 1)
         return -(-int(plan["steps"]) // (int(plan["optimizer_steps_per_round"]) * int(iterations)))
 
     @property

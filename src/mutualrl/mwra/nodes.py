@@ -22,6 +22,7 @@ from mutualrl.mwra.session import Launch
 from mutualrl.process.status import Standing, Voice, node_file
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.batch import BatchPlan
+from mutualrl.storage.run_info import StoredSeat
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -77,15 +78,15 @@ class Node:
                 )
             time.sleep(POLL_SECONDS)
         info = run.info()
-        if info.get("nodes") != self._launch.nodes:
-            raise UsageError(f"--nnodes {self._launch.nodes}: the run in {path} has {info.get('nodes')} nodes")
-        seats = tuple(_seat(entry) for entry in info["placement"].values())
+        if info.nodes != self._launch.nodes:
+            raise UsageError(f"--nnodes {self._launch.nodes}: the run in {path} has {info.nodes} nodes")
+        seats = tuple(_seat(entry) for entry in info.placement.values())
         return run, Placement(seats, ()), []
 
     def meet(self, run: RunDirectory, console: Console, request: Stoppable, voice: Voice) -> None:
         """Wait for the other nodes' supervisors."""
         self._standing = Standing(run.root)
-        self._leader_of = {name: seat["nodes"][0] for name, seat in run.info()["placement"].items()}
+        self._leader_of = {name: seat.nodes[0] for name, seat in run.info().placement.items()}
         missing = set(self._others)
         if missing:
             console.print(f"Waiting for node {', '.join(map(str, sorted(missing)))}", markup=False, highlight=False)
@@ -151,13 +152,6 @@ class Node:
         return self._standing.read(node_file(run.root, node))
 
 
-def _seat(entry: dict[str, Any]) -> Seat:
-    """A seat as run.json has it."""
-    return Seat(
-        **{
-            **entry,
-            "gpus": tuple(entry["gpus"]),
-            "nodes": tuple(entry["nodes"]),
-            "batch": BatchPlan(**entry["batch"]),
-        }
-    )
+def _seat(stored: StoredSeat) -> Seat:
+    """Return a seat as run.json has it."""
+    return Seat(**{**dict(stored), "batch": BatchPlan(**dict(stored.batch))})

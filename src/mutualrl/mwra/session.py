@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import PlanMismatchError, RunDirectoryError, UsageError
-from mutualrl.mwra.placement import Placement
+from mutualrl.mwra.placement import Placement, Seat
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.batch import BatchPlan
@@ -22,6 +22,7 @@ from mutualrl.regimes.info import RegimeInfo
 from mutualrl.see import Absences, open_store
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_json, write_atomic, write_json
+from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredSeat
 from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
 
 
@@ -84,18 +85,18 @@ def accept_changes(old: Recipe, new: Recipe) -> list[str]:
     return [f"{key} is now {after!r} (was {before!r})" for key, (before, after) in changed.items()]
 
 
-def same_plan(info: dict[str, Any], placement: Placement, plan: dict[str, Any]) -> list[str]:
+def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint) -> list[str]:
     """What differs between sessions and is harmless, in words. Raises UsageError when the prompts, the batch or the
     number of processes of a policy are not the run's."""
     try:
-        compare("resumed", plan, info["fingerprint"])
+        compare("resumed", plan, info.fingerprint)
     except PlanMismatchError as error:
         raise UsageError(
             f"--resume: {error}; the data must be what it was, or start another run with --run-dir"
         ) from None
     notes = []
     for seat in placement.seats:
-        before, now = info["placement"][seat.policy], json.loads(json.dumps(asdict(seat)))
+        before, now = info.placement[seat.policy].to_json(), stored(seat).to_json()
         for key, words in (("processes", "processes"), ("strategy", "strategy"), ("batch", "batch plan")):
             if before[key] != now[key]:
                 raise UsageError(
@@ -109,7 +110,7 @@ def same_plan(info: dict[str, Any], placement: Placement, plan: dict[str, Any]) 
                 digits = "; sums may differ in the last digits" if key == "threads" else ""
                 notes.append(f"policy {seat.policy} runs on {key} {now[key]} (before: {before[key]}){digits}")
     for package, version in versions().items():
-        if (old := info["versions"].get(package)) != version:
+        if (old := info.versions.get(package)) != version:
             notes.append(f"{package} is {version}, the run began with {old}: results may differ from an unbroken run")
     return notes
 
@@ -121,29 +122,34 @@ def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
     return recipe.with_steps(prompts, batch.prompts, batch.optimizer_steps * iterations)
 
 
-def begin(recipe: Recipe, placement: Placement, plan: dict[str, Any], launch: Launch, held: ExitStack) -> RunDirectory:
+def begin(recipe: Recipe, placement: Placement, plan: Fingerprint, launch: Launch, held: ExitStack) -> RunDirectory:
     """Claim a new run's directory, locked as long as `held` is open, and write what the workers read."""
-    info = {
-        "format": FORMAT,
-        "run_id": uuid.uuid4().hex,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": command_line(),
-        "versions": versions(),
-        "seed": recipe.run.seed,
-        "regime": recipe.spec.name,
-        "regime_info": RegimeInfo.of(recipe.spec).model_dump(mode="json"),
-        "pool": recipe.pool,
-        "nodes": launch.nodes,
-        "fingerprint": plan,
-        "placement": _by_policy(placement),
-    }
+    info = RunInfo(
+        format=FORMAT,
+        run_id=uuid.uuid4().hex,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        command=command_line(),
+        versions=versions(),
+        seed=recipe.run.seed,
+        regime=recipe.spec.name,
+        regime_info=RegimeInfo.of(recipe.spec).model_dump(mode="json"),
+        pool=recipe.pool,
+        nodes=launch.nodes,
+        fingerprint=plan,
+        placement=_by_policy(placement),
+    )
     run = _claim(recipe, info, held)
     keep_recipe(run, recipe)
     return run
 
 
-def _by_policy(placement: Placement) -> dict[str, Any]:
-    return {seat.policy: asdict(seat) for seat in placement.seats}
+def _by_policy(placement: Placement) -> dict[str, StoredSeat]:
+    return {seat.policy: stored(seat) for seat in placement.seats}
+
+
+def stored(seat: Seat) -> StoredSeat:
+    """Return a seat as run.json has it."""
+    return StoredSeat.model_validate(asdict(seat))
 
 
 def keep_recipe(run: RunDirectory, recipe: Recipe) -> None:
@@ -152,7 +158,7 @@ def keep_recipe(run: RunDirectory, recipe: Recipe) -> None:
     write_atomic(run.recipe, f"# {json.dumps(command_line())}\n{dump(kept)}".encode())
 
 
-def _claim(recipe: Recipe, info: dict[str, Any], held: ExitStack) -> RunDirectory:
+def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
     """The run's directory, locked: the one asked for, or a new one under runs/ that no other run has taken."""
     if recipe.run.dir is not None:
         return create(Path(recipe.run.dir), info, held)
@@ -183,12 +189,12 @@ def resumable(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise UsageError(f"--resume: nothing to resume, there is no directory {path}; start a run without --resume")
     info = run.info()
-    if not run.recipe.is_file() or info.get("format", 0) < FORMAT:
+    if not run.recipe.is_file() or info.format < FORMAT:
         what = "recipe.yaml is missing" if not run.recipe.is_file() else "an older mutualrl wrote it"
         raise UsageError(
             f"--resume: {path} cannot be gone on with ({what}); throw it away with --clean, or name another"
         )
-    if absent := sorted({"fingerprint", "placement", "versions"} - set(info)):
+    if absent := [name for name in ("fingerprint", "placement", "versions") if not getattr(info, name)]:
         raise UsageError(
             f"--resume: {run.run_json} lacks {', '.join(absent)}: it was changed; restore it, or use --clean"
         )
@@ -211,7 +217,8 @@ def go_on(run: RunDirectory, recipe: Recipe, placement: Placement, launch: Launc
         Absences(open_store(run.exchange), policy.name).welcome_back(cursor)
     keep_recipe(run, recipe)
     info = run.info()
-    write_json(run.run_json, {**info, "nodes": launch.nodes, "placement": _by_policy(placement)})
+    moved = info.model_copy(update={"nodes": launch.nodes, "placement": _by_policy(placement)})
+    write_json(run.run_json, moved.to_json())
     run.stop_file.unlink(missing_ok=True)
 
 

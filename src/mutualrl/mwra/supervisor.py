@@ -37,6 +37,7 @@ from mutualrl.recipes import Recipe, load
 from mutualrl.recipes.agreement import fingerprint, load_prompts, require_enough, solutions
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_json, write_json
+from mutualrl.storage.run_info import Fingerprint, PolicyResult
 from mutualrl.storage.rundir import RunDirectory, check_free, clean, hold
 
 POLL_SECONDS = 0.2
@@ -108,7 +109,7 @@ def _mark(run: RunDirectory, launch: Launch) -> Mark:
     return Mark(str(run.root), node=launch.node if launch.nodes > 1 else None)
 
 
-def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, dict[str, Any]]:
+def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint]:
     """The recipe with its steps counted, where the policies run, and the batch plan that all of them must have. Raises
     what a look at the machine and the data can find wrong."""
     require(recipe, machine)
@@ -224,7 +225,7 @@ def collect(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, Any]
     for policy in recipe.policies:
         result = read_json(run.policy(policy.name).result)
         if result is not None:
-            policies[policy.name] = result
+            policies[policy.name] = PolicyResult.model_validate(result).to_json()
         elif recipe.run.on_peer_loss == "continue":
             lost.append(policy.name)
         else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.recipes.batch import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt
 from mutualrl.regimes import get_regime
+from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks import Split, get_task
 from mutualrl.tasks import load_prompts as read_prompts
 from mutualrl.tasks.base import spread
@@ -77,7 +77,7 @@ def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:
         )
 
 
-def fingerprint(recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def fingerprint(recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt]) -> Fingerprint:
     """The batch plan in comparable form: data set and order, seed, prompts a round, rollouts a prompt."""
     digest = hashlib.sha256("\n".join(p.id for p in prompts).encode()).hexdigest()
     return {
@@ -93,7 +93,7 @@ def fingerprint(recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt]) -> 
     }
 
 
-def compare(policy: str, mine: dict[str, Any], runs: dict[str, Any]) -> None:
+def compare(policy: str, mine: Fingerprint, runs: Fingerprint) -> None:
     """Raise PlanMismatchError naming every key in which a policy's plan differs from the run's."""
     different = [
         f"{key}: {mine.get(key)!r}, the run has {runs.get(key)!r}"

@@ -14,10 +14,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from mutualrl.errors import DiskError, FileDamagedError, RunDirectoryError, UsageError
 from mutualrl.storage.files import glance, read_json, write_json
+from mutualrl.storage.run_info import RunInfo
 
 FORMAT = 1  # of a run directory; raised when an older mutualrl could not go on with a run
 _OURS = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and what a killed writer left
@@ -110,8 +112,8 @@ class RunDirectory:
         """The file that the supervisor of a node holds while it lives."""
         return self.root / f".node-{node}.lock"
 
-    def info(self) -> dict[str, Any]:
-        """The content of run.json. Raises UsageError when the directory is not a run's, or a newer version's."""
+    def info(self) -> RunInfo:
+        """Return run.json. Raises UsageError when the directory is not a run's, or a newer version's."""
         try:
             value = read_json(self.run_json)
         except (OSError, FileDamagedError) as error:
@@ -123,10 +125,14 @@ class RunDirectory:
         if not isinstance(value.get("format", 0), int) or value.get("format", 0) > FORMAT:
             raise UsageError(
                 f"{self.root} was written by a newer mutualrl (format {value.get('format')!r}, this one reads "
-                f"{FORMAT}); "
-                f"use the version that wrote it ({value.get('versions', {}).get('mutualrl', 'unknown')})"
+                f"{FORMAT}); use the version that wrote it ({value.get('versions', {}).get('mutualrl', 'unknown')})"
             )
-        return value
+        try:
+            return RunInfo.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{self.run_json}: {where}: {first['msg']}, found {first['input']!r:.80}") from None
 
 
 def default_path(regime: str, pool: str) -> Path:
@@ -250,7 +256,7 @@ def holder_of(lock: Path) -> str | None:
         return None
 
 
-def create(path: Path, info: dict[str, Any], held: ExitStack) -> RunDirectory:
+def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
     """Claim `path` for a run: make it, take its lock for as long as `held` is open, and write run.json before anything
     else.
 
@@ -262,7 +268,7 @@ def create(path: Path, info: dict[str, Any], held: ExitStack) -> RunDirectory:
         run.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(run.lock(0), str(path)))
         check_free(run.root)  # whoever held the lock a moment ago may have begun a run
-        write_json(run.run_json, info)
+        write_json(run.run_json, info.to_json())
     except (OSError, DiskError) as error:
         raise RunDirectoryError(
             f"run directory {path} cannot be written: {getattr(error, 'strerror', None) or error}; name another with "

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from mutualrl.records import Prompt
+from mutualrl.storage.run_info import Validation
 from mutualrl.tasks.boxed import boxed_score, last_boxed
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Exact-match accuracy over `n` prompts; `no_box` is the share of completions without a boxed answer, None where
-    nobody looked for one."""
-
-    n: int
-    accuracy: float
-    by_group: dict[str, float]
-    no_box: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """The score as plain values."""
-        return asdict(self)
-
-
-def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Score:
+def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Validation:
     """Score one completion a prompt. Raises ValueError when there are none, or the numbers differ."""
     if not prompts or len(prompts) != len(completions):
         raise ValueError(f"{len(completions)} completions for {len(prompts)} prompts; expected one each")
@@ -34,7 +19,7 @@ def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Score:
     return _averaged(prompts, hits, sum(last_boxed(text) is None for text in completions) / len(completions))
 
 
-def score_rewards(prompts: Sequence[Prompt], rewards: Sequence[float]) -> Score:
+def score_rewards(prompts: Sequence[Prompt], rewards: Sequence[float]) -> Validation:
     """The mean reward in place of accuracy, for tasks with reward functions of their own; nobody looks for a box then.
 
     Raises ValueError when there are none, or the numbers differ.
@@ -44,11 +29,11 @@ def score_rewards(prompts: Sequence[Prompt], rewards: Sequence[float]) -> Score:
     return _averaged(prompts, list(rewards), None)
 
 
-def _averaged(prompts: Sequence[Prompt], hits: list[float], no_box: float | None) -> Score:
+def _averaged(prompts: Sequence[Prompt], hits: list[float], no_box: float | None) -> Validation:
     groups: dict[str, list[float]] = {}
     for prompt, hit in zip(prompts, hits, strict=True):
         groups.setdefault(prompt.group, []).append(hit)
-    return Score(
+    return Validation(
         n=len(hits),
         accuracy=sum(hits) / len(hits),
         by_group={name: sum(group) / len(group) for name, group in sorted(groups.items())},

@@ -18,6 +18,7 @@ from mutualrl.records import Prompt
 from mutualrl.regimes import get_regime
 from mutualrl.see import Absences, Exchange, Heartbeat
 from mutualrl.seeds import policy_seed
+from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tiny import located
@@ -46,26 +47,26 @@ def build_trainer(
     run: RunDirectory,
     recipe: Recipe,
     policy: str,
-    info: dict[str, Any],
+    info: RunInfo,
     exchange: Exchange,
     heartbeat: Heartbeat,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Built:
     """Everything one policy trains with, after its batch plan was found to be the run's."""
     logging.disable_progress_bar()
-    seat = info["placement"][policy]
-    batch = plan_batch(recipe, policy, seat["processes"])
+    seat = info.placement[policy]
+    batch = plan_batch(recipe, policy, seat.processes)
     prompts = load_prompts(recipe, "train")
-    compare(policy, fingerprint(recipe, batch, prompts), info["fingerprint"])
+    compare(policy, fingerprint(recipe, batch, prompts), info.fingerprint)
     tokenizers = load_tokenizers(recipe)
     prompts, validation = _fitting(recipe, prompts, tokenizers, batch)
-    cpu = not torch.cuda.is_available() or not seat["gpus"]
+    cpu = not torch.cuda.is_available() or not seat.gpus
     output = run.policy(policy).root / "trainer"
     args = grpo_config(
-        recipe, policy, batch, seat["strategy"], output, cpu=cpu, tenants=seat["tenants"], memory=seat["memory"],
+        recipe, policy, batch, seat.strategy, output, cpu=cpu, tenants=seat.tenants, memory=seat.memory,
         trackers=tracker_keys(recipe, run, policy),
     )  # fmt: skip
-    if seat["strategy"] != "ddp":
+    if seat.strategy != "ddp":
         keep_loads_safe()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
     spec = get_regime(recipe.regime_name)

@@ -16,6 +16,7 @@ from transformers import TrainerState as State
 from transformers import TrainingArguments as Args
 
 from mutualrl.storage.files import write_atomic
+from mutualrl.storage.run_info import Validation
 from mutualrl.training.checkpointing import StepEnd, random_state
 from mutualrl.training.peers import PeerLink
 
@@ -83,17 +84,17 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
     def __init__(
         self,
         path: Path,
-        validate: Callable[[], dict[str, Any]],
+        validate: Callable[[], Validation],
         every: int,
         steps: int,
-        tell: Callable[[dict[str, Any]], None] = lambda validation: None,
+        tell: Callable[[Validation], None] = lambda validation: None,
     ) -> None:
         self._tell = tell
         self._path = path
         self._validate = validate
         self._every = every
         self._steps = steps
-        self._validation: dict[str, Any] | None = None
+        self._validation: Validation | None = None
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
         """Validate where it is due; the last step's validation is the run's final one and is made elsewhere."""
@@ -113,7 +114,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
         if torch.cuda.is_available():
             line["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if self._validation is not None:
-            line["validation"], self._validation = self._validation, None
+            line["validation"], self._validation = self._validation.to_json(), None
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 

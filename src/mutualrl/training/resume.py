@@ -12,6 +12,7 @@ from mutualrl.errors import ExchangeDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
+from mutualrl.storage.run_info import PolicyResult, Validation
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 from mutualrl.training.callback import keep_until
 from mutualrl.training.checkpointing import Checkpointer
@@ -29,7 +30,7 @@ class Career:
         self.policy = policy
         self.attempt = attempt
         self.sharing = sharing
-        self.initial_validation: dict[str, Any] | None = None
+        self.initial_validation: Validation | None = None
         self.began: float | None = None
         self._seconds = 0.0
         self._resumed_from: list[int] = []
@@ -55,14 +56,15 @@ class Career:
     def progress(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
         return {
-            "initial_validation": self.initial_validation,
+            "initial_validation": None if self.initial_validation is None else self.initial_validation.to_json(),
             "train_seconds": self.train_seconds,
             "resumed_from": self._resumed_from,
         }
 
     def go_on(self, marker: CheckpointMarker) -> None:
         """Take up what a checkpoint kept."""
-        self.initial_validation = marker.progress["initial_validation"]
+        kept = marker.progress["initial_validation"]
+        self.initial_validation = None if kept is None else Validation.model_validate(kept)
         self._seconds = marker.progress["train_seconds"]
         self._resumed_from = [*marker.progress["resumed_from"], marker.step]
 
@@ -75,22 +77,22 @@ class Career:
         """Seconds spent in training by all attempts, up to now."""
         return self._seconds + (0.0 if self.began is None else time.monotonic() - self.began)
 
-    def result(self, validation: dict[str, Any], steps: int) -> dict[str, Any]:
-        """What the policy reports at its end."""
-        sharing = self.sharing
-        return {
-            "initial_validation": self.initial_validation,
-            "validation": validation,
-            "steps": steps,
-            "rescued_pairs": sum(sharing.uses.values()),
-            "rescued_prompts": len(sharing.uses),
-            "train_seconds": self.train_seconds,
-            "wait_seconds": sharing.link.wait_seconds,
-            "waited_for_seconds": dict(sorted(sharing.link.waited_for.items())),
-            "lost_peers": sharing.link.absences.away(),
-            "attempts": self.attempt + 1,
-            "resumed_from": self._resumed_from,
-        }
+    def result(self, validation: Validation, steps: int) -> PolicyResult:
+        """Return what the policy reports at its end."""
+        sharing, link = self.sharing, self.sharing.link
+        return PolicyResult(
+            initial_validation=self.initial_validation,
+            validation=validation,
+            steps=steps,
+            rescued_pairs=sum(sharing.uses.values()),
+            rescued_prompts=len(sharing.uses),
+            train_seconds=self.train_seconds,
+            wait_seconds=link.wait_seconds,
+            waited_for_seconds=dict(sorted(link.waited_for.items())),
+            lost_peers=link.absences.away(),
+            attempts=self.attempt + 1,
+            resumed_from=self._resumed_from,
+        )
 
 
 def resume_point(trainer: GRPOTrainer, career: Career, files: PolicyFiles) -> str | None:

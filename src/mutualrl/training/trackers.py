@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mutualrl.recipes.schema import Recipe
+from mutualrl.storage.run_info import Validation
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.training.trl_compat import log_value
 
@@ -29,12 +30,12 @@ def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, An
     return {"report_to": list(recipe.run.report_to), "run_name": f"{run.root.name}-{policy}", "project": "mutualrl"}
 
 
-def teller(trainer: GRPOTrainer) -> Callable[[dict[str, Any]], None]:
+def teller(trainer: GRPOTrainer) -> Callable[[Validation], None]:
     """Puts a validation among the numbers that TRL logs with the step: `validation/accuracy`, and by group."""
 
-    def tell(validation: dict[str, Any]) -> None:
-        log_value(trainer, "validation/accuracy", validation["accuracy"])
-        for group, value in validation["by_group"].items():
+    def tell(validation: Validation) -> None:
+        log_value(trainer, "validation/accuracy", validation.accuracy)
+        for group, value in validation.by_group.items():
             log_value(trainer, f"validation/accuracy/{group}", value)
 
     return tell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list, gather_object
 from trl.models.utils import unwrap_model_for_generation
@@ -11,11 +11,12 @@ from trl.models.utils import unwrap_model_for_generation
 from mutualrl.engines.base import Sampling
 from mutualrl.engines.choice import engine_over
 from mutualrl.records import Completion, Prompt
+from mutualrl.storage.run_info import Validation
 from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import weighted
-from mutualrl.tasks.scoring import Score, score, score_rewards
+from mutualrl.tasks.scoring import score, score_rewards
 from mutualrl.training.trl_compat import tokenizer_of
 from mutualrl.training.vllm_engine import greedy
 
@@ -35,8 +36,8 @@ class Validator:
         self._prompts = prompts
         self._batch_size = batch_size
 
-    def __call__(self) -> dict[str, Any]:
-        """The score as `{"n", "accuracy", "by_group", "no_box"}`."""
+    def __call__(self) -> Validation:
+        """Return the score of all prompts, on every rank."""
         accelerator = self._trainer.accelerator
         # Ranks with unequal shares would run unequal numbers of batches, and hang where a forward is a collective.
         share = -(-len(self._prompts) // accelerator.num_processes)
@@ -45,10 +46,10 @@ class Validator:
         completions = self._with_vllm(mine) if self._trainer.use_vllm else self._with_transformers(mine)
         answers = gather_object([(p.id, completion) for p, completion in zip(mine, completions, strict=True)])
         by_id = dict(answers)
-        score: list[dict[str, Any] | None] = [None]
+        score: list[Validation | None] = [None]
         if accelerator.is_main_process:  # a reward may be slow, or cost money
-            score = [self._score([by_id[p.id] for p in self._prompts]).to_json()]
-        found: dict[str, Any] | None = broadcast_object_list(score, from_process=0)[0]
+            score = [self._score([by_id[p.id] for p in self._prompts])]
+        found: Validation | None = broadcast_object_list(score, from_process=0)[0]
         assert found is not None
         return found
 
@@ -71,7 +72,7 @@ class Validator:
             trainer, prompt_ids([p.content for p in prompts], tokenizer_of(trainer), trainer.chat_template_kwargs)
         )
 
-    def _score(self, completions: list[Completion]) -> Score:
+    def _score(self, completions: list[Completion]) -> Validation:
         functions = self._trainer.reward_funcs
         if [getattr(function, "__wrapped__", function) for function in functions] == [boxed_reward]:
             return score(self._prompts, [completion.text for completion in completions])

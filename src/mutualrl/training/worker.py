@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mutualrl.console.lines import say
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
@@ -24,6 +24,7 @@ from mutualrl.process.stopping import StopRequest
 from mutualrl.recipes import Recipe, load
 from mutualrl.see import Exchange, Heartbeat, Patience
 from mutualrl.storage.files import is_disk_failure, write_json
+from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     seed_policy(recipe, policy, rank)
     files = run.policy(policy)
     career = Career(run, policy, attempt, sharing)
-    trainer.checkpointer = career.checkpointer(recipe, info["run_id"])
+    trainer.checkpointer = career.checkpointer(recipe, info.run_id)
     checkpoint = resume_point(trainer, career, files)
     tell = [teller(trainer)] if recipe.run.report_to else []
     trainer.add_callback(MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps, *tell))
@@ -102,14 +103,14 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
         heartbeat.set("validating")
         career.initial_validation = validator()
         if rank == 0:
-            write_json(files.before, career.initial_validation)
+            write_json(files.before, career.initial_validation.to_json())
     _train(trainer, career, checkpoint, stop, heartbeat)
     heartbeat.set("validating")
     final = validator()
     heartbeat.set("saving")
     save_model(trainer, files.model, files.adapter)
     if rank == 0:
-        write_json(files.result, career.result(final, trainer.state.global_step))
+        write_json(files.result, career.result(final, trainer.state.global_step).to_json())
     heartbeat.stop("finished")
     leave_group(trainer)
 
@@ -136,10 +137,10 @@ def _train(
     career.end()
 
 
-def _exchange(run: RunDirectory, recipe: Recipe, info: dict[str, Any], policy: str, attempt: int) -> Exchange:
+def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, attempt: int) -> Exchange:
     patience = Patience(recipe.run.peer_timeout, recipe.run.round_timeout, recipe.run.on_peer_loss)
     standing = Standing(run.root)
-    return Exchange(run.exchange, policy, info["run_id"], attempt=attempt, patience=patience, standing=standing)
+    return Exchange(run.exchange, policy, info.run_id, attempt=attempt, patience=patience, standing=standing)
 
 
 def leave(code: int) -> NoReturn:
@@ -160,10 +161,10 @@ def leave_group(trainer: GRPOTrainer) -> NoReturn:
     leave(0)
 
 
-def _is_alone(info: dict[str, Any], policy: str) -> bool:
+def _is_alone(info: RunInfo, policy: str) -> bool:
     """Whether the policy is one process that needs no process group."""
-    seat = info["placement"][policy]
-    return bool(seat["processes"] == 1 and seat["strategy"] == "ddp")
+    seat = info.placement[policy]
+    return seat.processes == 1 and seat.strategy == "ddp"
 
 
 if __name__ == "__main__":
