@@ -6,8 +6,8 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from collections.abc import Callable, Mapping
+from typing import ParamSpec
 
 from rich.console import Console
 
@@ -28,7 +28,7 @@ def screen() -> Console:
     return Console(emoji=False)
 
 
-def emit(value: dict[str, Any]) -> None:
+def emit(value: Mapping[str, object]) -> None:
     """One JSON object on stdout."""
     text = json.dumps(value, allow_nan=False) + "\n"  # ASCII: whatever a file held, any terminal and pipe takes it
     if sys.stdout is not None:  # closed by the caller

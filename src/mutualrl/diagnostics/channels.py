@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
+from mutualrl.diagnostics.results import ChannelRow, Channels
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import Scales, advantages
@@ -41,9 +42,9 @@ def usable_values(rollouts: Rollouts, learner: int, scales: Scales) -> Bools:
     return np.asarray((np.abs(pooled - local) > CHANGED).any(axis=1))
 
 
-def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[dict[str, Any]]:
+def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[ChannelRow]:
     """The six rows, `{"usable", "units", "share"}`, and a seventh where there are such units; shares sum to 1."""
-    rows = []
+    rows: list[ChannelRow] = []
     for (prp, xgrpo, sgt), name in ROWS.items():
         units = int(((prp_M_P == prp) & (xgrpo_M_P == xgrpo) & (sgt_M_P == sgt)).sum())
         rows.append({"usable": name, "units": units, "share": units / prp_M_P.size})
@@ -52,7 +53,7 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[dict[st
     return rows
 
 
-def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scales: Scales) -> dict[str, Any]:
+def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scales: Scales) -> Channels:
     """`{"policies", "prompts", "rows": the six rows, "learners": [{"learner", a share per regime, "rows"}],
     "responses", "left_out"}`; `left_out` counts peer responses without a ratio, by reason."""
     voices.require("the PRP channel")
@@ -64,7 +65,7 @@ def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scales:
         prp[learner, unit] = any(LOW <= ratio <= HIGH for ratio in found)
     xgrpo = np.stack([usable_values(rollouts, m, scales) for m in policies])
     sgt = np.stack([observed_gate(rollouts, thresholds, m) for m in policies])
-    learners = []
+    learners: list[dict[str, Any]] = []
     for m, name in enumerate(rollouts.policies):
         shares = {DATA: float(prp[m].mean()), VALUE: float(xgrpo[m].mean()), OUTCOME: float(sgt[m].mean())}
         learners.append(

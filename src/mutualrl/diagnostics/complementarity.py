@@ -10,10 +10,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from mutualrl.diagnostics.results import Bucket, Complementarity, GateAt, GateRow, PairRow, PoolRates, Recommendation
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.statistics import all_fail, intervals, jaccard, ratio
 from mutualrl.regimes import at_level
@@ -56,12 +57,14 @@ def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:
 
 def complementarity(
     rollouts: Rollouts, thresholds: Thresholds, which: str, gates: Sequence[int], seed: int
-) -> dict[str, Any]:
+) -> Complementarity:
     """`{"policies", "prompts", "success", "samples", "pairs", "pool", "buckets", "gate", "recommendation"}`; every rate
     with its 95 % bootstrap interval over prompts under the same name with `_ci`."""
     solved = successes(rollouts, thresholds, which)
     pool = _pool(solved, seed)
-    found = {
+    gate = _gate(rollouts, thresholds, gates, seed)
+    advice = _recommended(pool, gate, solved.shape[1], _graded(rollouts))
+    return {
         "policies": list(rollouts.policies),
         "prompts": solved.shape[1],
         "samples": _samples(rollouts),
@@ -69,9 +72,11 @@ def complementarity(
         "pairs": _pairs(rollouts.policies, solved, seed),
         "pool": pool,
         "buckets": _buckets(rollouts, solved),
-        "gate": _gate(rollouts, thresholds, gates, seed),
+        "gate": gate,
+        "recommended": advice["recommended"],
+        "recommendation": advice["recommendation"],
+        "graded": advice["graded"],
     }
-    return {**found, **_recommended(found, _graded(rollouts))}
 
 
 def _samples(rollouts: Rollouts) -> dict[str, int]:
@@ -79,7 +84,7 @@ def _samples(rollouts: Rollouts) -> dict[str, int]:
     return {name: int(counts[m].min()) for m, name in enumerate(rollouts.policies)}
 
 
-def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[dict[str, Any]]:
+def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[PairRow]:
     """All ordered pairs; one set of resamples for all of them."""
     models, units = solved.shape
     couples = list(itertools.combinations(range(models), 2))
@@ -103,7 +108,7 @@ def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[dict[str, 
         row: dict[str, Any] = {"learner": policies[a], "peer": policies[b]}
         for place, name in enumerate(PAIR_RATES, len(PAIR_RATES) * number):
             row |= {name: float(values[place]), f"{name}_ci": list(around[place])}
-        rows.append(row)
+        rows.append(cast(PairRow, row))
     return rows
 
 
@@ -111,7 +116,7 @@ PAIR_RATES = ("learner_success", "peer_success", "jaccard", "rescue")
 POOL_RATES = ("mean", "any", "all", "exactly_one", "jaccard")
 
 
-def _pool(solved: Bools, seed: int) -> dict[str, Any]:
+def _pool(solved: Bools, seed: int) -> PoolRates:
     by = solved.sum(axis=0)
     units = solved.shape[1]
     columns = np.stack([by / len(solved), by > 0, by == len(solved), by == 1], axis=1).astype(np.float64)
@@ -123,17 +128,17 @@ def _pool(solved: Bools, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value, interval in zip(POOL_RATES, values, intervals(columns, statistic, seed), strict=True):
         found |= {name: float(value), f"{name}_ci": list(interval)}
-    return found
+    return cast(PoolRates, found)
 
 
-def _buckets(rollouts: Rollouts, solved: Bools) -> list[dict[str, Any]]:
+def _buckets(rollouts: Rollouts, solved: Bools) -> list[Bucket]:
     """Units sorted by (mean reward over all models and rollouts, prompt id), cut in three."""
     rewards = rollouts.rewards_M_P_G
     scored = ~np.isnan(rewards)
     means = ratio(np.where(scored, rewards, 0.0).sum(axis=(0, 2)), scored.sum(axis=(0, 2)))
     height = np.where(np.isnan(means), -np.inf, means)  # nobody could be scored there: among the hard ones
     order = sorted(range(len(means)), key=lambda p: (height[p], rollouts.prompt_ids[p], rollouts.rounds[p]))
-    rows = []
+    rows: list[Bucket] = []
     for name, units in zip(BUCKETS[::-1], np.array_split(np.array(order, dtype=np.int64), len(BUCKETS)), strict=True):
         some = solved[:, units]
         rows.append(
@@ -178,24 +183,23 @@ def observed_gate(rollouts: Rollouts, thresholds: Thresholds, learner: int) -> B
     return found
 
 
-def _gate(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], seed: int) -> list[dict[str, Any]]:
+def _gate(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], seed: int) -> list[GateRow]:
     smallest = int(rollouts.present_M_P_G.sum(axis=2).min())
-    columns = [
-        column
-        for m in range(len(rollouts.policies))
-        for column in (observed_gate(rollouts, thresholds, m), *(gate_rate(rollouts, thresholds, m, k) for k in gates))
-    ]
+    columns: list[Floats | Bools] = []
+    for m in range(len(rollouts.policies)):
+        columns.append(observed_gate(rollouts, thresholds, m))
+        columns += [gate_rate(rollouts, thresholds, m, k) for k in gates]
     units = len(rollouts.prompt_ids)
     stacked = np.stack(columns, axis=1).astype(np.float64)
     around = iter(intervals(stacked, lambda sums: sums / units, seed))
     means = iter(stacked.mean(axis=0).tolist())
-    rows = []
+    rows: list[GateRow] = []
     for name in rollouts.policies:
-        row: dict[str, Any] = {"learner": name, "observed": next(means), "observed_ci": list(next(around))}
-        row["at"] = [
-            {"k": k, "rate": next(means), "rate_ci": list(next(around)), "extrapolated": k > smallest} for k in gates
-        ]
-        rows.append(row)
+        observed, observed_ci = next(means), list(next(around))
+        at: list[GateAt] = []
+        for k in gates:
+            at.append({"k": k, "rate": next(means), "rate_ci": list(next(around)), "extrapolated": k > smallest})
+        rows.append({"learner": name, "observed": observed, "observed_ci": observed_ci, "at": at})
     return rows
 
 
@@ -208,11 +212,10 @@ def _graded(rollouts: Rollouts) -> float:
     return float((highest > lowest).mean())
 
 
-def _recommended(found: dict[str, Any], graded: float) -> dict[str, Any]:
+def _recommended(pool: PoolRates, gate: Sequence[GateRow], prompts: int, graded: float) -> Recommendation:
     """One line, with its reason. The figures that decide: SGT's gate rate, then the share of graded prompts."""
-    best = max(found["gate"], key=lambda row: row["observed"])
-    rates = ", ".join(f"{row['learner']} {row['observed']:.1%}" for row in found["gate"])
-    pool, prompts = found["pool"], found["prompts"]
+    best = max(gate, key=lambda row: row["observed"])
+    rates = ", ".join(f"{row['learner']} {row['observed']:.1%}" for row in gate)
     if pool["any"] == 0:
         text, choice = f"none: no model solved any of the {prompts} prompts; train or choose easier ones first", "none"
     elif pool["all"] == 1:

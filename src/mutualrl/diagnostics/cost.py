@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from mutualrl.diagnostics.channels import DATA, OUTCOME, VALUE
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
+from mutualrl.diagnostics.results import Cost, Extra, RegimeExtra
 from mutualrl.diagnostics.rollouts import Ints, Rollouts
 from mutualrl.diagnostics.sgt_check import list_successes
 from mutualrl.diagnostics.voices import Voices
@@ -42,7 +43,7 @@ def tokens_M_P_G(rollouts: Rollouts) -> Ints:
     return found
 
 
-def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> dict[str, Any]:
+def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> Cost:
     """`{"policies", "prompts", "rollout_tokens", "rows": [{"regime", "extra_tokens", "ratio"}], "learners",
     "sequences", "bound"}`.
 
@@ -68,10 +69,10 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) 
         }
         for m, name in enumerate(rollouts.policies)
     ]
-    rows = [
-        {"regime": regime, **_extra(sum(row[regime]["extra_tokens"] for row in learners), total)}
-        for regime in (VALUE, OUTCOME, DATA)
-    ]
+    rows: list[RegimeExtra] = []
+    for regime in (VALUE, OUTCOME, DATA):
+        extra = _extra(sum(row[regime]["extra_tokens"] for row in learners), total)
+        rows.append({"regime": regime, "extra_tokens": extra["extra_tokens"], "ratio": extra["ratio"]})
     models = len(rollouts.policies)
     smallest = int(rollouts.present_M_P_G.sum(axis=2).min())
     return {
@@ -91,7 +92,7 @@ def counted_by_learner(rollouts: Rollouts, voices: Voices) -> bool:
     return not voices.missing() and rollouts.has_texts
 
 
-def _extra(tokens: int, of: int) -> dict[str, Any]:
+def _extra(tokens: int, of: int) -> Extra:
     return {"extra_tokens": int(tokens), "ratio": float(tokens / of) if of else float("nan")}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from mutualrl.console.display import clean
 from mutualrl.console.plots import Axes, Draw
+from mutualrl.diagnostics.results import Activation, Channels, Complementarity, Cost, Shares, ValueCheck, columns_of
 from mutualrl.regimes import at_level
 
 Figures = Mapping[str, tuple[tuple[float, float], Draw]]
@@ -32,7 +33,7 @@ def _legend(axis: Axes, **how: Any) -> None:
         text.set_parse_math(False)
 
 
-def complementarity(result: dict[str, Any]) -> Figures:
+def complementarity(result: Complementarity) -> Figures:
     """Overlap and rescue matrices; buckets; gate rate over K."""
     models = len(result["policies"])
     return {
@@ -42,7 +43,7 @@ def complementarity(result: dict[str, Any]) -> Figures:
     }
 
 
-def _overlap(figure: Any, result: dict[str, Any]) -> None:
+def _overlap(figure: Any, result: Complementarity) -> None:
     names = result["policies"]
     jaccard, rescue = np.ones((len(names), len(names))), np.full((len(names), len(names)), np.nan)
     for row in result["pairs"]:
@@ -67,10 +68,10 @@ def _matrix(axis: Axes, values: Any, names: Sequence[str], title: str) -> None:
         axis.text(b, a, text, ha="center", va="center", color="white" if not values[a, b] > 0.6 else "black")
 
 
-def _buckets(axis: Axes, result: dict[str, Any]) -> None:
+def _buckets(axis: Axes, result: Complementarity) -> None:
     places = np.arange(len(result["buckets"]))
     for offset, key, label in ((-0.2, "jaccard", "Jaccard overlap"), (0.2, "exactly_one", "solved by exactly one")):
-        values = [_known(b[key]) for b in result["buckets"]]
+        values = [_known(columns_of(b)[key]) for b in result["buckets"]]
         bars = axis.bar(places + offset, values, 0.4, label=label)
         axis.bar_label(bars, ["NaN" if np.isnan(v) else f"{v:.2f}" for v in values], fontsize=8)
     axis.set_xticks(places, [f"{b['bucket']}\n({b['prompts']} prompts)" for b in result["buckets"]])
@@ -78,7 +79,7 @@ def _buckets(axis: Axes, result: dict[str, Any]) -> None:
     _legend(axis, fontsize=8)
 
 
-def _gate(axis: Axes, result: dict[str, Any]) -> None:
+def _gate(axis: Axes, result: Complementarity) -> None:
     for row in result["gate"]:
         ks = [at["k"] for at in row["at"]]
         rates = np.array([at["rate"] for at in row["at"]])
@@ -92,7 +93,7 @@ def _gate(axis: Axes, result: dict[str, Any]) -> None:
     _legend(axis, title="learner", fontsize=8)
 
 
-def xgrpo_check(result: dict[str, Any]) -> Figures:
+def xgrpo_check(result: ValueCheck) -> Figures:
     """The three measures, true against shuffled pool."""
 
     def draw(figure: Any) -> None:
@@ -103,7 +104,7 @@ def xgrpo_check(result: dict[str, Any]) -> Figures:
         for axis, (key, title) in zip(figure.subplots(1, 3), measures, strict=True):
             places = np.arange(len(result["rows"]))
             for offset, pool in ((-0.2, "true"), (0.2, "shuffled")):
-                values = [_known(row[pool][key]) for row in result["rows"]]
+                values = [_known(columns_of(row)[pool][key]) for row in result["rows"]]
                 axis.bar(places + offset, values, 0.4, label=f"{pool} pool")
             axis.axhline(0, color="black", linewidth=0.6)
             axis.set_xticks(places, [_short(row["learner"]) for row in result["rows"]], fontsize=8, parse_math=False)
@@ -113,25 +114,23 @@ def xgrpo_check(result: dict[str, Any]) -> Figures:
     return {at_level("value").name: ((11, 3.6), draw)}
 
 
-def sgt_check(result: dict[str, Any]) -> Figures:
+def sgt_check(result: Activation) -> Figures:
     """Success rates with the gate on and off; teachers' NLL where measured."""
     figures: dict[str, tuple[tuple[float, float], Draw]] = {
         "sgt_activation": ((6, 4), lambda figure: _activation(figure.subplots(), result))
     }
-    if result["nll"] is not None:
-        figures["sgt_teachers"] = ((6, 4), lambda figure: _teachers(figure.subplots(), result["nll"]["rows"]))
+    if (nll := result["nll"]) is not None:
+        rows = [columns_of(row) for row in nll["rows"]]
+        figures["sgt_teachers"] = ((6, 4), lambda figure: _teachers(figure.subplots(), rows))
     return figures
 
 
-def _activation(axis: Axes, result: dict[str, Any]) -> None:
+def _activation(axis: Axes, result: Activation) -> None:
     places = np.arange(len(result["rows"]))
     for offset, side in ((-0.2, "on"), (0.2, "off")):
-        bars = axis.bar(
-            places + offset, [_known(row[side]["rate"]) for row in result["rows"]], 0.4, label=f"gate {side}"
-        )
-        axis.bar_label(
-            bars, [f"{row[side]['successes']}/{row[side]['rollouts']}" for row in result["rows"]], fontsize=8
-        )
+        shares: list[Shares] = [columns_of(row)[side] for row in result["rows"]]
+        bars = axis.bar(places + offset, [_known(share["rate"]) for share in shares], 0.4, label=f"gate {side}")
+        axis.bar_label(bars, [f"{share['successes']}/{share['rollouts']}" for share in shares], fontsize=8)
     labels = [f"{_short(row['learner'])}\n{row['gated']} of {result['prompts']} prompts" for row in result["rows"]]
     axis.set_xticks(places, labels, fontsize=8, parse_math=False)
     axis.set(ylabel="pool-wide success rate", ylim=(0, 1), title="Where SGT acts")
@@ -148,7 +147,7 @@ def _teachers(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
     _legend(axis, fontsize=8)
 
 
-def channels(result: dict[str, Any]) -> Figures:
+def channels(result: Channels) -> Figures:
     """Stacked shares of the six rows, over all learners and for each."""
 
     def draw(figure: Any) -> None:
@@ -169,7 +168,7 @@ def channels(result: dict[str, Any]) -> Figures:
     return {"channels": ((8, 2.2 + 0.6 * len(result["learners"])), draw)}
 
 
-def cost(result: dict[str, Any]) -> Figures:
+def cost(result: Cost) -> Figures:
     """Extra cost of each regime, in rollouts."""
 
     def draw(figure: Any) -> None:
@@ -183,7 +182,7 @@ def cost(result: dict[str, Any]) -> Figures:
     return {"cost": ((5, 4), draw)}
 
 
-FIGURES: dict[str, Callable[[dict[str, Any]], Figures]] = {
+FIGURES: dict[str, Callable[..., Figures]] = {
     "complementarity": complementarity,
     "xgrpo-check": xgrpo_check,
     "sgt-check": sgt_check,

@@ -13,11 +13,14 @@ from mutualrl.diagnostics.complementarity import complementarity
 from mutualrl.diagnostics.cost import cost
 from mutualrl.diagnostics.gathering import Bars, gather
 from mutualrl.diagnostics.request import DiagnosticRequest, gate_sizes
+from mutualrl.diagnostics.results import Activation, Channels, Complementarity, Cost, ValueCheck
 from mutualrl.diagnostics.rollouts import Rollouts
 from mutualrl.diagnostics.sgt_check import activation, teacher_nll
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import xgrpo_check
 from mutualrl.errors import DataError, UsageError
+
+Result = Complementarity | ValueCheck | Activation | Channels | Cost
 
 
 def diagnose(
@@ -31,12 +34,10 @@ def diagnose(
     with bars.progress:
         rollouts, voices = gather(request, bars)
         found = _computed(which, request, rollouts, voices, success, gates)
-    found |= {
-        "rounds": len(np.unique(rollouts.rounds)),
-        "origin": rollouts.origin,
-        "left_out_prompts": rollouts.left_out,
-        "seed": request.seed,
-    }
+    found["rounds"] = len(np.unique(rollouts.rounds))
+    found["origin"] = rollouts.origin
+    found["left_out_prompts"] = rollouts.left_out
+    found["seed"] = request.seed
     found["thresholds"] = {"success_above": request.thresholds.success, "failure_below": request.thresholds.failure}
     plain: dict[str, Any] = _plain(found)
     return plain
@@ -44,7 +45,7 @@ def diagnose(
 
 def _computed(
     which: str, request: DiagnosticRequest, rollouts: Rollouts, voices: Voices, success: str, gates: str | None
-) -> dict[str, Any]:
+) -> Result:
     thresholds, seed = request.thresholds, request.seed
     if which == "complementarity":
         samples = rollouts.present_M_P_G.sum(axis=2).min(axis=1).tolist()

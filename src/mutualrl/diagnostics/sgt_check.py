@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
-from mutualrl.diagnostics.rollouts import Bools, Ints, Rollouts
+from mutualrl.diagnostics.results import Activation, ActivationRow, Compared, Shares, TaskGate, TeacherNLL, TeacherRow
+from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
 from mutualrl.diagnostics.statistics import intervals, ratio
 from mutualrl.diagnostics.voices import Voices
 from mutualrl.errors import UsageError
@@ -21,7 +21,7 @@ from mutualrl.regimes.sgt import Candidate, Fitted, draw
 from mutualrl.seeds import seeded
 
 
-def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:
+def activation(rollouts: Rollouts, thresholds: Thresholds) -> Activation:
     """`{"policies", "prompts", "all_fail", "rows": [{"learner", "gated", "on", "off", "by_task"}]}`.
 
     gated: prompts with the gate open; on, off: [successes, rollouts] of the whole pool on gated and other prompts;
@@ -32,10 +32,13 @@ def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:
     failed = ((rewards < thresholds.failure) | ~present).all(axis=(0, 2))
     tasks, of = np.unique(np.array(rollouts.tasks, dtype=object).astype(str), return_inverse=True)
     sizes = np.bincount(of, minlength=len(tasks))
-    rows = []
+    rows: list[ActivationRow] = []
     for m, name in enumerate(rollouts.policies):
         gate = observed_gate(rollouts, thresholds, m)
         open_ = np.bincount(of[gate], minlength=len(tasks))
+        by_task: dict[str, TaskGate] = {}
+        for task, a, b in zip(tasks, open_, sizes, strict=True):
+            by_task[str(task)] = {"gated": int(a), "prompts": int(b), "rate": float(a / b)}
         rows.append(
             {
                 "learner": name,
@@ -43,10 +46,7 @@ def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:
                 "gate_rate": float(gate.mean()),
                 "on": _shares(hits, count, gate),
                 "off": _shares(hits, count, ~gate),
-                "by_task": {
-                    str(task): {"gated": int(a), "prompts": int(b), "rate": float(a / b)}
-                    for task, a, b in zip(tasks, open_, sizes, strict=True)
-                },
+                "by_task": by_task,
             }
         )
     return {
@@ -57,7 +57,7 @@ def activation(rollouts: Rollouts, thresholds: Thresholds) -> dict[str, Any]:
     }
 
 
-def _shares(hits: Ints, count: Ints, where: Bools) -> dict[str, Any]:
+def _shares(hits: Ints, count: Ints, where: Bools) -> Shares:
     found, every = int(hits[where].sum()), int(count[where].sum())
     return {"successes": found, "rollouts": every, "rate": float(ratio(found, every))}
 
@@ -146,7 +146,7 @@ def _other(
     return None
 
 
-def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> dict[str, Any]:
+def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> TeacherNLL:
     """`{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci"}], "without"}`: mean
     over gated prompts of the learner's per-token mean NLL of a teacher's text after the learner's own prompt, nats a
     token; difference: mismatched minus matched."""
@@ -156,18 +156,19 @@ def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed
             "regime sgt or prp), add a column 'completion', or sample with --pool"
         )
     found, without = lessons(rollouts, thresholds, voices, seed)
-    rows = []
+    rows: list[TeacherRow] = []
     for learner, name in enumerate(rollouts.policies):
         own = [lesson for lesson in found if lesson.learner == learner]
+        units = [lesson.unit for lesson in own]
         nll = {
-            kind: voices.nll(learner, [lesson.unit for lesson in own], [getattr(lesson, kind) for lesson in own])
-            for kind in ("matched", "mismatched")
+            "matched": voices.nll(learner, units, [lesson.matched for lesson in own]),
+            "mismatched": voices.nll(learner, units, [lesson.mismatched for lesson in own]),
         }
         rows.append({"learner": name, "lessons": len(own), **_compared(nll, seed)})
     return {"rows": rows, "without": without}
 
 
-def _compared(nll: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def _compared(nll: Mapping[str, Floats], seed: int) -> Compared:
     matched, mismatched = nll["matched"], nll["mismatched"]
     if not len(matched):
         nan = float("nan")

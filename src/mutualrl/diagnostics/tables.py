@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from mutualrl.console.markdown import name, number, table
 from mutualrl.diagnostics.channels import DATA, OUTCOME, VALUE
+from mutualrl.diagnostics.results import (
+    Activation,
+    Channels,
+    Complementarity,
+    Cost,
+    Header,
+    Shares,
+    ValueCheck,
+    columns_of,
+)
 
 MOST_TASKS = 12
 
 
-def _about(result: dict[str, Any]) -> str:
+def _about(result: Header) -> str:
     left = f"; {result['left_out_prompts']} prompts left out" if result["left_out_prompts"] else ""
     rounds = f" in {result['rounds']} rounds" if result["rounds"] > 1 else ""
     return f"{name(result['origin'])}, {result['prompts']} prompts{rounds}{left}"
@@ -22,13 +31,14 @@ def _with(value: float | None, interval: Sequence[float | None]) -> str:
     return f"{number(value)} [{number(low, 2)}, {number(high, 2)}]"
 
 
-def complementarity(result: dict[str, Any]) -> str:
+def complementarity(result: Complementarity) -> str:
     """Pairs, pool, buckets, gate rates, and the recommendation."""
-    rows = [
-        [name(row["learner"]), name(row["peer"]),
-         *(_with(row[key], row[f"{key}_ci"]) for key in ("learner_success", "peer_success", "jaccard", "rescue"))]
-        for row in result["pairs"]
-    ]  # fmt: skip
+    rows = []
+    for row in map(columns_of, result["pairs"]):
+        cells = [name(row["learner"]), name(row["peer"])]
+        for key in ("learner_success", "peer_success", "jaccard", "rescue"):
+            cells.append(_with(row[key], row[f"{key}_ci"]))
+        rows.append(cells)
     which = {"first": "the first rollout", "any": "any rollout"}[result["success"]]
     parts = [
         table(
@@ -37,7 +47,7 @@ def complementarity(result: dict[str, Any]) -> str:
             rows,
         )
     ]
-    pool = result["pool"]
+    pool = columns_of(result["pool"])
     keys = ("mean", "any", "all", "exactly_one", "jaccard")
     parts.append(
         table(
@@ -80,45 +90,38 @@ def name_of(text: str) -> str:
     return clean(text, 1000).replace("\n", " ")
 
 
-def xgrpo_check(result: dict[str, Any]) -> str:
+def xgrpo_check(result: ValueCheck) -> str:
     """True against shuffled pool."""
     keys = ("correlation", "sign_flips", "sign_changes", "advantage_change", "signed_change")
     head = ["learner", "pool", "corr. peer spread ↔ adv. change", "adv. sign-flip rate", "the same, from and to 0 too",
             "mean abs. adv. change", "mean signed change"]  # fmt: skip
-    lines = [*((row["learner"], row) for row in result["rows"]), ("mean", result["mean"])]
-    rows = [
-        [name(learner), pool, *(number(row[pool][key]) for key in keys)]
-        for learner, row in lines
-        for pool in ("true", "shuffled")
-    ]
+    lines = [(row["learner"], columns_of(row)) for row in result["rows"]]
+    rows = []
+    for learner, row in [*lines, ("mean", columns_of(result["mean"]))]:
+        for pool in ("true", "shuffled"):
+            rows.append([name(learner), pool, *(number(row[pool][key]) for key in keys)])
     return table(f"Pooled normalization vs. shuffled pool ({_about(result)}; scale: {result['scale']})", head, rows)
 
 
-def sgt_check(result: dict[str, Any]) -> str:
+def sgt_check(result: Activation) -> str:
     """Activation profile, by task where there are several, and the teachers' NLL."""
     prompts = result["prompts"]
-    rows = [
-        [
-            name(row["learner"]), f"{row['gated']}/{prompts}", *(_fraction(row[side]) for side in ("on", "off")),
-            f"{result['all_fail']}/{prompts}",
-        ]
-        for row in result["rows"]
-    ]  # fmt: skip
+    rows = []
+    for row in result["rows"]:
+        gated, failed = f"{row['gated']}/{prompts}", f"{result['all_fail']}/{prompts}"
+        rows.append([name(row["learner"]), gated, _fraction(row["on"]), _fraction(row["off"]), failed])
     head = ["learner", "SGT prompts", "succ./all (gate on)", "succ./all (gate off)", "all-fail prompts"]
     parts = [table(f"SGT activation profile ({_about(result)})", head, rows)]
     tasks = list(result["rows"][0]["by_task"])
     if 1 < len(tasks) <= MOST_TASKS:
-        cells = [
-            [
-                name(row["learner"]),
-                *(f"{t['gated']}/{t['prompts']} ({100 * t['rate']:.2f} %)" for t in row["by_task"].values()),
-            ]
-            for row in result["rows"]
-        ]
+        cells = []
+        for row in result["rows"]:
+            shares = [f"{t['gated']}/{t['prompts']} ({100 * t['rate']:.2f} %)" for t in row["by_task"].values()]
+            cells.append([name(row["learner"]), *shares])
         parts.append(table("Prompts that open the gate, by task", ["learner", *map(name, tasks)], cells))
     nll = result["nll"]
     if nll is None:
-        parts.append(f"Teacher NLL: not measured; {name_of(result['nll_needs'])}")
+        parts.append(f"Teacher NLL: not measured; {name_of(str(result['nll_needs']))}")
         return "\n\n".join(parts)
     cells = [
         [name(row["learner"]), str(row["lessons"]), number(row["matched"]), number(row["mismatched"]),
@@ -131,11 +134,11 @@ def sgt_check(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _fraction(shares: dict[str, Any]) -> str:
+def _fraction(shares: Shares) -> str:
     return f"{shares['successes']}/{shares['rollouts']} ({number(shares['rate'], 3)})"
 
 
-def channels(result: dict[str, Any]) -> str:
+def channels(result: Channels) -> str:
     """The six rows, over all learners and for each."""
     learners = [name(row["learner"]) for row in result["learners"]]
     head = ["usable regimes on a prompt", "all learners (%)", *(f"{learner} (%)" for learner in learners)]
@@ -149,7 +152,7 @@ def channels(result: dict[str, Any]) -> str:
     return table(f"Joint usability of the three regimes ({_about(result)})", head, rows) + note
 
 
-def cost(result: dict[str, Any]) -> str:
+def cost(result: Cost) -> str:
     """Extra tokens by regime, over all learners and for each; the analytic bound."""
     rows = [
         [row["regime"].upper(), f"{row['extra_tokens']:,}", f"{number(row['ratio'])}x rollout"]
@@ -177,7 +180,7 @@ def cost(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-MARKDOWN: dict[str, Callable[[dict[str, Any]], str]] = {
+MARKDOWN: dict[str, Callable[..., str]] = {
     "complementarity": complementarity,
     "xgrpo-check": xgrpo_check,
     "sgt-check": sgt_check,

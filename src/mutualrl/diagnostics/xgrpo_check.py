@@ -6,12 +6,13 @@ cross-policy reward information". The pure pooled rule (mix 1, no length correct
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import numpy as np
 
+from mutualrl.diagnostics.results import PoolMeasures, ValueCheck, ValueRow
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
 from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, spread
 from mutualrl.regimes.advantages import deviation
@@ -38,17 +39,21 @@ class Scales:
         return ", ".join(every)
 
 
-def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> dict[str, Any]:
+def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> ValueCheck:
     """`{"policies", "prompts", "scale", "rows": [{"learner", "true", "shuffled"}], "mean"}`; each pool has
     `correlation`, `sign_flips`, `sign_changes`, `advantage_change` and `signed_change`."""
-    rows: list[dict[str, Any]] = []
+    rows: list[ValueRow] = []
     for learner, name in enumerate(rollouts.policies):
         peers = rollouts.peer_rewards(learner)
-        dealt = {"true": peers, "shuffled": peers[shuffle(rollouts, name, seed)]}
+        shuffled = peers[shuffle(rollouts, name, seed)]
         rows.append(
-            {"learner": name} | {pool: _measured(rollouts, learner, bags, scales) for pool, bags in dealt.items()}
+            {
+                "learner": name,
+                "true": _measured(rollouts, learner, peers, scales),
+                "shuffled": _measured(rollouts, learner, shuffled, scales),
+            }
         )
-    mean = {pool: {key: float(np.mean([row[pool][key] for row in rows])) for key in rows[0][pool]} for pool in POOLS}
+    mean = {"true": _mean([row["true"] for row in rows]), "shuffled": _mean([row["shuffled"] for row in rows])}
     return {
         "policies": list(rollouts.policies),
         "prompts": len(rollouts.prompt_ids),
@@ -56,6 +61,15 @@ def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> dict[str, Any]
         "rows": rows,
         "mean": mean,
     }
+
+
+def _mean(measures: Sequence[PoolMeasures]) -> dict[str, float]:
+    """Return the mean of each measure."""
+    columns: dict[str, list[float]] = {}
+    for each in measures:
+        for key, value in each.items():
+            columns.setdefault(key, []).append(cast(float, value))
+    return {key: float(np.mean(values)) for key, values in columns.items()}
 
 
 def shuffle(rollouts: Rollouts, learner: str, seed: int) -> Ints:
@@ -92,7 +106,7 @@ def _by_round(rollouts: Rollouts, values_P_H: Floats, scale: str) -> Floats:
     return found
 
 
-def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> dict[str, float]:
+def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> PoolMeasures:
     """Five measures of a pool, `advantage_change` being the mean over prompts of |A_pool - A_local|.
 
     `correlation`: over prompts, of that change with the peers' reward spread (their own prompt's, also under the

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-Fingerprint = dict[str, str | int | None]
+Fingerprint = dict[str, str | int]
 
 
 class Stored(BaseModel):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mutualrl.diagnostics.passages import Corpus
+from mutualrl.diagnostics.results import Length, LengthRow
 from mutualrl.diagnostics.thl.traces import (
     OnBatch,
     Scored,
@@ -69,14 +69,14 @@ def length(
     seed: int,
     on_batch: OnBatch,
     lengths: Sequence[int] = LENGTHS,
-) -> dict[str, Any]:
+) -> Length:
     """Relative MAE at each number of target tokens: of the alignment, of the paper's map, of copying by position.
 
     Only the source's model runs. What is longer than its context is scored in windows.
     """
 
     corpus, left_out = common_corpus(passages, source, target)
-    rows = []
+    rows: list[LengthRow] = []
     for tokens in lengths:
         scored = score_texts(stretches(corpus, tokens, count, target, seed), source, target, on_batch)
         truth = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in scored]
@@ -94,7 +94,9 @@ def length(
                 "mean_target_tokens": float(np.mean([len(s.target_ids) for s in scored])),
                 "sequences": len(scored),
                 "repeating": sum(len(s.text) > len(corpus.text) for s in scored),
-                **errors,
+                "aligned": errors["aligned"],
+                "paper": errors["paper"],
+                "naive": errors["naive"],
                 "reduction": 1 - errors["aligned"] / errors["naive"] if errors["naive"] else 0.0,
             }
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from mutualrl.diagnostics.passages import Corpus
+from mutualrl.diagnostics.results import Mass, MassRow
 from mutualrl.diagnostics.thl.traces import OnBatch, Scored, Voice, common_corpus, score_texts, unit_mass
 from mutualrl.errors import DataError
 from mutualrl.thl import Anchor
@@ -40,7 +40,7 @@ def spans(corpus: Corpus, count: int, source: Voice, target: Voice, seed: int) -
 
 def mass(
     passages: Sequence[str], source: Voice, target: Voice, anchor: Anchor, count: int, seed: int, on_batch: OnBatch
-) -> dict[str, Any]:
+) -> Mass:
     """Per-word errors in nats, between source and aligned, and between aligned and the target's own log-probs.
 
     Rows: each model onto itself (the paper's controls), source onto target with `anchor`, and with the paper's map.
@@ -64,9 +64,7 @@ def mass(
     return {"spans": len(texts), "passages_left_out": left_out, "rows": rows}
 
 
-def _row(
-    source: Voice, target: Voice, anchor: Anchor, scored: Sequence[Scored], own: Sequence[Floats]
-) -> dict[str, Any]:
+def _row(source: Voice, target: Voice, anchor: Anchor, scored: Sequence[Scored], own: Sequence[Floats]) -> MassRow:
     given = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in scored]
     aligned = [unit_mass(s.text, s.target_ids, s.align(source, target, anchor), target.tokenizer) for s in scored]
     native = [unit_mass(s.text, s.target_ids, values, target.tokenizer) for s, values in zip(scored, own, strict=True)]

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from mutualrl.console.plots import Axes, save
+from mutualrl.diagnostics.results import ThlCheck, columns_of
 from mutualrl.diagnostics.thl.ratio import BINS
 
 
-def plot(result: dict[str, Any], directory: Path) -> list[Path]:
+def plot(result: ThlCheck, directory: Path) -> list[Path]:
     """Draw what the check has figures for into `directory_for`'s answer; returns the files."""
     import matplotlib.pyplot as plt
 
     files = []
     for name, draw in _FIGURES.items():
-        pairs = [pair for pair in result["pairs"] if pair.get(name)]
+        pairs = [columns for pair in result["pairs"] if (columns := columns_of(pair)).get(name)]
         if not pairs:
             continue
         figure, axes = plt.subplots(1, len(pairs), figsize=(5.5 * len(pairs), 4), squeeze=False, layout="constrained")

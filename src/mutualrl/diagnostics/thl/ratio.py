@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mutualrl.diagnostics.results import SequenceRatioRow, TokenRatioRow
 from mutualrl.diagnostics.thl.responses import Response, Responses
 from mutualrl.diagnostics.thl.traces import Voice
 from mutualrl.thl import BOUND, Anchor, align_logprobs
@@ -66,9 +67,9 @@ def _broken(response: Response, trace: Floats, own: Floats, source: Voice, targe
     return (own - values)[covered]
 
 
-def token_rows(ratios: dict[str, list[Floats]]) -> list[dict[str, Any]]:
+def token_rows(ratios: dict[str, list[Floats]]) -> list[TokenRatioRow]:
     """Per denominator: p99 of the token ratio, share outside [0.8, 1.2], share of responses with a ratio over 10."""
-    rows = []
+    rows: list[TokenRatioRow] = []
     for name, responses in ratios.items():
         logs = np.concatenate(responses)
         tokens = np.exp(logs)
@@ -87,9 +88,9 @@ def token_rows(ratios: dict[str, list[Floats]]) -> list[dict[str, Any]]:
     return rows
 
 
-def sequence_rows(ratios: dict[str, list[Floats]]) -> list[dict[str, Any]]:
+def sequence_rows(ratios: dict[str, list[Floats]]) -> list[SequenceRatioRow]:
     """Per denominator, over responses: exp(mean log-ratio), TRL's `sequence` level; and the logarithm of exp(sum)."""
-    rows = []
+    rows: list[SequenceRatioRow] = []
     for name, responses in ratios.items():
         some = [r for r in responses if len(r)]
         means, sums = np.array([r.mean() for r in some]), np.array([r.sum() for r in some])

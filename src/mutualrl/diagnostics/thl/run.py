@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from itertools import islice
-from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.console.display import cell
 from mutualrl.diagnostics.passages import pick
+from mutualrl.diagnostics.results import PairCheck, ThlCheck
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.length import length
 from mutualrl.diagnostics.thl.mass import mass
@@ -25,7 +25,7 @@ from mutualrl.engines.base import Sampling
 _TRIES = 4  # draws for each opening that is wanted: some come up twice
 
 
-def check(request: ThlRequest, console: Console) -> dict[str, Any]:
+def check(request: ThlRequest, console: Console) -> ThlCheck:
     """`{"safe", "anchor", "seed", "text", "prompts", "pairs": [{"source", "target", "safe", "reasons", "tokenizers",
     and one key a suite}]}`."""
     voices: dict[Endpoint, Voice] = {end: Voice(end) for pair in request.pairs for end in pair}
@@ -39,7 +39,7 @@ def check(request: ThlRequest, console: Console) -> dict[str, Any]:
         pairs = [_tokenizers(request, voices[a], voices[b], track) for a, b in request.pairs]
         for (a, b), pair in zip(request.pairs, pairs, strict=True):
             if request.suites and pair["tokenizers"]:  # both are of a kind whose tokens can be placed
-                pair.update(_suites(request, voices[a], voices[b], track))
+                _add_suites(pair, request, voices[a], voices[b], track)
     return {
         "safe": all(pair["safe"] for pair in pairs),
         "anchor": request.anchor,
@@ -50,37 +50,42 @@ def check(request: ThlRequest, console: Console) -> dict[str, Any]:
     }
 
 
-def _tokenizers(request: ThlRequest, source: Voice, target: Voice, track: Track) -> dict[str, Any]:
+def _tokenizers(request: ThlRequest, source: Voice, target: Voice, track: Track) -> PairCheck:
     texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
     on_text = track(f"{source.name} -> {target.name}: tokenizers", len(texts))
     found = check_vocabularies(texts, source.tokenizer, target.tokenizer, request.anchor, on_text)
-    safe, reasons = found.pop("safe"), found.pop("reasons")
-    return {"source": source.name, "target": target.name, "safe": safe, "reasons": reasons, "tokenizers": found}
+    return {
+        "source": source.name,
+        "target": target.name,
+        "safe": found["safe"],
+        "reasons": found["reasons"],
+        "tokenizers": found["figures"],
+    }
 
 
-def _suites(request: ThlRequest, source: Voice, target: Voice, track: Track) -> dict[str, Any]:
+def _add_suites(pair: PairCheck, request: ThlRequest, source: Voice, target: Voice, track: Track) -> None:
     label = f"{source.name} -> {target.name}"
-    found: dict[str, Any] = {}
     common = (request.passages, source, target, request.anchor)
     if "mass" in request.suites:
-        found["mass"] = mass(*common, request.spans, request.seed, track(f"{label}: mass", 2 * request.spans))
+        pair["mass"] = mass(*common, request.spans, request.seed, track(f"{label}: mass", 2 * request.spans))
     if "length" in request.suites:
-        found["length"] = length(*common, request.sequences, request.seed, track(f"{label}: length", 0))
+        pair["length"] = length(*common, request.sequences, request.seed, track(f"{label}: length", 0))
     if "scripts" in request.suites:
         texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
-        found["scripts"] = scripts(texts, source, target, track(f"{label}: scripts", len(texts)))
+        pair["scripts"] = scripts(texts, source, target, track(f"{label}: scripts", len(texts)))
     if set(request.suites) & set(SAMPLED):
-        found |= _ratios(request, source, target, track)
-    return found
+        _add_ratios(pair, request, source, target, track)
 
 
-def _ratios(request: ThlRequest, source: Voice, target: Voice, track: Track) -> dict[str, Any]:
+def _add_ratios(pair: PairCheck, request: ThlRequest, source: Voice, target: Voice, track: Track) -> None:
     sampling = Sampling(request.max_new_tokens, temperature=1.0, samples=request.samples, seed=request.seed)
     sampled = respond(_prompts(request, source, target), source, target, sampling, track)
     ratios = log_ratios(sampled, source, target, request.anchor)
-    about = {"responses": len(sampled.responses), "left_out": sampled.left_out}
-    rows = {"ratio": token_rows(ratios), "sequence": sequence_rows(ratios)}
-    return {suite: {**about, "rows": rows[suite]} for suite in SAMPLED if suite in request.suites}
+    responses, left_out = len(sampled.responses), sampled.left_out
+    if "ratio" in request.suites:
+        pair["ratio"] = {"responses": responses, "left_out": left_out, "rows": token_rows(ratios)}
+    if "sequence" in request.suites:
+        pair["sequence"] = {"responses": responses, "left_out": left_out, "rows": sequence_rows(ratios)}
 
 
 def _prompts(request: ThlRequest, source: Voice, target: Voice) -> list[str]:

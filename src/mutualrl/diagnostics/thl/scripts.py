@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mutualrl.diagnostics.passages import family
+from mutualrl.diagnostics.results import ScriptRow, Scripts
 from mutualrl.diagnostics.thl.traces import OnBatch, Voice, relative_error, score_texts, unit_mass
 from mutualrl.thl import Anchor
 from mutualrl.thl.words import Unit
@@ -20,24 +20,31 @@ RULES: tuple[tuple[str, Anchor, Unit], ...] = (
 )
 
 
-def scripts(passages: Sequence[str], source: Voice, target: Voice, on_batch: OnBatch) -> dict[str, Any]:
+def scripts(passages: Sequence[str], source: Voice, target: Voice, on_batch: OnBatch) -> Scripts:
     """Relative MAE of each rule by family of script, per word, or per character in a text with CJK."""
     scored = score_texts([passage.strip() for passage in passages], source, target, on_batch)
-    rows = []
+    rows: list[ScriptRow] = []
     for name in FAMILIES:
         texts = [s for s in scored if family(s.text) == name]
         if not texts:
             continue
         truth = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in texts]
-        errors = {
-            rule: relative_error(
-                [
-                    unit_mass(s.text, s.target_ids, s.align(source, target, anchor, unit), target.tokenizer)
-                    for s in texts
-                ],
-                truth,
-            )
-            for rule, anchor, unit in RULES
-        }
-        rows.append({"family": name, "texts": len(texts), "units": sum(map(len, truth)), **errors})
+        errors = {}
+        for rule, anchor, unit in RULES:
+            masses = []
+            for each in texts:
+                values = each.align(source, target, anchor, unit)
+                masses.append(unit_mass(each.text, each.target_ids, values, target.tokenizer))
+            errors[rule] = relative_error(masses, truth)
+        rows.append(
+            {
+                "family": name,
+                "texts": len(texts),
+                "units": sum(map(len, truth)),
+                "word": errors["word"],
+                "char": errors["char"],
+                "auto": errors["auto"],
+                "span": errors["span"],
+            }
+        )
     return {"passages_left_out": len(passages) - len(scored), "rows": rows}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from mutualrl.console.markdown import name as _name
 from mutualrl.console.markdown import table as _table
+from mutualrl.diagnostics.results import Columns, PairCheck, SideFigures, ThlCheck, TokenizerFigures, columns_of
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: ThlCheck) -> str:
     """All tables of a check, then what makes a pair unsafe."""
     pairs = result["pairs"]
     parts = [_tokenizer_table(pairs)]
@@ -17,7 +17,7 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _pair(pair: dict[str, Any]) -> str:
+def _pair(pair: PairCheck | Columns) -> str:
     return f"{_name(pair['source'])} → {_name(pair['target'])}"
 
 
@@ -25,7 +25,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def _tokenizer_table(pairs: Sequence[dict[str, Any]]) -> str:
+def _tokenizer_table(pairs: Sequence[PairCheck]) -> str:
     head = [_pair(pair) for pair in pairs]
     rows = [["safe", *("yes" if pair["safe"] else "**no**" for pair in pairs)]]
     for label, read in _TOKENIZER_ROWS:
@@ -33,11 +33,11 @@ def _tokenizer_table(pairs: Sequence[dict[str, Any]]) -> str:
     return _table("Tokenizers", ["", *head], rows)
 
 
-def _both(read: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any]], str]:
+def _both(read: Callable[[SideFigures], str]) -> Callable[[TokenizerFigures], str]:
     return lambda found: f"{read(found['source'])} / {read(found['target'])}"
 
 
-_TOKENIZER_ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+_TOKENIZER_ROWS: tuple[tuple[str, Callable[[TokenizerFigures], str]], ...] = (
     ("texts carried unchanged, source / target (%)", _both(lambda side: _percent(side["round_trip"]))),
     ("tokens", _both(lambda side: str(side["tokens"]))),
     ("1:1 groups (%)", lambda found: _percent(found["one_to_one"])),
@@ -45,7 +45,7 @@ _TOKENIZER_ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("largest group", lambda found: "{source} : {target}".format(**found["largest_group"])),
     ("tokens over several words (%)", _both(lambda side: _percent(side["straddling"]))),
     ("tokens without a place (%)", _both(lambda side: _percent(side["uncovered"]))),
-    ("end of sequence", _both(lambda side: f"`{_name(side['eos'])}`")),
+    ("end of sequence", _both(lambda side: f"`{_name(str(side['eos']))}`")),
     ("ends meet (%)", lambda found: _percent(found["end_to_end"])),
     ("special tokens spelled out stay text", _both(lambda side: "yes" if side["specials_spelled_stay_text"] else "no")),
     ("the paper's map: tokens on a word that they do not touch (%)", _both(lambda side: _percent(side["paper_drift"]))),
@@ -54,11 +54,16 @@ _TOKENIZER_ROWS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 )
 
 
-def _rows(pairs: Sequence[dict[str, Any]], suite: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return [(pair, row) for pair in pairs if suite in pair for row in pair[suite]["rows"]]
+def _rows(pairs: Sequence[PairCheck], suite: str) -> list[tuple[PairCheck, Columns]]:
+    rows: list[tuple[PairCheck, Columns]] = []
+    for pair in pairs:
+        found = columns_of(pair).get(suite)
+        if found is not None:
+            rows += [(pair, row) for row in found["rows"]]
+    return rows
 
 
-def _mass(pairs: Sequence[dict[str, Any]]) -> str:
+def _mass(pairs: Sequence[PairCheck]) -> str:
     figures = (
         "source_aligned_mae",
         "source_aligned_max",
@@ -75,7 +80,7 @@ def _mass(pairs: Sequence[dict[str, Any]]) -> str:
     return _table(f"mass: errors of a word's mass in nats, {spans} spans of 5 to 80 tokens", head, list(seen.values()))
 
 
-def _length(pairs: Sequence[dict[str, Any]]) -> str:
+def _length(pairs: Sequence[PairCheck]) -> str:
     rows = [
         [
             _pair(pair), str(row["target_tokens"]), str(row["sequences"]),
@@ -99,7 +104,7 @@ def _length(pairs: Sequence[dict[str, Any]]) -> str:
     return f"{table}\n\nThe text is shorter than {min(short)} tokens: stretches of so many repeat it."
 
 
-def _scripts(pairs: Sequence[dict[str, Any]]) -> str:
+def _scripts(pairs: Sequence[PairCheck]) -> str:
     rows = [
         [
             _pair(pair),
@@ -113,7 +118,7 @@ def _scripts(pairs: Sequence[dict[str, Any]]) -> str:
     return _table("scripts: relative MAE by rule, per word, or per character in CJK", head, rows)
 
 
-def _ratio(pairs: Sequence[dict[str, Any]]) -> str:
+def _ratio(pairs: Sequence[PairCheck]) -> str:
     rows = [
         [
             _pair(pair), row["denominator"], str(row["responses"]), str(row["tokens"]), f"{row['p99']:.4g}",
@@ -125,7 +130,7 @@ def _ratio(pairs: Sequence[dict[str, Any]]) -> str:
     return _table("ratio: token-level importance ratios", head, rows)
 
 
-def _sequence(pairs: Sequence[dict[str, Any]]) -> str:
+def _sequence(pairs: Sequence[PairCheck]) -> str:
     rows = [
         [
             _pair(pair), row["denominator"], str(row["responses"]), f"{row['median']:.4f}", f"{row['p99']:.4f}",
@@ -137,7 +142,7 @@ def _sequence(pairs: Sequence[dict[str, Any]]) -> str:
     return _table("sequence: exp(mean log-ratio) of a response", head, rows)
 
 
-_TABLES: dict[str, Callable[[Sequence[dict[str, Any]]], str]] = {
+_TABLES: dict[str, Callable[[Sequence[PairCheck]], str]] = {
     "mass": _mass,
     "length": _length,
     "scripts": _scripts,

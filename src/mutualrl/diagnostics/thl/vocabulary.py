@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mutualrl.diagnostics.results import SideFigures, TokenizerCheck, TokenizerFigures
 from mutualrl.errors import TextMismatchError, TokenizerError
 from mutualrl.thl import Anchor, align_logprobs, decode_completion, retokenize, token_offsets, word_spans
 from mutualrl.thl.paper import tokenize, word_map
@@ -60,7 +61,7 @@ class PairCounts:
 
 def check_vocabularies(
     texts: Sequence[str], source: Any, target: Any, anchor: Anchor, on_text: Callable[[int], None]
-) -> dict[str, Any]:
+) -> TokenizerCheck:
     """The check of one ordered pair: figures, `safe`, and the `reasons` when it is not.
 
     A pair is unsafe when a tokenizer is of a kind whose tokens cannot be placed, has no end-of-sequence token, or when
@@ -76,7 +77,7 @@ def check_vocabularies(
         if tokenizer.eos_token_id is None:
             reasons.append(f"{role}: the tokenizer has no end-of-sequence token, so a response could never end")
     if reasons:
-        return {"safe": False, "reasons": reasons}
+        return {"safe": False, "reasons": reasons, "figures": {}}
     counts = PairCounts()
     for text in texts:
         _count(counts, text, source, target, anchor)
@@ -89,7 +90,7 @@ def check_vocabularies(
                 f"{UNSAFE_SHARE:.1%}) cannot be placed: the target's tokenizer changes "
                 f"{counts.texts - counts.target.exact_texts} of these {counts.texts} texts"
             )
-    return {"safe": not reasons, "reasons": reasons, **_figures(counts, source, target)}
+    return {"safe": not reasons, "reasons": reasons, "figures": _figures(counts, source, target)}
 
 
 def _share(part: int, whole: int) -> float:
@@ -150,28 +151,28 @@ def _count_paper(side: SideCounts, text: str, tokenizer: PreTrainedTokenizerBase
     side.drifted += sum(not first[place] <= word <= last[place] for place, word in placed)
 
 
-def _figures(counts: PairCounts, source: Any, target: Any) -> dict[str, Any]:
+def _figures(counts: PairCounts, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> TokenizerFigures:
     groups = sum(counts.sizes.values())
-    sides = {"source": (counts.source, source), "target": (counts.target, target)}
+    mean_group: dict[str, float] = {}
+    largest_group: dict[str, int] = {}
+    for at, role in enumerate(("source", "target")):
+        mean_group[role] = _share(sum(size[at] * n for size, n in counts.sizes.items()), groups)
+        largest_group[role] = max((size[at] for size in counts.sizes), default=0)
     return {
         "texts": counts.texts,
         "characters": counts.characters,
         "groups": groups,
         "one_to_one": _share(counts.sizes[1, 1], groups),
-        "mean_group": {
-            role: _share(sum(size[at] * n for size, n in counts.sizes.items()), groups)
-            for at, role in enumerate(("source", "target"))
-        },
-        "largest_group": {
-            role: max((size[at] for size in counts.sizes), default=0) for at, role in enumerate(("source", "target"))
-        },
+        "mean_group": mean_group,
+        "largest_group": largest_group,
         "group_sizes": {f"{a}:{b}": n for (a, b), n in sorted(counts.sizes.items())},
         "end_to_end": _share(counts.ends_met, counts.texts),
-        **{role: _side_figures(counts, *side) for role, side in sides.items()},
+        "source": _side_figures(counts, counts.source, source),
+        "target": _side_figures(counts, counts.target, target),
     }
 
 
-def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: PreTrainedTokenizerBase) -> SideFigures:
     return {
         "tokens": side.tokens,
         "straddling": _share(side.straddling, side.tokens),

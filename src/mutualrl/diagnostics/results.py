@@ -1,0 +1,414 @@
+"""The results of the diagnostics, typed. The keys are those of `--json`; a figure that is not defined is null there.
+
+Source of each table: see the diagnostic's own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+Interval = list[float]
+Columns = dict[str, Any]
+
+
+def columns_of(row: Mapping[str, object]) -> Columns:
+    """Return a row for a loop over its keys: a TypedDict takes literal keys alone."""
+    return dict(row)
+
+
+class Header(TypedDict):
+    """What stands in every result; `diagnose` adds the rest of it."""
+
+    policies: list[str]
+    prompts: int
+    rounds: NotRequired[int]
+    origin: NotRequired[str]
+    left_out_prompts: NotRequired[int]
+    seed: NotRequired[int]
+    thresholds: NotRequired[dict[str, float]]
+    figures: NotRequired[list[str]]
+
+
+# ---- complementarity
+
+
+class PairRow(TypedDict):
+    """An ordered pair: success rates, overlap, and the share of the learner's failures that the peer solves."""
+
+    learner: str
+    peer: str
+    learner_success: float
+    learner_success_ci: Interval
+    peer_success: float
+    peer_success_ci: Interval
+    jaccard: float
+    jaccard_ci: Interval
+    rescue: float
+    rescue_ci: Interval
+
+
+class PoolRates(TypedDict):
+    """The pool's rates over prompts."""
+
+    mean: float
+    mean_ci: Interval
+    any: float
+    any_ci: Interval
+    all: float
+    all_ci: Interval
+    exactly_one: float
+    exactly_one_ci: Interval
+    jaccard: float
+    jaccard_ci: Interval
+
+
+class Bucket(TypedDict):
+    """A third of the prompts by difficulty."""
+
+    bucket: str
+    prompts: int
+    mean_reward: float
+    jaccard: float
+    exactly_one: float
+
+
+class GateAt(TypedDict):
+    """The gate rate with K rollouts per policy."""
+
+    k: int
+    rate: float
+    rate_ci: Interval
+    extrapolated: bool
+
+
+class GateRow(TypedDict):
+    """A learner's gate rate."""
+
+    learner: str
+    observed: float
+    observed_ci: Interval
+    at: list[GateAt]
+
+
+class Recommendation(TypedDict):
+    """One regime, or none, and why."""
+
+    recommended: str
+    recommendation: str
+    graded: float
+
+
+class Complementarity(Header):
+    """Result of `complementarity`."""
+
+    samples: dict[str, int]
+    success: str
+    pairs: list[PairRow]
+    pool: PoolRates
+    buckets: list[Bucket]
+    gate: list[GateRow]
+    recommended: str
+    recommendation: str
+    graded: float
+
+
+# ---- value sharing
+
+
+class PoolMeasures(TypedDict):
+    """Five measures of a pool of rewards."""
+
+    correlation: float
+    sign_flips: float
+    sign_changes: float
+    advantage_change: float
+    signed_change: float
+
+
+class ValueRow(TypedDict):
+    """A learner under the true and the shuffled pool."""
+
+    learner: str
+    true: PoolMeasures
+    shuffled: PoolMeasures
+
+
+class ValueCheck(Header):
+    """Result of `xgrpo-check`."""
+
+    scale: str
+    rows: list[ValueRow]
+    mean: dict[str, dict[str, float]]
+
+
+# ---- gated transfer
+
+
+class Shares(TypedDict):
+    """Successes among rollouts."""
+
+    successes: int
+    rollouts: int
+    rate: float
+
+
+class TaskGate(TypedDict):
+    """Gated prompts of a task."""
+
+    gated: int
+    prompts: int
+    rate: float
+
+
+class ActivationRow(TypedDict):
+    """Where a learner's gate opens."""
+
+    learner: str
+    gated: int
+    gate_rate: float
+    on: Shares
+    off: Shares
+    by_task: dict[str, TaskGate]
+
+
+class Compared(TypedDict):
+    """NLL of matched and mismatched teachers, nats per token."""
+
+    matched: float
+    mismatched: float
+    difference: float
+    difference_ci: Interval
+
+
+class TeacherRow(Compared):
+    """A learner's teachers."""
+
+    learner: str
+    lessons: int
+
+
+class TeacherNLL(TypedDict):
+    """The teachers' NLL of all learners; `without`: gated prompts without a teacher."""
+
+    rows: list[TeacherRow]
+    without: int
+
+
+class Activation(Header):
+    """Result of `sgt-check`."""
+
+    all_fail: int
+    rows: list[ActivationRow]
+    nll: NotRequired[TeacherNLL | None]
+    nll_needs: NotRequired[str | None]
+
+
+# ---- channels and cost
+
+
+class ChannelRow(TypedDict):
+    """Units (learner, prompt) on which the same regimes are usable."""
+
+    usable: str
+    units: int
+    share: float
+
+
+class Channels(Header):
+    """Result of `channels`; a learner has `learner`, `rows` and a share under each regime's name."""
+
+    rows: list[ChannelRow]
+    learners: list[dict[str, Any]]
+    responses: int
+    left_out: dict[str, int]
+
+
+class Extra(TypedDict):
+    """Response tokens that a regime adds, and their ratio to the rollouts' tokens."""
+
+    extra_tokens: int
+    ratio: float
+
+
+class RegimeExtra(Extra):
+    """A regime's extra tokens over all learners."""
+
+    regime: str
+
+
+class Cost(Header):
+    """Result of `cost`; a learner has `learner`, `rollout_tokens`, `teachers` and an `Extra` under each regime's
+    name."""
+
+    rollout_tokens: int
+    rows: list[RegimeExtra]
+    learners: list[dict[str, Any]]
+    sequences: float
+    bound: float
+    teacher_tokens: str
+
+
+# ---- THL
+
+
+class LengthRow(TypedDict):
+    """Relative error of word mass at one length."""
+
+    target_tokens: int
+    mean_target_tokens: float
+    sequences: int
+    repeating: int
+    aligned: float
+    paper: float
+    naive: float
+    reduction: float
+
+
+class Length(TypedDict):
+    """Result of suite `length`."""
+
+    anchor: str
+    passages_left_out: int
+    corpus_characters: int
+    window: int
+    rows: list[LengthRow]
+
+
+class MassRow(TypedDict):
+    """Errors of word mass, nats."""
+
+    source: str
+    target: str
+    anchor: str
+    words: int
+    source_aligned_mae: float
+    source_aligned_max: float
+    aligned_target_mae: float
+    aligned_target_max: float
+    prefix_leak_max: float
+
+
+class Mass(TypedDict):
+    """Result of suite `mass`."""
+
+    spans: int
+    passages_left_out: int
+    rows: list[MassRow]
+
+
+class TokenRatioRow(TypedDict):
+    """Token ratios under one denominator."""
+
+    denominator: str
+    responses: int
+    tokens: int
+    p99: float
+    clip_rate: float
+    responses_over_10: float
+    histogram: list[int]
+
+
+class SequenceRatioRow(TypedDict):
+    """Sequence ratios under one denominator."""
+
+    denominator: str
+    responses: int
+    median: float
+    p99: float
+    clip_rate: float
+    log_sum_median: float
+    log_sum_p99: float
+    sum_clip_rate: float
+    histogram: list[int]
+
+
+class Ratios(TypedDict):
+    """Result of suites `ratio` and `sequence`."""
+
+    responses: int
+    left_out: dict[str, int]
+    rows: list[TokenRatioRow] | list[SequenceRatioRow]
+
+
+class ScriptRow(TypedDict):
+    """Relative error of each rule in a family of scripts."""
+
+    family: str
+    texts: int
+    units: int
+    word: float
+    char: float
+    auto: float
+    span: float
+
+
+class Scripts(TypedDict):
+    """Result of suite `scripts`."""
+
+    passages_left_out: int
+    rows: list[ScriptRow]
+
+
+class SideFigures(TypedDict):
+    """One side's tokens over the passages."""
+
+    tokens: int
+    straddling: float
+    uncovered: float
+    round_trip: float
+    eos: str | None
+    specials_spelled_stay_text: bool
+    paper_drift: float
+    paper_cut: float
+    word_drift: float
+
+
+class TokenizerFigures(TypedDict, total=False):
+    """Two tokenizers over the passages; empty where they cannot be compared."""
+
+    texts: int
+    characters: int
+    groups: int
+    one_to_one: float
+    mean_group: dict[str, float]
+    largest_group: dict[str, int]
+    group_sizes: dict[str, int]
+    end_to_end: float
+    source: SideFigures
+    target: SideFigures
+
+
+class TokenizerCheck(TypedDict):
+    """Whether two tokenizers can exchange traces, and their figures."""
+
+    safe: bool
+    reasons: list[str]
+    figures: TokenizerFigures
+
+
+class PairCheck(TypedDict):
+    """A pair: its tokenizers, and the suites that were asked for."""
+
+    source: str
+    target: str
+    safe: bool
+    reasons: list[str]
+    tokenizers: TokenizerFigures
+    mass: NotRequired[Mass]
+    length: NotRequired[Length]
+    scripts: NotRequired[Scripts]
+    ratio: NotRequired[Ratios]
+    sequence: NotRequired[Ratios]
+
+
+class ThlCheck(TypedDict):
+    """Result of `thl-check`."""
+
+    safe: bool
+    anchor: str
+    seed: int
+    text: str | None
+    prompts: str | None
+    pairs: list[PairCheck]
+    figures: NotRequired[list[str]]
