@@ -52,6 +52,17 @@ def load_object(path: str, what: str, error: type[UsageError] = UsageError, noun
     return getattr(module, match["name"])
 
 
+def source_digest(path: str) -> str:
+    """Return the sha256 of the file that an import path names, in hex."""
+    match = IMPORT_PATH.fullmatch(path)
+    assert match is not None, path
+    if match["module"].endswith(".py"):
+        return hashlib.sha256(Path(match["module"]).read_bytes()).hexdigest()
+    found = importlib.util.find_spec(match["module"])
+    origin = None if found is None else found.origin
+    return "" if origin is None else hashlib.sha256(Path(origin).read_bytes()).hexdigest()
+
+
 def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
     """Return what installed packages offer under an entry-point group, by name."""
     return {point.name: point for point in metadata.entry_points(group=group)}

@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
     """Eight rounds of two policies; ada's checkpoints have passed 2 and 6 of them, bob's 4 and 8."""
     root = tmp_path / "r"
     root.mkdir()
-    (root / "run.json").write_text(json.dumps({"format": 1, "run_id": "x"}))
+    (root / "run.json").write_text(json.dumps({"format": 2, "run_id": "x"}))
     (root / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
     for name in NAMES:
         for round_ in range(8):

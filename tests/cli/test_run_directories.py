@@ -20,7 +20,7 @@ def tree(root: Path) -> dict[str, bytes | None]:
 
 def a_run(path: Path, **info: object) -> Path:
     path.mkdir()
-    (path / "run.json").write_text(json.dumps({"format": 1, "run_id": "x", "versions": {"mutualrl": "9.9"}, **info}))
+    (path / "run.json").write_text(json.dumps({"format": 2, "run_id": "x", "versions": {"mutualrl": "9.9"}, **info}))
     (path / "recipe.yaml").write_text("policies: [{name: a, model: 'tiny:ada'}]\n")
     return path
 
@@ -58,9 +58,9 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
     a_run(tmp_path / "newer", format=7)
     a_run(tmp_path / "older", format=0)
     (a_run(tmp_path / "half") / "recipe.yaml").unlink()
-    (a_run(tmp_path / "torn") / "run.json").write_text('{"format": 1, "ru')
+    (a_run(tmp_path / "torn") / "run.json").write_text('{"format": 2, "ru')
     (tmp_path / "file").write_text("")
-    (a_run(tmp_path / "bare") / "run.json").write_text('{"format": 1, "run_id": "x"}')
+    (a_run(tmp_path / "bare") / "run.json").write_text('{"format": 2, "run_id": "x"}')
     before = tree(tmp_path)
     done = cli("train", "--run-dir", tmp_path / name, *extra, "--json")
     assert done.returncode == 2, done.stderr

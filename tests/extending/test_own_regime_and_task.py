@@ -72,6 +72,61 @@ def test_a_report_runs_no_code_that_a_run_names(tmp_path: Path, cli_here: Cli) -
     assert not (tmp_path / "sprung").exists()
 
 
+def test_a_misplaced_key_of_a_run_s_recipe_runs_no_code_either(tmp_path: Path) -> None:
+    """Explaining a wrong key looks up which keys there are; not by importing what the run names."""
+    from mutualrl.errors import RecipeError
+    from mutualrl.recipes import load
+
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    recipe = "policies: [{name: ada, model: 'tiny:ada'}]\nregime: {name: 'trap.py:SPEC', weight: 2}\n"
+    path = tmp_path / "recipe.yaml"
+    for wrong in ("task: {members: {regime: {foo: 1}}}", "policies: [{name: a, model: 'tiny:ada', regime: 3}]"):
+        path.write_text(recipe.replace("policies: [{name: ada, model: 'tiny:ada'}]", "") + wrong + "\n")
+        with pytest.raises(RecipeError):
+            load(path)
+    path.write_text(recipe)
+    assert load(path).regime["weight"] == 2
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_recipe_names_code_beside_itself_and_keeps_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mutualrl.recipes import Request, resolve
+
+    beside = tmp_path / "recipes"
+    beside.mkdir()
+    for name in ("own_regime.py", "own_task.py"):
+        (beside / name).write_bytes((REPOSITORY / "examples" / name).read_bytes())
+    (beside / "r.yaml").write_text(
+        "pool: tiny\nregime: {name: 'own_regime.py:SPEC', weight: 0.25}\n"
+        "task: {name: 'own_task.py:TASK', max_prompt_tokens: 77}\n"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    recipe = resolve(Request(recipe=beside / "r.yaml"))
+    assert recipe.regime == {"name": f"{beside / 'own_regime.py'}:SPEC", "weight": 0.25}
+    assert (recipe.task.name, recipe.task.max_prompt_tokens) == (f"{beside / 'own_task.py'}:TASK", 77)
+    again = resolve(Request(recipe=beside / "r.yaml", regime="../recipes/own_regime.py:SPEC"))
+    assert again.regime == recipe.regime  # the same file by another way
+    by_key = resolve(Request(assignments=("regime.name=../recipes/own_regime.py:SPEC", "regime.weight=0.5")))
+    assert by_key.regime == {"name": f"{beside / 'own_regime.py'}:SPEC", "weight": 0.5}
+
+
+@pytest.mark.slow
+def test_a_run_whose_code_has_changed_is_not_resumed(tmp_path: Path, cli: Cli) -> None:
+    own = tmp_path / "own.py"
+    own.write_bytes((REPOSITORY / "examples" / "own_regime.py").read_bytes())
+    done = cli("train", "--regime", f"{own}:SPEC", "--pool", "tiny", "--run-dir", "r", *OWN[4:8], *OWN[8:])
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "r" / "summary.json").unlink()
+    own.write_text(own.read_text().replace("weight: float = Field(0.1", "weight: float = Field(0.9"))
+    done = cli("train", "--resume", "--run-dir", "r")
+    assert done.returncode == 2
+    assert "regime_sha256" in done.stderr
+
+
 BAD = {
     "broken(\n": "SyntaxError",
     "import nothing_of_the_kind\n": "line 1: ModuleNotFoundError",
@@ -79,6 +134,11 @@ BAD = {
     "SPEC = 3\n": "found int, expected a mutualrl.regimes.RegimeSpec",
     "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('sgt', '', None)\n": "ships with mutualrl",
     "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('x', '', None, settings=dict)\n": "a subclass of",
+    "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('../x', '', None)\n": "found '../x', expected small",
+    (
+        "from mutualrl.regimes import RegimeSettings, RegimeSpec\nclass S(RegimeSettings):\n    weight: float\n"
+        "SPEC = RegimeSpec('x', '', None, settings=S)\n"
+    ): "setting 'weight' has no default",
 }
 
 

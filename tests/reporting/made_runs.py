@@ -40,7 +40,7 @@ def made_run(
     """A run with a curve that rises by `gain`, of `steps` steps."""
     root.mkdir(parents=True)
     info = {
-        "format": 1, "run_id": "made", "created": "2026-01-01T00:00:00Z", "command": ["mutualrl", "train"],
+        "format": 2, "run_id": "made", "created": "2026-01-01T00:00:00Z", "command": ["mutualrl", "train"],
         "versions": {"mutualrl": "0.1.0"}, "seed": seed, "regime": regime, "pool": "tiny",
         "fingerprint": {"task": task, "steps": steps, "prompts_per_round": 8, "rollouts_per_prompt": 4, "optimizer_steps_per_round": 1}, **changes,
     }  # fmt: skip

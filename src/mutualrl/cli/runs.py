@@ -80,7 +80,8 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
         return
     directory = RunDirectory(read.root)
     if read.state == "running":
-        with Progress(directory, list(read.policies), read.planned_steps or 0, screen()) as progress:
+        gate_key = read.rule.metric("gate_rate")
+        with Progress(directory, list(read.policies), read.planned_steps or 0, screen(), gate_key) as progress:
             while holder_of(directory.lock(0)) is not None:
                 progress.update()
                 time.sleep(WATCH_SECONDS)

@@ -22,7 +22,7 @@ from mutualrl.errors import DataError, MutualRLError, UsageError
 from mutualrl.records import Prompt
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.files import write_atomic
-from mutualrl.tasks import get_task, load_prompts
+from mutualrl.tasks import TASKS, get_task, load_prompts
 from mutualrl.tasks.prompting import Content, prompt_ids
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ class _Asked(dict[str, Content]):
     def get(self, key: str, default: Any = None) -> Any:
         if self._recorded is not None:
             recipe, self._recorded = self._recorded.recipe, None
+            if recipe.task.name not in TASKS:  # a run is data: what it names is not run to look at it
+                raise DataError(
+                    f"the run's prompts are made by {recipe.task.name}, code that is not imported from a run; record "
+                    "them with --exchange full, or sample anew with --pool and --task"
+                )
             try:
                 prompts = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
             except MutualRLError as error:

@@ -103,7 +103,10 @@ def recorded_views(schema: PublishSchema) -> list[RoundView]:
     solutions = {prompt.id: prompt.solution for prompt in prompts if prompt.solution}
     views = []
     for round_index in range(ROUNDS):
-        own = [replace(r, logprobs=None) for r in recorded_rollouts(LEARNER, round_index, tokenizers[LEARNER])]
+        own = []
+        for rollout in recorded_rollouts(LEARNER, round_index, tokenizers[LEARNER]):
+            text = rollout.text if schema.publishes_text(rollout.reward) else None  # as the trainer gives it
+            own.append(replace(rollout, logprobs=None, text=text))
         peers = {}
         for peer in PEERS:
             published = schema.select(recorded_rollouts(peer, round_index, tokenizers[peer]))

@@ -102,8 +102,11 @@ def _adapter_weights(policy: Policy, lora: LoraSection) -> int:
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
-        everywhere = lora.target_modules == "all-linear" and module is not output
-        if everywhere or name.rpartition(".")[2] in lora.target_modules:
+        if isinstance(lora.target_modules, str):
+            adapted = module is not output
+        else:
+            adapted = any(name == target or name.endswith(f".{target}") for target in lora.target_modules)
+        if adapted:
             total += lora.r * (module.in_features + module.out_features)
     return total
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from mutualrl.errors import DataError, PlanMismatchError
+from mutualrl.plugins import entry_points, is_import_path, source_digest
 from mutualrl.recipes.batch import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt
@@ -80,7 +81,13 @@ def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:
 def fingerprint(recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt]) -> Fingerprint:
     """The batch plan in comparable form: data set and order, seed, prompts a round, rollouts a prompt."""
     digest = hashlib.sha256("\n".join(p.id for p in prompts).encode()).hexdigest()
+    code = {}
+    for key, name in (("regime", recipe.regime_name), ("task", recipe.task.name)):
+        group = entry_points(f"mutualrl.{key}s")
+        if is_import_path(name) or name in group:  # a run whose code has changed is another run
+            code[f"{key}_sha256"] = source_digest(group[name].value if name in group else name)
     return {
+        **code,
         "task": recipe.task.name,
         "data_sha256": digest,
         "prompts": len(prompts),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import RecipeError, UsageError
+from mutualrl.plugins import absolute_path
 from mutualrl.recipes import yaml_file
 from mutualrl.storage.files import user_path
 
@@ -105,7 +106,9 @@ class Layers:
         layer: Any = yaml_file.parse(text, f"--set {assignment}")
         for part in reversed(parts):
             layer = {part: layer}
-        self.add(named(layer, f"--set {assignment}"), f"--set {assignment}")
+        layer = named(layer, f"--set {assignment}")
+        anchor_code(layer, None)
+        self.add(layer, f"--set {assignment}")
 
     def source_of(self, path: tuple[str, ...]) -> str | None:
         """Who set the key at `path`, or the nearest key above it."""
@@ -148,12 +151,17 @@ def _with_data(section: dict[str, Any], anchor: Callable[[Any], Any]) -> dict[st
     return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
 
 
-def _anchored_code(name: str, directory: Path) -> str:
-    """Return the import path of a user's regime or task with a file beside the recipe made absolute."""
-    file, colon, attribute = name.rpartition(":")
-    if colon and file.endswith(".py") and (directory / file).is_file():
-        return f"{(directory / file).resolve()}:{attribute}"
-    return name
+def anchor_code(layer: dict[str, Any], directory: Path | None) -> None:
+    """Make the import paths of the user's regime and task absolute: beside the recipe in `directory`, else from the
+    working directory."""
+    for key in ("regime", "task"):
+        section = layer.get(key)
+        if not isinstance(section, dict) or not isinstance(section.get("name"), str):
+            continue
+        file, _, attribute = section["name"].rpartition(":")
+        beside = directory is not None and file.endswith(".py") and (directory / file).is_file()
+        name = f"{directory / file}:{attribute}" if beside and directory is not None else section["name"]
+        layer[key] = {**section, "name": absolute_path(name)}
 
 
 def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -173,10 +181,7 @@ def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
         layer["policies"] = [
             {**p, "model": anchor(p["model"])} if isinstance(p, dict) and "model" in p else p for p in policies
         ]
-    for key in ("regime", "task"):
-        section = layer.get(key)
-        if isinstance(section, dict) and isinstance(section.get("name"), str):
-            layer[key] = {**section, "name": _anchored_code(section["name"], directory)}
+    anchor_code(layer, directory)
     task = layer.get("task")
     if isinstance(task, dict):
         layer["task"] = _with_data(task, anchor)

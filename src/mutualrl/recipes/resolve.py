@@ -15,7 +15,7 @@ from mutualrl.errors import RecipeError, RegimeError, TaskError
 from mutualrl.plugins import absolute_path, entry_points, is_import_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch import OWN_BATCHING
-from mutualrl.recipes.layers import Layers, find, named, recipe_file, shipped
+from mutualrl.recipes.layers import Layers, anchor_code, find, named, recipe_file, shipped
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
     HardwareSection,
@@ -28,7 +28,7 @@ from mutualrl.recipes.schema import (
     TaskSection,
 )
 from mutualrl.recipes.trainer_keys import problem_with
-from mutualrl.regimes import baseline, get_regime, is_open, regimes
+from mutualrl.regimes import RegimeSpec, baseline, get_regime, is_open, regimes
 from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.hub_data import is_hub
@@ -79,6 +79,8 @@ def resolve(request: Request) -> Recipe:
     if request.recipe is not None:
         request = replace(request, recipe=recipe_file(request.recipe))
     own = {} if request.recipe is None else named(yaml_file.read(request.recipe), str(request.recipe))
+    if request.recipe is not None:
+        anchor_code(own, request.recipe.resolve().parent)
     wishes = Layers()
     for assignment in request.assignments:
         wishes.set(assignment)
@@ -88,9 +90,9 @@ def resolve(request: Request) -> Recipe:
     if pool is not None:  # a recipe with policies of its own names its pool for people only
         layers.add_file(find("pools", pool))
         layers.add({"pool": re.sub(r"[^A-Za-z0-9._-]+", "-", Path(pool).stem)[:64]}, "--pool")
-    for key, asked, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, baseline().name)):
+    for key, flag, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, baseline().name)):
+        asked = None if flag is None else absolute_path(flag)
         chosen = _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
-        chosen = absolute_path(chosen)
         for layer in (layers.value, own):
             if _name(layer, key) not in (None, chosen):
                 layer[key] = {}  # settings of another task or regime than the one asked for
@@ -153,9 +155,12 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     imported. Without `run_code` a regime or task outside this package is not imported, and its settings not checked."""
     problems: list[str] = []
     value = layers.value
-    name = value["regime"].setdefault("name", baseline().name)
+    for key, default in (("task", TaskSection().name), ("regime", baseline().name)):
+        value.setdefault(key, {}).setdefault("name", default)
+    name = value["regime"]["name"]
     checked = run_code or not is_open(name)
     _check_names(value, layers, problems, run_code=run_code)
+    spec = get_regime(name) if checked else None
     for path, settings in _trainer_sections(value):
         for key, setting in settings.items():
             if (problem := problem_with(key, setting)) is not None:
@@ -164,14 +169,14 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     try:
         recipe = Recipe.model_validate(_with_round(value))
     except ValidationError as error:
-        problems.extend(_explain(error, layers, ()))
+        problems.extend(_explain(error, layers, (), spec))
     if recipe is not None and not problems and checked:
         problems.extend(_conflicts(recipe, layers))
     for path, settings in _regime_sections(value) if checked else ():
         try:
             get_regime(value["regime"]["name"]).settings(**settings)
         except ValidationError as error:
-            problems.extend(line for line in _explain(error, layers, path) if line not in problems)
+            problems.extend(line for line in _explain(error, layers, path, spec) if line not in problems)
     if problems or recipe is None:
         raise RecipeError(problems)
     return recipe
@@ -262,20 +267,20 @@ def _with_round(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, "round": {**round_, "prompts": DEFAULT_PROMPTS}}
 
 
-def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...]) -> list[str]:
+def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
     lines = []
     details = error.errors(include_url=False)
     for detail in details:
         if detail["type"] == "too_short" and len(details) > 1:
             continue  # items that do not fit were left out of the count
         path = (*prefix, *(str(part) for part in detail["loc"]))
-        lines.append(_line(layers, path, _expectation(detail, path, str(layers.value["regime"]["name"]))))
+        lines.append(_line(layers, path, _expectation(detail, path, spec)))
     return lines
 
 
-def _expectation(detail: Any, path: tuple[str, ...], regime: str) -> str:
+def _expectation(detail: Any, path: tuple[str, ...], spec: RegimeSpec | None) -> str:
     if detail["type"] == "extra_forbidden":
-        keys = _keys_at(path[:-1], regime)
+        keys = _keys_at(path[:-1], spec)
         return f"unknown key; expected {_one_of(keys, path[-1])}"
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] in ("value_error", "missing"):
@@ -283,13 +288,14 @@ def _expectation(detail: Any, path: tuple[str, ...], regime: str) -> str:
     return f"found {detail['input']!r:.80}; {message[:1].lower()}{message[1:]}"
 
 
-def _keys_at(path: tuple[str, ...], regime: str) -> list[str]:
+def _keys_at(path: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
+    """Return the keys that may stand at a path. `spec`: the regime; None where its code may not be run."""
     if not path:
         return list(Recipe.model_fields)
-    if path[0] == "policies" and path[2:3] != ("regime",):
+    if path[0] == "regime" or (path[0] == "policies" and path[2:3] == ("regime",)):
+        return ["name", *(() if spec is None else spec.settings.model_fields)]
+    if path[0] == "policies":
         return list(Policy.model_fields)
-    if "regime" in path:
-        return ["name", *get_regime(regime).settings.model_fields]
     return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
 
 

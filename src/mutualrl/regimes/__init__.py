@@ -10,7 +10,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import re
 from functools import cache
+
+from pydantic import ValidationError
 
 from mutualrl.errors import RegimeError
 from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
@@ -35,6 +38,7 @@ from mutualrl.regimes.round import (
 from mutualrl.regimes.spec import Metric, RegimeSettings, RegimeSpec
 
 GROUP = "mutualrl.regimes"
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @cache
@@ -89,6 +93,13 @@ def _checked(spec: object, name: str) -> RegimeSpec:
         raise RegimeError(f"regime {name!r}: found {type(spec).__name__}, expected a mutualrl.regimes.RegimeSpec")
     if not isinstance(spec.settings, type) or not issubclass(spec.settings, RegimeSettings):
         raise RegimeError(f"regime {name!r}: settings: found {spec.settings!r}, expected a subclass of RegimeSettings")
+    if not isinstance(spec.name, str) or NAME.fullmatch(spec.name) is None:
+        raise RegimeError(f"regime {name!r}: name: found {spec.name!r}, expected small letters, digits, '.', '_', '-'")
+    try:
+        spec.settings()
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RegimeError(f"regime {name!r}: setting {key!r} has no default; give every setting one") from None
     if not callable(spec.publishes) or not (spec.plan is None or callable(spec.plan)):
         raise RegimeError(f"regime {name!r}: plan and publishes: expected functions")
     if spec.name in regimes():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -246,45 +246,74 @@ def plain_state(state: Mapping[str, Any], regime: str) -> dict[str, Any]:
 
 
 def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
-    """Return the plan. Raises RegimeError naming the first thing in it that cannot be carried out."""
+    """Return the plan in plain Python numbers and NumPy arrays of the declared types, so that a checkpoint gives back
+    what was trained on. Raises RegimeError naming the first thing in it that cannot be carried out."""
     if not isinstance(plan, Plan):
         raise RegimeError(f"regime {regime!r}: plan returned {type(plan).__name__}, expected mutualrl.regimes.Plan")
+    advantages = None
     if plan.advantages is not None:
         if len(plan.advantages) != len(view.rollouts):
             raise RegimeError(
                 f"regime {regime!r}: {len(plan.advantages)} advantages for {len(view.rollouts)} own rollouts"
             )
-        if not all(math.isfinite(value) for value in plan.advantages):
+        advantages = tuple(float(value) for value in plan.advantages)
+        if not all(math.isfinite(value) for value in advantages):
             raise RegimeError(f"regime {regime!r}: an advantage is not finite, expected finite numbers")
     prompts = set(view.prompt_ids)
+    rows = []
     for number, row in enumerate(plan.rows):
-        if (problem := _row_problem(row, prompts)) is not None:
-            raise RegimeError(f"regime {regime!r}: row {number}: {problem}")
+        try:
+            rows.append(_checked_row(row, prompts))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise RegimeError(f"regime {regime!r}: row {number}: {error}") from error
+    metrics = {}
     for key, value in plan.metrics.items():
-        if not isinstance(key, str) or not isinstance(value, int | float):
+        if not isinstance(key, str) or not isinstance(value, int | float | np.number):
             raise RegimeError(f"regime {regime!r}: metric {key!r}: found {value!r}, expected a number")
-    if plan.state is not None:
-        plain_state(plan.state, regime)
-    return plan
+        metrics[key] = float(value)
+    state = None if plan.state is None else plain_state(plan.state, regime)
+    return Plan(advantages, tuple(rows), metrics, state)
 
 
-def _row_problem(row: object, prompts: set[str]) -> str | None:
+_BOUNDS = (PPO, Band, UpperBound, SequenceLevel)
+
+
+def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
+    """Return a row with plain values. Raises TypeError, ValueError saying what is wrong with it."""
     if not isinstance(row, ExtraRow):
-        return f"found {type(row).__name__}, expected mutualrl.regimes.ExtraRow"
-    tokens = len(row.token_ids)
+        raise TypeError(f"found {type(row).__name__}, expected mutualrl.regimes.ExtraRow")
     if row.prompt_id not in prompts:
-        return f"prompt {row.prompt_id!r} is not in the round"
-    if not tokens:
-        return "has no token ids; leave out what the learner cannot encode"
-    if row.mask is not None and row.mask.shape != (tokens,):
-        return f"mask of shape {row.mask.shape}, expected ({tokens},)"
-    if row.logprobs is not None and row.logprobs.shape != (tokens,):
-        return f"logprobs of shape {row.logprobs.shape}, expected ({tokens},)"
-    if not math.isfinite(row.weight) or not math.isfinite(row.advantage):
-        return f"weight {row.weight}, advantage {row.advantage}, expected finite numbers"
+        raise ValueError(f"prompt {row.prompt_id!r} is not in the round")
+    ids = tuple(int(token) for token in row.token_ids)
+    if not ids:
+        raise ValueError("has no token ids; leave out what the learner cannot encode")
+    mask = None if row.mask is None else np.ascontiguousarray(row.mask, dtype=np.bool_)
+    logprobs = None if row.logprobs is None else np.ascontiguousarray(row.logprobs, dtype=np.float32)
+    for name, values in (("mask", mask), ("logprobs", logprobs)):
+        if values is not None and values.shape != (len(ids),):
+            raise ValueError(f"{name} of shape {values.shape}, expected ({len(ids)},)")
+    if logprobs is not None and not np.isfinite(logprobs if mask is None else logprobs[mask]).all():
+        raise ValueError("logprobs of a counted token are not finite")
+    weight, advantage = float(row.weight), float(row.advantage)
+    if not math.isfinite(weight) or not math.isfinite(advantage):
+        raise ValueError(f"weight {weight}, advantage {advantage}, expected finite numbers")
     if row.loss not in ("policy_gradient", "nll"):
-        return f"loss {row.loss!r}, expected 'policy_gradient' or 'nll'"
+        raise ValueError(f"loss {row.loss!r}, expected 'policy_gradient' or 'nll'")
     allowed = ("pool",) if row.loss == "policy_gradient" else ("rows", "tokens", "prompts")
     if row.mean not in allowed:
-        return f"mean {row.mean!r} with loss {row.loss!r}, expected {' or '.join(map(repr, allowed))}"
-    return None
+        raise ValueError(f"mean {row.mean!r} with loss {row.loss!r}, expected {' or '.join(map(repr, allowed))}")
+    if type(row.bound) not in _BOUNDS:
+        expected = ", ".join(kind.__name__ for kind in _BOUNDS)
+        raise TypeError(f"bound {row.bound!r}, expected one of: {expected}")
+    policy, rollout, round_index = row.source
+    return replace(
+        row,
+        source=Source(str(policy), int(rollout), int(round_index)),
+        token_ids=ids,
+        weight=weight,
+        advantage=advantage,
+        mask=mask,
+        logprobs=logprobs,
+        bound=type(row.bound)(**{key: float(value) for key, value in asdict(row.bound).items()}),
+        text=str(row.text),
+    )

@@ -34,6 +34,7 @@ _POLL_SECONDS = (0.002, 0.05)  # first and longest pause between two looks at th
 _LIVENESS_SECONDS = 0.5  # a peer's heartbeat is looked at this often while waiting
 _SUPERVISED_SECONDS = 3.0  # a supervisor that watches the peer, too, gets so much longer to say what becomes of it
 ATTEMPT = "attempt.json"
+_CONTESTS = 200  # how often a claim or a marker is tried against another writer of the same policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Exchange:
 
         Raises FencedError when a newer one has announced itself.
         """
-        while True:
+        for _ in range(_CONTESTS):
             current = self.store.get(self.policy, ATTEMPT)
             self.require_newest()
             data = sealed_bytes({"run_id": self.run_id, "attempt": self.attempt})
@@ -113,6 +114,14 @@ class Exchange:
                     return
             elif self.store.swap(self.policy, ATTEMPT, current, data):
                 return
+            time.sleep(_POLL_SECONDS[0])
+        raise self._unsettled(ATTEMPT)
+
+    def _unsettled(self, name: str) -> ExchangeDamagedError:
+        where = self.store.describe(self.policy, name)
+        return ExchangeDamagedError(
+            f"{where}: is there for who writes it and not for who reads it; is its store sound?"
+        )
 
     def require_newest(self) -> None:
         """Raise FencedError when a newer attempt of this policy has started: a frozen process that woke up must
@@ -155,7 +164,7 @@ class Exchange:
         Committing the same content again changes nothing. Raises FencedError when a newer attempt of this
         policy has committed the round, or this attempt has with other content.
         """
-        while True:
+        for _ in range(_CONTESTS):
             self.require_newest()
             before = self.store.get(self.policy, marker_name(round_))
             current = self.marker_of(self.policy, round_)
@@ -170,6 +179,8 @@ class Exchange:
                     return marker
             elif self.store.swap(self.policy, marker_name(round_), before, data):
                 return marker
+            time.sleep(_POLL_SECONDS[0])
+        raise self._unsettled(marker_name(round_))
 
     def _marker(self, round_: int, parts: Sequence[Part], policy_step: int) -> Marker:
         return Marker(

@@ -67,7 +67,7 @@ class Heartbeat:
                 "step": self._step,
             }
             data = json.dumps(state, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-            self._store.put(self._policy, self._name, data, durable=False)
+            self._store.put(self._policy, self._name, data, durable=self._counter == 1)
 
     def stop(self, phase: str) -> None:
         """End the thread and leave `phase` (such as 'finished') as the last word."""

@@ -9,6 +9,7 @@ Each policy has a namespace of its own, and it alone writes there. Names are fla
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -58,6 +59,9 @@ class ExchangeStore(Protocol):
         ...
 
 
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
 class LocalStore:
     """Files below a directory: `<root>/<policy>/<name>`. No pickle, no shared mutable file."""
 
@@ -93,12 +97,24 @@ class LocalStore:
 
     def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
         """Write a temporary file and rename it over the name. Raises DiskError."""
-        self._directory(policy)
+        if durable:  # a heartbeat must not bring back a directory that was removed
+            self._directory(policy)
         write_atomic(self.root / policy / name, data, durable=durable)
 
     def create(self, policy: str, name: str, data: bytes) -> bool:
-        """Write a temporary file and link it to the name, which fails where the name is taken. Raises DiskError."""
-        return create_atomic(self._directory(policy) / name, data)
+        """Write a temporary file and link it to the name, which fails where the name is taken; where the file system
+        has no links, look and rename under the policy's lock. Raises DiskError."""
+        path = self._directory(policy) / name
+        try:
+            return create_atomic(path, data)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        with self._locked(policy):  # a file system without hard links
+            if path.exists():
+                return False
+            write_atomic(path, data)
+            return True
 
     def swap(self, policy: str, name: str, expected: bytes, data: bytes) -> bool:
         """Compare and replace under the policy's lock, which the system releases when the process ends."""

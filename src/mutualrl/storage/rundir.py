@@ -21,7 +21,7 @@ from mutualrl.errors import DiskError, FileDamagedError, RunDirectoryError, Usag
 from mutualrl.storage.files import glance, read_json, write_json
 from mutualrl.storage.run_info import RunInfo
 
-FORMAT = 1  # of a run directory; raised when an older mutualrl could not go on with a run
+FORMAT = 2  # of a run directory; raised when an older mutualrl could not go on with a run
 _OURS = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and what a killed writer left
 PACKAGES = ("mutualrl", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "vllm")
 

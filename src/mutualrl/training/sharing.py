@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -202,7 +203,7 @@ class Sharing:
                 rollouts=shared.rollouts,
                 peers=shared.peers,
                 transfer=transfer,
-                state=self.state,
+                state=copy.deepcopy(self.state),
                 scale=scale,
                 mask_truncated=mask_truncated,
                 solutions=self.solutions,
