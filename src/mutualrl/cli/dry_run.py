@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
 
 from rich.table import Table
 
@@ -76,7 +75,7 @@ def _a_node(launch: Launch) -> str:
     return f" a node, {launch.nodes} nodes" if launch.nodes > 1 else ""
 
 
-def _as_json(planned: dict[str, Placement | str]) -> dict[str, Any]:
+def _as_json(planned: dict[str, Placement | str]) -> dict[str, object]:
     return {
         where: {"problem": p} if isinstance(p, str) else {"seats": [asdict(s) for s in p.seats], "notes": list(p.notes)}
         for where, p in planned.items()

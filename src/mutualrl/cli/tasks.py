@@ -86,7 +86,7 @@ def show(
         prose().print(f"left out: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _plain(prompt: Any) -> dict[str, Any]:
+def _plain(prompt: Any) -> dict[str, object]:
     return {
         "id": prompt.id,
         "prompt": prompt.content,

@@ -27,7 +27,7 @@ def _known(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _legend(axis: Axes, **how: Any) -> None:
+def _legend(axis: Axes, **how: object) -> None:
     """A legend whose labels are names, not formulas."""
     for text in axis.legend(**how).get_texts():
         text.set_parse_math(False)

@@ -85,7 +85,7 @@ def bars(accuracy: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | Non
     }
 
 
-def _told(own: Harvest) -> dict[str, Any]:
+def _told(own: Harvest) -> dict[str, object]:
     return {
         "found": {"rollouts": own.rollouts, "rewarded": own.rewarded, "cut": own.cut, "distinct": len(own.distinct)}
     }
@@ -94,7 +94,7 @@ def _told(own: Harvest) -> dict[str, Any]:
 def _learner(
     source: Source, taught: Sequence[Lesson], prompts: Iterable[Prompt], settings: DistillSettings, out: Path,
     console: Console,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     from mutualrl.distillation.sft import examples, fine_tune
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.tiny import located

@@ -93,7 +93,7 @@ class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are
 def fine_tune(
     start: str, revision: str | None, trust_remote_code: bool, tokenizer: PreTrainedTokenizerBase, data: Dataset,
     settings: DistillSettings, out: Path,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     """Fine-tune the model `start` on the examples; the result goes to `out`/model (an adapter merged there, and alone
     in `out`/adapter). Returns `steps`, `seconds`, `loss` (means over the first and the last
     tenth of the steps, nats a token)."""

@@ -113,7 +113,7 @@ def _generated(
         }
 
 
-def _row(model: str, task: str, prompt: Prompt, number: int, completion: Completion) -> dict[str, Any]:
+def _row(model: str, task: str, prompt: Prompt, number: int, completion: Completion) -> dict[str, object]:
     return {
         "policy": model,
         "round": 0,

@@ -139,7 +139,7 @@ def _counted(request: EvalRequest, rows: dict[str, list[dict[str, Any]]], consol
     return {**every, "tasks": tasks}
 
 
-def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, str]) -> dict[str, Any]:
+def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, str]) -> dict[str, object]:
     """The request in comparable form: the same description gives the same completions."""
     models = {m.name: [identity(paths[m.name], m.revision, m.trust_remote_code), m.template] for m in request.models}
     return {

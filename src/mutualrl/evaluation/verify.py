@@ -153,7 +153,7 @@ def _hear(worker: _Worker, found: list[bool | None], bars: Progress, bar: Any) -
     return decided
 
 
-def verified(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> dict[str, Any]:
+def verified(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> dict[str, object]:
     """`{"n", "correct", "accuracy", "unverified"}`: what was not decided counts as wrong in the accuracy."""
     every = verdicts(pairs, console)
     correct = sum(verdict is True for verdict in every)

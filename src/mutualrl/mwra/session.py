@@ -59,7 +59,7 @@ def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _flat(value: Any, at: str = "") -> dict[str, Any]:
+def _flat(value: Any, at: str = "") -> dict[str, object]:
     if isinstance(value, dict):
         pairs = [(f"{at}.{key}" if at else key, item) for key, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):

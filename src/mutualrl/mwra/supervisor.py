@@ -218,7 +218,7 @@ def _stopped(run: RunDirectory, recipe: Recipe, request: StopSignals) -> str:
     return f"stopped {why}; checkpoints: {kept}; go on with: mutualrl train --resume --run-dir {run.root}"
 
 
-def collect(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, Any]:
+def collect(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, object]:
     """The summary of a finished run, from the policies' results. A policy that was lost on the way has none and is
     named."""
     policies, lost = {}, []

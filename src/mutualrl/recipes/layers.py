@@ -12,6 +12,9 @@ from mutualrl.plugins import absolute_path
 from mutualrl.recipes import yaml_file
 from mutualrl.storage.files import user_path
 
+#: a layer of a recipe, as YAML gives it
+Layer = dict[str, Any]
+
 KINDS = ("pools", "regimes", "tasks", "paper")
 
 
@@ -76,10 +79,10 @@ def find(kind: str, name: str) -> Path:
 class Layers:
     """The merged keys so far, and for every key path the source that set it last."""
 
-    value: dict[str, Any] = field(default_factory=dict)
+    value: Layer = field(default_factory=dict)
     source: dict[tuple[str, ...], str] = field(default_factory=dict)
 
-    def add(self, layer: dict[str, Any], source: str) -> None:
+    def add(self, layer: Layer, source: str) -> None:
         """Lay `layer` over what is there: mappings merge key by key, anything else replaces. A run's length is given in
         steps or in epochs: whichever comes last counts."""
         run, before = layer.get("run"), self.value.get("run")
@@ -93,7 +96,7 @@ class Layers:
         """Lay a YAML file over what is there. Relative model and data paths are the file's own."""
         self.add_layer(named(yaml_file.read(path), str(path)), path)
 
-    def add_layer(self, layer: dict[str, Any], path: Path) -> None:
+    def add_layer(self, layer: Layer, path: Path) -> None:
         """Lay the content of the file at `path` over what is there."""
         self.add(_anchored(layer, path.parent), str(path))
 
@@ -117,7 +120,7 @@ class Layers:
                 return self.source[path[:length]]
         return None
 
-    def _merge(self, into: dict[str, Any], layer: dict[str, Any], at: tuple[str, ...], source: str) -> None:
+    def _merge(self, into: Layer, layer: Layer, at: tuple[str, ...], source: str) -> None:
         for key, value in layer.items():
             path = (*at, key)
             self.source[path] = source
@@ -130,7 +133,7 @@ class Layers:
                 into[key] = value
 
 
-def named(layer: dict[str, Any], source: str) -> dict[str, Any]:
+def named(layer: Layer, source: str) -> Layer:
     """`layer` with `task: math` written out as `task: {name: math}`, and `regime` likewise.
 
     Raises RecipeError when either is neither a name nor a mapping, or its name is not text.
@@ -147,11 +150,11 @@ def named(layer: dict[str, Any], source: str) -> dict[str, Any]:
     return layer
 
 
-def _with_data(section: dict[str, Any], anchor: Callable[[Any], Any]) -> dict[str, Any]:
+def _with_data(section: Layer, anchor: Callable[[Any], Any]) -> Layer:
     return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
 
 
-def anchor_code(layer: dict[str, Any], directory: Path | None) -> None:
+def anchor_code(layer: Layer, directory: Path | None) -> None:
     """Make the import paths of the user's regime and task absolute: beside the recipe in `directory`, else from the
     working directory."""
     for key in ("regime", "task"):
@@ -164,7 +167,7 @@ def anchor_code(layer: dict[str, Any], directory: Path | None) -> None:
         layer[key] = {**section, "name": absolute_path(name)}
 
 
-def _anchored(layer: dict[str, Any], directory: Path) -> dict[str, Any]:
+def _anchored(layer: Layer, directory: Path) -> Layer:
     """`layer` with relative model and data paths that exist beside its file made absolute."""
 
     def anchor(value: Any) -> Any:

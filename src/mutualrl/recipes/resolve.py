@@ -15,7 +15,7 @@ from mutualrl.errors import RecipeError, RegimeError, TaskError
 from mutualrl.plugins import absolute_path, entry_points, is_import_path
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.batch import OWN_BATCHING
-from mutualrl.recipes.layers import Layers, anchor_code, find, named, recipe_file, shipped
+from mutualrl.recipes.layers import Layer, Layers, anchor_code, find, named, recipe_file, shipped
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
     HardwareSection,
@@ -122,14 +122,14 @@ def revise(kept: Path, request: Request) -> Recipe:
     return validate(layers)
 
 
-def _pool(layer: dict[str, Any]) -> str | None:
+def _pool(layer: Layer) -> str | None:
     value = layer.get("pool")
     if value is not None and not isinstance(value, str):
         raise RecipeError([f"pool: found {repr(value)[:80]}, expected a name or the path of a .yaml file"])
     return value
 
 
-def _name(layer: dict[str, Any], key: str) -> str | None:
+def _name(layer: Layer, key: str) -> str | None:
     section = layer.get(key)
     return section.get("name") if isinstance(section, dict) else None
 
@@ -214,10 +214,10 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _regime_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+def _regime_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
     """The regime's settings for all policies, then for each policy that overrides some."""
     common = {str(key): setting for key, setting in value["regime"].items() if key != "name"}
-    sections: list[tuple[tuple[str, ...], dict[str, Any]]] = [(("regime",), common)]
+    sections: list[tuple[tuple[str, ...], Layer]] = [(("regime",), common)]
     policies = value.get("policies")
     for index, policy in enumerate(policies if isinstance(policies, list) else []):
         if isinstance(policy, dict) and isinstance(policy.get("regime"), dict) and policy["regime"]:
@@ -225,7 +225,7 @@ def _regime_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict[
     return sections
 
 
-def _check_names(value: dict[str, Any], layers: Layers, problems: list[str], *, run_code: bool) -> None:
+def _check_names(value: Layer, layers: Layers, problems: list[str], *, run_code: bool) -> None:
     """Note an unknown task or regime; with `run_code` import those of the user, else take them for what they say."""
     lookups: tuple[tuple[str, Callable[[str], object], list[str]], ...] = (
         ("task", get_task, list(TASKS)),
@@ -248,7 +248,7 @@ def _check_names(value: dict[str, Any], layers: Layers, problems: list[str], *, 
         raise RecipeError(problems)
 
 
-def _trainer_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+def _trainer_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
     sections: list[tuple[tuple[str, ...], Any]] = [(("trainer",), value.get("trainer"))]
     policies = value.get("policies")
     for index, policy in enumerate(policies if isinstance(policies, list) else []):
@@ -257,7 +257,7 @@ def _trainer_sections(value: dict[str, Any]) -> list[tuple[tuple[str, ...], dict
     return [(path, section) for path, section in sections if isinstance(section, dict)]
 
 
-def _with_round(value: dict[str, Any]) -> dict[str, Any]:
+def _with_round(value: Layer) -> Layer:
     """`value` with a default number of prompts a round, unless TRL's own batching keys are used."""
     trainer, round_ = value.get("trainer"), value.get("round", {})
     if not isinstance(trainer, dict) or not isinstance(round_, dict) or round_.get("prompts") is not None:

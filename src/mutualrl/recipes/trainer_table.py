@@ -44,7 +44,7 @@ def _kinds(hint: Any) -> set[str]:
     return {"any"}
 
 
-def build() -> dict[str, Any]:
+def build() -> dict[str, object]:
     """The table of the installed TRL (imports it, which takes seconds)."""
     import trl
 

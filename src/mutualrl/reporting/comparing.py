@@ -103,7 +103,7 @@ def _other_data(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(recipe: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, Any] = {}
     for section, value in recipe.items():
         if section in _FREE:

@@ -71,7 +71,7 @@ def as_block(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _section(number: int, section: Section) -> dict[str, Any]:
+def _section(number: int, section: Section) -> dict[str, object]:
     return {
         "id": f"section-{number}",
         "title": clean(section.title, 200),
@@ -81,7 +81,7 @@ def _section(number: int, section: Section) -> dict[str, Any]:
     }
 
 
-def _table(table: Table, key: str) -> dict[str, Any]:
+def _table(table: Table, key: str) -> dict[str, object]:
     return {
         "id": key,
         "title": clean(table.title, 200),
@@ -90,7 +90,7 @@ def _table(table: Table, key: str) -> dict[str, Any]:
     }
 
 
-def _figure(figure: Figure, svg: str, key: str) -> dict[str, Any]:
+def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
     rows = [[panel.title, line.label, _values(line)] for panel in figure.panels for line in panel.lines]
     for panel in figure.panels:
         for bars in panel.bars:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mutualrl.reporting.reading import Point
 from mutualrl.reporting.series import Curve, over_runs, smoothed, window_of
@@ -56,7 +55,7 @@ class Figure:
     paper: str = ""
     notes: tuple[str, ...] = field(default=())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Everything that is drawn, as plain values."""
         return {
             "name": self.name,

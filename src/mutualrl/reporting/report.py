@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mutualrl import __version__
 from mutualrl.console.plots import directory_for
@@ -135,7 +134,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:60]
 
 
-def _data(command: str, runs: Sequence[Run], figures: Sequence[Figure]) -> dict[str, Any]:
+def _data(command: str, runs: Sequence[Run], figures: Sequence[Figure]) -> dict[str, object]:
     return {
         "version": __version__,
         "command": command,

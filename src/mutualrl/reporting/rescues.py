@@ -93,7 +93,7 @@ def _visits(run: Run, policy: Policy, wanted: set[str], say: Callable[[str], Non
     return Visits(found, whole)
 
 
-def _shown(run: Run, policy: Policy, row: dict[str, Any], visits: Visits) -> dict[str, Any]:
+def _shown(run: Run, policy: Policy, row: dict[str, Any], visits: Visits) -> dict[str, object]:
     own = row.get("own") if isinstance(row.get("own"), list) else []
     began = number(row.get("round")) or 0
     later = [visit for visit in visits.by_prompt.get(str(row.get("prompt_id")), ()) if visit.round > began]

@@ -80,7 +80,7 @@ class Marker:
     parts: tuple[Part, ...]
     written_at: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The marker as it lies on disk."""
         return asdict(self)
 

@@ -38,7 +38,7 @@ class PolicySurvey:
         """Rounds before the first that is there."""
         return self.rounds[0] if self.rounds else 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Everything, with the rounds as first and last."""
         return {
             "policy": self.policy,
@@ -147,6 +147,6 @@ def _export_lines(exchange: Path | ExchangeStore, run_id: str, policies: list[st
     return rows
 
 
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
+def _plain(record: dict[str, Any]) -> dict[str, object]:
     """JSON has no NaN: an unscorable reward is null."""
     return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in record.items()}

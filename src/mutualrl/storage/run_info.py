@@ -15,7 +15,7 @@ class Stored(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the object as it lies on disk."""
         return self.model_dump(mode="json")
 

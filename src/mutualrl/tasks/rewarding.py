@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mutualrl.records import Completion, Prompt
 from mutualrl.tasks.boxed import boxed_score
@@ -36,7 +36,7 @@ def rewards_of(
 
 def reward_arguments(
     answered: Sequence[tuple[Prompt, Completion]], tokenizer: PreTrainedTokenizerBase, trainer_state: object = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Build the keyword arguments that TRL hands to a reward function for these completions."""
     prompts = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]
     columns: dict[str, list[object]] = {}

@@ -47,14 +47,14 @@ def named(function: Reward, name: str) -> Reward:
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def later(*args: Any, **kwargs: Any) -> Any:
+        async def later(*args: object, **kwargs: object) -> Any:
             with _naming(name):
                 return await function(*args, **kwargs)
 
         return later
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         with _naming(name):
             return function(*args, **kwargs)
 

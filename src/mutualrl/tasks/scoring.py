@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from mutualrl.records import Prompt
 from mutualrl.storage.run_info import Validation
@@ -58,7 +57,7 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
-def breakdown(names: Sequence[str], values: Sequence[float]) -> dict[str, dict[str, Any]]:
+def breakdown(names: Sequence[str], values: Sequence[float]) -> dict[str, dict[str, object]]:
     """`{name: {"n", "accuracy", "stderr"}}` of the values under each name, sorted."""
     groups: dict[str, list[float]] = {}
     for name, value in zip(names, values, strict=True):

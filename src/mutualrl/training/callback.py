@@ -30,17 +30,17 @@ class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
     def __init__(self, link: PeerLink) -> None:
         self._link = link
 
-    def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Start the heartbeat, unless the process already has one."""
         if self._link.heartbeat is not None and state.is_world_process_zero:
             self._link.set_phase("training", state.global_step)
             self._link.heartbeat.start()
 
-    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Tell the step."""
         self._link.set_phase("training", state.global_step)
 
-    def on_train_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+    def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Tell the peers that no further round will come."""
         if state.is_world_process_zero:
             self._link.set_phase("trained", state.global_step)
@@ -61,13 +61,13 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transforme
         self._trainer = trainer
         self._stopping = stopping
 
-    def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Note the generators. Raises AlreadyTrainedError when the loaded checkpoint is the last step's."""
         self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if state.global_step >= state.max_steps:
             raise AlreadyTrainedError
 
-    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Note the generators, and stop if asked to."""
         self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if broadcast_object_list([self._stopping()], from_process=0)[0]:
@@ -96,7 +96,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
         self._steps = steps
         self._validation: Validation | None = None
 
-    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: Any) -> None:
+    def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
         """Validate where it is due; the last step's validation is the run's final one and is made elsewhere."""
         step = state.global_step
         if self._every and step % self._every == 0 and step < self._steps:
@@ -104,7 +104,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
             self._tell(self._validation)
 
     def on_log(
-        self, args: Args, state: State, control: Control, logs: dict[str, Any] | None = None, **kwargs: Any
+        self, args: Args, state: State, control: Control, logs: dict[str, Any] | None = None, **kwargs: object
     ) -> None:
         """Append the step's line."""
         if not state.is_world_process_zero or not logs or "loss" not in logs:

@@ -74,7 +74,7 @@ def grpo_config(
         raise RecipeError([f"trainer, policy {policy!r}: TRL refuses these settings: {error}"]) from error
 
 
-def deepspeed_config(strategy: str) -> dict[str, Any]:
+def deepspeed_config(strategy: str) -> dict[str, object]:
     """The DeepSpeed configuration of a strategy; nothing for DDP. The batch sizes are the trainer's."""
     if strategy == "ddp":
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list
 
@@ -53,7 +53,7 @@ class Career:
             on_commit=free_rounds,
         )
 
-    def progress(self) -> dict[str, Any]:
+    def progress(self) -> dict[str, object]:
         """What a checkpoint keeps of it."""
         return {
             "initial_validation": None if self.initial_validation is None else self.initial_validation.to_json(),

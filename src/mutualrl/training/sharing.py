@@ -83,7 +83,7 @@ class Sharing:
         tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
         resume: bool = False,
         solutions: Mapping[str, str] | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> Sharing:
         """Share over a directory, for use with `MutualGRPOTrainer` in one's own script.
 

@@ -55,7 +55,7 @@ def load_state(trainer: MutualGRPOTrainer, directory: str | Path) -> None:
     restore(trainer, state)
 
 
-def trainer_state(trainer: MutualGRPOTrainer) -> dict[str, Any]:
+def trainer_state(trainer: MutualGRPOTrainer) -> dict[str, object]:
     """Return the state: TRL's micro-batch count and buffered batch, the rows of the round in use, the regime's
     state."""
     state: dict[str, Any] = {"format": FORMAT, "step": micro_step(trainer), "buffered": buffered_batches(trainer)}
@@ -89,7 +89,7 @@ def restore(trainer: MutualGRPOTrainer, state: Mapping[str, Any]) -> None:
 _BOUNDS: dict[str, type[Bound]] = {kind.__name__: kind for kind in (PPO, Band, UpperBound, SequenceLevel)}
 
 
-def pack(row: ExtraRow) -> dict[str, Any]:
+def pack(row: ExtraRow) -> dict[str, object]:
     """Return a row as plain values and tensors."""
     packed = {field.name: getattr(row, field.name) for field in fields(ExtraRow)}
     packed["source"] = tuple(row.source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mutualrl.recipes.schema import Recipe
 from mutualrl.storage.run_info import Validation
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
-def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, Any]:
+def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, object]:
     """What TRL's configuration says of trackers: one tracked run a policy, named after the run's directory.
 
     What only the environment can say is set where the user has not: the project `mutualrl` and a group for the run

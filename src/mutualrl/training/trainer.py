@@ -64,7 +64,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     """
 
     def __init__(
-        self, *args: Any, sharing: Sharing | None = None, checkpointer: Checkpointer | None = None, **kwargs: Any
+        self, *args: object, sharing: Sharing | None = None, checkpointer: Checkpointer | None = None, **kwargs: object
     ) -> None:
         super().__init__(*args, **kwargs)
         self.sharing = sharing
@@ -279,7 +279,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self.state.num_input_tokens_seen = self.at_step_end.tokens
         self.save_now()
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
         """Write TRL's card beside a checkpoint; under a checkpointer none."""
         if self.checkpointer is None:
             super().create_model_card(*args, **kwargs)

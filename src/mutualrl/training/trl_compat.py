@@ -106,7 +106,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         self.on_generated(batch)
         return batch
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(self, *args: object, **kwargs: object) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self.last_logps = result[0].detach()
         return result
@@ -128,7 +128,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         self._sampler = super()._get_train_sampler(dataset)
         return self._sampler
 
-    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+    def _init_training_state(self, *args: object, **kwargs: object) -> tuple[int, int]:
         """Move TRL's sampler past the finished epochs: its generator draws one order per epoch."""
         state: tuple[int, int] = super()._init_training_state(*args, **kwargs)
         self.on_start()
@@ -290,7 +290,7 @@ def allow_zero_on_cpu() -> None:
     if getattr(original, "zero_on_cpu", False):
         return
 
-    def prepare(self: PartialState, *args: Any, **kwargs: Any) -> tuple[str | None, DistributedType]:
+    def prepare(self: PartialState, *args: object, **kwargs: object) -> tuple[str | None, DistributedType]:
         backend_name, kind = original(self, *args, **kwargs)
         asked = "LOCAL_RANK" in os.environ and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
         return ("gloo", DistributedType.MULTI_CPU) if kind == DistributedType.NO and asked else (backend_name, kind)
