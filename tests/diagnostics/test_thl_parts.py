@@ -58,23 +58,24 @@ def test_figures_of_two_tokenizers_by_hand() -> None:
     found = check_vocabularies(["ab.\nc"], merged, plain, "span", lambda done: None)
     # ab | .\n | c | end against a b . \n c end
     assert found["safe"]
-    assert (found["source"]["tokens"], found["target"]["tokens"]) == (4, 6)
-    assert found["one_to_one"] == 0.5
-    assert found["group_sizes"] == {"1:1": 2, "1:2": 2}
-    assert found["mean_group"] == {"source": 1.0, "target": 1.5}
-    assert found["largest_group"] == {"source": 1, "target": 2}
-    assert found["source"]["straddling"] == 0.25  # .\n ends one word and begins the next
-    assert found["target"]["straddling"] == 0.0
+    figures = found["figures"]
+    assert (figures["source"]["tokens"], figures["target"]["tokens"]) == (4, 6)
+    assert figures["one_to_one"] == 0.5
+    assert figures["group_sizes"] == {"1:1": 2, "1:2": 2}
+    assert figures["mean_group"] == {"source": 1.0, "target": 1.5}
+    assert figures["largest_group"] == {"source": 1, "target": 2}
+    assert figures["source"]["straddling"] == 0.25  # .\n ends one word and begins the next
+    assert figures["target"]["straddling"] == 0.0
     # the paper: "ab." is ab . and "\nc" is \n c: words 0 0 1 for ab, .\n, c; all of them touched
-    assert found["source"]["paper_drift"] == 0.0
-    assert found["target"]["paper_drift"] == 0.0
+    assert figures["source"]["paper_drift"] == 0.0
+    assert figures["target"]["paper_drift"] == 0.0
 
 
 def test_the_drift_of_the_paper_s_map_by_hand() -> None:
     r"""a.\n b c d: whole, `a .\n _b _c _d`; by words `a.`, `\n_b`, `_c`, `_d` have 2, 2, 1, 1 tokens: cut to five."""
     tokenizer = byte_bpe(".·Ċ", "Ġ·b", "Ġ·c", "Ġ·d")
     assert len(tokenizer.encode("a.\n b c d")) == 5
-    found = check_vocabularies(["a.\n b c d"], tokenizer, byte_bpe(), "span", lambda done: None)
+    found = check_vocabularies(["a.\n b c d"], tokenizer, byte_bpe(), "span", lambda done: None)["figures"]
     # words by the map 0 0 1 1 2; touched 0, 0-1, 1, 2, 3: the last two are wrong
     assert found["source"]["paper_drift"] == pytest.approx(2 / 5)
     assert found["source"]["word_drift"] == 0.0

@@ -35,7 +35,7 @@ def test_settings_are_read_and_refused() -> None:
     assert settings.trainer == {"weight_decay": 0.1}
     assert settings_of("base", 0, ["lora=null"]).lora is None
     refused = {
-        "learning_rate": "expected KEY=VALUE", "learning_rate=-1": "learning_rate", "learning=1": "learning",
+        "learning_rate": "expected key=value", "learning_rate=-1": "learning_rate", "learning=1": "learning",
         "trainer.learning_rate=1": "sets it itself", "lora.rank=2": "rank", "warmup=2": "warmup", "a.b=1": "a",
         "learning_rate.x=1": "learning_rate", "seed=3": "say it with --seed", "start=base": "--start",
         "trainer.logging_strategy=no": "sets it itself",

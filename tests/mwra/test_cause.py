@@ -11,6 +11,7 @@ import pytest
 from mutualrl.errors import RunDirectoryError, UsageError, exit_code_of
 from mutualrl.mwra.group import next_attempt
 from mutualrl.see import Exchange
+from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, check_free, create, default_path, hold, holder_of
 
 
@@ -23,13 +24,13 @@ def test_exit_codes_follow_the_kind() -> None:
 
 def test_a_run_directory_is_claimed_once(tmp_path: Path) -> None:
     with ExitStack() as held:
-        run = create(tmp_path / "r", {"run_id": "1"}, held)
-        assert run.info() == {"run_id": "1"}
+        run = create(tmp_path / "r", RunInfo(run_id="1"), held)
+        assert run.info() == RunInfo(run_id="1")
         with pytest.raises(RunDirectoryError, match=r"already holds a run.*running now: process.*--run-dir"):
-            create(tmp_path / "r", {"run_id": "2"}, held)
+            create(tmp_path / "r", RunInfo(run_id="2"), held)
     with pytest.raises(RunDirectoryError, match=r"already holds a run \(not finished\)"), ExitStack() as held:
-        create(tmp_path / "r", {"run_id": "2"}, held)
-    assert run.info() == {"run_id": "1"}
+        create(tmp_path / "r", RunInfo(run_id="2"), held)
+    assert run.info() == RunInfo(run_id="1")
 
 
 def test_who_looks_at_a_lock_does_not_keep_another_from_it(tmp_path: Path) -> None:
