@@ -37,17 +37,19 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     add(f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores" + _a_node(launch), machine)
     recipe = _with_steps(recipe, planned.values())
     missing = lacking(recipe, machine)
-    memory = {
-        where: {seat.policy: estimate_seat(recipe, seat) for seat in placement.seats}
-        for where, placement in planned.items()
-        if not isinstance(placement, str)
-    }
+    memory: dict[str, dict[str, Estimate | None]] = {}
+    as_numbers: dict[str, dict[str, object]] = {}
+    for where, placement in planned.items():
+        if not isinstance(placement, str):
+            estimates = {seat.policy: estimate_seat(recipe, seat) for seat in placement.seats}
+            memory[where] = estimates
+            as_numbers[where] = {policy: each and asdict(each) for policy, each in estimates.items()}
     if as_json:
         emit(
             {
                 "recipe": recipe.model_dump(mode="json"),
                 "placement": _as_json(planned),
-                "memory": {w: {p: e and asdict(e) for p, e in found.items()} for w, found in memory.items()},
+                "memory": as_numbers,
                 "lacking": missing,
             }
         )
@@ -76,10 +78,14 @@ def _a_node(launch: Launch) -> str:
 
 
 def _as_json(planned: dict[str, Placement | str]) -> dict[str, object]:
-    return {
-        where: {"problem": p} if isinstance(p, str) else {"seats": [asdict(s) for s in p.seats], "notes": list(p.notes)}
-        for where, p in planned.items()
-    }
+    found: dict[str, object] = {}
+    for where, placement in planned.items():
+        if isinstance(placement, str):
+            found[where] = {"problem": placement}
+        else:
+            seats = [asdict(seat) for seat in placement.seats]
+            found[where] = {"seats": seats, "notes": list(placement.notes)}
+    return found
 
 
 def _table(where: str, placement: Placement | str, memory: dict[str, Estimate | None]) -> Table | str:

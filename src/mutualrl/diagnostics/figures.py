@@ -9,7 +9,16 @@ import numpy as np
 
 from mutualrl.console.display import clean
 from mutualrl.console.plots import Axes, Draw
-from mutualrl.diagnostics.results import Activation, Channels, Complementarity, Cost, Shares, ValueCheck, columns_of
+from mutualrl.diagnostics.results import (
+    Activation,
+    Channels,
+    Columns,
+    Complementarity,
+    Cost,
+    Shares,
+    ValueCheck,
+    columns_of,
+)
 from mutualrl.regimes import at_level
 
 Figures = Mapping[str, tuple[tuple[float, float], Draw]]
@@ -137,7 +146,7 @@ def _activation(axis: Axes, result: Activation) -> None:
     _legend(axis, fontsize=8)
 
 
-def _teachers(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
+def _teachers(axis: Axes, rows: Sequence[Columns]) -> None:
     places = np.arange(len(rows))
     for offset, kind in ((-0.2, "matched"), (0.2, "mismatched")):
         values = [_known(row[kind]) for row in rows]

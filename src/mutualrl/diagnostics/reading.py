@@ -33,11 +33,15 @@ def read_rollouts(paths: Sequence[Path]) -> pa.Table:
     """The rows of all files as one table. A file without `policy` is its name's; without `rollout`, rows are numbered
     in their order. Raises DataError naming file, row and field."""
     files = [file for path in paths for file in _files(user_path(path))]
-    if twice := next((f for i, f in enumerate(files) if f.resolve() in {g.resolve() for g in files[:i]}), None):
-        raise DataError(f"{twice}: the file is named twice; every rollout would count double")
+    seen: set[Path] = set()
+    for file in files:
+        if file.resolve() in seen:
+            raise DataError(f"{file}: the file is named twice; every rollout would count double")
+        seen.add(file.resolve())
     tables = [_parquet(file) if file.suffix == ".parquet" else _lines(file) for file in files]
     _check_stems(files, tables)
-    names = [name for name in TYPES if any(name in table.column_names for table in tables)]
+    there = {name for table in tables for name in table.column_names}
+    names = [name for name in TYPES if name in there]
     whole = []
     for file, table in zip(files, tables, strict=True):
         columns = {n: table[n] if n in table.column_names else pa.nulls(len(table), TYPES[n]) for n in names}

@@ -11,6 +11,7 @@ from mutualrl.diagnostics.results import (
     Channels,
     Complementarity,
     Cost,
+    GateRow,
     Header,
     Shares,
     ValueCheck,
@@ -56,31 +57,29 @@ def complementarity(result: Complementarity) -> str:
             [[str(len(result["policies"])), *(_with(pool[key], pool[f"{key}_ci"]) for key in keys)]],
         )
     )
-    parts.append(
-        table(
-            "Difficulty-conditioned diversity",
-            ["bucket", "prompts", "mean reward", "Jaccard", "exactly one"],
-            [
-                [b["bucket"], str(b["prompts"]), *(number(b[key]) for key in ("mean_reward", "jaccard", "exactly_one"))]
-                for b in result["buckets"]
-            ],
-        )
-    )
+    rows = []
+    for b in result["buckets"]:
+        rates = (number(b["mean_reward"]), number(b["jaccard"]), number(b["exactly_one"]))
+        rows.append([b["bucket"], str(b["prompts"]), *rates])
+    head = ["bucket", "prompts", "mean reward", "Jaccard", "exactly one"]
+    parts.append(table("Difficulty-conditioned diversity", head, rows))
     ks = [at["k"] for at in result["gate"][0]["at"]]
     stars = {at["k"]: "*" if at["extrapolated"] else "" for at in result["gate"][0]["at"]}
     text = table(
         "SGT's gate: share of prompts that open it, G_n(x), with K rollouts a model",
         ["learner", "in these rollouts", *(f"K = {k}{stars[k]}" for k in ks)],
-        [
-            [name(g["learner"]), _with(g["observed"], g["observed_ci"]), *(number(at["rate"]) for at in g["at"])]
-            for g in result["gate"]
-        ],
+        [_gate_cells(gate) for gate in result["gate"]],
     )
     if any(stars.values()):
         text += "\n\n\\* more than was sampled: (1 - c/n)^K, which counts a prompt without a success as hopeless"
     parts.append(text)
     parts.append(f"Recommendation: {name_of(result['recommendation'])}")
     return "\n\n".join(parts)
+
+
+def _gate_cells(gate: GateRow) -> list[str]:
+    rates = [number(at["rate"]) for at in gate["at"]]
+    return [name(gate["learner"]), _with(gate["observed"], gate["observed_ci"]), *rates]
 
 
 def name_of(text: str) -> str:
@@ -142,11 +141,13 @@ def channels(result: Channels) -> str:
     """The six rows, over all learners and for each."""
     learners = [name(row["learner"]) for row in result["learners"]]
     head = ["usable regimes on a prompt", "all learners (%)", *(f"{learner} (%)" for learner in learners)]
-    own = [{row["usable"]: row["share"] for row in learner["rows"]} for learner in result["learners"]]
-    rows = [
-        [row["usable"], *(f"{100 * share:.2f}" for share in (row["share"], *(o.get(row["usable"], 0.0) for o in own)))]
-        for row in result["rows"]
-    ]
+    own: list[dict[str, float]] = []
+    for learner in result["learners"]:
+        own.append({row["usable"]: row["share"] for row in learner["rows"]})
+    rows = []
+    for row in result["rows"]:
+        shares = [row["share"], *(each.get(row["usable"], 0.0) for each in own)]
+        rows.append([row["usable"], *(f"{100 * share:.2f}" for share in shares)])
     left = {reason: count for reason, count in result["left_out"].items() if count}
     note = "" if not left else f"\n\nPeer responses without a ratio: {', '.join(f'{r} {c}' for r, c in left.items())}"
     return table(f"Joint usability of the three regimes ({_about(result)})", head, rows) + note
@@ -165,13 +166,11 @@ def cost(result: Cost) -> str:
             rows,
         )
     ]
-    cells = [
-        [
-            name(row["learner"]), f"{row['rollout_tokens']:,}", str(row["teachers"]),
-            *(f"{row[r]['extra_tokens']:,} ({number(row[r]['ratio'])}x)" for r in (VALUE, OUTCOME, DATA)),
-        ]
-        for row in result["learners"]
-    ]  # fmt: skip
+    cells = []
+    for row in result["learners"]:
+        extra = [row[regime] for regime in (VALUE, OUTCOME, DATA)]
+        costs = [f"{each['extra_tokens']:,} ({number(each['ratio'])}x)" for each in extra]
+        cells.append([name(row["learner"]), f"{row['rollout_tokens']:,}", str(row["teachers"]), *costs])
     parts.append(table("By learner", ["learner", "rollout tokens", "teachers", "XGRPO", "SGT", "PRP"], cells))
     parts.append(
         f"SGT's teachers are {result['sequences']:.4f} of all rollouts; the bound (M-1)/(MN) is {result['bound']:.4f}. "

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -21,7 +20,7 @@ from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.reporting.reading import part
 from mutualrl.reporting.report import read_runs
-from mutualrl.storage.files import user_path, write_json
+from mutualrl.storage.files import JsonObject, user_path, write_json
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 
 _MATCHED = ("seed", "steps", "prompts_per_round", "rollouts_per_prompt")
@@ -32,7 +31,7 @@ FILE = "distill.json"
 def distill(
     runs: Sequence[Path], beside: Sequence[Path], out: Path, settings: DistillSettings, engine: str | None,
     console: Console,
-) -> dict[str, Any]:  # fmt: skip
+) -> JsonObject:  # fmt: skip
     """Harvest the runs' exchanges, fine-tune each policy on its peers' successes, and evaluate it beside the model
     before training, the standalone one, and those of the runs `beside`. Writes `out`/distill.json and returns it.
 
@@ -71,7 +70,7 @@ def distill(
     return result
 
 
-def bars(accuracy: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+def bars(accuracy: dict[str, JsonObject]) -> dict[str, dict[str, float | None]]:
     """The bars of the paper's figure "Online gating versus sequential offline distillation": of each treatment but
     standalone GRPO, its accuracy minus GRPO's (`points`) and over GRPO's, minus one (`relative`; None over 0)."""
     base = accuracy[BASELINE]["accuracy"]
@@ -146,7 +145,7 @@ def _request(source: Source, engine: str | None) -> EvalRequest:
 
 def _evaluated(
     source: Source, request: EvalRequest, others: Sequence[tuple[str, RunDirectory]], out: Path, console: Console
-) -> dict[str, Any]:
+) -> JsonObject:
     """Greedy figures of a learner under each treatment, on its own run's task."""
     policy = source.recipe.policy(source.policy)
     own = next(model for model in request.models if model.name == policy.name)
@@ -162,7 +161,7 @@ def _evaluated(
     }
 
 
-def _groups(figures: dict[str, Any]) -> dict[str, float]:
+def _groups(figures: JsonObject) -> dict[str, float]:
     return {group: found["accuracy"] for task in figures["tasks"].values() for group, found in task["groups"].items()}
 
 
@@ -170,7 +169,7 @@ def _say(console: Console, words: str) -> None:
     console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: JsonObject) -> str:
     """The result as a table: what each was taught, and the bars of the paper's figure."""
     from mutualrl.console.markdown import name, number, table
 

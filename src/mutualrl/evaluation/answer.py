@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, Sampling
+from mutualrl.evaluation.figures import Row
 from mutualrl.evaluation.request import TaskRequest
 from mutualrl.evaluation.store import Store
 from mutualrl.records import Completion, Prompt
@@ -62,12 +63,12 @@ def answers(
     sampling: Sampling,
     store: Store,
     on_done: Callable[[int], None],
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """The rows of all completions of a task, prompts in order, samples in order.
 
     `engine` gives the loaded model, and is called only when something is left to generate.
     """
-    by_place: dict[int, list[dict[str, Any]]] = {}
+    by_place: dict[int, list[Row]] = {}
     for piece in cut:
         rows = store.get(model, task.name, piece.number)
         if rows is None:
@@ -87,7 +88,7 @@ def _generated(
     engine: Callable[[], Engine],
     tokenizer: PreTrainedTokenizerBase,
     how: Sampling,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
     chosen = [ids[place] for place in piece.places]
     if piece.new_tokens:
         seed = part_seed(how.seed, task.name, piece.number)

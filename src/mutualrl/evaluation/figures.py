@@ -27,26 +27,33 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
     if not prompts or len(rows) != samples * len(prompts):
         raise ValueError(f"{len(rows)} completions of {len(prompts)} prompts, expected {samples} each")
     groups = [rows[start : start + samples] for start in range(0, len(rows), samples)]
-    if any(row["prompt_id"] != prompt.id for prompt, group in zip(prompts, groups, strict=True) for row in group):
-        raise ValueError("completions do not stand in the order of their prompts")
-    means = [sum(row["reward"] for row in group) / samples for group in groups]
+    means, hits = [], []
+    for prompt, group in zip(prompts, groups, strict=True):
+        if any(row["prompt_id"] != prompt.id for row in group):
+            raise ValueError("completions do not stand in the order of their prompts")
+        means.append(sum(row["reward"] for row in group) / samples)
+        hits.append(sum(row["reward"] == 1.0 for row in group))
     by_group = breakdown([p.group for p in prompts], means)
-    facets = sorted({name for p in prompts for name in p.facets})
+    facets = {}
+    for name in sorted({name for p in prompts for name in p.facets}):
+        facets[name] = breakdown([p.facets.get(name, "none") for p in prompts], means)
     found = {
         "n": len(prompts),
         "accuracy": sum(means) / len(means),
         "stderr": standard_error(means),
         "by_group": {name: group["accuracy"] for name, group in by_group.items()},
         "groups": by_group,
-        "facets": {name: breakdown([p.facets.get(name, "none") for p in prompts], means) for name in facets},
+        "facets": facets,
         "no_box": _share(rows, "no_box"),
         "truncated": sum(not row["ended"] for row in rows) / len(rows),
         "too_long": _share(rows, "too_long"),
         "tokens": sum(row["tokens"] for row in rows) / len(rows),
     }
     if samples > 1:
-        hits = [sum(row["reward"] == 1.0 for row in group) for group in groups]
-        found["pass_at_k"] = {str(k): sum(pass_at_k(samples, hit, k) for hit in hits) / len(hits) for k in ks(samples)}
+        pass_rates = {}
+        for k in ks(samples):
+            pass_rates[str(k)] = sum(pass_at_k(samples, hit, k) for hit in hits) / len(hits)
+        found["pass_at_k"] = pass_rates
     return found
 
 

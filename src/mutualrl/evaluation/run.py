@@ -7,7 +7,6 @@ import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -16,7 +15,7 @@ from mutualrl.console.display import cell, clean
 from mutualrl.engines.base import Engine
 from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.evaluation.answer import PART, answers, pieces
-from mutualrl.evaluation.figures import figures
+from mutualrl.evaluation.figures import Row, figures
 from mutualrl.evaluation.request import EvalRequest, ModelRequest, TaskRequest
 from mutualrl.evaluation.store import Store, identity
 from mutualrl.evaluation.tables import markdown
@@ -24,7 +23,7 @@ from mutualrl.evaluation.verify import verified
 from mutualrl.tasks.rewarding import BOXED
 
 
-def evaluate_models(request: EvalRequest, console: Console, out: Path | None = None) -> dict[str, Any]:
+def evaluate_models(request: EvalRequest, console: Console, out: Path | None = None) -> Row:
     """`{"suite", "engine", "samples", "temperature", "seed", "tasks": {task: {"evaluated", "n", "dropped"}}, "models":
     {name: {"engine", "tasks": {task: figures}, and the figures over all prompts}}}`; with `out` also `"files"`.
 
@@ -44,7 +43,7 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
     }
     store = Store.open(out, _described(request, paths, engines))
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    found: dict[str, Any] = {}
+    found: Row = {}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         for model in request.models:
             found[model.name] = _evaluate(request, model, paths[model.name], engines[model.name], store, bars)
@@ -72,14 +71,16 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
 
 def _evaluate(
     request: EvalRequest, model: ModelRequest, path: str, engine_name: str, store: Store, bars: Progress
-) -> dict[str, Any]:
+) -> Row:
     from mutualrl.engines.choice import load_engine
     from mutualrl.engines.transformers_engine import context_of, load_tokenizer
     from mutualrl.tasks.prompting import prompt_ids
 
     revision, trust = model.revision, model.trust_remote_code
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
-    ids = {t.name: prompt_ids([p.content for p in t.prompts], tokenizer, model.template) for t in request.tasks}
+    ids = {}
+    for task in request.tasks:
+        ids[task.name] = prompt_ids([p.content for p in task.prompts], tokenizer, model.template)
     longest = max(max(map(len, ids[t.name])) + t.max_new_tokens for t in request.tasks)
     context = context_of(path, revision=revision, trust_remote_code=trust)
     size = max(1, PART[engine_name] // request.sampling.samples)
@@ -96,7 +97,7 @@ def _evaluate(
             )
         return loaded[0]
 
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[Row]] = {}
     try:
         for task in request.tasks:
             bar = bars.add_task(cell(f"{model.name}: {task.name}"), total=len(task.prompts))
@@ -123,7 +124,7 @@ def _warn_too_long(
             console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def _counted(request: EvalRequest, rows: dict[str, list[dict[str, Any]]], console: Console) -> dict[str, Any]:
+def _counted(request: EvalRequest, rows: dict[str, list[Row]], console: Console) -> Row:
     samples = request.sampling.samples
     tasks = {t.name: figures(t.prompts, rows[t.name], samples) for t in request.tasks}
     if "math-verify" in request.also:

@@ -11,13 +11,12 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError, UsageError
-from mutualrl.storage.files import read_json, user_path, write_atomic, write_json
+from mutualrl.storage.files import JsonObject, read_json, user_path, write_atomic, write_json
 
 REQUEST, COMPLETIONS = "request.json", "completions"
 _LEFT = re.compile(r"\..*\.tmp")  # what a killed writer left
@@ -50,7 +49,7 @@ class Store:
         self._directory = directory
 
     @classmethod
-    def open(cls, out: Path | None, request: dict[str, Any]) -> Store:
+    def open(cls, out: Path | None, request: JsonObject) -> Store:
         """A store for a request: new, or of the same request, which then goes on.
 
         Raises UsageError when the directory holds another evaluation, with what differs, or anything else.
@@ -77,17 +76,17 @@ class Store:
             write_json(directory / REQUEST, request)
         return cls(directory)
 
-    def get(self, model: str, task: str, part: int) -> list[dict[str, Any]] | None:
+    def get(self, model: str, task: str, part: int) -> list[JsonObject] | None:
         """The rows of a part; None when it is not there. Raises DataError when its file is damaged."""
         if self._directory is None or not (path := self._path(model, task, part)).is_file():
             return None
         try:
-            rows: list[dict[str, Any]] = pq.read_table(path, page_checksum_verification=True).to_pylist()
+            rows: list[JsonObject] = pq.read_table(path, page_checksum_verification=True).to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path}: damaged ({error}); remove it, and the same command makes it again") from None
         return rows
 
-    def put(self, model: str, task: str, part: int, rows: Sequence[dict[str, Any]]) -> None:
+    def put(self, model: str, task: str, part: int, rows: Sequence[JsonObject]) -> None:
         """Keep the rows of a part."""
         if self._directory is None:
             return
@@ -99,7 +98,7 @@ class Store:
         )
         write_atomic(path, sink.getvalue())
 
-    def results(self, value: dict[str, Any], markdown: str) -> list[str]:
+    def results(self, value: JsonObject, markdown: str) -> list[str]:
         """Write `results.json` and `results.md`; returns what lies in the directory."""
         if self._directory is None:
             return []

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from mutualrl.console.markdown import name, number, table
+from mutualrl.evaluation.figures import Row
 
 MOST_GROUPS = 12
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: Row) -> str:
     """All tables of an evaluation."""
     return "\n\n".join([_main(result), *_broken_down(result), *_notes(result)])
 
 
-def _main(result: dict[str, Any]) -> str:
+def _main(result: Row) -> str:
     rows = [(model, task, m, t) for model, m in result["models"].items() for task, t in m["tasks"].items()]
     some = rows[0][3]
     passes = [k for k in some.get("pass_at_k", {}) if k != "1"]
@@ -36,7 +36,7 @@ def _main(result: dict[str, Any]) -> str:
     return table(f"{name(result['suite'])}: {how(result)}", head, cells)
 
 
-def how(result: dict[str, Any]) -> str:
+def how(result: Row) -> str:
     """How completions were decoded, in words."""
     rewards = "; ".join(dict.fromkeys(name(about["reward"]) for about in result["tasks"].values()))
     if result["temperature"] == 0:
@@ -44,9 +44,9 @@ def how(result: dict[str, Any]) -> str:
     return f"{result['samples']} samples at temperature {result['temperature']:g}, {rewards}"
 
 
-def _broken_down(result: dict[str, Any]) -> Iterator[str]:
+def _broken_down(result: Row) -> Iterator[str]:
     for task in result["tasks"]:
-        views: dict[str, dict[str, Any]] = {}
+        views: dict[str, Row] = {}
         for model, m in result["models"].items():
             t = m["tasks"][task]
             for facet, groups in {"group": t["groups"], **t["facets"]}.items():
@@ -57,11 +57,13 @@ def _broken_down(result: dict[str, Any]) -> Iterator[str]:
                 continue
             some = next(iter(by_model.values()))
             head = ["model", *(f"{name(g)} ({some[g]['n']})" for g in groups)]
-            rows = [[name(model), *(number(of[g]["accuracy"], 3) for g in groups)] for model, of in by_model.items()]
+            rows = []
+            for model, of in by_model.items():
+                rows.append([name(model), *(number(of[g]["accuracy"], 3) for g in groups)])
             yield table(f"{task} by {facet} (prompts)", head, rows)
 
 
-def _notes(result: dict[str, Any]) -> Iterator[str]:
+def _notes(result: Row) -> Iterator[str]:
     for task, about in result["tasks"].items():
         if about["dropped"]:
             yield f"{task}: {len(about['dropped'])} rows were left out: " + "; ".join(map(name, about["dropped"][:5]))

@@ -22,11 +22,12 @@ from mutualrl.mwra.session import Launch
 from mutualrl.process.status import Standing, Voice, node_file
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.batch import BatchPlan
+from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import StoredSeat
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
 JOIN_SECONDS = 600.0
 POLL_SECONDS = 0.2
@@ -147,7 +148,7 @@ class Node:
         error.kind, error.exit_code = kind, exit_code_of(kind) or MutualRLError.exit_code
         raise error
 
-    def _said(self, run: RunDirectory, node: int) -> dict[str, Any] | None:
+    def _said(self, run: RunDirectory, node: int) -> JsonObject | None:
         assert self._standing is not None
         return self._standing.read(node_file(run.root, node))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DiskError
-from mutualrl.storage.files import glance, write_json
+from mutualrl.storage.files import JsonObject, glance, write_json
 
 BEAT_SECONDS = 0.5
 STALE_SECONDS = 5.0  # a supervisor whose counter stood still for so long says nothing any more
@@ -64,7 +64,7 @@ class Voice:
             return
         self._next = time.monotonic() + BEAT_SECONDS
         self._counter += 1
-        state: dict[str, Any] = {
+        state: JsonObject = {
             "counter": self._counter,
             "session": self._session,
             "pid": os.getpid(),
@@ -92,7 +92,7 @@ class Standing:
                 return Word(**state["policies"][policy])
         return Word()
 
-    def read(self, path: Path) -> dict[str, Any] | None:
+    def read(self, path: Path) -> JsonObject | None:
         """What a supervisor says, or None when it is not (yet) known to be alive."""
         now = time.monotonic()
         state = glance(path)

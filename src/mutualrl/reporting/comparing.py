@@ -12,6 +12,7 @@ from typing import Any
 
 from mutualrl.reporting.reading import Run, part
 from mutualrl.reporting.series import by_arm
+from mutualrl.storage.files import JsonObject
 
 #: what two runs may differ in and still be compared: what is compared, and what does not change a result
 _FREE = {"regime", "hardware", "launch", "pool"}
@@ -104,7 +105,7 @@ def _other_data(runs: Sequence[Run]) -> list[str]:
 
 
 def _flat(recipe: Mapping[str, Any]) -> dict[str, object]:
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for section, value in recipe.items():
         if section in _FREE:
             continue

@@ -16,10 +16,10 @@ from mutualrl.recipes import yaml_file
 from mutualrl.recipes.schema import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE
-from mutualrl.storage.files import glance, user_path
+from mutualrl.storage.files import JsonObject, glance, user_path
 from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of
 
-Row = dict[str, Any]
+Row = JsonObject
 POLICY = re.compile(POLICY_NAME)
 LARGEST = 1e100  # no metric is; sums of larger ones would overflow
 
@@ -193,7 +193,7 @@ def read_run(path: Path) -> Run:
     return Run(root, root.name, info, recipe, policies, summary, state, tuple(notes))
 
 
-def part(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+def part(tree: Mapping[str, Any], key: str) -> JsonObject:
     """A section of a file that may lack it."""
     value = tree.get(key)
     return value if isinstance(value, dict) else {}

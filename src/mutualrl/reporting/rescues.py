@@ -10,6 +10,7 @@ from mutualrl.console.display import clean
 from mutualrl.errors import ExchangeDamagedError
 from mutualrl.reporting.reading import Policy, Run, number
 from mutualrl.see.survey import Reader
+from mutualrl.storage.files import JsonObject
 
 MOST = 50_000  # rescues in a page
 LARGEST = 100_000_000  # characters of all of them together
@@ -36,14 +37,14 @@ class Visits:
     whole: bool
 
 
-def gathered(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[str]]:
+def gathered(runs: Sequence[Run]) -> tuple[list[JsonObject], list[str]]:
     """The rescues of all runs, in the order in which they happened, as the page shows them, and what is missing.
 
     A rescue: `run`, `policy`, `step`, `prompt`, `own` (text, reward), `peer`, `answer`, and `later`: the first later
     visit with a right rollout, else the last one without; None where the prompt did not come again, UNKNOWN where it
     may have, in rounds that are missing.
     """
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     notes: list[str] = []
     for run in runs:
         for policy in run.policies.values():
@@ -93,7 +94,7 @@ def _visits(run: Run, policy: Policy, wanted: set[str], say: Callable[[str], Non
     return Visits(found, whole)
 
 
-def _shown(run: Run, policy: Policy, row: dict[str, Any], visits: Visits) -> dict[str, object]:
+def _shown(run: Run, policy: Policy, row: JsonObject, visits: Visits) -> dict[str, object]:
     own = row.get("own") if isinstance(row.get("own"), list) else []
     began = number(row.get("round")) or 0
     later = [visit for visit in visits.by_prompt.get(str(row.get("prompt_id")), ()) if visit.round > began]

@@ -63,26 +63,26 @@ def _names(arms: Arms) -> list[str]:
 
 def _panels(arms: Arms, what: str, unit: str, take: Take, *, smooth: bool, average: bool) -> list[Panel]:
     """A panel a policy, and one of the mean over the pool; a line an arm."""
-    names = _names(arms)
-    panels = [
-        Panel(
-            f"{name}: {what}",
-            unit,
-            tuple(over(arm, [take(p) for p in _there(runs, name)], smooth=smooth) for arm, runs in arms.items()),
-        )
-        for name in names
-    ]
+    names, panels = _names(arms), []
+    for name in names:
+        lines = []
+        for arm, runs in arms.items():
+            curves = [take(policy) for policy in _there(runs, name)]
+            lines.append(over(arm, curves, smooth=smooth))
+        panels.append(Panel(f"{name}: {what}", unit, tuple(lines)))
     if average and len(names) > 1:
-        lines = tuple(
-            over(
-                arm,
-                [mean_of([take(run.policies[name]) for name in names]) for run in runs if _whole(run)],
-                smooth=smooth,
-            )
-            for arm, runs in arms.items()
-        )
-        panels.append(Panel(f"mean of the pool: {what}", unit, lines))
+        means = tuple(over(arm, _pool_means(runs, names, take), smooth=smooth) for arm, runs in arms.items())
+        panels.append(Panel(f"mean of the pool: {what}", unit, means))
     return panels
+
+
+def _pool_means(runs: Sequence[Run], names: Sequence[str], take: Take) -> list[list[Point]]:
+    """The mean over the pool's policies in every run in which none was lost."""
+    means = []
+    for run in runs:
+        if _whole(run):
+            means.append(mean_of([take(run.policies[name]) for name in names]))
+    return means
 
 
 def _accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
@@ -231,9 +231,14 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
 def _group_bars(arms: Arms, slug: str) -> Figure | None:
     """Accuracy by group (of a mixture: by task) before training and after each arm."""
     names = _names(arms)
-    ended = {arm: [run for run in runs if run.state == "finished"] for arm, runs in arms.items()}
-    ended = {arm: runs for arm, runs in ended.items() if runs}
-    groups = sorted({g for runs in ended.values() for run in runs for n in names for g in run.policies[n].groups})
+    ended: dict[str, list[Run]] = {}
+    found: set[str] = set()
+    for arm, runs in arms.items():
+        for run in runs:
+            if run.state == "finished":
+                ended.setdefault(arm, []).append(run)
+                found.update(*(run.policies[name].groups for name in names))
+    groups = sorted(found)
     if not 1 < len(groups) <= 12 or not names:
         return None
     panels = []
@@ -275,8 +280,7 @@ def across(found: Sequence[Comparison]) -> list[Figure]:
         if len(arms) == 2:
             names = _names(arms)
             lines = tuple(
-                over(arm, [mean_of([run.policies[name].accuracy() for name in names]) for run in runs if _whole(run)])
-                for arm, runs in arms.items()
+                over(arm, _pool_means(runs, names, lambda policy: policy.accuracy())) for arm, runs in arms.items()
             )
             panel = Panel(f"{comparison.name}: mean of the pool", "greedy accuracy", lines)
             by_task.setdefault(comparison.runs[0].task, []).append(panel)

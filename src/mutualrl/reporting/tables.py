@@ -89,15 +89,22 @@ def arms(comparison: Comparison) -> Table:
     (of the pool: those in which no policy was lost), and the first validation step at which the pool's mean curve is at
     the final accuracy of the finished GRPO runs."""
     names = policies_of(comparison.runs)
-    ended = {arm: [run for run in runs if run.state == "finished"] for arm, runs in comparison.arms.items()}
+    ended: dict[str, list[Run]] = {}
+    for arm, runs in comparison.arms.items():
+        ended[arm] = [run for run in runs if run.state == "finished"]
     plain = _pool_curve(ended.get(baseline().name, ()), names)
     target = plain[-1].value if plain else None
     rows = []
     for arm, members in ended.items():
-        finals = [{name: run.policies[name].final for name in names} for run in members]
-        by_policy = [spread([value for each in finals if (value := each[name]) is not None]) for name in names]
-        whole = [[value for value in each.values() if value is not None] for each in finals]
-        pool = spread([statistics.fmean(values) for values in whole if names and len(values) == len(names)])
+        by_name: dict[str, list[float]] = {name: [] for name in names}
+        pools = []
+        for run in members:
+            finals = {name: value for name in names if (value := run.policies[name].final) is not None}
+            for name, value in finals.items():
+                by_name[name].append(value)
+            if names and len(finals) == len(names):
+                pools.append(statistics.fmean(finals.values()))
+        by_policy, pool = [spread(by_name[name]) for name in names], spread(pools)
         reached = None if target is None else first_reaching(_pool_curve(members, names), target)
         told = "" if target is None else "not reached" if reached is None else str(reached)
         rows.append([arm, str(len(members)), ", ".join(str(run.seed) for run in members), *by_policy, pool, told])

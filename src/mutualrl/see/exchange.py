@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mutualrl.errors import (
     ExchangeDamagedError,
@@ -28,7 +28,7 @@ from mutualrl.see.liveness import NOT_STARTED, PeerWatch
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, open_store
-from mutualrl.storage.files import parse_or_none, parse_sealed, sealed_bytes
+from mutualrl.storage.files import JsonObject, parse_or_none, parse_sealed, sealed_bytes
 
 _POLL_SECONDS = (0.002, 0.05)  # first and longest pause between two looks at the directory
 _LIVENESS_SECONDS = 0.5  # a peer's heartbeat is looked at this often while waiting
@@ -346,7 +346,7 @@ def _logs_of(store: ExchangeStore, peer: str) -> str:
     return f"; its logs: {store.root.parent / 'policies' / peer / 'logs'}"
 
 
-def _read_marker(data: bytes | None, where: str) -> dict[str, Any] | None:
+def _read_marker(data: bytes | None, where: str) -> JsonObject | None:
     """Return a sealed marker. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of another
     major version, sealed or not: what follows its version may mean anything."""
     if data is None:
@@ -360,7 +360,7 @@ def _read_marker(data: bytes | None, where: str) -> dict[str, Any] | None:
     return value
 
 
-def _refuse_another_schema(where: str, value: dict[str, Any] | None) -> None:
+def _refuse_another_schema(where: str, value: JsonObject | None) -> None:
     version = str((value or {}).get("schema_version", SCHEMA_VERSION))
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise ExchangeDamagedError(

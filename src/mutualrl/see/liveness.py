@@ -8,12 +8,11 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mutualrl.console.lines import say
 from mutualrl.errors import DiskError
 from mutualrl.see.store import ExchangeStore, open_store
-from mutualrl.storage.files import parse_or_none
+from mutualrl.storage.files import JsonObject, parse_or_none
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
@@ -130,7 +129,7 @@ def heartbeats(store: ExchangeStore, policy: str) -> list[str]:
     return [name for name in store.names(policy) if name.startswith("heartbeat") and name.endswith(".json")]
 
 
-def last_beat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> dict[str, Any] | None:
+def last_beat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> JsonObject | None:
     """Return what a policy's heartbeat says now: `phase`, `step`, `counter`; None where it cannot be read."""
     try:
         return parse_or_none(store.get(policy, name))

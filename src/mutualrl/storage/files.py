@@ -14,6 +14,9 @@ from typing import Any
 
 from mutualrl.errors import DiskError, FileDamagedError, UsageError
 
+#: what json.loads gives of an object; whoever reads one checks what is in it
+JsonObject = dict[str, Any]
+
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EFBIG}
 #: how safetensors and torch report what the system said, without its number
 _DISK_WORDS = ("(os error", "PytorchStreamWriter failed", "No space left", "file write failed")
@@ -141,12 +144,12 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
 SEAL = "seal"  # sha256 of everything else in a sealed file
 
 
-def write_sealed(path: Path, value: dict[str, Any]) -> None:
+def write_sealed(path: Path, value: JsonObject) -> None:
     """Write a JSON object, atomically, with a sha256 of itself: a file of which no byte can change unnoticed."""
     write_atomic(path, sealed_bytes(value))
 
 
-def read_sealed(path: Path) -> dict[str, Any] | None:
+def read_sealed(path: Path) -> JsonObject | None:
     """The object that `write_sealed` wrote, without its seal, or None when there is no such file. Raises
     FileDamagedError when a byte was changed, added or lost."""
     try:
@@ -156,7 +159,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     return parse_sealed(data, str(path))
 
 
-def parse_sealed(data: bytes, where: str) -> dict[str, Any]:
+def parse_sealed(data: bytes, where: str) -> JsonObject:
     """Return the object in sealed bytes, without its seal. Raises FileDamagedError when a byte was changed."""
     try:
         value = json.loads(data)
@@ -170,7 +173,7 @@ def parse_sealed(data: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def parse_or_none(data: bytes | None) -> dict[str, Any] | None:
+def parse_or_none(data: bytes | None) -> JsonObject | None:
     """Return the JSON object in some bytes, or None where there is none that can be read now: for objects that say how
     things stand, are written often without waiting for the disk, and are worth nothing a second later."""
     try:
@@ -187,7 +190,7 @@ def sealed_bytes(value: Mapping[str, Any]) -> bytes:
     return (json.dumps({**value, SEAL: seal}, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> JsonObject | None:
     """The JSON object at `path`, or None when there is no such file. Raises FileDamagedError when it is not one."""
     try:
         text = path.read_text("utf-8")
@@ -206,7 +209,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def glance(path: Path) -> dict[str, Any] | None:
+def glance(path: Path) -> JsonObject | None:
     """The JSON object at `path`, or None when there is none that can be read now: for files that say how things stand,
     which are written often, without waiting for the disk, and are worth nothing a second later."""
     try:

@@ -20,7 +20,8 @@ from mutualrl.tasks.qa import QA_TASKS
 
 GROUP = "mutualrl.tasks"
 _SINGLE: tuple[Task, ...] = (ArithmeticTask(), *MATH_TASKS, *QA_TASKS, DatasetTask())
-TASKS: dict[str, Task] = {task.name: task for task in (*_SINGLE, MixtureTask({task.name: task for task in _SINGLE}))}
+TASKS: dict[str, Task] = {task.name: task for task in _SINGLE}
+TASKS["mixture"] = MixtureTask(dict(TASKS))
 
 
 @cache

@@ -24,22 +24,25 @@ def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[st
     """
     kept = set(range(len(prompts)))
     for tokenizer, template in readers:
-        lengths = [len(ids) for ids in prompt_ids([p.content for p in prompts], tokenizer, template)]
-        kept &= {i for i, length in enumerate(lengths) if length <= limit}
+        contents = [prompt.content for prompt in prompts]
+        for place, ids in enumerate(prompt_ids(contents, tokenizer, template)):
+            if len(ids) > limit:
+                kept.discard(place)
     return [prompts[i] for i in sorted(kept)]
 
 
 def as_dataset(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Columns `prompt` (text, or a conversation), `answer`, `prompt_id`, `group` and those of the data set."""
-    others = list(dict.fromkeys(key for p in prompts for key in p.columns))
-    for key in others:
+    others: dict[str, list[object]] = {}
+    for key in dict.fromkeys(key for p in prompts for key in p.columns):
+        others[key] = [p.columns.get(key) for p in prompts]
         try:
-            pa.array([p.columns.get(key) for p in prompts])
+            pa.array(others[key])
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise DataError(f"data column {key!r}: rows of different types ({error})") from error
     return Dataset.from_dict(
         {
-            **{key: [p.columns.get(key) for p in prompts] for key in others},
+            **others,
             "prompt": [as_prompt(p.content, tokenizer) for p in prompts],
             "answer": [p.answer for p in prompts],
             "prompt_id": [p.id for p in prompts],

@@ -125,8 +125,9 @@ class ExtraRows:
                 micro_batches=args.gradient_accumulation_steps,
                 ranks=self._trainer.accelerator.num_processes,
             )
-            placed = {slot: [indices[place] for place in places] for slot, places in table.items()}
-            self._terms.append(TermRows(term, indices, placed))
+            for slot, places in table.items():
+                table[slot] = [indices[place] for place in places]
+            self._terms.append(TermRows(term, indices, table))
 
     def loss(self, model: torch.nn.Module, inputs: Inputs, own_loss: Callable[[Inputs], torch.Tensor]) -> torch.Tensor:
         """Return the loss of own and extra rows on this micro-batch: its value is complete, its gradient that of the

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mutualrl.console.plots import Axes, save
-from mutualrl.diagnostics.results import ThlCheck, columns_of
+from mutualrl.diagnostics.results import Columns, ThlCheck, columns_of
 from mutualrl.diagnostics.thl.ratio import BINS
 
 
@@ -30,13 +29,13 @@ def plot(result: ThlCheck, directory: Path) -> list[Path]:
     return files
 
 
-def _tokenizers(axis: Axes, found: dict[str, Any]) -> None:
+def _tokenizers(axis: Axes, found: Columns) -> None:
     sizes = sorted(found.get("group_sizes", {}).items(), key=lambda item: -item[1])[:12]
     axis.bar([size for size, _ in sizes], [count for _, count in sizes])
     axis.set(yscale="log", xlabel="group, source : target tokens", ylabel="groups")
 
 
-def _mass(axis: Axes, found: dict[str, Any]) -> None:
+def _mass(axis: Axes, found: Columns) -> None:
     rows = found["rows"]
     places = np.arange(len(rows))
     axis.bar(places - 0.2, [row["source_aligned_mae"] for row in rows], 0.4, label="Src→Aligned")
@@ -47,7 +46,7 @@ def _mass(axis: Axes, found: dict[str, Any]) -> None:
     axis.legend()
 
 
-def _length(axis: Axes, found: dict[str, Any]) -> None:
+def _length(axis: Axes, found: Columns) -> None:
     tokens = [row["target_tokens"] for row in found["rows"]]
     for name, label in (("aligned", found["anchor"]), ("paper", "the paper's map"), ("naive", "copy by position")):
         axis.plot(tokens, [100 * row[name] for row in found["rows"]], marker="o", label=label)
@@ -58,7 +57,7 @@ def _length(axis: Axes, found: dict[str, Any]) -> None:
     axis.legend()
 
 
-def _scripts(axis: Axes, found: dict[str, Any]) -> None:
+def _scripts(axis: Axes, found: Columns) -> None:
     places = np.arange(len(found["rows"]))
     for number, rule in enumerate(("word", "char", "auto", "span")):
         axis.bar(places + 0.2 * (number - 1.5), [100 * row[rule] for row in found["rows"]], 0.2, label=rule)
@@ -67,8 +66,8 @@ def _scripts(axis: Axes, found: dict[str, Any]) -> None:
     axis.legend()
 
 
-def _histogram(label: str) -> Callable[[Axes, dict[str, Any]], None]:
-    def draw(axis: Axes, found: dict[str, Any]) -> None:
+def _histogram(label: str) -> Callable[[Axes, Columns], None]:
+    def draw(axis: Axes, found: Columns) -> None:
         for row in found["rows"]:
             counts = np.array(row["histogram"]) / max(1, sum(row["histogram"]))
             axis.stairs(counts, BINS, label=row["denominator"])
@@ -79,7 +78,7 @@ def _histogram(label: str) -> Callable[[Axes, dict[str, Any]], None]:
     return draw
 
 
-_FIGURES: dict[str, Callable[[Axes, dict[str, Any]], None]] = {
+_FIGURES: dict[str, Callable[[Axes, Columns], None]] = {
     "tokenizers": _tokenizers,
     "mass": _mass,
     "length": _length,

@@ -13,7 +13,8 @@ def markdown(result: ThlCheck) -> str:
     """All tables of a check, then what makes a pair unsafe."""
     pairs = result["pairs"]
     parts = [_tokenizer_table(pairs)]
-    parts += [make(pairs) for suite, make in _TABLES.items() if any(suite in pair for pair in pairs)]
+    asked = {key for pair in pairs for key in pair}
+    parts += [make(pairs) for suite, make in _TABLES.items() if suite in asked]
     return "\n\n".join(parts)
 
 
@@ -81,13 +82,10 @@ def _mass(pairs: Sequence[PairCheck]) -> str:
 
 
 def _length(pairs: Sequence[PairCheck]) -> str:
-    rows = [
-        [
-            _pair(pair), str(row["target_tokens"]), str(row["sequences"]),
-            *(_percent(row[name]) for name in ("aligned", "paper", "naive", "reduction")),
-        ]
-        for pair, row in _rows(pairs, "length")
-    ]  # fmt: skip
+    rows = []
+    for pair, row in _rows(pairs, "length"):
+        errors = [_percent(row[name]) for name in ("aligned", "paper", "naive", "reduction")]
+        rows.append([_pair(pair), str(row["target_tokens"]), str(row["sequences"]), *errors])
     head = [
         "pair",
         "target tokens",
@@ -105,15 +103,10 @@ def _length(pairs: Sequence[PairCheck]) -> str:
 
 
 def _scripts(pairs: Sequence[PairCheck]) -> str:
-    rows = [
-        [
-            _pair(pair),
-            row["family"],
-            str(row["texts"]),
-            *(_percent(row[rule]) for rule in ("word", "char", "auto", "span")),
-        ]
-        for pair, row in _rows(pairs, "scripts")
-    ]
+    rows = []
+    for pair, row in _rows(pairs, "scripts"):
+        errors = [_percent(row[rule]) for rule in ("word", "char", "auto", "span")]
+        rows.append([_pair(pair), row["family"], str(row["texts"]), *errors])
     head = ["pair", "text", "texts", "word (%)", "char (%)", "auto (%)", "span (%)"]
     return _table("scripts: relative MAE by rule, per word, or per character in CJK", head, rows)
 
