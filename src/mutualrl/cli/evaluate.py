@@ -12,81 +12,101 @@ from mutualrl.cli.output import emit, prose, reports_errors
 SCORERS = ("math-verify",)
 
 
+RunOption = Annotated[
+    Path | None, typer.Option(help="A run directory: every policy's trained model.", show_default=False)
+]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False),
+]
+PoolOption = Annotated[
+    str | None, typer.Option(help="The models of a pool, as they are before training.", show_default=False)
+]
+SuiteOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Tasks with commas between (`mutualrl tasks ls`), or `paper`: its seven. A run's own by default.",
+        show_default=False,
+    ),
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="The rows of one task: a file, a directory, or hub:OWNER/NAME.", show_default=False),
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option(help="A directory with the tasks' files, in place of the hub.", show_default=False)
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="At most so many prompts a task, of every group its share.", show_default=False),
+]
+MaxNewTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Longest completion: a run's own, else 64 for arithmetic, 1024 for others.", show_default=False
+    ),
+]
+SamplesOption = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Completions a prompt, for pass@k (1).", show_default=False)
+]
+TemperatureOption = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=10.0, help="0 is greedy; 1 where several samples are asked for.", show_default=False),
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="transformers, or vllm; by default vllm where it is installed and runs the model.", show_default=False
+    ),
+]
+BatchSizeOption = Annotated[int, typer.Option(min=1, help="Completions at a time, with transformers.")]
+TemplateOption = Annotated[
+    str | None, typer.Option(help="Task dataset: the prompt, {field} for a field of the row.", show_default=False)
+]
+AnswerOption = Annotated[
+    str | None, typer.Option(help="Task dataset: the field that is the answer (answer).", show_default=False)
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Keep every completion (Parquet) and the results; the same command goes on after a kill.",
+        show_default=False,
+    ),
+]
+ScoreOption = Annotated[
+    Path | None,
+    typer.Option(help="Score the rows of a file, `completion` and `answer`; no model.", show_default=False),
+]
+AlsoOption = Annotated[
+    list[str] | None, typer.Option(help="A further score beside exact match: math-verify.", show_default=False)
+]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling and of generated problems.")]
+TrustRemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
 @reports_errors
 def evaluate(
-    run: Annotated[
-        Path | None, typer.Option(help="A run directory: every policy's trained model.", show_default=False)
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False),
-    ] = None,
-    pool: Annotated[
-        str | None, typer.Option(help="The models of a pool, as they are before training.", show_default=False)
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            help="Tasks with commas between (`mutualrl tasks ls`), or `paper`: its seven. A run's own by default.",
-            show_default=False,
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="The rows of one task: a file, a directory, or hub:OWNER/NAME.", show_default=False),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="A directory with the tasks' files, in place of the hub.", show_default=False)
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most so many prompts a task, of every group its share.", show_default=False),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Longest completion: a run's own, else 64 for arithmetic, 1024 for others.", show_default=False
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Completions a prompt, for pass@k (1).", show_default=False)
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=10.0, help="0 is greedy; 1 where several samples are asked for.", show_default=False),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="transformers, or vllm; by default vllm where it is installed and runs the model.", show_default=False
-        ),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Completions at a time, with transformers.")] = 64,
-    template: Annotated[
-        str | None, typer.Option(help="Task dataset: the prompt, {field} for a field of the row.", show_default=False)
-    ] = None,
-    answer: Annotated[
-        str | None, typer.Option(help="Task dataset: the field that is the answer (answer).", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Keep every completion (Parquet) and the results; the same command goes on after a kill.",
-            show_default=False,
-        ),
-    ] = None,
-    score: Annotated[
-        Path | None,
-        typer.Option(help="Score the rows of a file, `completion` and `answer`; no model.", show_default=False),
-    ] = None,
-    also: Annotated[
-        list[str] | None, typer.Option(help="A further score beside exact match: math-verify.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling and of generated problems.")] = 0,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    run: RunOption = None,
+    model: ModelOption = None,
+    pool: PoolOption = None,
+    suite: SuiteOption = None,
+    data: DataOption = None,
+    data_dir: DataDirOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: MaxNewTokensOption = None,
+    samples: SamplesOption = None,
+    temperature: TemperatureOption = None,
+    engine: EngineOption = None,
+    batch_size: BatchSizeOption = 64,
+    template: TemplateOption = None,
+    answer: AnswerOption = None,
+    out: OutOption = None,
+    score: ScoreOption = None,
+    also: AlsoOption = None,
+    seed: SeedOption = 0,
+    trust_remote_code: TrustRemoteCodeOption = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Evaluate models: one greedy completion a prompt, exact match of the boxed answer.
 

@@ -10,52 +10,67 @@ import typer
 from mutualrl.cli.output import emit, prose, reports_errors
 from mutualrl.console.display import clean
 
+PoolOption = Annotated[
+    str | None,
+    typer.Option(help="All ordered pairs of a pool; `tiny` when nothing is named.", show_default=False),
+]
+SourceOption = Annotated[
+    str | None,
+    typer.Option(help="Who sampled: a model or tokenizer (directory, hub id, tiny:NAME).", show_default=False),
+]
+TargetOption = Annotated[str | None, typer.Option(help="Who learns from it.", show_default=False)]
+TextOption = Annotated[
+    Path | None,
+    typer.Option(help="JSON Lines with `text`, or plain text; by default one of ours.", show_default=False),
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(help="Task of the prompts: the pool's own, or openings of the text.", show_default=False),
+]
+DataOption = Annotated[Path | None, typer.Option(help="The task's rows (JSON Lines).", show_default=False)]
+PromptsOption = Annotated[int | None, typer.Option(min=2, help="Prompts at most (256).", show_default=False)]
+SamplesOption = Annotated[int | None, typer.Option(min=1, help="Responses a prompt (5).", show_default=False)]
+MaxNewTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="Longest response: the pool's own, else 64.", show_default=False)
+]
+SuiteOption = Annotated[
+    str | None,
+    typer.Option(
+        help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all (default: all, of models).",
+        show_default=False,
+    ),
+]
+AnchorOption = Annotated[
+    str | None, typer.Option(help="Alignment: span, word, char, paper (span).", show_default=False)
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="At most so many texts, spans, sequences, prompts in each suite.", show_default=False),
+]
+PlotOption = Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of what is drawn and sampled.")]
+TrustRemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
 
 @reports_errors
 def thl_check(
-    pool: Annotated[
-        str | None,
-        typer.Option(help="All ordered pairs of a pool; `tiny` when nothing is named.", show_default=False),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(help="Who sampled: a model or tokenizer (directory, hub id, tiny:NAME).", show_default=False),
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="Who learns from it.", show_default=False)] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="JSON Lines with `text`, or plain text; by default one of ours.", show_default=False),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(help="Task of the prompts: the pool's own, or openings of the text.", show_default=False),
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="The task's rows (JSON Lines).", show_default=False)] = None,
-    prompts: Annotated[int | None, typer.Option(min=2, help="Prompts at most (256).", show_default=False)] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Responses a prompt (5).", show_default=False)] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest response: the pool's own, else 64.", show_default=False)
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(
-            help="tokenizers (no model needed), mass, length, scripts, ratio, sequence, all (default: all, of models).",
-            show_default=False,
-        ),
-    ] = None,
-    anchor: Annotated[
-        str | None, typer.Option(help="Alignment: span, word, char, paper (span).", show_default=False)
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most so many texts, spans, sequences, prompts in each suite.", show_default=False),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of what is drawn and sampled.")] = 0,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    pool: PoolOption = None,
+    source: SourceOption = None,
+    target: TargetOption = None,
+    text: TextOption = None,
+    task: TaskOption = None,
+    data: DataOption = None,
+    prompts: PromptsOption = None,
+    samples: SamplesOption = None,
+    max_new_tokens: MaxNewTokensOption = None,
+    suite: SuiteOption = None,
+    anchor: AnchorOption = None,
+    limit: LimitOption = None,
+    plot: PlotOption = None,
+    seed: SeedOption = 0,
+    trust_remote_code: TrustRemoteCodeOption = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Check whether models can exchange traces: their tokenizers, then the paper's tables on THL.
 

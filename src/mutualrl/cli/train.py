@@ -9,75 +9,87 @@ import typer
 
 from mutualrl.cli.output import emit, prose, reports_errors
 
+RecipeOption = Annotated[Path | None, typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False)]
+RegimeOption = Annotated[
+    str | None,
+    typer.Option(help="How the policies share: a name of `regimes ls`, or FILE.py:SPEC.", show_default=False),
+]
+PoolOption = Annotated[
+    str | None, typer.Option(help="A shipped pool, or a YAML file with `policies:`.", show_default=False)
+]
+TaskOption = Annotated[
+    str | None, typer.Option(help="What they train on: arithmetic, math, dataset.", show_default=False)
+]
+DataOption = Annotated[Path | None, typer.Option(help="Training rows, for tasks that read a file.", show_default=False)]
+StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default=False)]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of the run.", show_default=False)]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option(help="Where the run is kept; a new directory under runs/ by default.", show_default=False),
+]
+AssignmentsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any key of the recipe, such as trainer.learning_rate=1e-6.",
+        show_default=False,
+    ),
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --run-dir, each policy from its last checkpoint.")
+]
+CleanOption = Annotated[bool, typer.Option("--clean", help="Throw away the run in --run-dir first, if there is one.")]
+ExchangeOption = Annotated[
+    str | None,
+    typer.Option(help="What the policies publish: regime (what it reads), or full.", show_default=False),
+]
+ReportToOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A tracker beside metrics.jsonl: trackio, wandb, tensorboard. Repeatable.", show_default=False),
+]
+ReportOption = Annotated[
+    bool, typer.Option("--report/--no-report", envvar="MUTUALRL_REPORT", help="Make the run's page at its end.")
+]
+PushToHubOption = Annotated[
+    str | None,
+    typer.Option(help="Then upload each model, with its card, to OWNER on the hub.", show_default=False),
+]
+DeviceMapOption = Annotated[
+    Path | None, typer.Option(help="A YAML file: which policy on which devices.", show_default=False)
+]
+NnodesOption = Annotated[int, typer.Option(min=1, help="Machines of the run; one command on each.")]
+NodeRankOption = Annotated[int, typer.Option(min=0, help="Which of them this is.")]
+MasterAddrOption = Annotated[str, typer.Option(help="This machine's address for the other nodes' processes.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show the resolved recipe and the placement; start nothing.")
+]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
 
 @reports_errors
 def train(
-    recipe: Annotated[
-        Path | None, typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False)
-    ] = None,
-    regime: Annotated[
-        str | None,
-        typer.Option(help="How the policies share: a name of `regimes ls`, or FILE.py:SPEC.", show_default=False),
-    ] = None,
-    pool: Annotated[
-        str | None, typer.Option(help="A shipped pool, or a YAML file with `policies:`.", show_default=False)
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="What they train on: arithmetic, math, dataset.", show_default=False)
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Training rows, for tasks that read a file.", show_default=False)
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run.", show_default=False)] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where the run is kept; a new directory under runs/ by default.", show_default=False),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any key of the recipe, such as trainer.learning_rate=1e-6.",
-            show_default=False,
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --run-dir, each policy from its last checkpoint.")
-    ] = False,
-    clean: Annotated[
-        bool, typer.Option("--clean", help="Throw away the run in --run-dir first, if there is one.")
-    ] = False,
-    exchange: Annotated[
-        str | None,
-        typer.Option(help="What the policies publish: regime (what it reads), or full.", show_default=False),
-    ] = None,
-    report_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A tracker beside metrics.jsonl: trackio, wandb, tensorboard. Repeatable.", show_default=False
-        ),
-    ] = None,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", envvar="MUTUALRL_REPORT", help="Make the run's page at its end.")
-    ] = True,
-    push_to_hub: Annotated[
-        str | None,
-        typer.Option(help="Then upload each model, with its card, to OWNER on the hub.", show_default=False),
-    ] = None,
-    device_map: Annotated[
-        Path | None, typer.Option(help="A YAML file: which policy on which devices.", show_default=False)
-    ] = None,
-    nnodes: Annotated[int, typer.Option(min=1, help="Machines of the run; one command on each.")] = 1,
-    node_rank: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
-    master_addr: Annotated[
-        str, typer.Option(help="This machine's address for the other nodes' processes.")
-    ] = "127.0.0.1",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the resolved recipe and the placement; start nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    recipe: RecipeOption = None,
+    regime: RegimeOption = None,
+    pool: PoolOption = None,
+    task: TaskOption = None,
+    data: DataOption = None,
+    steps: StepsOption = None,
+    seed: SeedOption = None,
+    run_dir: RunDirOption = None,
+    assignments: AssignmentsOption = None,
+    resume: ResumeOption = False,
+    clean: CleanOption = False,
+    exchange: ExchangeOption = None,
+    report_to: ReportToOption = None,
+    report: ReportOption = True,
+    push_to_hub: PushToHubOption = None,
+    device_map: DeviceMapOption = None,
+    nnodes: NnodesOption = 1,
+    node_rank: NodeRankOption = 0,
+    master_addr: MasterAddrOption = "127.0.0.1",
+    dry_run: DryRunOption = False,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Train a pool of policies together.
 
