@@ -36,7 +36,7 @@ def a_run(path: Path, **info: object) -> Path:
         ("foreign", ("--clean",), "is not a run directory; nothing was removed"),
         ("used", (), "already holds a run (not finished); go on with it: --resume, throw it away: --clean"),
         ("mixed", ("--clean",), "holds files that are not the run's (thesis.tex); nothing was removed"),
-        ("newer", ("--resume",), "written by a newer mutualrl (format 7, this one reads 1); use the version"),
+        ("newer", ("--resume",), "written by a newer mutualrl (format 7, this one reads 2); use the version"),
         ("newer", ("--clean",), "written by a newer mutualrl"),
         ("older", ("--resume",), "an older mutualrl wrote it"),
         ("half", ("--resume",), "recipe.yaml is missing"),
@@ -56,7 +56,7 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
     (tmp_path / "foreign" / "holiday.jpg").write_bytes(b"sea")
     (a_run(tmp_path / "mixed") / "thesis.tex").write_text("mine")
     a_run(tmp_path / "newer", format=7)
-    a_run(tmp_path / "older", format=0)
+    a_run(tmp_path / "older", format=1)
     (a_run(tmp_path / "half") / "recipe.yaml").unlink()
     (a_run(tmp_path / "torn") / "run.json").write_text('{"format": 2, "ru')
     (tmp_path / "file").write_text("")
