@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
 
 Run = Annotated[Path | None, typer.Option(help="Rollouts of a run's exchange.", show_default=False)]
@@ -47,8 +48,6 @@ Seed = Annotated[
     int | None,
     typer.Option(min=0, max=2**31 - 1, help="Seed of sampling, draws, intervals (0; a run's own).", show_default=False),
 ]
-Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @reports_errors
@@ -76,8 +75,8 @@ def complementarity(
     save: Save = None,
     plot: Plot = None,
     seed: Seed = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Will these models help each other? Overlap of what they solve, rescues, SGT's gate rate, a recommendation.
 
@@ -101,7 +100,6 @@ def complementarity(
         temperature=temperature,
         engine=engine,
         rounds=rounds,
-        models=(),
         save=save,
         success_above=success_above,
         failure_below=failure_below,
@@ -127,8 +125,8 @@ def xgrpo_check(
     save: Save = None,
     plot: Plot = None,
     seed: Seed = None,
-    trust_remote_code: Trust = False,
-    as_json: Json = False,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Does the pool of rewards carry structure? Pooled normalization with the true pool against a shuffled one."""
     from mutualrl.diagnostics.request import Flags
@@ -145,10 +143,7 @@ def xgrpo_check(
         temperature=temperature,
         engine=engine,
         rounds=rounds,
-        models=(),
         save=save,
-        success_above=None,
-        failure_below=None,
         seed=seed,
         trust_remote_code=trust_remote_code,
     )
@@ -176,8 +171,8 @@ def _with_models(which: str, about: str) -> Callable[..., None]:
         save: Save = None,
         plot: Plot = None,
         seed: Seed = None,
-        trust_remote_code: Trust = False,
-        as_json: Json = False,
+        trust_remote_code: TrustRemoteCode = False,
+        as_json: JsonFlag = False,
     ) -> None:
         from mutualrl.diagnostics.request import Flags
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
 
 
@@ -34,7 +35,7 @@ def distill(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the fine-tuning.")] = 0,
     engine: Annotated[str | None, typer.Option(help="transformers or vllm (what fits).", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Sequential Peer Distillation: teach each policy all that its peers solved, after plain GRPO.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen
 
 
@@ -19,7 +20,7 @@ def doctor(
             help="Where a run would be kept: its file system is probed (here by default).", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Check versions, devices, NCCL, vLLM, the hub, shared memory, ports and the file system. Exits 4 when one
     fails."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
 
 SCORERS = ("math-verify",)
@@ -81,8 +82,6 @@ AlsoOption = Annotated[
     list[str] | None, typer.Option(help="A further score beside exact match: math-verify.", show_default=False)
 ]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling and of generated problems.")]
-TrustRemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @reports_errors
@@ -105,8 +104,8 @@ def evaluate(
     score: ScoreOption = None,
     also: AlsoOption = None,
     seed: SeedOption = 0,
-    trust_remote_code: TrustRemoteCodeOption = False,
-    as_json: AsJsonOption = False,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Evaluate models: one greedy completion a prompt, exact match of the boxed answer.
 
@@ -122,11 +121,11 @@ def evaluate(
 
         check_installed()
     if score is not None:
-        idle = {"--run": run, "--model": model, "--pool": pool, "--suite": suite, "--data": data,
-            "--data-dir": data_dir,
-                "--limit": limit, "--max-new-tokens": max_new_tokens, "--samples": samples,
-            "--temperature": temperature,
-                "--engine": engine, "--template": template, "--answer": answer, "--out": out}  # fmt: skip
+        idle = {
+            "--run": run, "--model": model, "--pool": pool, "--suite": suite, "--data": data, "--data-dir": data_dir,
+            "--limit": limit, "--max-new-tokens": max_new_tokens, "--samples": samples, "--temperature": temperature,
+            "--engine": engine, "--template": template, "--answer": answer, "--out": out,
+        }  # fmt: skip
         if given := [flag for flag, value in idle.items() if value not in (None, [])]:
             raise UsageError(f"{', '.join(given)}: no effect with --score, which reads the file's rows and no model")
         _score(score, extra, as_json)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 exchange = typer.Typer(help="Look into the exchange of a run: its rounds, their bytes, damage.", no_args_is_help=True)
 
 RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @exchange.command("ls")

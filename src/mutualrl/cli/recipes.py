@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen
 
 recipes = typer.Typer(help="The recipes that ship with mutualrl.", no_args_is_help=True)
@@ -32,7 +33,7 @@ def _known(name: str) -> list[tuple[str, str, Path]]:
 
 @recipes.command("ls")
 @reports_errors
-def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False) -> None:
+def ls(as_json: JsonFlag = False) -> None:
     """List pools, regimes, tasks, the paper's runs and batch scripts."""
     from mutualrl.recipes import shipped, templates
 
@@ -50,7 +51,7 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on 
 @reports_errors
 def show(
     name: Annotated[str, typer.Argument(help="Name of a recipe, as `mutualrl recipes ls` lists it.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Print a recipe as it ships."""
     from mutualrl.recipes.yaml_file import read
@@ -75,7 +76,7 @@ def show(
 def cp(
     name: Annotated[str, typer.Argument(help="Name of a recipe or batch script, such as paper/2qwen-sgt.")],
     target: Annotated[Path, typer.Argument(help="A directory, or the new file's name.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Copy a recipe or a batch script, to be changed."""
     from mutualrl.errors import UsageError

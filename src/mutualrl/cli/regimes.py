@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen
 
 regimes = typer.Typer(help="The regimes: rules by which policies share experience.", no_args_is_help=True)
 
 NameArgument = Annotated[str, typer.Argument(help="A name, FILE.py:SPEC or package.module:SPEC.", show_default=False)]
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 NOT_MET = 3
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
 
 
@@ -20,7 +21,7 @@ def report(
         Path | None,
         typer.Option(help="Directory of the page; RUN/report of a single run, else report.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Make a page of runs: curves, rescues, regimes side by side, the paper's figures. Opens from disk, no network.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen
 from mutualrl.console.display import cell, clean
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 runs = typer.Typer(help="Runs: list them, watch one, push its models.", no_args_is_help=True)
 RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 WATCH_SECONDS = 0.5
 
 

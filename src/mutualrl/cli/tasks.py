@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen
 
 tasks = typer.Typer(help="The tasks: what they read, and their prompts as a model sees them.", no_args_is_help=True)
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 SHOWN = 3
 
 

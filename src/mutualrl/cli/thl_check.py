@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
 from mutualrl.console.display import clean
 
@@ -49,8 +50,6 @@ LimitOption = Annotated[
 ]
 PlotOption = Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of what is drawn and sampled.")]
-TrustRemoteCodeOption = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @reports_errors
@@ -69,8 +68,8 @@ def thl_check(
     limit: LimitOption = None,
     plot: PlotOption = None,
     seed: SeedOption = 0,
-    trust_remote_code: TrustRemoteCodeOption = False,
-    as_json: AsJsonOption = False,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Check whether models can exchange traces: their tokenizers, then the paper's tables on THL.
 

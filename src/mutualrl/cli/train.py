@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
 
 RecipeOption = Annotated[Path | None, typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False)]
@@ -64,7 +65,6 @@ MasterAddrOption = Annotated[str, typer.Option(help="This machine's address for 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show the resolved recipe and the placement; start nothing.")
 ]
-AsJsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @reports_errors
@@ -89,7 +89,7 @@ def train(
     node_rank: NodeRankOption = 0,
     master_addr: MasterAddrOption = "127.0.0.1",
     dry_run: DryRunOption = False,
-    as_json: AsJsonOption = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Train a pool of policies together.
 
