@@ -1,4 +1,4 @@
-"""What pooling does in the paper's three-action bandit (Proposition "Naive PRP can be anti-aligned").
+"""Pooling in the paper's three-action bandit (Proposition "Naive PRP can be anti-aligned").
 
     python benchmarks/anti_alignment.py          # seconds
 
@@ -27,7 +27,7 @@ REWARDS = np.array([1.0, 0.0, 0.0])
 
 
 def direction(pi: Vector, sampler: Vector, behaviour: Vector, advantages: Vector, low: float, high: float) -> Vector:
-    """E over `sampler` of clip(pi / behaviour) * A * score, by our `band_loss`."""
+    """Return E over `sampler` of clip(pi / behaviour) * A * score, by our `band_loss`."""
     logits = torch.tensor(np.log(pi), requires_grad=True)
     logps = torch.log_softmax(logits, 0)[:, None]
     loss = band_loss(logps, torch.tensor(np.log(behaviour))[:, None], torch.tensor(advantages)[:, None], low, high)
@@ -37,12 +37,12 @@ def direction(pi: Vector, sampler: Vector, behaviour: Vector, advantages: Vector
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """Cosine of the angle between two directions."""
+    """Return cosine of the angle between two directions."""
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def row(eta: float) -> dict[str, float]:
-    """All cosines for one eta."""
+    """Return all cosines for one eta."""
     pi, mu = np.array([1 / 3, 2 / 3 - eta, eta]), np.array([eta, eta, 1 - 2 * eta])
     mixture = (pi + mu) / 2
     mean = float(mixture @ REWARDS)
@@ -71,8 +71,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = [row(eta) for eta in (0.001, 0.01, 0.02, 0.04)]
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    for found in rows:
-        cells = [f"{found['eta']:g}", *(f"{value:.2f}" for key, value in found.items() if key != "eta")]
+    for results in rows:
+        cells = [f"{results['eta']:g}", *(f"{value:.2f}" for key, value in results.items() if key != "eta")]
         lines.append("| " + " | ".join(cells) + " |")
     given.out.mkdir(parents=True, exist_ok=True)
     result = {"command": "python benchmarks/anti_alignment.py", "rows": rows}

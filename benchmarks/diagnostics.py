@@ -1,4 +1,4 @@
-"""The evaluation and the five diagnostics of the embedded pool, as a user types them.
+"""Evaluation and the five diagnostics of the embedded pool, as a user types them.
 
     python benchmarks/diagnostics.py     # about a minute on two cores
 
@@ -31,21 +31,25 @@ COMMANDS = (
 def main() -> None:
     """Run the commands, print and write what they print."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    parts, found = [], {}
+    parts, results = [], {}
     with tempfile.TemporaryDirectory() as directory:
         for command in COMMANDS:
             done = subprocess.run(
                 [sys.executable, "-m", "mutualrl", *command],
-                cwd=directory, capture_output=True, text=True, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-            )  # fmt: skip
+                cwd=directory,
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            )
             typed = "mutualrl " + " ".join(command)
-            found[typed] = done.stdout
+            results[typed] = done.stdout
             parts.append(f"`{typed}`\n\n{done.stdout.strip()}")
     text = "\n\n".join(parts) + "\n"
     print(text)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "diagnostics.md").write_text(text)
-    (RESULTS / "diagnostics.json").write_text(json.dumps({"command": COMMAND, "outputs": found}, indent=1) + "\n")
+    (RESULTS / "diagnostics.json").write_text(json.dumps({"command": COMMAND, "outputs": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

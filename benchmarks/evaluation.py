@@ -1,4 +1,4 @@
-"""What `eval` adds to bare generation, and what the diagnostics need on 100,000 records.
+"""Overhead of `eval` over bare generation, and cost of the diagnostics on 100,000 records.
 
     python benchmarks/evaluation.py     # about three minutes; with vLLM installed, its rows too
 
@@ -35,7 +35,7 @@ RECORDS, ROLLOUTS = 100_000, 8
 
 
 class Kept:
-    """An engine that stays loaded between evaluations."""
+    """Engine that stays loaded between evaluations."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -52,11 +52,11 @@ class Kept:
 
 
 def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], int]:
-    """model.generate over batches by length, and the texts decoded: what a script of one's own would do. Seeded where
-    `eval` seeds, so that both sample the same tokens."""
+    """Return model.generate over batches by length, and the texts decoded: what a script of one's own would do.
+    Seeded where `eval` seeds, so that both sample the same tokens."""
     import torch
 
-    from mutualrl.evaluation.answer import PART, part_seed
+    from mutualrl.evaluation.generate_rows import PART, part_seed
 
     order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))
     size, part = max(1, 64 // samples), PART["transformers"] // samples
@@ -73,9 +73,14 @@ def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callab
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
             with torch.no_grad():
                 output = engine.model.generate(
-                    input_ids=tokens, attention_mask=mask, max_new_tokens=64, num_return_sequences=samples,
-                    pad_token_id=pad, disable_compile=True, **how,
-                )  # fmt: skip
+                    input_ids=tokens,
+                    attention_mask=mask,
+                    max_new_tokens=64,
+                    num_return_sequences=samples,
+                    pad_token_id=pad,
+                    disable_compile=True,
+                    **how,
+                )
             texts += len(engine.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
         return texts
 
@@ -83,14 +88,19 @@ def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callab
 
 
 def vllm_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], int]:
-    """LLM.generate over all prompts at once, with a seed a prompt where it samples."""
+    """Return LLM.generate over all prompts at once, with a seed a prompt where it samples."""
     from vllm import SamplingParams
 
     wanted = [
-        SamplingParams(n=samples, temperature=0.0 if samples == 1 else 1.0, max_tokens=64,
-                       stop_token_ids=engine.eos_token_ids, seed=None if samples == 1 else place)
+        SamplingParams(
+            n=samples,
+            temperature=0.0 if samples == 1 else 1.0,
+            max_tokens=64,
+            stop_token_ids=engine.eos_token_ids,
+            seed=None if samples == 1 else place,
+        )
         for place in range(len(ids))
-    ]  # fmt: skip
+    ]
 
     def run() -> int:
         outputs = engine._llm.generate([{"prompt_token_ids": row} for row in ids], wanted, use_tqdm=False)
@@ -100,13 +110,13 @@ def vllm_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], i
 
 
 def generation(engine_name: str, model: str, samples: int, directory: Path) -> dict[str, Any]:
-    """Median seconds of eval and of the bare engine, alternating."""
+    """Return median seconds of eval and of the bare engine, alternating."""
     from rich.console import Console
 
     from mutualrl.engines import choice
     from mutualrl.engines.transformers_engine import load_tokenizer
-    from mutualrl.evaluation.request import EvalRequest, Flags
-    from mutualrl.evaluation.run import evaluate_models
+    from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
+    from mutualrl.evaluation.evaluate import evaluate_models
     from mutualrl.tasks.prompting import prompt_ids
     from mutualrl.tiny import path_of
 
@@ -116,13 +126,13 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
     path = str(path_of(model))
     ids = prompt_ids(problems, load_tokenizer(path))
     size = max(1, 64 // samples)
-    kept = Kept(
+    selected = Kept(
         choice.load_engine(engine_name, path, longest=128, batch_size=size, revision=None, trust_remote_code=False)
     )
-    bare = (vllm_bare if engine_name == "vllm" else transformers_bare)(kept, ids, samples)
-    load, choice.load_engine = choice.load_engine, lambda *a, **k: kept  # type: ignore[assignment]
+    bare = (vllm_bare if engine_name == "vllm" else transformers_bare)(selected, ids, samples)
+    load, choice.load_engine = choice.load_engine, lambda *a, **k: selected  # type: ignore[assignment]
     request = EvalRequest.of(
-        Flags(
+        EvalFlags(
             models=(f"tiny:{model}",),
             suite="dataset",
             data=data,
@@ -143,16 +153,21 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
                 seconds["eval"].append(time.perf_counter() - middle)
     finally:
         choice.load_engine = load
-        kept.end()
+        selected.end()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
-        "engine": engine_name, "model": model, "prompts": len(ids), "samples": samples, **medians,
-        "ratio": medians["eval"] / medians["bare"], "runs": seconds,
-    }  # fmt: skip
+        "engine": engine_name,
+        "model": model,
+        "prompts": len(ids),
+        "samples": samples,
+        **medians,
+        "ratio": medians["eval"] / medians["bare"],
+        "runs": seconds,
+    }
 
 
 def records(directory: Path) -> dict[str, Path]:
-    """100,000 records of two models, with texts of about 400 characters, as Parquet and as JSON Lines."""
+    """Return 100,000 records of two models, with texts of about 400 characters, as Parquet and as JSON Lines."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -163,12 +178,19 @@ def records(directory: Path) -> dict[str, Path]:
     words = np.array(COMMAND.split() + __doc__.split())
     rows = [
         {
-            "policy": f"model-{m}", "round": p % 50, "prompt_id": f"math/train/{p}/{p:012x}", "rollout": g,
-            "reward": float(rewards[m, p, g]), "ended": True, "tokens": 100,
+            "policy": f"model-{m}",
+            "round": p % 50,
+            "prompt_id": f"math/train/{p}/{p:012x}",
+            "rollout": g,
+            "reward": float(rewards[m, p, g]),
+            "ended": True,
+            "tokens": 100,
             "y_text": " ".join(words[rng.integers(len(words), size=60)]),
         }
-        for m in range(2) for p in range(prompts) for g in range(ROLLOUTS)
-    ]  # fmt: skip
+        for m in range(2)
+        for p in range(prompts)
+        for g in range(ROLLOUTS)
+    ]
     pq.write_table(pa.Table.from_pylist(rows), directory / "records.parquet")
     (directory / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"Parquet": directory / "records.parquet", "JSON Lines": directory / "records.jsonl"}
@@ -185,7 +207,7 @@ print(json.dumps([os.waitstatus_to_exitcode(status), time.perf_counter() - began
 
 
 def measured(command: list[str]) -> tuple[float, float]:
-    """Wall seconds and peak resident memory (GB) of a process."""
+    """Return wall seconds and peak resident memory (GB) of a process."""
     done = subprocess.run([sys.executable, "-c", LAUNCHER, *command], check=True, capture_output=True, text=True)
     code, seconds, gigabytes = json.loads(done.stdout)
     assert code == 0, (command, done.stderr)
@@ -193,7 +215,7 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 
 def diagnostics(directory: Path) -> list[dict[str, Any]]:
-    """Seconds and memory of each diagnostic that needs no model, and of reading the file with pandas."""
+    """Return seconds and memory of each diagnostic that needs no model, and of reading the file with pandas."""
     rows = []
     for kind, path in records(directory).items():
         read = "read_parquet" if kind == "Parquet" else "read_json"
@@ -215,19 +237,19 @@ def diagnostics(directory: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The two tables."""
+def markdown(result: dict[str, Any]) -> str:
+    """Return the two tables."""
     lines = [
         "| engine | model | prompts x samples | bare generation (s) | `eval` (s) | ratio |",
         "|---|---|---|---|---|---|",
     ]
-    for r in found["generation"]:
+    for r in result["generation"]:
         lines.append(
             f"| {r['engine']} | {r['model']} | {r['prompts']} x {r['samples']} | {r['bare']:.2f} | {r['eval']:.2f} | "
             f"{r['ratio']:.2f} |"
         )
     lines += ["", "| 100,000 records as | what | seconds | peak memory (GB) |", "|---|---|---|---|"]
-    for r in found["diagnostics"]:
+    for r in result["diagnostics"]:
         lines.append(f"| {r['file']} | {r['what']} | {r['seconds']:.1f} | {r['gigabytes']:.2f} |")
     return "\n".join(lines) + "\n"
 
@@ -238,7 +260,7 @@ def main() -> None:
     engines = ["transformers", *(["vllm"] if find_spec("vllm") else [])]
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "command": COMMAND,
             "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "repeats": REPEATS},
             "generation": [
@@ -249,10 +271,10 @@ def main() -> None:
             ],
             "diagnostics": diagnostics(directory),
         }
-    table = markdown(found)
+    table = markdown(results)
     print(table)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "evaluation.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
     (RESULTS / "evaluation.md").write_text(table)
 
 

@@ -1,4 +1,4 @@
-"""What the exchange costs: a durable publish and a read, against other stores; by regime and pool size; of a step.
+"""Cost of the exchange: a durable publish and a read, against other stores; by regime and pool size; of a step.
 
     python benchmarks/exchange.py     # about ten minutes; pip install redis ray, and Debian's redis-server, for all
     rows
@@ -45,38 +45,43 @@ WORDS = [w for w in __doc__.split() if w.isalpha()]
 
 
 def records(prompts: int, rollouts: int, tokens: int, seed: int, fields: frozenset[str] | None = None) -> list[Rollout]:
-    """A round of made-up rollouts: about 4 characters a token, ids of a vocabulary of 150,000, plausible log-probs."""
+    """Return a round of made-up rollouts: about 4 characters per token, ids of a vocabulary of 150,000, plausible
+    log-probs."""
     rng = np.random.default_rng(seed)
-    made = []
+    created = []
     for row in range(prompts * rollouts):
         text = " ".join(rng.choice(WORDS, size=tokens))[: 4 * tokens]
-        every: dict[str, Any] = {
+        all_items: dict[str, Any] = {
             "x_text": text[:200],
             "y_text": text,
             "advantage": float(rng.normal()),
             "token_ids": tuple(rng.integers(0, 150_000, tokens).tolist()),
             "logprobs": tuple((-rng.exponential(0.5, tokens)).astype("float32").tolist()),
         }
-        kept = {k: v for k, v in every.items() if fields is None or k in fields}
-        made.append(
+        selected = {k: v for k, v in all_items.items() if fields is None or k in fields}
+        created.append(
             Rollout(
-                f"math/train/{row // rollouts}/0123456789ab", row % rollouts, float(rng.random() < 0.4), True, **kept
+                f"math/train/{row // rollouts}/0123456789ab",
+                row % rollouts,
+                float(rng.random() < 0.4),
+                True,
+                **selected,
             )
         )
-    return made
+    return created
 
 
 class Store(Protocol):
     """Something that keeps rounds."""
 
-    def publish(self, round_: int, rows: list[Rollout]) -> None:
+    def publish(self, round_index: int, rows: list[Rollout]) -> None:
         """Keep a round."""
 
-    def read(self, round_: int) -> Any:
-        """All columns of a round."""
+    def read(self, round_index: int) -> Any:
+        """Return all columns of a round."""
 
     def size(self) -> int | None:
-        """Bytes on disk; None where there are none."""
+        """Return bytes on disk; None where there are none."""
 
 
 def _columns(rows: list[Rollout]) -> dict[str, list[Any]]:
@@ -89,49 +94,49 @@ def _tree(root: Path) -> int:
 
 
 class Ours:
-    """The exchange: checksummed Parquet and a marker; the reader verifies every byte and decodes every column."""
+    """Exchange: checksummed Parquet and a marker; the reader verifies every byte and decodes every column."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.writer = Exchange(root, "bob", "bench")
         self.reader = Exchange(root, "ada", "bench")
 
-    def publish(self, round_: int, rows: list[Rollout]) -> None:
+    def publish(self, round_index: int, rows: list[Rollout]) -> None:
         """Keep a round."""
-        self.writer.publish(round_, rows, round_)
+        self.writer.publish(round_index, rows, round_index)
 
-    def read(self, round_: int) -> Any:
-        """All columns, as Arrow arrays."""
-        shard = self.reader.read("bob", round_)
+    def read(self, round_index: int) -> Any:
+        """Return all columns, as Arrow arrays."""
+        shard = self.reader.read("bob", round_index)
         assert shard is not None
         return shard.table()
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Return bytes on disk."""
         return _tree(self.root)
 
 
 class Pickle:
-    """What a quick script does: pickle, made durable the same way; nothing is verified."""
+    """The quick script's way: pickle, made durable the same way; nothing is verified."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def publish(self, round_: int, rows: list[Rollout]) -> None:
+    def publish(self, round_index: int, rows: list[Rollout]) -> None:
         """Keep a round."""
-        write_atomic(self.root / f"{round_}.pickle", pickle.dumps(_columns(rows), protocol=5))
+        write_atomic(self.root / f"{round_index}.pickle", pickle.dumps(_columns(rows), protocol=5))
 
-    def read(self, round_: int) -> Any:
-        """All columns, as lists."""
-        return pickle.loads((self.root / f"{round_}.pickle").read_bytes())  # noqa: S301
+    def read(self, round_index: int) -> Any:
+        """Return all columns, as lists."""
+        return pickle.loads((self.root / f"{round_index}.pickle").read_bytes())  # noqa: S301
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Return bytes on disk."""
         return _tree(self.root)
 
 
 class Sqlite:
-    """SQLite in WAL mode with synchronous=FULL: one row a record, arrays as blobs."""
+    """SQLite in WAL mode with synchronous=FULL: one row per record, arrays as blobs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -141,24 +146,34 @@ class Sqlite:
         self.writer.execute("create table r (round, prompt_id, rollout, reward, ended, x, y, advantage, ids, logprobs)")
         self.writer.execute("create index by_round on r (round)")
 
-    def publish(self, round_: int, rows: list[Rollout]) -> None:
+    def publish(self, round_index: int, rows: list[Rollout]) -> None:
         """Keep a round, in one transaction."""
         values = [
-            (round_, r.prompt_id, r.rollout, r.reward, r.ended, r.x_text, r.y_text, r.advantage,
-             np.asarray(r.token_ids, "int32").tobytes(), np.asarray(r.logprobs, "float32").tobytes())
+            (
+                round_index,
+                r.prompt_id,
+                r.index,
+                r.reward,
+                r.ended,
+                r.prompt,
+                r.text,
+                r.advantage,
+                np.asarray(r.token_ids, "int32").tobytes(),
+                np.asarray(r.logprobs, "float32").tobytes(),
+            )
             for r in rows
-        ]  # fmt: skip
+        ]
         self.writer.execute("begin")
         self.writer.executemany("insert into r values (?,?,?,?,?,?,?,?,?,?)", values)
         self.writer.execute("commit")
 
-    def read(self, round_: int) -> Any:
-        """All columns, arrays as NumPy."""
-        rows = self.reader.execute("select * from r where round = ?", (round_,)).fetchall()
+    def read(self, round_index: int) -> Any:
+        """Return all columns, arrays as NumPy."""
+        rows = self.reader.execute("select * from r where round = ?", (round_index,)).fetchall()
         return [(*r[:8], np.frombuffer(r[8], "int32"), np.frombuffer(r[9], "float32")) for r in rows]
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Return bytes on disk."""
         return _tree(self.root)
 
 
@@ -173,10 +188,23 @@ class Redis:
             port = probe.getsockname()[1]
         self.root = root
         self.server = subprocess.Popen(
-            ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(root), "--save", "",
-             "--appendonly", "yes", "--appendfsync", "always"],
+            [
+                "redis-server",
+                "--port",
+                str(port),
+                "--bind",
+                "127.0.0.1",
+                "--dir",
+                str(root),
+                "--save",
+                "",
+                "--appendonly",
+                "yes",
+                "--appendfsync",
+                "always",
+            ],
             stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         self.client = redis.Redis(port=port)
         for _ in range(100):
             with contextlib.suppress(redis.ConnectionError):
@@ -184,7 +212,7 @@ class Redis:
                 break
             time.sleep(0.1)
 
-    def publish(self, round_: int, rows: list[Rollout]) -> None:
+    def publish(self, round_index: int, rows: list[Rollout]) -> None:
         """Keep a round."""
         import pyarrow as pa
 
@@ -192,16 +220,16 @@ class Redis:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-        self.client.set(f"round:{round_}", memoryview(sink.getvalue()))
+        self.client.set(f"round:{round_index}", memoryview(sink.getvalue()))
 
-    def read(self, round_: int) -> Any:
-        """All columns, as Arrow arrays."""
+    def read(self, round_index: int) -> Any:
+        """Return all columns, as Arrow arrays."""
         import pyarrow as pa
 
-        return pa.ipc.open_stream(io.BytesIO(self.client.get(f"round:{round_}"))).read_all()
+        return pa.ipc.open_stream(io.BytesIO(self.client.get(f"round:{round_index}"))).read_all()
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Return bytes on disk."""
         return _tree(self.root)
 
     def close(self) -> None:
@@ -222,16 +250,16 @@ class Ray:
         )
         self.kept: dict[int, Any] = {}
 
-    def publish(self, round_: int, rows: list[Rollout]) -> None:
+    def publish(self, round_index: int, rows: list[Rollout]) -> None:
         """Keep a round."""
-        self.kept[round_] = self.ray.put(_columns(rows))
+        self.kept[round_index] = self.ray.put(_columns(rows))
 
-    def read(self, round_: int) -> Any:
-        """All columns, as lists."""
-        return self.ray.get(self.kept[round_])
+    def read(self, round_index: int) -> Any:
+        """Return all columns, as lists."""
+        return self.ray.get(self.kept[round_index])
 
     def size(self) -> None:
-        """Nothing is on disk."""
+        """Return 0: nothing is on disk."""
 
     def close(self) -> None:
         """End Ray."""
@@ -249,7 +277,7 @@ STORES: dict[str, Callable[[Path], Store]] = {
 
 @contextlib.contextmanager
 def opened(root: Path) -> Iterator[tuple[dict[str, Store], dict[str, str]]]:
-    """The stores that this machine has, and why the others are missing."""
+    """Yield the stores that this machine has, and why the others are missing."""
     stores: dict[str, Store] = {}
     missing: dict[str, str] = {}
     for name, make in STORES.items():
@@ -268,7 +296,7 @@ def opened(root: Path) -> Iterator[tuple[dict[str, Store], dict[str, str]]]:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Milliseconds of one call."""
+    """Return milliseconds of one call."""
     began = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - began)
@@ -279,11 +307,11 @@ def against_others(root: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[
     data = [records(PROMPTS, ROLLOUTS, TOKENS, seed) for seed in range(8)]
     with opened(root) as (stores, missing):
         times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in stores}
-        for round_ in range(rounds + 3):
+        for round_index in range(rounds + 3):
             for name, store in stores.items():
-                rows = data[round_ % len(data)]
-                pair = (timed(lambda: store.publish(round_, rows)), timed(lambda: store.read(round_)))  # noqa: B023
-                if round_ >= 3:  # warm
+                rows = data[round_index % len(data)]
+                pair = (timed(lambda: store.publish(round_index, rows)), timed(lambda: store.read(round_index)))  # noqa: B023
+                if round_index >= 3:  # warm
                     for list_, value in zip(times[name], pair, strict=True):
                         list_.append(value)
         rows_ = []
@@ -303,7 +331,8 @@ def against_others(root: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[
 
 
 def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
-    """What each regime's projection costs a learner in a round, by the number of policies; simulated in one process."""
+    """Return what each regime's projection costs a learner in a round, by the number of policies; simulated in one
+    process."""
     rows = []
     for regime in ("xgrpo", "sgt", "prp"):
         spec = get_regime(regime)
@@ -316,27 +345,30 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
                 place = root / f"{regime}-{tokens}-{policies}"
                 doors = [Exchange(place, f"p{i}", "bench") for i in range(policies)]
                 publish, read = [], []
-                for round_ in range(repeats):
+                for round_index in range(repeats):
                     for door in doors[1:]:
-                        publish.append(timed(lambda: door.publish(round_, trimmed, 0)))  # noqa: B023
-                    read.append(timed(lambda: _use(doors[0], policies, round_, schema.fields)))  # noqa: B023
+                        publish.append(timed(lambda: door.publish(round_index, trimmed, 0)))  # noqa: B023
+                    read.append(timed(lambda: _use(doors[0], policies, round_index, schema.fields)))  # noqa: B023
                 marker = doors[0].marker_of("p1", 0)
                 assert marker is not None
                 rows.append(
                     {
-                        "regime": regime, "policies": policies, "tokens": tokens,
+                        "regime": regime,
+                        "policies": policies,
+                        "tokens": tokens,
                         "bytes_a_record": marker.bytes / marker.rows,
-                        "publish_ms": statistics.median(publish), "read_ms": statistics.median(read),
+                        "publish_ms": statistics.median(publish),
+                        "read_ms": statistics.median(read),
                     }
-                )  # fmt: skip
+                )
                 shutil.rmtree(place)
     return rows
 
 
-def _use(door: Exchange, policies: int, round_: int, fields: frozenset[str]) -> None:
+def _use(door: Exchange, policies: int, round_index: int, fields: frozenset[str]) -> None:
     """Read all peers' rounds as a regime does: rewards; eight texts where texts are drawn; traces where they are
     aligned."""
-    shards = door.wait([f"p{i}" for i in range(1, policies)], round_)
+    shards = door.wait([f"p{i}" for i in range(1, policies)], round_index)
     for shard in shards.values():
         shard.column("prompt_id"), shard.column("reward")
         if "logprobs" in fields:
@@ -345,19 +377,34 @@ def _use(door: Exchange, policies: int, round_: int, fields: frozenset[str]) -> 
             shard.texts(range(8))
 
 
-def _use_one(door: Exchange, round_: int) -> None:
-    """What SGT reads of a peer: the rewards, and the texts that it drew."""
-    shard = door.read("bob", round_)
+def _use_one(door: Exchange, round_index: int) -> None:
+    """Read what SGT reads of a peer: the rewards, and the texts that it drew."""
+    shard = door.read("bob", round_index)
     assert shard is not None
     shard.column("prompt_id"), shard.column("reward"), shard.texts(range(8))
 
 
 def of_a_step(root: Path, repeats: int) -> dict[str, float]:
-    """A real run of the tiny pool: its step's time, and the publish and read of its own records again."""
+    """Return a real run of the tiny pool: its step's time, and the publish and read of its own records again."""
     command = [
-        sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", "60", "--json",
-        "--set", "run.validate_every=0", "--set", "run.save_every=0", "--run-dir", str(root / "run"),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mutualrl",
+        "train",
+        "--regime",
+        "sgt",
+        "--pool",
+        "tiny",
+        "--steps",
+        "60",
+        "--json",
+        "--set",
+        "run.validate_every=0",
+        "--set",
+        "run.save_every=0",
+        "--run-dir",
+        str(root / "run"),
+    ]
     summary = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     info = json.loads((root / "run" / "run.json").read_text())
     door = Exchange(root / "run" / "exchange", "reader", info["run_id"])
@@ -365,22 +412,22 @@ def of_a_step(root: Path, repeats: int) -> dict[str, float]:
     publish, read = [], []
     again = Exchange(root / "again", "bob", info["run_id"])
     reader = Exchange(root / "again", "ada", info["run_id"])
-    for round_ in range(repeats):
-        shard = door.read("bob", round_)
+    for round_index in range(repeats):
+        shard = door.read("bob", round_index)
         assert shard is not None
         names = ("prompt_id", "rollout", "reward", "ended", "y_text")
         columns = [shard.column(name) for name in names]
         rows = [Rollout(*v[:4], text=v[4]) for v in zip(*columns, strict=True)]
-        publish.append(timed(lambda: again.publish(round_, rows, 0)))  # noqa: B023
-        read.append(timed(lambda: _use_one(reader, round_)))  # noqa: B023
+        publish.append(timed(lambda: again.publish(round_index, rows, 0)))  # noqa: B023
+        read.append(timed(lambda: _use_one(reader, round_index)))  # noqa: B023
     return {"step_ms": 1000 * step, "publish_ms": statistics.median(publish), "read_ms": statistics.median(read)}
 
 
 def markdown(
     stores: list[dict[str, Any]], missing: dict[str, str], pools: list[dict[str, Any]], step: dict[str, float]
 ) -> str:
-    """The tables of the note."""
-    lines = ["| store | publish p50 (p95), ms | read p50 (p95), ms | MB a round |", "|---|---|---|---|"]
+    """Return the tables of the note."""
+    lines = ["| store | publish p50 (p95), ms | read p50 (p95), ms | MB per round |", "|---|---|---|---|"]
     for row in stores:
         size = "in memory" if row["megabytes_a_round"] is None else f"{row['megabytes_a_round']:.2f}"
         lines.append(
@@ -393,7 +440,7 @@ def markdown(
     lines += ["", "| a policy's step | publish + read, ms | of the step |", "|---|---|---|"]
     lines.append(f"| this shape, a step of {STEP_SECONDS:.0f} s | {large:.1f} | {large / 10 / STEP_SECONDS:.2f} % |")
     lines.append(f"| the tiny pool, {step['step_ms']:.0f} ms | {small:.1f} | {100 * small / step['step_ms']:.1f} % |")
-    lines += ["", "| regime | tokens | bytes a record | publish, ms | read by policies: 2 | 4 | 8 | 16 | 32, ms |"]
+    lines += ["", "| regime | tokens | bytes per record | publish, ms | read by policies: 2 | 4 | 8 | 16 | 32, ms |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for regime in ("xgrpo", "sgt", "prp"):
         for tokens in (150, TOKENS, 2400):
@@ -421,8 +468,8 @@ def main() -> None:
         pools = by_pool(root, max(given.rounds // 6, 5))
     text = markdown(stores, missing, pools, step)
     RESULTS.mkdir(exist_ok=True)
-    found = {"command": COMMAND, "stores": stores, "missing": missing, "pools": pools, "tiny": step}
-    (RESULTS / "exchange.json").write_text(json.dumps(found, indent=1) + "\n")
+    results = {"command": COMMAND, "stores": stores, "missing": missing, "pools": pools, "tiny": step}
+    (RESULTS / "exchange.json").write_text(json.dumps(results, indent=1) + "\n")
     (RESULTS / "exchange.md").write_text(text + "\n")
     print(text)
 

@@ -1,4 +1,4 @@
-"""Our regime `grpo` beside plain TRL: same policies, seeds, prompts; accuracy, reward, loss, tokens a second.
+"""Our regime `grpo` beside plain TRL: same policies, seeds, prompts; accuracy, reward, loss, tokens per second.
 
     python benchmarks/fidelity.py                 # about three minutes on two cores
 
@@ -27,7 +27,7 @@ SETTINGS = ("run.validate_every=10", "run.validation_limit=1000", "run.save_ever
 
 
 def plain(policy: str, recipe_file: Path, root: Path) -> None:
-    """One policy through TRL's GRPOTrainer alone, its steps written down as ours are."""
+    """Train one policy through TRL's GRPOTrainer alone, its steps written down as ours are."""
     import torch
 
     torch.set_num_threads(1)
@@ -35,8 +35,8 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from trl import GRPOTrainer
 
     from mutualrl.recipes import load
-    from mutualrl.recipes.agreement import load_prompts
-    from mutualrl.recipes.batch import plan_batch
+    from mutualrl.recipes.agreement import load_recipe_prompts
+    from mutualrl.recipes.batch_plan import plan_batch
     from mutualrl.storage.files import write_json
     from mutualrl.tasks.rewards import load_rewards
     from mutualrl.tiny import located
@@ -54,12 +54,15 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     files.mkdir(parents=True)
     args = grpo_config(recipe, policy, batch, "ddp", files / "trainer", cpu=True)
     trainer = GRPOTrainer(
-        model=located(recipe.policy(policy).model), reward_funcs=load_rewards(recipe.task.reward), args=args,
-        train_dataset=as_dataset(load_prompts(recipe, "train"), tokenizer), processing_class=tokenizer,
-    )  # fmt: skip
+        model=located(recipe.policy(policy).model),
+        reward_funcs=load_rewards(recipe.task.reward),
+        args=args,
+        train_dataset=as_dataset(load_recipe_prompts(recipe, "train"), tokenizer),
+        processing_class=tokenizer,
+    )
     trainer.remove_callback(PrinterCallback)
     seed_policy(recipe, policy, 0)
-    validator = Validator(trainer, load_prompts(recipe, "validation"))
+    validator = Validator(trainer, load_recipe_prompts(recipe, "validation"))
     trainer.add_callback(
         MetricsCallback(files / "metrics.jsonl", validator, recipe.run.validate_every, recipe.run.steps)
     )
@@ -77,7 +80,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
 
 
 def run_plain(ours: Path, root: Path) -> None:
-    """All policies of the run `ours` through plain TRL, side by side, into something that reads like a run."""
+    """Train all policies of the run `ours` through plain TRL, side by side, into something that reads like a run."""
     info = json.loads((ours / "run.json").read_text())
     root.mkdir(parents=True)
     recipe = root / "recipe.yaml"
@@ -90,7 +93,7 @@ def run_plain(ours: Path, root: Path) -> None:
             [sys.executable, __file__, "--policy", name, "--recipe", str(recipe), "--root", str(root)], env=environment
         )
         for name in info["placement"]
-    ]  # fmt: skip
+    ]
     if any([child.wait() for child in children]):  # noqa: C419  (every one is waited for)
         raise SystemExit("a plain run failed")
     results = {name: json.loads((root / "policies" / name / "result.json").read_text()) for name in info["placement"]}
@@ -98,18 +101,18 @@ def run_plain(ours: Path, root: Path) -> None:
     (root / "summary.json").write_text(json.dumps(summary))
 
 
-def compared(ours: Path, theirs: Path) -> tuple[dict[str, Any], str]:
-    """The largest differences, and the medians of the speed on steps without validation."""
-    from mutualrl.reporting.reading import read_run
+def compared(ours: Path, peer_value: Path) -> tuple[dict[str, Any], str]:
+    """Return the largest differences, and the medians of the speed on steps without validation."""
+    from mutualrl.reporting.run_reader import read_run
     from mutualrl.reporting.series import tokens_per_second
 
-    one, other = read_run(ours), read_run(theirs)
+    one, other = read_run(ours), read_run(peer_value)
     lines = [
         "| policy | steps | largest difference: reward | loss | KL | validation accuracy | tokens/s, plain TRL | ours "
         "| ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    found = {}
+    results = {}
     for name, policy in one.policies.items():
         twin = other.policies[name]
         largest = {
@@ -123,14 +126,14 @@ def compared(ours: Path, theirs: Path) -> tuple[dict[str, Any], str]:
             label: statistics.median(p.value for p in tokens_per_second(each, without_validation=True))
             for label, each in (("ours", policy), ("trl", twin))
         }
-        found[name] = {"steps": policy.steps, "largest_difference": largest, "tokens_per_second": speed}
+        results[name] = {"steps": policy.steps, "largest_difference": largest, "tokens_per_second": speed}
         cells = [f"{largest[key]:g}" for key in ("reward", "loss", "kl", "accuracy")]
         ratio = speed["ours"] / speed["trl"]
         lines.append(
             f"| {name} | {policy.steps} | {' | '.join(cells)} | {speed['trl']:.0f} | {speed['ours']:.0f} | {ratio:.2f} "
             f"|"
         )
-    return found, "\n".join(lines)
+    return results, "\n".join(lines)
 
 
 def main() -> None:
@@ -146,7 +149,7 @@ def main() -> None:
         plain(given.policy, given.recipe, given.root)
         return
     with tempfile.TemporaryDirectory() as directory:
-        ours, theirs, page = (Path(directory) / name for name in ("grpo", "trl", "page"))
+        ours, peer_value, page = (Path(directory) / name for name in ("grpo", "trl", "page"))
         command = [
             "train",
             "--regime",
@@ -162,17 +165,18 @@ def main() -> None:
         for setting in SETTINGS:
             command += ["--set", setting]
         subprocess.run([sys.executable, "-m", "mutualrl", *command], check=True, stdout=sys.stderr)
-        run_plain(ours, theirs)
-        found, text = compared(ours, theirs)
+        run_plain(ours, peer_value)
+        value, text = compared(ours, peer_value)
         subprocess.run(
-            [sys.executable, "-m", "mutualrl", "report", str(ours), str(theirs), "--out", str(page)], check=True,
+            [sys.executable, "-m", "mutualrl", "report", str(ours), str(peer_value), "--out", str(page)],
+            check=True,
             stdout=sys.stderr,
-        )  # fmt: skip
+        )
         given.out.mkdir(parents=True, exist_ok=True)
         for suffix in ("png", "svg"):
             figure = next((page / "figures").glob(f"*-fidelity.{suffix}"))
             shutil.copy(figure, given.out / f"fidelity.{suffix}")
-    result = {"command": "python benchmarks/fidelity.py", "policies": found}
+    result = {"command": "python benchmarks/fidelity.py", "policies": value}
     (given.out / "fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
     (given.out / "fidelity.md").write_text(text + "\n")
     print(text)

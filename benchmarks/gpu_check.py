@@ -1,10 +1,10 @@
 """Does everything run on this GPU machine, and how fast? The embedded pool under ZeRO-3, every regime.
 
     python benchmarks/gpu_check.py               # a few minutes on one node; needs pip install 'mutualrl[node]'
-    python benchmarks/gpu_check.py --cpu         # a rehearsal on two CPU ranks a policy
+    python benchmarks/gpu_check.py --cpu         # a rehearsal on two CPU ranks per policy
 
 With two GPUs or more the two policies split them; on any number they share them; where vLLM is installed it samples
-once more. Prints seconds a step, tokens a second and peak memory of every policy, and writes
+once more. Prints seconds per step, tokens per second and peak memory of every policy, and writes
 benchmarks/results/gpu_check.json. Exit code 1 when a run failed.
 """
 
@@ -26,7 +26,7 @@ REGIMES = ("grpo", "grpo-noise", "xgrpo", "prp", "sgt")
 
 
 def gpus() -> list[str]:
-    """Names of the GPUs that nvidia-smi sees."""
+    """Return names of the GPUs that nvidia-smi sees."""
     try:
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -36,23 +36,37 @@ def gpus() -> list[str]:
 
 
 def layouts(count: int, *, cpu: bool) -> dict[str, list[str]]:
-    """Settings of each way to place two policies."""
+    """Return settings of each way to place two policies."""
     if cpu:
-        return {"2 CPU ranks a policy": ["hardware.gpus=0", "launch.processes=2"]}
+        return {"2 CPU ranks per policy": ["hardware.gpus=0", "launch.processes=2"]}
     share = {"sharing": [f"hardware.gpus={count}", "launch.share_gpus=true"]}
     return ({"splitting": [f"hardware.gpus={count - count % 2}"]} if count >= 2 else {}) | share
 
 
 def run(regime: str, settings: list[str], steps: int, directory: Path) -> dict[str, Any]:
-    """One run through the command line: what each policy measured, or the error."""
+    """Run one run through the command line: what each policy measured, or the error."""
     command = [
-        sys.executable, "-m", "mutualrl", "train", "--regime", regime, "--pool", "tiny", "--steps", str(steps),
-        "--run-dir", str(directory), "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mutualrl",
+        "train",
+        "--regime",
+        regime,
+        "--pool",
+        "tiny",
+        "--steps",
+        str(steps),
+        "--run-dir",
+        str(directory),
+        "--json",
+    ]
     for assignment in (
-        "launch.strategy=zero3", "trainer.per_device_train_batch_size=16", "run.validation_limit=16",
-        "run.validate_every=0", *settings,
-    ):  # fmt: skip
+        "launch.strategy=zero3",
+        "trainer.per_device_train_batch_size=16",
+        "run.validation_limit=16",
+        "run.validate_every=0",
+        *settings,
+    ):
         command += ["--set", assignment]
     print(" ".join(command[2:]), file=sys.stderr, flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
@@ -63,7 +77,7 @@ def run(regime: str, settings: list[str], steps: int, directory: Path) -> dict[s
 
 
 def measured(path: Path) -> dict[str, float | None]:
-    """Medians over the steps after the first."""
+    """Return medians over the steps after the first."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     seconds = statistics.median(row["step_time"] for row in rows[1:])
     tokens = statistics.median(b["num_tokens"] - a["num_tokens"] for a, b in pairwise(rows))
@@ -92,8 +106,8 @@ def main() -> None:
                 more = ["trainer.use_vllm=true", "trainer.vllm_max_model_length=128"] if engine == "vllm" else []
                 for regime in given.regimes:
                     where = Path(directory) / f"{len(runs)}"
-                    found = run(regime, settings + more, given.steps, where)
-                    runs.append({"layout": layout, "engine": engine, "regime": regime, "policies": found})
+                    value = run(regime, settings + more, given.steps, where)
+                    runs.append({"layout": layout, "engine": engine, "regime": regime, "policies": value})
                     print(json.dumps(runs[-1]), flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     command = "python benchmarks/gpu_check.py" + (" --cpu" if given.cpu else "")

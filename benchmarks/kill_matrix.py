@@ -1,4 +1,4 @@
-"""A kill at every named point of a run, and random ones: is what comes out what an undisturbed run gives?
+"""Kill at every named point of a run, and random ones: is what comes out what an undisturbed run gives?
 
     python benchmarks/kill_matrix.py     # about 25 minutes on 2 cores
 
@@ -31,38 +31,53 @@ RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/kill_matrix.py"
 STEPS = 24
 OPTIONS = [
-    "--steps", str(STEPS), "--set", "round.optimizer_steps=2", "--set", "round.prompts=16", "--set", "run.save_every=3",
-    "--set", "trainer.per_device_train_batch_size=32", "--set", "run.validate_every=0",
-    "--set", "run.validation_limit=4", "--set", "run.keep_checkpoints=1", "--set", "run.max_restarts=50",
-]  # fmt: skip
+    "--steps",
+    str(STEPS),
+    "--set",
+    "round.optimizer_steps=2",
+    "--set",
+    "round.prompts=16",
+    "--set",
+    "run.save_every=3",
+    "--set",
+    "trainer.per_device_train_batch_size=32",
+    "--set",
+    "run.validate_every=0",
+    "--set",
+    "run.validation_limit=4",
+    "--set",
+    "run.keep_checkpoints=1",
+    "--set",
+    "run.max_restarts=50",
+]
 
 
 def start(run: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """`mutualrl train` in the background."""
+    """Return `mutualrl train` in the background."""
     command = [sys.executable, "-m", "mutualrl", "train", "--run-dir", str(run), *arguments]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(run.parent / "stderr.txt").open("ab"))
 
 
 def processes(run: Path) -> dict[str, psutil.Process]:
-    """The living processes of a run, by what they are."""
-    found = {}
+    """Return the living processes of a run, by what they are."""
+    results = {}
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
         if f"--run-dir={run}" not in line:
             continue
         policy = next(w for w in line if w.startswith("--policy=")).removeprefix("--policy=")
-        found[f"{'worker' if 'mutualrl.training.worker' in line else 'agent'} of {policy}"] = process
-    return found
+        results[f"{'worker' if 'mutualrl.training.worker' in line else 'agent'} of {policy}"] = process
+    return results
 
 
 def weights(run: Path) -> dict[str, str]:
-    """sha256 of the trained weights."""
+    """Return sha256 of the trained weights."""
     paths = sorted((run / "policies").glob("*/model/model.safetensors"))
     return {p.parent.parent.name: sha256(p.read_bytes()).hexdigest() for p in paths}
 
 
 def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str], int]:
-    """A run with up to `kills` kills at random moments; who was killed, and how often it was resumed."""
+    """Return a run with up to `kills` kills at random moments; who was killed, and how often it was resumed."""
     victims: Counter[str] = Counter()
     process, resumed = start(run, "--regime", "sgt", "--pool", "tiny", *OPTIONS), 0
     next_kill = time.monotonic() + rng.uniform(0.5, 14)
@@ -96,7 +111,7 @@ def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str],
 
 
 def problems(run: Path, reference: dict[str, str]) -> list[str]:
-    """What is not as an undisturbed run leaves it."""
+    """Return what is not as an undisturbed run leaves it."""
     lines = []
     verify = subprocess.run(
         [sys.executable, "-m", "mutualrl", "exchange", "verify", str(run)], capture_output=True, check=False
@@ -115,7 +130,7 @@ def problems(run: Path, reference: dict[str, str]) -> list[str]:
 
 
 def random_kills(wanted: int, seed: int) -> dict[str, Any]:
-    """Runs until `wanted` kills have been done."""
+    """Return runs until `wanted` kills have been done."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         plain = Path(name) / "plain" / "r"
@@ -136,11 +151,19 @@ def random_kills(wanted: int, seed: int) -> dict[str, Any]:
 
 
 def named_points() -> list[dict[str, Any]]:
-    """The cases of tests/faults/test_kills.py, as pytest reports them."""
+    """Return the cases of tests/faults/test_kills.py, as pytest reports them."""
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "faults or slow", "tests/faults/test_kills.py",
-                   f"--junit-xml={report}"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "faults or slow",
+            "tests/faults/test_kills.py",
+            f"--junit-xml={report}",
+        ]
         subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
         cases = []
         for case in ET.parse(report).iter("testcase"):
@@ -151,16 +174,16 @@ def named_points() -> list[dict[str, Any]]:
     return cases
 
 
-def markdown(cases: list[dict[str, Any]], found: dict[str, Any]) -> str:
-    """The table of the note."""
+def markdown(cases: list[dict[str, Any]], result: dict[str, Any]) -> str:
+    """Return the table of the note."""
     lines = ["| killed | where | kills | resumed, and byte for byte the undisturbed run |", "|---|---|---|---|"]
     for victim in ("worker", "agent", "supervisor"):
-        mine = [c for c in cases if c["victim"] == victim]
-        points = ", ".join(c["point"] for c in mine)
-        lines.append(f"| {victim} | {points} | {len(mine)} | {sum(c['passed'] for c in mine)} |")
-    good = sum(r["kills"] for r in found["runs"] if not r["problems"])
-    who = ", ".join(f"{name} {count}" for name, count in found["victims"].items())
-    lines.append(f"| at random: {who} | any moment of {len(found['runs'])} runs | {found['kills']} | {good} |")
+        own_items = [c for c in cases if c["victim"] == victim]
+        points = ", ".join(c["point"] for c in own_items)
+        lines.append(f"| {victim} | {points} | {len(own_items)} | {sum(c['passed'] for c in own_items)} |")
+    good = sum(r["kills"] for r in result["runs"] if not r["problems"])
+    who = ", ".join(f"{name} {count}" for name, count in result["victims"].items())
+    lines.append(f"| at random: {who} | any moment of {len(result['runs'])} runs | {result['kills']} | {good} |")
     return "\n".join(lines)
 
 
@@ -171,11 +194,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    found = random_kills(given.kills, given.seed)
+    result = random_kills(given.kills, given.seed)
     cases = named_points()
-    text = markdown(cases, found)
+    text = markdown(cases, result)
     RESULTS.mkdir(exist_ok=True)
-    value = {"command": COMMAND, "points": cases, "random": found}
+    value = {"command": COMMAND, "points": cases, "random": result}
     (RESULTS / "kill_matrix.json").write_text(json.dumps(value, indent=1) + "\n")
     (RESULTS / "kill_matrix.md").write_text(text + "\n")
     print(text)

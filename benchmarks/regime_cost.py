@@ -1,4 +1,4 @@
-"""What each regime adds to a GRPO step: forward tokens, time, peak memory. One run, one process, alternating arms.
+"""Cost of each regime over a GRPO step: forward tokens, time, peak memory. One run, one process, alternating arms.
 
     python benchmarks/regime_cost.py             # about eight minutes on 2 cores
 
@@ -36,13 +36,13 @@ ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def text_of(*key: object) -> str:
-    """A text of about LENGTH tokens that depends on its key alone."""
+    """Return a text of about LENGTH tokens that depends on its key alone."""
     draw = random.Random(repr(key))
     return " " + "".join(draw.choice("0123456789+*=") for _ in range(LENGTH - 2))
 
 
 def cpu_peak(function: Callable[[], Any], where: Path) -> int:
-    """Bytes by which torch's CPU allocations rose at most above where they stood, while `function` ran."""
+    """Return bytes by which torch's CPU allocations rose at most above where they stood, while `function` ran."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -57,7 +57,7 @@ def cpu_peak(function: Callable[[], Any], where: Path) -> int:
 
 
 def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> None:
-    """A peer's rounds: the right answer on a quarter of the prompts, texts, ids and traces on all."""
+    """Publish a peer's rounds: the correct answer on a quarter of the prompts, texts, ids and traces on all."""
     from mutualrl.records import Rollout
     from mutualrl.see import Exchange
     from mutualrl.thl import retokenize
@@ -84,14 +84,14 @@ class Clock:
 
 
 def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tuple[Any, Clock]:
-    """A learner of an arm whose peers have published; its clock."""
+    """Return a learner of an arm whose peers have published; its clock."""
     from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig
     from trl.trainer.utils import RepeatSampler
 
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.regimes import get_regime
-    from mutualrl.see import Exchange, Patience
+    from mutualrl.see import Exchange, WaitTimeouts
     from mutualrl.tasks import TaskSource, get_task
     from mutualrl.thl import retokenize
     from mutualrl.tiny import path_of
@@ -133,29 +133,47 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
     spec = get_regime(regime)
     chosen = spec.settings(**settings)
     sharing = Sharing(
-        link=PeerLink(Exchange(root, "ada", "script", patience=Patience(5.0, 60.0)), names),
+        link=PeerLink(Exchange(root, "ada", "script", timeouts=WaitTimeouts(5.0, 60.0)), names),
         spec=spec,
         settings=chosen,
         schema=publish_schema(spec, [chosen]),
         tokenizers=dict.fromkeys(names, other),
     )
     trainer = Recorded(
-        model=str(model), processing_class=own, train_dataset=as_dataset(prompts, own), callbacks=[Steps()],
-        reward_funcs=lambda completions, **_: [0.0] * len(completions), sharing=sharing,
+        model=str(model),
+        processing_class=own,
+        train_dataset=as_dataset(prompts, own),
+        callbacks=[Steps()],
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        sharing=sharing,
         args=GRPOConfig(
-            output_dir=str(root / "out"), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-            disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=steps, seed=seed, learning_rate=0.0,
-            remove_unused_columns=False, num_generations=ROLLOUTS, max_completion_length=LENGTH + 8, beta=0.0,
-            per_device_train_batch_size=ROWS, gradient_accumulation_steps=PROMPTS * ROLLOUTS // ROWS,
-            dataloader_pin_memory=False, loss_type="grpo",
+            output_dir=str(root / "out"),
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            logging_steps=1,
+            max_steps=steps,
+            seed=seed,
+            learning_rate=0.0,
+            remove_unused_columns=False,
+            num_generations=ROLLOUTS,
+            max_completion_length=LENGTH + 8,
+            beta=0.0,
+            per_device_train_batch_size=ROWS,
+            gradient_accumulation_steps=PROMPTS * ROLLOUTS // ROWS,
+            dataloader_pin_memory=False,
+            loss_type="grpo",
         ),
-    )  # fmt: skip
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer, clock
 
 
 def random_model(directory: Path) -> Path:
-    """A Qwen3 of 128 x 4 random weights with the vocabulary of the embedded model `ada`."""
+    """Return a Qwen3 of 128 x 4 random weights with the vocabulary of the embedded model `ada`."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -165,22 +183,30 @@ def random_model(directory: Path) -> Path:
     tokenizer = load_tokenizer(str(path_of("ada")))
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=32, max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=256,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 
 
 def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
-    """Times of all arms, alternating, and the memory of one step of each."""
+    """Return times of all arms, alternating, and the memory of one step of each."""
     import torch
 
     torch.set_num_threads(1)
     times: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as text:
         directory = Path(text)
         model = random_model(directory / "model")
@@ -194,25 +220,25 @@ def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
                 trainer.train()
                 times[arm] += list(zip(clock.steps, clock.generation, strict=True))[1:]
                 logs = [row for row in trainer.state.log_history if "loss" in row][-1]
-                found[arm] = {"extra_tokens": logs.get("sgt/extra_tokens", logs.get("prp/extra_tokens", 0.0))}
+                results[arm] = {"extra_tokens": logs.get("sgt/extra_tokens", logs.get("prp/extra_tokens", 0.0))}
         for number, arm in enumerate(ARMS):
             trainer, _ = make_trainer(model, directory / f"m-{number}", arm, 1, seed=0)
-            found[arm]["peak_bytes"] = cpu_peak(trainer.train, directory / "trace.json")
-            found[arm]["step_s"] = statistics.median(whole for whole, _ in times[arm])
-            found[arm]["training_s"] = statistics.median(whole - part for whole, part in times[arm])
-            found[arm]["generation_s"] = statistics.median(part for _, part in times[arm])
-    return found
+            results[arm]["peak_bytes"] = cpu_peak(trainer.train, directory / "trace.json")
+            results[arm]["step_s"] = statistics.median(whole for whole, _ in times[arm])
+            results[arm]["training_s"] = statistics.median(whole - part for whole, part in times[arm])
+            results[arm]["generation_s"] = statistics.median(part for _, part in times[arm])
+    return results
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
-    """The table of design/regimes.md."""
-    base = found["grpo"]
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """Return the table of design/regimes.md."""
+    base = results["grpo"]
     lines = [
-        "| arm | extra tokens a step | step, s | against grpo | training part, s | against grpo | peak memory, MB "
+        "| arm | extra tokens per step | step, s | against grpo | training part, s | against grpo | peak memory, MB "
         "| against grpo |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for arm, row in found.items():
+    for arm, row in results.items():
         cells = [f"{row['extra_tokens']:.0f}"]
         for key, digits, unit in (("step_s", 3, 1.0), ("training_s", 3, 1.0), ("peak_bytes", 1, 1e6)):
             cells += [f"{row[key] / unit:.{digits}f}", f"{row[key] / base[key]:.2f}"]
@@ -228,12 +254,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    found = measure(given.repeats, given.steps)
+    value = measure(given.repeats, given.steps)
     given.out.mkdir(parents=True, exist_ok=True)
-    result = {"command": "python benchmarks/regime_cost.py", "own_tokens": PROMPTS * ROLLOUTS * LENGTH, "arms": found}
+    result = {"command": "python benchmarks/regime_cost.py", "own_tokens": PROMPTS * ROLLOUTS * LENGTH, "arms": value}
     (given.out / "regime_cost.json").write_text(json.dumps(result, indent=1) + "\n")
-    (given.out / "regime_cost.md").write_text(table(found) + "\n")
-    print(table(found))
+    (given.out / "regime_cost.md").write_text(table(value) + "\n")
+    print(table(value))
 
 
 if __name__ == "__main__":

@@ -35,12 +35,23 @@ LAST = 50
 
 
 def train(arm: str, seed: int, steps: int | None, directory: Path) -> dict[str, Any]:
-    """One run; its summary, and the optimization diagnostics of both policies."""
+    """Return one run; its summary, and the optimization diagnostics of both policies."""
     where = directory / f"{list(ARMS).index(arm)}-{seed}"
     command = [
-        sys.executable, "-m", "mutualrl", "train", "--regime", arm.split(",", maxsplit=1)[0], "--pool", "tiny",
-        "--seed", str(seed), "--run-dir", str(where), "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mutualrl",
+        "train",
+        "--regime",
+        arm.split(",", maxsplit=1)[0],
+        "--pool",
+        "tiny",
+        "--seed",
+        str(seed),
+        "--run-dir",
+        str(where),
+        "--json",
+    ]
     for assignment in (*VALIDATION, *ARMS[arm]):
         command += ["--set", assignment]
     if steps is not None:
@@ -62,13 +73,13 @@ def train(arm: str, seed: int, steps: int | None, directory: Path) -> dict[str, 
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean, and the sample deviation over seeds."""
+    """Return mean, and the sample deviation over seeds."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """One line an arm, and one for the models before training."""
+    """Return one line per arm, and one for the models before training."""
     lines = [
         "| arm | ada `*` (weak) | ada `+` | bob `+` (weak) | bob `*` | both | entropy ada, bob | KL ada, bob |",
         "|---|---|---|---|---|---|---|---|",
@@ -78,11 +89,11 @@ def table(runs: list[dict[str, Any]]) -> str:
     mean = statistics.mean(first[p]["initial"]["accuracy"] for p in first)
     lines.append(f"| before training | {' | '.join(before)} | {mean:.2f} | | |")
     for arm in dict.fromkeys(run["arm"] for run in runs):
-        mine = [run["policies"] for run in runs if run["arm"] == arm]
-        cells = [spread([run[p]["final"]["by_group"][g] for run in mine]) for p, g in CELLS]
-        both = spread([statistics.mean(run[p]["final"]["accuracy"] for p in run) for run in mine])
+        own_items = [run["policies"] for run in runs if run["arm"] == arm]
+        cells = [spread([run[p]["final"]["by_group"][g] for run in own_items]) for p, g in CELLS]
+        both = spread([statistics.mean(run[p]["final"]["accuracy"] for p in run) for run in own_items])
         signals = [
-            ", ".join(f"{statistics.mean(run[p][key] for run in mine):.2f}" for p in ("ada", "bob"))
+            ", ".join(f"{statistics.mean(run[p][key] for run in own_items):.2f}" for p in ("ada", "bob"))
             for key in ("entropy", "kl")
         ]
         lines.append(f"| {arm} | {' | '.join(cells)} | {both} | {' | '.join(signals)} |")

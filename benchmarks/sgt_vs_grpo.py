@@ -1,4 +1,4 @@
-"""What SGT brings over plain GRPO on the embedded pool, seed by seed: same pool, prompts, steps and decoding.
+"""SGT against plain GRPO on the embedded pool, seed by seed: same pool, prompts, steps and decoding.
 
     python benchmarks/sgt_vs_grpo.py                 # three seeds, two regimes: about ten minutes on 2 cores
 
@@ -21,11 +21,22 @@ WEAK = {"ada": "*", "bob": "+"}
 
 
 def train(regime: str, seed: int, steps: int | None, directory: Path) -> dict[str, Any]:
-    """One run; returns its summary."""
+    """Return one run; returns its summary."""
     command = [
-        sys.executable, "-m", "mutualrl", "train", "--regime", regime, "--pool", "tiny", "--seed", str(seed),
-        "--run-dir", str(directory / f"{regime}-{seed}"), "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mutualrl",
+        "train",
+        "--regime",
+        regime,
+        "--pool",
+        "tiny",
+        "--seed",
+        str(seed),
+        "--run-dir",
+        str(directory / f"{regime}-{seed}"),
+        "--json",
+    ]
     if steps is not None:
         command += ["--steps", str(steps)]
     print(" ".join(command[2:]), file=sys.stderr)
@@ -36,14 +47,14 @@ def train(regime: str, seed: int, steps: int | None, directory: Path) -> dict[st
 
 
 def cell(summary: dict[str, Any], policy: str, group: str) -> str:
-    """Accuracy before and after, on one operation."""
+    """Return accuracy before and after, on one operation."""
     result = summary["policies"][policy]
     before, after = (result[k]["by_group"][group] for k in ("initial_validation", "validation"))
     return f"{before:.2f} -> {after:.2f}"
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """The table of the README."""
+    """Return the table of docs/results.md."""
     lines = [
         "| seed | regime | ada `*` (weak) | ada `+` | bob `+` (weak) | bob `*` | rescued pairs ada / bob | seconds |",
         "|---|---|---|---|---|---|---|---|",
@@ -56,7 +67,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def means(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean final accuracy on the weak operations, by regime."""
+    """Return the mean final accuracy on the weak operations, by regime."""
     regimes = dict.fromkeys(run["regime"] for run in runs)
     return {
         regime: {

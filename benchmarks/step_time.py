@@ -1,4 +1,4 @@
-"""What a step costs: `--regime grpo` against a plain TRL script, and `--regime sgt` against `--regime grpo`.
+"""Cost of a step: `--regime grpo` against a plain TRL script, and `--regime sgt` against `--regime grpo`.
 
     python benchmarks/step_time.py            # about eight minutes on 2 free cores
 
@@ -24,7 +24,7 @@ POOL_OF_ONE = 'policies: [{name: ada, model: "tiny:ada"}]\n'
 
 
 def settings() -> dict[str, Any]:
-    """The tiny pool's recipe, resolved."""
+    """Return the tiny pool's recipe, resolved."""
     from mutualrl.recipes import Request, resolve
 
     recipe = resolve(Request(pool="tiny"))
@@ -32,7 +32,7 @@ def settings() -> dict[str, Any]:
 
 
 def plain_trl(steps: int) -> float:
-    """Seconds a step of a plain TRL script; runs in a process of its own (`--plain STEPS`)."""
+    """Return seconds per step of a plain TRL script; runs in a process of its own (`--plain STEPS`)."""
     import torch
     from transformers import PrinterCallback, set_seed
     from trl import GRPOConfig, GRPOTrainer
@@ -50,10 +50,19 @@ def plain_trl(steps: int) -> float:
     tokenizer = load_tokenizer(model)
     with tempfile.TemporaryDirectory() as output:
         args = GRPOConfig(
-            output_dir=output, use_cpu=True, bf16=False, gradient_checkpointing=False, dataloader_pin_memory=False,
-            report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=steps, seed=0,
+            output_dir=output,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataloader_pin_memory=False,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            logging_steps=1,
+            max_steps=steps,
+            seed=0,
             **settings()["trainer"],
-        )  # fmt: skip
+        )
         dataset = as_dataset(get_task("arithmetic").read("train", TaskSource()).prompts, tokenizer)
         trainer = GRPOTrainer(
             model=model, reward_funcs=boxed_reward, args=args, train_dataset=dataset, processing_class=tokenizer
@@ -69,7 +78,7 @@ def plain_trl(steps: int) -> float:
 
 
 def run_plain(steps: int) -> float:
-    """Seconds a step of the plain script, started fresh."""
+    """Return seconds per step of the plain script, started fresh."""
     command = [sys.executable, __file__, "--plain", str(steps)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread(), preexec_fn=on_one_core
@@ -83,20 +92,37 @@ def on_one_core() -> None:
 
 
 def one_thread() -> dict[str, str]:
-    """The environment that a run gives each policy of two on two cores."""
+    """Return the environment that a run gives each policy of two on two cores."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run_ours(regime: str, steps: int, pool: str, directory: Path, save_every: int = 0) -> dict[str, Any]:
-    """One run of the command line without validation in between; the policies' results. With `save_every=0` the one
-    checkpoint is that of the last step."""
+    """Run the command line once without validation in between; the policies' results. With `save_every=0`
+    the one checkpoint is that of the last step."""
     target = directory / f"{regime}-{time.monotonic_ns()}"
     command = [
-        sys.executable, "-m", "mutualrl", "train", "--regime", regime, "--pool", pool, "--task", "arithmetic",
-        "--steps", str(steps), "--run-dir", str(target), "--json",
-        "--set", "run.validate_every=0", "--set", "run.validation_limit=2",
-        "--set", f"run.save_every={save_every}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mutualrl",
+        "train",
+        "--regime",
+        regime,
+        "--pool",
+        pool,
+        "--task",
+        "arithmetic",
+        "--steps",
+        str(steps),
+        "--run-dir",
+        str(target),
+        "--json",
+        "--set",
+        "run.validate_every=0",
+        "--set",
+        "run.validation_limit=2",
+        "--set",
+        f"run.save_every={save_every}",
+    ]
     if pool != "tiny":
         for key, value in settings()["trainer"].items():
             command += ["--set", f"trainer.{key}={value}"]
@@ -112,7 +138,7 @@ def run_ours(regime: str, steps: int, pool: str, directory: Path, save_every: in
 
 
 def measure(repeats: int, steps: int) -> dict[str, Any]:
-    """All timings, in seconds a step."""
+    """Return all timings, in seconds per step."""
     plain, alone, saving, grpo, sgt, waits = [], [], [], [], [], []
     extra: list[float] = []
     with tempfile.TemporaryDirectory() as name:
@@ -124,9 +150,9 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
             plain.append(run_plain(steps))
             alone.append(run_ours("grpo", steps, str(pool), directory)["ada"]["train_seconds"] / steps)
             saving.append(run_ours("grpo", steps, str(pool), directory, 20)["ada"]["train_seconds"] / steps)
-            for regime, kept in (("grpo", grpo), ("sgt", sgt)):
+            for regime, selected in (("grpo", grpo), ("sgt", sgt)):
                 policies = run_ours(regime, steps, "tiny", directory).values()
-                kept.append(sum(p["train_seconds"] - p["wait_seconds"] for p in policies) / len(policies) / steps)
+                selected.append(sum(p["train_seconds"] - p["wait_seconds"] for p in policies) / len(policies) / steps)
                 if regime == "sgt":
                     waits.append(sum(p["wait_seconds"] for p in policies) / len(policies) / steps)
                     extra.append(sum(p["extra_tokens"] for p in policies) / sum(p["tokens"] for p in policies))
@@ -142,7 +168,7 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
 
 
 def table(timings: dict[str, Any]) -> str:
-    """The table of the README."""
+    """Return the table of docs/results.md."""
     median = {key: statistics.median(values) for key, values in timings.items()}
     rows = [
         ("plain TRL script, one policy", median["plain_trl"], 1.0),
@@ -156,7 +182,7 @@ def table(timings: dict[str, Any]) -> str:
         ("`--regime sgt`, tiny pool, waiting apart", median["sgt"], median["sgt"] / median["grpo"]),
         ("waiting for the peer under sgt", median["sgt_wait"], median["sgt_wait"] / median["grpo"]),
     ]
-    lines = ["| what | seconds a step (median) | ratio |", "|---|---|---|"]
+    lines = ["| what | seconds per step (median) | ratio |", "|---|---|---|"]
     lines += [f"| {name} | {seconds:.3f} | {ratio:.2f} |" for name, seconds, ratio in rows]
     return "\n".join(lines)
 

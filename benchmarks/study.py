@@ -1,4 +1,4 @@
-"""What sharing is worth on the embedded pools: every regime, its controls and sequential distillation, several seeds.
+"""The study of sharing on the embedded pools: every regime, its controls and sequential distillation, several seeds.
 
     python benchmarks/study.py                        # every piece that is not there yet, then the results
     python benchmarks/study.py --seeds 0 --pools tiny # some pieces
@@ -20,15 +20,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mutualrl.console.plots import directory_for
-from mutualrl.reporting.drawing import draw
-from mutualrl.reporting.plots import Bars, Figure, Panel, over
-from mutualrl.reporting.reading import Point, Run, read_run
+from mutualrl.reporting.drawing import draw_figure
+from mutualrl.reporting.figure_specs import Bars, Figure, Panel, over
+from mutualrl.reporting.run_reader import Point, Run, read_run
 from mutualrl.reporting.series import first_reaching, mean_of
 
 HERE = Path(__file__).parent
@@ -72,11 +72,11 @@ class Piece:
     seed: int
 
     def directory(self, work: Path) -> Path:
-        """Where it lies."""
+        """Return where it lies."""
         return work / self.pool / f"{self.arm.replace(' ', '-')}-{self.seed}"
 
     def command(self, work: Path, steps: int) -> list[str]:
-        """The command that makes it."""
+        """Return the command that makes it."""
         if self.arm in DISTILLED:
             of, beside = (Piece(self.pool, arm, self.seed).directory(work) for arm in ("grpo", "sgt"))
             command = ["distill", str(of), "--beside", str(beside), "--seed", str(self.seed)]
@@ -90,15 +90,15 @@ class Piece:
         return [*command, "--run-dir", str(self.directory(work)), "--clean", "--no-report"]
 
     def done(self, work: Path, steps: int | None = None) -> bool:
-        """Whether it is there. Ends the program when it is one of another number of steps."""
+        """Return whether it is there. Ends the program when it is one of another number of steps."""
         directory = self.directory(work)
         if self.arm in DISTILLED:
             return (directory / "distill.json").is_file()
         if not (directory / "summary.json").is_file():
             return False
-        made = json.loads((directory / "summary.json").read_text())["steps"]
-        if steps is not None and made != steps:
-            raise SystemExit(f"{directory} was made with --steps {made}, not {steps}; give another --work")
+        created = json.loads((directory / "summary.json").read_text())["steps"]
+        if steps is not None and created != steps:
+            raise SystemExit(f"{directory} was made with --steps {created}, not {steps}; give another --work")
         return True
 
 
@@ -117,16 +117,18 @@ def make(pieces: list[Piece], work: Path, steps: int) -> None:
             subprocess.run(command, stdout=log, stderr=log, check=True)
         for checkpoints in directory.glob("policies/*/checkpoints"):
             shutil.rmtree(checkpoints)  # a finished run needs none
-        said = f"{number}/{len(pieces)} {piece.pool}, {piece.arm}, seed {piece.seed}: {time.monotonic() - began:.0f} s"
-        print(said, file=sys.stderr, flush=True)
+        message = (
+            f"{number}/{len(pieces)} {piece.pool}, {piece.arm}, seed {piece.seed}: {time.monotonic() - began:.0f} s"
+        )
+        print(message, file=sys.stderr, flush=True)
 
 
 # ---- what comes out, by pool, arm and seed
 
 
 def measured(piece: Piece, work: Path) -> dict[str, Any]:
-    """The figures of one training run: accuracy by policy and group, signals over the last quarter of the steps, the
-    gate rate in ten parts of the run, tokens and seconds."""
+    """Return the figures of one training run: accuracy by policy and group, signals over the last quarter of the
+    steps, the gate rate in ten parts of the run, tokens and seconds."""
     run = read_run(piece.directory(work))
     policies = {}
     for name, policy in run.policies.items():
@@ -160,16 +162,16 @@ def _accuracies(validation: dict[str, Any]) -> dict[str, float]:
 
 
 def distilled(piece: Piece, work: Path) -> dict[str, Any]:
-    """The figures of one distillation."""
-    found = json.loads((piece.directory(work) / "distill.json").read_text())
+    """Return the figures of one distillation."""
+    result = json.loads((piece.directory(work) / "distill.json").read_text())
     policies = {
         name: {
-            "after": {"all": about["accuracy"]["sequential distillation"]["accuracy"]}
-            | about["accuracy"]["sequential distillation"]["by_group"],
-            "examples": about["examples"],
-            "steps": about["steps"],
+            "after": {"all": details["accuracy"]["sequential distillation"]["accuracy"]}
+            | details["accuracy"]["sequential distillation"]["by_group"],
+            "examples": details["examples"],
+            "steps": details["steps"],
         }
-        for name, about in found["learners"].items()
+        for name, details in result["learners"].items()
     }
     return {"pool": piece.pool, "arm": piece.arm, "seed": piece.seed, "policies": policies}
 
@@ -182,62 +184,62 @@ class Study:
         self.pools = [pool for pool in POOLS if self.seeds(pool, "grpo")]  # everything is asked against GRPO
 
     def arms(self, pool: str) -> list[str]:
-        """The arms of a pool, in the study's order."""
+        """Return the arms of a pool, in the study's order."""
         return [arm for arm in (*ARMS, *DISTILLED) if any(key[:2] == (pool, arm) for key in self.by)]
 
     def seeds(self, pool: str, *arms: str) -> list[int]:
-        """Seeds for which all these arms are there."""
+        """Return seeds for which all these arms are there."""
         sets = [{key[2] for key in self.by if key[:2] == (pool, arm)} for arm in arms]
         return sorted(set.intersection(*sets)) if sets else []
 
     def names(self, pool: str) -> list[str]:
-        """Its policies."""
+        """Return its policies."""
         return list(next(policies for key, policies in self.by.items() if key[0] == pool))
 
     def accuracy(self, pool: str, arm: str, seed: int, policy: str | None = None, group: str = "all") -> float:
-        """Final accuracy of a policy, or the mean over the pool."""
+        """Return final accuracy of a policy, or the mean over the pool."""
         policies = self.by[pool, arm, seed]
         return statistics.fmean(policies[name]["after"][group] for name in ([policy] if policy else policies))
 
     def signal(self, pool: str, arm: str, seed: int, key: str, policy: str | None = None) -> float:
-        """Entropy or KL over the last quarter of the steps, of a policy or the mean over the pool."""
+        """Return entropy or KL over the last quarter of the steps, of a policy or the mean over the pool."""
         policies = self.by[pool, arm, seed]
         return statistics.fmean(policies[name][key] for name in ([policy] if policy else policies))
 
     def gate_change(self, pool: str, policy: str) -> Interval:
-        """SGT's gate rate in the last tenth of the run minus the first."""
+        """Return SGT's gate rate in the last tenth of the run minus the first."""
         gates = [self.by[pool, "sgt", seed][policy]["gate"] for seed in self.seeds(pool, "sgt")]
         return interval([gate[-1] - gate[0] for gate in gates])
 
     def weaker(self, pool: str) -> str:
-        """The policy that is worst before training."""
+        """Return the policy that is worst before training."""
         some = self.by[pool, "grpo", self.seeds(pool, "grpo")[0]]
         return min(some, key=lambda name: some[name]["before"]["all"])
 
     def stronger(self, pool: str) -> str:
-        """The policy that is best before training."""
+        """Return the policy that is best before training."""
         some = self.by[pool, "grpo", self.seeds(pool, "grpo")[0]]
         return max(some, key=lambda name: some[name]["before"]["all"])
 
     def difference(
         self, pool: str, one: str, other: str, take: Callable[[str, int], float], grid: float = GRID
     ) -> Interval:
-        """`take(arm, seed)` of one arm minus the other's, paired by seed."""
+        """Return `take(arm, seed)` of one arm minus the other's, paired by seed."""
         return interval([take(one, seed) - take(other, seed) for seed in self.seeds(pool, one, other)], grid)
 
     def level(self, pool: str, key: str, policy: str | None = None) -> float:
-        """GRPO's own entropy or KL, mean over seeds: what a difference is measured by."""
+        """Return GRPO's own entropy or KL, mean over seeds: what a difference is measured by."""
         seeds = self.seeds(pool, "grpo")
         return statistics.fmean(self.signal(pool, "grpo", seed, key, policy) for seed in seeds)
 
     def first(self, pool: str, arm: str, seed: int) -> int | None:
-        """The step at which the pool's mean validation is first at GRPO's final one, of the same seed."""
+        """Return the step at which the pool's mean validation is first at GRPO's final one, of the same seed."""
         return first_reaching(_pool_curve(self, pool, arm, seed), self.accuracy(pool, "grpo", seed))
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over `n` seeds and its 95 % interval (Student's t); the interval of a single seed is everything."""
+    """Mean over `n` seeds and its 95 % interval (Student's t); the interval of a single seed is everything."""
 
     mean: float
     low: float
@@ -251,24 +253,24 @@ class Interval:
 
     @property
     def sign(self) -> str:
-        """With its sign, for differences."""
+        """Return a number with its sign, for differences."""
         if math.isinf(self.low):
             return f"{self.mean:+.3f}"
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
     @property
     def above(self) -> bool | None:
-        """Whether it is above 0; None where the interval holds 0, or the seeds are too few."""
+        """Return whether it is above 0; None where the interval holds 0, or the seeds are too few."""
         return self.over(0.0)
 
     def over(self, bound: float) -> bool | None:
-        """Whether it is above `bound`."""
+        """Return whether it is above `bound`."""
         if self.n < FEWEST:
             return None
         return True if self.low > bound else False if self.high < bound else None
 
     def within(self, bound: float) -> bool | None:
-        """Whether it is within `bound` of 0 to either side."""
+        """Return whether it is within `bound` of 0 to either side."""
         if self.n < FEWEST:
             return None
         if -bound < self.low and self.high < bound:
@@ -277,7 +279,7 @@ class Interval:
 
 
 def interval(values: Sequence[float], grid: float = 0.0) -> Interval:
-    """Mean and 95 % interval, no narrower than `grid` to each side."""
+    """Return mean and 95 % interval, no narrower than `grid` to each side."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf, len(values))
@@ -289,7 +291,7 @@ def interval(values: Sequence[float], grid: float = 0.0) -> Interval:
 
 
 def verdict(answers: Sequence[bool | None]) -> str:
-    """Held where every interval says so, not held where one says the opposite, else not decided."""
+    """Return held where every interval says so, not held where one says the opposite, else not decided."""
     if any(answer is False for answer in answers):
         return "not held"
     return "held" if answers and all(answer is True for answer in answers) else "not decided"
@@ -297,7 +299,7 @@ def verdict(answers: Sequence[bool | None]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim about a pool, what was measured, and what the interval says."""
+    """Claim about a pool, what was measured, and what the interval says."""
 
     text: str
     pool: str
@@ -306,20 +308,20 @@ class Claim:
 
 
 def claims(study: Study) -> list[Claim]:
-    """The paper's qualitative claims, pool by pool; and some of ours, which say so."""
-    found = []
+    """Return the paper's qualitative claims, pool by pool; and some of ours, which say so."""
+    results = []
     for pool in study.pools:
         ask = Questions(study, pool)
-        found += [*ask.sgt(), *ask.xgrpo(), *ask.prp(), *ask.distillation()]
-    return [*found, *_heterogeneity(study)]
+        results += [*ask.sgt(), *ask.xgrpo(), *ask.prp(), *ask.distillation()]
+    return [*results, *_heterogeneity(study)]
 
 
-def _claim(text: str, pool: str, told: Sequence[tuple[str, Interval]], answers: Sequence[bool | None]) -> Claim:
-    return Claim(text, pool, "; ".join(f"{name} {d.sign}" for name, d in told), tuple(answers))
+def _claim(text: str, pool: str, summary: Sequence[tuple[str, Interval]], answers: Sequence[bool | None]) -> Claim:
+    return Claim(text, pool, "; ".join(f"{name} {d.sign}" for name, d in summary), tuple(answers))
 
 
 class Questions:
-    """The questions asked of one pool."""
+    """Questions asked of one pool."""
 
     def __init__(self, study: Study, pool: str) -> None:
         self.study = study
@@ -327,28 +329,30 @@ class Questions:
         self.arms = set(study.arms(pool))
 
     def accuracy(self, one: str, other: str, policy: str | None = None) -> Interval:
-        """Final accuracy of one arm minus the other's."""
+        """Return final accuracy of one arm minus the other's."""
         return self.study.difference(self.pool, one, other, partial(self.study.accuracy, self.pool, policy=policy))
 
     def signal(self, key: str, one: str, policy: str | None = None) -> Interval:
-        """Entropy or KL of an arm minus GRPO's."""
+        """Return entropy or KL of an arm minus GRPO's."""
         take = partial(self.study.signal, self.pool, key=key, policy=policy)
         return self.study.difference(self.pool, one, "grpo", take, grid=0.0)
 
     def each(self, one: str, other: str) -> list[tuple[str, Interval]]:
-        """Final accuracy of one arm minus the other's, policy by policy."""
+        """Return final accuracy of one arm minus the other's, policy by policy."""
         return [(name, self.accuracy(one, other, name)) for name in self.study.names(self.pool)]
 
     def pair(self, text: str, d: Interval, answer: bool | None, who: str = "pool") -> Claim:
-        """A claim about one difference."""
+        """Return a claim about one difference."""
         return _claim(text, self.pool, [(who, d)], [answer])
 
     def sgt(self) -> Iterator[Claim]:
         """Probe comparison, optimization diagnostics and activation of SGT."""
         if not {"sgt", "grpo"} <= self.arms:
             return
-        told = self.each("sgt", "grpo")
-        yield _claim("SGT above GRPO, for every policy (final accuracy)", self.pool, told, [d.above for _, d in told])
+        summary = self.each("sgt", "grpo")
+        yield _claim(
+            "SGT above GRPO, for every policy (final accuracy)", self.pool, summary, [d.above for _, d in summary]
+        )
         d = self.accuracy("sgt", "grpo")
         yield self.pair("SGT above GRPO, mean of the pool (final accuracy)", d, d.above)
         seeds = self.study.seeds(self.pool, "sgt", "grpo")
@@ -370,7 +374,7 @@ class Questions:
             yield self.pair("ours: a peer's text teaches more than the data's solution", d, d.above)
 
     def xgrpo(self) -> Iterator[Claim]:
-        """Value-level sharing, its control, and ours."""
+        """Yield value-level sharing, its control, and ours."""
         if not {"xgrpo", "grpo"} <= self.arms:
             return
         d = self.accuracy("xgrpo", "grpo")
@@ -387,13 +391,16 @@ class Questions:
                 yield self.pair(text, d, d.above)
 
     def prp(self) -> Iterator[Claim]:
-        """Data-level sharing, with TRL's surrogate and byte-synchronous alignment: our defaults, not the paper's
-        band."""
+        """Yield data-level sharing, with TRL's surrogate and byte-synchronous alignment: our defaults, not the
+        paper's band."""
         weak, strong = self.study.weaker(self.pool), self.study.stronger(self.pool)
         if {"prp", "prp naive"} <= self.arms:
-            told = self.each("prp naive", "prp")
+            summary = self.each("prp naive", "prp")
             yield _claim(
-                "naive PRP below corrected PRP, for every policy", self.pool, told, [_flip(d.above) for _, d in told]
+                "naive PRP below corrected PRP, for every policy",
+                self.pool,
+                summary,
+                [_flip(d.above) for _, d in summary],
             )
             d = self.accuracy("prp naive", "prp")
             yield self.pair("naive PRP below corrected PRP, mean of the pool", d, _flip(d.above))
@@ -408,12 +415,12 @@ class Questions:
             yield self.pair("PRP raises the weaker policy's KL", d, d.above, weak)
 
     def distillation(self) -> Iterator[Claim]:
-        """Online gating against sequential distillation."""
+        """Yield online gating against sequential distillation."""
         for arm in DISTILLED:
             if {arm, "grpo"} <= self.arms:
-                told = self.each(arm, "grpo")
+                summary = self.each(arm, "grpo")
                 text = f"sequential distillation below GRPO, for every policy ({arm})"
-                yield _claim(text, self.pool, told, [_flip(d.above) for _, d in told])
+                yield _claim(text, self.pool, summary, [_flip(d.above) for _, d in summary])
             if {arm, "sgt"} <= self.arms:
                 d = self.accuracy("sgt", arm)
                 yield self.pair(f"SGT above sequential distillation ({arm})", d, d.above)
@@ -424,7 +431,7 @@ def _flip(answer: bool | None) -> bool | None:
 
 
 def _heterogeneity(study: Study) -> Iterator[Claim]:
-    """Whether SGT gives more where the skills overlap less."""
+    """Yield whether SGT gives more where the skills overlap less."""
     pools = ("tiny", "tiny-near")
     if not set(pools) <= set(study.pools):
         return
@@ -435,11 +442,70 @@ def _heterogeneity(study: Study) -> Iterator[Claim]:
         yield _claim("gains of SGT grow with heterogeneity (tiny minus tiny-near)", "both", [("pool", d)], [d.above])
 
 
+#: differences that a page may quote, beside every arm's with plain GRPO
+QUOTED = (
+    ("prp naive", "prp"),
+    ("sgt", "sgt gold"),
+    ("sgt 0.3", "sgt"),
+    ("xgrpo", "grpo-noise"),
+    ("xgrpo", "xgrpo shuffled"),
+    *(("sgt", arm) for arm in DISTILLED),
+)
+
+
+def effects(study: Study) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Return `{pool: {"ARM - OTHER": {measure: {"mean", "low", "high", "n"}}}}`, paired by seed, 95 % intervals.
+
+    Measures: `accuracy` (mean of the pool), `accuracy/POLICY`, `entropy`, `kl` (last quarter of the steps), and
+    `extra_tokens`, `seconds` (ratios to GRPO's, mean and median, without an interval).
+    """
+    result: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    for pool in study.pools:
+        arms = study.arms(pool)
+        pairs = [(arm, "grpo") for arm in arms if arm != "grpo"]
+        pairs += [(one, other) for one, other in QUOTED if one in arms and other in arms]
+        for one, other in pairs:
+            measures = {"accuracy": study.difference(pool, one, other, partial(study.accuracy, pool))}
+            for name in study.names(pool):
+                take = partial(study.accuracy, pool, policy=name)
+                measures[f"accuracy/{name}"] = study.difference(pool, one, other, take)
+            if one not in DISTILLED and other not in DISTILLED:
+                for key in ("entropy", "kl"):
+                    take = partial(study.signal, pool, key=key)
+                    measures[key] = study.difference(pool, one, other, take, grid=0.0)
+            values = {name: asdict(value) for name, value in measures.items()}
+            if other == "grpo" and one not in DISTILLED:
+                seeds = study.seeds(pool, one, other)
+                values["extra_tokens"] = {"mean": statistics.fmean(_extra_tokens(study, pool, one, seeds))}
+                values["seconds"] = {"median": statistics.median(_seconds(study, pool, one, seeds))}
+            result.setdefault(pool, {})[f"{one} - {other}"] = values
+    return result
+
+
+def _extra_tokens(study: Study, pool: str, arm: str, seeds: Sequence[int]) -> list[float]:
+    return [study.signal(pool, arm, seed, "extra_tokens") for seed in seeds]
+
+
+def _seconds(study: Study, pool: str, arm: str, seeds: Sequence[int]) -> list[float]:
+    return [study.signal(pool, arm, s, "seconds") / study.signal(pool, "grpo", s, "seconds") for s in seeds]
+
+
+def gates(study: Study) -> dict[str, dict[str, list[float]]]:
+    """Return SGT's gate rate over ten parts of the run, `{pool: {policy: [10]}}`, mean over seeds."""
+    result: dict[str, dict[str, list[float]]] = {}
+    for pool in study.pools:
+        seeds = study.seeds(pool, "sgt")
+        for name in study.names(pool) if seeds else []:
+            rates = [study.by[pool, "sgt", seed][name]["gate"] for seed in seeds]
+            result.setdefault(pool, {})[name] = [statistics.fmean(column) for column in zip(*rates, strict=True)]
+    return result
+
+
 # ---- tables
 
 
 def tables(study: Study) -> str:
-    """Everything, as Markdown."""
+    """Return everything, as Markdown."""
     parts = []
     for pool in study.pools:
         parts += [_final(study, pool), _gains(study, pool)]
@@ -463,7 +529,7 @@ def _final(study: Study, pool: str) -> str:
     lines = [f"**Final greedy accuracy, pool {pool}: mean over seeds [95 % interval]**", ""]
     lines += _head("arm", "seeds", *(f"{name} `{group}`" for name, group in cells), "pool")
     some = study.by[pool, "grpo", study.seeds(pool, "grpo")[0]]
-    start = statistics.fmean(about["before"]["all"] for about in some.values())
+    start = statistics.fmean(details["before"]["all"] for details in some.values())
     lines.append(_row("before training", "", *(f"{some[n]['before'][g]:.2f}" for n, g in cells), f"{start:.2f}"))
     for arm in study.arms(pool):
         seeds = study.seeds(pool, arm)
@@ -489,31 +555,27 @@ def _gains(study: Study, pool: str) -> str:
             continue
         entropy = study.difference(pool, arm, "grpo", partial(study.signal, pool, key="entropy")).sign
         kl = study.difference(pool, arm, "grpo", partial(study.signal, pool, key="kl")).sign
-        extra = statistics.fmean(study.signal(pool, arm, s, "extra_tokens") for s in seeds)
-        ratio = statistics.median(
-            study.signal(pool, arm, s, "seconds") / study.signal(pool, "grpo", s, "seconds") for s in seeds
-        )
+        extra = statistics.fmean(_extra_tokens(study, pool, arm, seeds))
+        ratio = statistics.median(_seconds(study, pool, arm, seeds))
         lines.append(_row(arm, gain, reached(study, pool, arm, seeds), entropy, kl, f"{extra:.2f}x", f"{ratio:.2f}x"))
     return "\n".join(lines)
 
 
 def reached(study: Study, pool: str, arm: str, seeds: Sequence[int]) -> str:
-    """The step at which the pool's mean validation is first at its seed's GRPO final one, seed by seed."""
-    found = [study.first(pool, arm, seed) for seed in seeds]
-    return ", ".join("-" if step is None else str(step) for step in found)
+    """Return the step at which the pool's mean validation is first at its seed's GRPO final one, seed by seed."""
+    results = [study.first(pool, arm, seed) for seed in seeds]
+    return ", ".join("-" if step is None else str(step) for step in results)
 
 
 def _pool_curve(study: Study, pool: str, arm: str, seed: int) -> list[Point]:
-    return mean_of([[Point(*point) for point in about["curve"]] for about in study.by[pool, arm, seed].values()])
+    return mean_of([[Point(*point) for point in details["curve"]] for details in study.by[pool, arm, seed].values()])
 
 
 def _gate(study: Study) -> str:
     lines = ["**SGT's gate rate over ten parts of the run (weight 0.1), mean over seeds**", ""]
     lines += _head("pool", "policy", *(f"{i + 1}" for i in range(10)))
-    for pool in study.pools:
-        seeds = study.seeds(pool, "sgt")
-        for name in study.names(pool) if seeds else []:
-            means = [statistics.fmean(study.by[pool, "sgt", s][name]["gate"][i] for s in seeds) for i in range(10)]
+    for pool, by_policy in gates(study).items():
+        for name, means in by_policy.items():
             lines.append(_row(pool, name, *(f"{value:.2f}" for value in means)))
     return "\n".join(lines)
 
@@ -530,7 +592,7 @@ def _claims(study: Study) -> str:
 
 
 def figures(study: Study, runs: dict[tuple[str, str, int], Run]) -> list[Figure]:
-    """Curves of the four probes pool by pool, and every arm's final gain over GRPO."""
+    """Return curves of the four probes pool by pool, and every arm's final gain over GRPO."""
     curves = []
     for pool in study.pools:
         lines = tuple(
@@ -540,20 +602,22 @@ def figures(study: Study, runs: dict[tuple[str, str, int], Run]) -> list[Figure]
         )
         curves.append(Panel(f"pool {pool}", "greedy accuracy, mean of the pool", lines))
     gains = []
-    every = [arm for arm in (*ARMS, *DISTILLED) if arm != "grpo"]
+    all_items = [arm for arm in (*ARMS, *DISTILLED) if arm != "grpo"]
     for pool in study.pools:
-        arms = [arm for arm in every if study.seeds(pool, arm, "grpo")]
-        found = [study.difference(pool, arm, "grpo", partial(study.accuracy, pool)) for arm in arms]
-        errors = tuple(None if math.isinf(d.low) else d.high - d.mean for d in found)
-        gains.append(Bars(pool, tuple(arms), tuple(d.mean for d in found), errors))
+        arms = [arm for arm in all_items if study.seeds(pool, arm, "grpo")]
+        results = [study.difference(pool, arm, "grpo", partial(study.accuracy, pool)) for arm in arms]
+        errors = tuple(None if math.isinf(d.low) else d.high - d.mean for d in results)
+        gains.append(Bars(pool, tuple(arms), tuple(d.mean for d in results), errors))
     return [
         Figure("study_curves", "The four probes", "", tuple(curves), columns=3),
         Figure(
-            "study_gains", "Final accuracy minus GRPO's", "",
+            "study_gains",
+            "Final accuracy minus GRPO's",
+            "",
             (Panel("final accuracy minus the same seed's GRPO, 95 % interval", "difference", bars=tuple(gains)),),
             columns=1,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _mean_curve(run: Run) -> list[Point]:
@@ -562,13 +626,13 @@ def _mean_curve(run: Run) -> list[Point]:
 
 def collect(work: Path, out: Path, seeds: Sequence[int]) -> str:
     """Write the results of all pieces that are there."""
-    every = [Piece(pool, arm, seed) for pool in POOLS for arm in (*ARMS, *DISTILLED) for seed in seeds]
-    there = [piece for piece in every if piece.done(work)]
-    found = [distilled(piece, work) if piece.arm in DISTILLED else measured(piece, work) for piece in there]
-    study = Study(found)
+    all_items = [Piece(pool, arm, seed) for pool in POOLS for arm in (*ARMS, *DISTILLED) for seed in seeds]
+    there = [piece for piece in all_items if piece.done(work)]
+    results = [distilled(piece, work) if piece.arm in DISTILLED else measured(piece, work) for piece in there]
+    study = Study(results)
     if not study.pools:
         raise SystemExit(f"{work} has no run of plain GRPO yet; every other arm is compared with it")
-    if len({piece["steps"] for piece in found if "steps" in piece}) > 1:
+    if len({piece["steps"] for piece in results if "steps" in piece}) > 1:
         raise SystemExit(f"{work} holds runs of different numbers of steps; they cannot be compared")
     runs = {
         (piece.pool, piece.arm, piece.seed): read_run(piece.directory(work))
@@ -578,17 +642,24 @@ def collect(work: Path, out: Path, seeds: Sequence[int]) -> str:
     text = tables(study)
     directory_for(out, "--out")
     for figure in figures(study, runs):
-        draw(figure, out)
+        draw_figure(figure, out)
     versions = next(iter(runs.values())).info["versions"]
-    told = [{**vars_of(claim), "verdict": verdict(claim.answers)} for claim in claims(study)]
-    result = {"command": "python benchmarks/study.py", "versions": versions, "claims": told, "pieces": found}
+    summaries = [{**vars_of(claim), "verdict": verdict(claim.answers)} for claim in claims(study)]
+    result = {
+        "command": "python benchmarks/study.py",
+        "versions": versions,
+        "claims": summaries,
+        "effects": effects(study),
+        "gates": gates(study),
+        "pieces": results,
+    }
     (out / "study.json").write_text(json.dumps(result) + "\n")
     (out / "study.md").write_text(text + "\n")
     return text
 
 
 def vars_of(claim: Claim) -> dict[str, Any]:
-    """A claim as plain values."""
+    """Return a claim as plain values."""
     return {"claim": claim.text, "pool": claim.pool, "measured": claim.measured}
 
 

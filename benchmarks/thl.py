@@ -43,7 +43,7 @@ ANCHORS = ("span", "word", "char", "paper")
 
 
 def check(*arguments: str | Path) -> dict[str, Any]:
-    """The JSON of one `mutualrl thl-check`."""
+    """Return the JSON of one `mutualrl thl-check`."""
     command = [sys.executable, "-m", "mutualrl", "thl-check", *map(str, arguments), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 3):
@@ -53,18 +53,18 @@ def check(*arguments: str | Path) -> dict[str, Any]:
 
 
 def write_rows(path: Path, texts: list[str]) -> Path:
-    """Texts as JSON Lines."""
+    """Return texts as JSON Lines."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
 
 def fields(path: Path, field: str) -> list[str]:
-    """One text field of every row of a JSON Lines file."""
+    """Return one text field of every row of a JSON Lines file."""
     return [json.loads(line)[field] for line in path.read_text("utf-8").splitlines()]
 
 
 def resplit(ids: list[int], tokenizer: Any, chance: float, rng: random.Random) -> list[int]:
-    """The same text with some tokens split in two, as a sampler sometimes emits it."""
+    """Return the same text with some tokens split in two, as a sampler sometimes emits it."""
     vocabulary = tokenizer.get_vocab()
     result: list[int] = []
     for token in ids:
@@ -78,7 +78,8 @@ def resplit(ids: list[int], tokenizer: Any, chance: float, rng: random.Random) -
 
 
 def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, Any]]:
-    """One model's responses, as sampled and re-split, aligned to the canonical tokens; the truth is its own log-probs.
+    """Return one model's responses, as sampled and re-split, aligned to the canonical tokens; the truth is its own
+    log-probs.
 
     `changed`: share of the target tokens that are not 1:1. `mae`: of a token's value, in nats, over all and over those.
     """
@@ -113,9 +114,15 @@ def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, An
             errors, moved, ratios = [], [], []
             for (_, ids, text, target_ids), trace, own in zip(cases, given, truth, strict=True):
                 aligned = align_logprobs(
-                    text, ids, trace, tokenizer, tokenizer, target_ids=target_ids, anchor=anchor,  # type: ignore[arg-type]
+                    text,
+                    ids,
+                    trace,
+                    tokenizer,
+                    tokenizer,
+                    target_ids=target_ids,
+                    anchor=anchor,  # type: ignore[arg-type]
                     source_eos_ids=engine.eos_token_ids,
-                )  # fmt: skip
+                )
                 span = align_logprobs(text, ids, trace, tokenizer, tokenizer, target_ids=target_ids)
                 single = np.zeros(len(target_ids), dtype=bool)
                 for group_ in span.groups:
@@ -137,7 +144,7 @@ def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, An
 
 
 def truth_table(rows: list[dict[str, Any]]) -> str:
-    """Word against span, where the truth is known."""
+    """Return word against span, where the truth is known."""
     names = " | ".join(f"{anchor}: MAE, nats | outside [0.8, 1.2] (%)" for anchor in ANCHORS)
     lines = [
         "**Where the truth is known: a model's responses re-split, aligned to its canonical tokens**",
@@ -156,7 +163,7 @@ def truth_table(rows: list[dict[str, Any]]) -> str:
 
 
 def drift_table(results: list[dict[str, Any]]) -> str:
-    """The drift of the paper's map on MATH solutions."""
+    """Return the drift of the paper's map on MATH solutions."""
     lines = [
         "**MATH solutions: tokens put on a word that they do not touch, source / target (%)**",
         "",
@@ -165,9 +172,9 @@ def drift_table(results: list[dict[str, Any]]) -> str:
     ]
     for result in results:
         for pair in result["pairs"]:
-            found = pair["tokenizers"]
+            value = pair["tokenizers"]
             cells = [
-                " / ".join(f"{100 * found[side][name]:.2f}" for side in ("source", "target"))
+                " / ".join(f"{100 * value[side][name]:.2f}" for side in ("source", "target"))
                 for name in ("paper_drift", "paper_cut", "word_drift")
             ]
             lines.append(f"| {pair['source']} → {pair['target']} | " + " | ".join(cells) + " |")
@@ -183,7 +190,7 @@ def main() -> None:
     data = given.data
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     limit = [] if given.limit is None else ["--limit", str(given.limit)]
-    from mutualrl.diagnostics.thl.tables import markdown
+    from mutualrl.diagnostics.thl.thl_tables import markdown
 
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
@@ -199,11 +206,17 @@ def main() -> None:
             scripts.append(check(*pair, "--text", scripts_file, "--suite", "scripts"))
         drift = [
             check(
-                "--source", data / "tokenizers" / a, "--target", data / "tokenizers" / b,
-                "--text", math_file, "--suite", "tokenizers",
+                "--source",
+                data / "tokenizers" / a,
+                "--target",
+                data / "tokenizers" / b,
+                "--text",
+                math_file,
+                "--suite",
+                "tokenizers",
             )
             for a, b in TOKENIZER_PAIRS
-        ]  # fmt: skip
+        ]
     openings = [" ".join(text.split()[:8]) for text in fields(wiki, "text") if len(text.split()) > 30]
     prompts = random.Random(0).sample(openings, given.limit or 128)
     truth = [row for model in MODELS for row in known_truth(data / "models" / model, prompts, 0)]
@@ -211,11 +224,13 @@ def main() -> None:
     several = [{k: v for k, v in pair.items() if k != "tokenizers"} for result in scripts for pair in result["pairs"]]
     parts = [
         "On WikiText-2:\n\n" + markdown({"pairs": pairs}),
-        "On sentences in several scripts:\n\n" + markdown({"pairs": [p | {"tokenizers": {}} for p in several]})
-        .partition("\n\n**scripts")[2].join(["**scripts", ""]),
+        "On sentences in several scripts:\n\n"
+        + markdown({"pairs": [p | {"tokenizers": {}} for p in several]})
+        .partition("\n\n**scripts")[2]
+        .join(["**scripts", ""]),
         drift_table(drift),
         truth_table(truth),
-    ]  # fmt: skip
+    ]
     text = "\n\n".join(parts)
     for pair in pairs + several:
         for suite in ("ratio", "sequence"):

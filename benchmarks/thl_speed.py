@@ -1,4 +1,4 @@
-"""What an alignment costs, against encoding the texts, the paper's algorithm, and TRL GOLD's byte-offset grouping.
+"""Cost of an alignment, against encoding the texts, the paper's algorithm, and TRL GOLD's byte-offset grouping.
 
     python benchmarks/thl_speed.py --data DIR     # about two minutes; DIR holds tokenizers/ and math/math500.jsonl
 
@@ -29,14 +29,15 @@ LENGTHS = [1024 * 2**k for k in range(6)]  # source tokens, up to 32k
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Wall time of one call."""
+    """Return wall time of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def gold_offsets(ids: list[int], tokenizer: Any) -> list[tuple[int, int]]:
-    """Byte offsets as TRL's GOLD trainer works them out for sampled ids (`_maybe_add_completion_byte_offsets`)."""
+    """Return byte offsets as TRL's GOLD trainer works them out for sampled ids
+    (`_maybe_add_completion_byte_offsets`)."""
     from trl.experimental.utils import piece_byte_len
 
     offsets, place = [], 0
@@ -48,11 +49,11 @@ def gold_offsets(ids: list[int], tokenizer: Any) -> list[tuple[int, int]]:
 
 
 def compare(texts: list[str], source: Any, target: Any, repeats: int) -> dict[str, list[float]]:
-    """Seconds a text for each piece of work, in alternating repeats."""
+    """Return seconds a text for each piece of work, in alternating repeats."""
     from trl.experimental.gold.gold_trainer import ULDLoss
 
     from mutualrl.thl import align_batch, align_logprobs
-    from mutualrl.thl.offsets import place
+    from mutualrl.thl.offsets import place_tokens
     from mutualrl.thl.table import table_of
     from mutualrl.thl.units import span_units
 
@@ -66,7 +67,11 @@ def compare(texts: list[str], source: Any, target: Any, repeats: int) -> dict[st
 
     def placed(i: list[int], j: list[int], text: str) -> Any:
         data = text.encode()
-        return place(tables[0].check(i), tables[0], data), place(tables[1].check(j), tables[1], data), len(data)
+        return (
+            place_tokens(tables[0].check(i), tables[0], data),
+            place_tokens(tables[1].check(j), tables[1], data),
+            len(data),
+        )
 
     def align(anchor: str, ids: Any = None) -> Callable[[], Any]:
         return lambda: [
@@ -93,15 +98,15 @@ def compare(texts: list[str], source: Any, target: Any, repeats: int) -> dict[st
         "GOLD from offsets": lambda: [group(*pair) for pair in offsets],
         "ours from offsets": lambda: [span_units(*pair) for pair in places],
     }
-    found: dict[str, list[float]] = {name: [] for name in work}
+    results: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(repeats):
         for name, run in work.items():
-            found[name].append(seconds(run) / len(texts))
-    return found
+            results[name].append(seconds(run) / len(texts))
+    return results
 
 
 def by_length(texts: list[str], source: Any, target: Any, repeats: int) -> list[dict[str, float]]:
-    """Median seconds of one alignment by the number of source tokens."""
+    """Return median seconds of one alignment by the number of source tokens."""
     from mutualrl.thl import align_logprobs, decode_completion
 
     whole = "\n\n".join(texts)
@@ -125,7 +130,7 @@ def by_length(texts: list[str], source: Any, target: Any, repeats: int) -> list[
 
 
 def tables(data: Path) -> list[dict[str, Any]]:
-    """Size and making of each tokenizer's offset table."""
+    """Return size and making of each tokenizer's offset table."""
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.thl.table import table_of
 
@@ -142,15 +147,16 @@ def tables(data: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown(found: dict[str, list[float]], made: list[dict[str, Any]], lengths: list[dict[str, float]]) -> str:
-    """The tables of the note."""
-    median = {name: statistics.median(values) for name, values in found.items()}
+def markdown(results: dict[str, list[float]], created: list[dict[str, Any]], lengths: list[dict[str, float]]) -> str:
+    """Return the tables of the note."""
+    median = {name: statistics.median(values) for name, values in results.items()}
     lines = ["| work, a text | microseconds (median) | of encoding | of the paper's |", "|---|---|---|---|"]
     for name, value in median.items():
         lines.append(f"| {name} | {1e6 * value:.0f} | {value / median['encode']:.2f} | {value / median['paper']:.3f} |")
     lines += ["", "| tokenizer | vocabulary | table, MB | made in, s |", "|---|---|---|---|"]
     lines += [
-        f"| {row['tokenizer']} | {row['vocabulary']} | {row['megabytes']:.1f} | {row['seconds']:.2f} |" for row in made
+        f"| {row['tokenizer']} | {row['vocabulary']} | {row['megabytes']:.1f} | {row['seconds']:.2f} |"
+        for row in created
     ]
     lines += ["", "| source tokens | span, ms | µs a token | word, ms | µs a token |", "|---|---|---|---|---|"]
     for row in lengths:
@@ -163,7 +169,7 @@ def markdown(found: dict[str, list[float]], made: list[dict[str, Any]], lengths:
 
 
 def plot(lengths: list[dict[str, float]]) -> None:
-    """Time by length, with a line of slope one for the eye."""
+    """Plot time by length, with a line of slope one for the eye."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -193,15 +199,21 @@ def main() -> None:
 
     lines = (given.data / "math" / "math500.jsonl").read_text("utf-8").splitlines()[:TEXTS]
     texts = [json.loads(line)["solution"] for line in lines]
-    made = tables(given.data)
+    created = tables(given.data)
     source, target = (load_tokenizer(str(given.data / "tokenizers" / name)) for name in (SOURCE, TARGET))
-    found = compare(texts, source, target, given.repeats)
+    value = compare(texts, source, target, given.repeats)
     lengths = by_length(texts, source, target, 4 * given.repeats)
-    text = markdown(found, made, lengths)
+    text = markdown(value, created, lengths)
     result = {
-        "command": COMMAND, "source": SOURCE, "target": TARGET, "texts": TEXTS, "repeats": given.repeats,
-        "seconds_a_text": found, "tables": made, "by_length": lengths,
-    }  # fmt: skip
+        "command": COMMAND,
+        "source": SOURCE,
+        "target": TARGET,
+        "texts": TEXTS,
+        "repeats": given.repeats,
+        "seconds_a_text": value,
+        "tables": created,
+        "by_length": lengths,
+    }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "thl_speed.json").write_text(json.dumps(result, indent=1) + "\n")
     (RESULTS / "thl_speed.md").write_text(text + "\n")

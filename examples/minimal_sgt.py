@@ -1,4 +1,4 @@
-"""A whole mutual run in one file: two policies, two tokenizers, plain TRL, Success-Gated Transfer (SGT).
+"""Whole mutual run in one file: two policies, two tokenizers, plain TRL, Success-Gated Transfer (SGT).
 
     python examples/minimal_sgt.py                 # both policies, 60 steps, about a minute on two CPU cores
     python examples/minimal_sgt.py --weight 0      # the control: the same run, where nothing is learnt from the peer
@@ -48,7 +48,7 @@ SGT = get_regime("sgt")
 
 
 class SharedReward:
-    """A reward function for TRL that verifies completions, and shares them with the peer on the way."""
+    """Reward function for TRL that verifies completions, and shares them with the peer on the way."""
 
     __name__ = "boxed"
 

@@ -1,4 +1,4 @@
-"""A regime of one's own: the shortest success of any peer, with a weight that falls from round to round.
+"""Regime of one's own: the shortest success of any peer, with a weight that falls from round to round.
 
 mutualrl regimes check examples/own_regime.py:SPEC
 mutualrl train --regime examples/own_regime.py:SPEC --pool tiny --set regime.weight=0.2
@@ -6,7 +6,7 @@ mutualrl train --regime examples/own_regime.py:SPEC --pool tiny --set regime.wei
 
 from pydantic import Field
 
-from mutualrl.regimes import ExtraRow, Metric, Plan, PublishSchema, RegimeSettings, RegimeSpec, RoundView, Source
+from mutualrl.regimes import ExtraRow, Metric, Plan, PublishSchema, RegimeSettings, RegimeSpec, RoundView, RowSource
 
 
 class Settings(RegimeSettings):
@@ -27,7 +27,7 @@ def plan(view: RoundView, settings: Settings) -> Plan:
             ids = view.transfer.to_learner_ids(text, ended[row])  # THL: None when the learner cannot encode it
             best = shortest.get(prompts[row])
             if ids is not None and (best is None or len(ids) < len(best.token_ids)):
-                source = Source(name, rollouts[row], view.round)
+                source = RowSource(name, rollouts[row], view.round)
                 shortest[prompts[row]] = ExtraRow(prompts[row], source, ids, "nll", weight=weight, text=text)
     rows = tuple(shortest[prompt_id] for prompt_id in sorted(shortest))
     metrics = {"shortest/rows": float(len(rows)), "shortest/weight": weight}

@@ -1,4 +1,4 @@
-"""A task of one's own: sums and products of two numbers, made from a seed, scored by the boxed answer.
+"""Task of one's own: sums and products of two numbers, made from a seed, scored by the boxed answer.
 
 mutualrl train --regime sgt --pool tiny --task examples/own_task.py:TASK
 """

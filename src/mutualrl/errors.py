@@ -1,4 +1,4 @@
-"""The one exception tree. Every class has a `kind` (a closed vocabulary for `--json`) and an exit code.
+"""One exception tree. Every class has a `kind` (a closed vocabulary for `--json`) and an exit code.
 
 Exit codes: 0 ok, 1 the run failed, 2 usage or recipe, 3 a gate was not met, 4 environment,
 5 a peer was lost, 6 the exchange is damaged, 130 interrupted.
@@ -15,7 +15,7 @@ class MutualRLError(Exception):
 
 
 class UsageError(MutualRLError, ValueError):
-    """A command, flag or argument that cannot be carried out as given."""
+    """Command, flag or argument that cannot be carried out as given."""
 
     kind = "usage"
     exit_code = 2
@@ -33,31 +33,31 @@ class RecipeError(UsageError):
 
 
 class DataError(UsageError):
-    """A data file is missing, empty, or has a row that does not fit its task."""
+    """Data file is missing, empty, or has a row that does not fit its task."""
 
     kind = "data"
 
 
 class RewardError(MutualRLError, RuntimeError):
-    """A reward function raised, or returned what is not one number (or None) for each completion."""
+    """Reward function raised, or returned what is not one number (or None) for each completion."""
 
     kind = "reward"
 
 
 class RegimeError(UsageError):
-    """A regime that cannot be loaded, or a plan of one that cannot be carried out."""
+    """Regime that cannot be loaded, or a plan of one that cannot be carried out."""
 
     kind = "regime"
 
 
 class TaskError(UsageError):
-    """A task that cannot be loaded."""
+    """Task that cannot be loaded."""
 
     kind = "task"
 
 
 class RunDirectoryError(UsageError):
-    """The run directory cannot be used: already taken, or not writable."""
+    """Run directory cannot be used: already taken, or not writable."""
 
     kind = "run-directory"
 
@@ -70,32 +70,32 @@ class MachineError(MutualRLError, RuntimeError):
 
 
 class DiskError(MachineError):
-    """A file could not be written: no space, a read-only or failing disk, too many open files. Nothing that was
+    """File could not be written: no space, a read-only or failing disk, too many open files. Nothing that was
     complete is lost; the message has the path."""
 
     kind = "disk"
 
 
 class ModelError(MachineError):
-    """A model or tokenizer could not be loaded."""
+    """Model or tokenizer could not be loaded."""
 
     kind = "model"
 
 
 class TokenizerError(ModelError):
-    """A tokenizer that THL cannot work with: slow, or with a decoder whose bytes it does not know."""
+    """Tokenizer that THL cannot work with: slow, or with a decoder whose bytes it does not know."""
 
     kind = "tokenizer"
 
 
 class AlignmentError(UsageError):
-    """A trace cannot be aligned; the subclasses say why. Nothing is ever shifted to make it fit."""
+    """Trace cannot be aligned; the subclasses say why. Nothing is ever shifted to make it fit."""
 
     kind = "alignment"
 
 
 class TokenError(AlignmentError):
-    """An id that is no token of the tokenizer."""
+    """Id that is no token of the tokenizer."""
 
     kind = "token"
 
@@ -113,64 +113,64 @@ class TextMismatchError(AlignmentError):
 
 
 class PeerLostError(MutualRLError, RuntimeError):
-    """A policy of the pool died or fell silent for longer than the peer timeout."""
+    """Policy of the pool died or fell silent for longer than the peer timeout."""
 
     kind = "peer-lost"
     exit_code = 5
 
 
 class WaitTimeoutError(PeerLostError, TimeoutError):
-    """A peer is alive but did not publish a round before the deadline."""
+    """Peer is alive but did not publish a round before the deadline."""
 
     kind = "wait-timeout"
 
 
 class ExchangeDamagedError(MutualRLError, OSError):
-    """A shard of the exchange does not match its commit marker, or cannot be parsed."""
+    """Shard of the exchange does not match its commit marker, or cannot be parsed."""
 
     kind = "exchange-damaged"
     exit_code = 6
 
 
 class FileDamagedError(MutualRLError, ValueError):
-    """A small file of a run is not what was written: cut, changed, or no JSON."""
+    """Small file of a run is not what was written: cut, changed, or no JSON."""
 
     kind = "damaged"
     exit_code = 6
 
 
 class CheckpointDamagedError(MutualRLError, OSError):
-    """A checkpoint does not match its marker. It is never loaded."""
+    """Checkpoint does not match its marker. It is never loaded."""
 
     kind = "checkpoint-damaged"
     exit_code = 6
 
 
 class FencedError(MutualRLError, RuntimeError):
-    """A newer attempt of the same policy has started, or has published this round; this one must stop."""
+    """Newer attempt of the same policy has started, or has published this round; this one must stop."""
 
     kind = "fenced"
 
 
 class PlanMismatchError(MutualRLError, RuntimeError):
-    """A policy's batch plan differs from the run's: it would compare rollouts of other prompts."""
+    """Policy's batch plan differs from the run's: it would compare rollouts of other prompts."""
 
     kind = "plan-mismatch"
 
 
 class RunInterruptedError(MutualRLError):
-    """The user or the system asked the run to stop (SIGINT, SIGTERM)."""
+    """User or the system asked the run to stop (SIGINT, SIGTERM)."""
 
     kind = "interrupted"
     exit_code = 130
 
 
 class RoundAbortedError(RunInterruptedError):
-    """A round was left while it waited for the peers: the policy is as it was after its last step."""
+    """Round was left while it waited for the peers: the policy is as it was after its last step."""
 
 
 def exit_code_of(kind: str) -> int | None:
-    """Exit code of an error kind, or None when the kind is not one of ours."""
+    """Return the exit code of an error kind, or None when the kind is not one of ours."""
     pending = [MutualRLError]
     while pending:
         cls = pending.pop()

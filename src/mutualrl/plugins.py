@@ -1,4 +1,4 @@
-"""The user's own code by import path: `package.module:NAME` or `path/to/file.py:NAME`.
+"""User's own code by import path: `package.module:NAME` or `path/to/file.py:NAME`.
 
 Loading a module runs it, as any import does: such a path is only ever taken from what the user typed, or from the
 recipe of a run that the user trains, resumes or evaluates.
@@ -58,8 +58,8 @@ def source_digest(path: str) -> str:
     assert match is not None, path
     if match["module"].endswith(".py"):
         return hashlib.sha256(Path(match["module"]).read_bytes()).hexdigest()
-    found = importlib.util.find_spec(match["module"])
-    origin = None if found is None else found.origin
+    module = importlib.util.find_spec(match["module"])
+    origin = None if module is None else module.origin
     return "" if origin is None else hashlib.sha256(Path(origin).read_bytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The nouns of the system, and the one legend of shape suffixes.
+"""Nouns of the system, and the one legend of shape suffixes.
 
 Shape suffixes, used for arrays and ragged lists alike:
 `_M` policies of the pool, `_P` prompts of a round, `_G` rollouts of a group (one prompt, one policy),
@@ -20,7 +20,7 @@ class Prompt:
 
     `messages`: (role, content) pairs where the problem is a conversation; `text` then holds their contents. `columns`:
     what else its row of data has, for the reward function. `facets`: further names that results are broken down by (the
-    level of a problem). `solution`: a right completion, where the data have one.
+    level of a problem). `solution`: a correct completion, where the data have one.
     """
 
     id: str
@@ -34,12 +34,12 @@ class Prompt:
 
     @property
     def content(self) -> str | list[dict[str, str]]:
-        """The text, or the conversation in TRL's form."""
+        """Return the text, or the conversation in TRL's form."""
         return [{"role": role, "content": text} for role, text in self.messages] or self.text
 
 
 def prompt_id(task: str, split: str, row: str | int, text: str) -> str:
-    """Stable id of a prompt: task, split, row id and a hash of its text."""
+    """Return stable id of a prompt: task, split, row id and a hash of its text."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"{task}/{split}/{row}/{digest}"
 
@@ -73,7 +73,7 @@ OPTIONAL_FIELDS = frozenset({"prompt", "text", "advantage", "token_ids", "logpro
 
 @dataclass(frozen=True, slots=True)
 class PublishSchema:
-    """Which optional fields of its rollouts a policy publishes. Made once per run.
+    """Optional fields of its rollouts that a policy publishes. Made once per run.
 
     `text_above`: with `text` published, only rollouts rewarded above this have their text published. `traced`: somebody
     reads the behaviour log-probs, so that a forward pass for them is due where the sampler gave none.

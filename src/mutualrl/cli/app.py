@@ -1,4 +1,4 @@
-"""The command line. Each subcommand is a thin module; torch is imported only inside the one that needs it."""
+"""Command line. Each subcommand is a thin module; torch is imported only inside the one that needs it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ _ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 
 
 class Commands(TyperGroup):
-    """The commands. With `--json` a flag that cannot be parsed is one JSON object on stdout, as every other error
-    is."""
+    """Commands. With `--json` a flag that cannot be parsed is one JSON object on stdout, as every other error is."""
 
     def main(self, args: Sequence[str] | None = None, *names: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run the command line."""
@@ -89,5 +88,5 @@ def root(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     app()

@@ -1,4 +1,4 @@
-"""The diagnostics of a pool: `complementarity`, `xgrpo-check`, `sgt-check`, `channels`, `cost`."""
+"""Diagnostics of a pool: `complementarity`, `xgrpo-check`, `sgt-check`, `channels`, `cost`."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def complementarity(
 
     Example: mutualrl complementarity --pool 2qwen --task math --data math_train.jsonl --prompts 500 --samples 5
     """
-    from mutualrl.diagnostics.request import Flags, gate_sizes
+    from mutualrl.diagnostics.diagnostic_request import DiagnosticFlags, gate_sizes
     from mutualrl.errors import UsageError
 
     if success not in ("first", "any"):
         raise UsageError(f"--success {success}: expected first or any")
     gate_sizes(k, [1])
-    flags = Flags(
+    flags = DiagnosticFlags(
         run=run,
         rollouts=tuple(rollouts or ()),
         pool=pool,
@@ -129,9 +129,9 @@ def xgrpo_check(
     as_json: JsonFlag = False,
 ) -> None:
     """Does the pool of rewards carry structure? Pooled normalization with the true pool against a shuffled one."""
-    from mutualrl.diagnostics.request import Flags
+    from mutualrl.diagnostics.diagnostic_request import DiagnosticFlags
 
-    flags = Flags(
+    flags = DiagnosticFlags(
         run=run,
         rollouts=tuple(rollouts or ()),
         pool=pool,
@@ -150,8 +150,8 @@ def xgrpo_check(
     _diagnose("xgrpo-check", flags, plot, as_json)
 
 
-def _with_models(which: str, about: str) -> Callable[..., None]:
-    """A command that may load the models behind rollouts: these differ in name and help alone."""
+def _with_models(which: str, details: str) -> Callable[..., None]:
+    """Return a command that may load the models behind rollouts: these differ in name and help alone."""
 
     def command(
         run: Run = None,
@@ -174,9 +174,9 @@ def _with_models(which: str, about: str) -> Callable[..., None]:
         trust_remote_code: TrustRemoteCode = False,
         as_json: JsonFlag = False,
     ) -> None:
-        from mutualrl.diagnostics.request import Flags
+        from mutualrl.diagnostics.diagnostic_request import DiagnosticFlags
 
-        flags = Flags(
+        flags = DiagnosticFlags(
             run=run,
             rollouts=tuple(rollouts or ()),
             pool=pool,
@@ -197,7 +197,7 @@ def _with_models(which: str, about: str) -> Callable[..., None]:
         )
         _diagnose(which, flags, plot, as_json)
 
-    command.__doc__ = about
+    command.__doc__ = details
     return reports_errors(command)
 
 
@@ -212,9 +212,9 @@ cost = _with_models("cost", "What would each regime add to a round, in response 
 def _diagnose(
     which: str, flags: object, plot: Path | None, as_json: bool, *, success: str = "first", gates: str | None = None
 ) -> None:
-    from mutualrl.diagnostics.request import DiagnosticRequest, Flags
+    from mutualrl.diagnostics.diagnostic_request import DiagnosticFlags, DiagnosticRequest
 
-    assert isinstance(flags, Flags)
+    assert isinstance(flags, DiagnosticFlags)
     if flags.engine is not None:
         from mutualrl.engines.choice import check_engine
 
@@ -225,8 +225,8 @@ def _diagnose(
         from mutualrl.console.plots import directory_for
 
         directory = directory_for(plot)
-    from mutualrl.diagnostics.run import diagnose
-    from mutualrl.diagnostics.tables import MARKDOWN
+    from mutualrl.diagnostics.diagnose import diagnose
+    from mutualrl.diagnostics.diagnostic_tables import MARKDOWN
 
     result = diagnose(which, request, prose(), success=success, gates=gates)
     if directory is not None:

@@ -47,8 +47,8 @@ def distill(
     check_engine(engine)
     settings = settings_of(start, seed, assignments or [])
 
-    from mutualrl.distillation.run import distill as carry_out
-    from mutualrl.distillation.run import markdown
+    from mutualrl.distillation.distill import distill as carry_out
+    from mutualrl.distillation.distill import markdown
 
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed, which TRL imports, would log onto the result
         result = carry_out(runs, beside or [], out, settings, engine, prose())

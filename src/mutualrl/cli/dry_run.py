@@ -1,4 +1,4 @@
-"""What `mutualrl train --dry-run` shows: the resolved recipe, and where each policy would run."""
+"""`mutualrl train --dry-run`: the resolved recipe, and where each policy would run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mutualrl.errors import DataError, MutualRLError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import lacking
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.memory import Estimate, estimate_seat, in_words
+from mutualrl.mwra.memory import Estimate, estimate_allocation, in_words
 from mutualrl.mwra.placement import Placement, place
-from mutualrl.mwra.session import Launch, counted
+from mutualrl.mwra.session import Launch, counted, stored
 from mutualrl.recipes import Recipe, dump
-from mutualrl.recipes.agreement import load_prompts
+from mutualrl.recipes.agreement import load_recipe_prompts
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
@@ -41,7 +41,9 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     as_numbers: dict[str, dict[str, object]] = {}
     for where, placement in planned.items():
         if not isinstance(placement, str):
-            estimates = {seat.policy: estimate_seat(recipe, seat) for seat in placement.seats}
+            estimates = {
+                allocation.policy: estimate_allocation(recipe, allocation) for allocation in placement.allocations
+            }
             memory[where] = estimates
             as_numbers[where] = {policy: each and asdict(each) for policy, each in estimates.items()}
     if as_json:
@@ -63,12 +65,12 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
 
 
 def _with_steps(recipe: Recipe, planned: Iterable[Placement | str]) -> Recipe:
-    """The recipe with its epochs worked out, where its data are there; else as it is."""
-    seat = next((p.seats[0] for p in planned if isinstance(p, Placement)), None)
-    if recipe.run.epochs is None or seat is None:
+    """Return the recipe with its epochs worked out, where its data are there; else as it is."""
+    allocation = next((p.allocations[0] for p in planned if isinstance(p, Placement)), None)
+    if recipe.run.epochs is None or allocation is None:
         return recipe
     try:
-        return counted(recipe, seat.batch, len(load_prompts(recipe, "train")))
+        return counted(recipe, allocation.batch, len(load_recipe_prompts(recipe, "train")))
     except DataError:
         return recipe
 
@@ -78,30 +80,39 @@ def _a_node(launch: Launch) -> str:
 
 
 def _as_json(planned: dict[str, Placement | str]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    placements: dict[str, object] = {}
     for where, placement in planned.items():
         if isinstance(placement, str):
-            found[where] = {"problem": placement}
+            placements[where] = {"problem": placement}
         else:
-            seats = [asdict(seat) for seat in placement.seats]
-            found[where] = {"seats": seats, "notes": list(placement.notes)}
-    return found
+            allocations = [stored(allocation).to_json() for allocation in placement.allocations]
+            placements[where] = {"seats": allocations, "notes": list(placement.notes)}
+    return placements
 
 
 def _table(where: str, placement: Placement | str, memory: dict[str, Estimate | None]) -> Table | str:
     if isinstance(placement, str):
         return f"Placement on {where}: {placement}"
     table = Table(
-        "policy", "devices", "strategy", "a round", "an optimizer step", "memory a GPU", title=f"Placement on {where}",
-        title_justify="left", caption="; ".join(placement.notes) or None,
-    )  # fmt: skip
-    for seat in placement.seats:
-        plan = seat.batch
-        strategy = seat.strategy if seat.processes > 1 or seat.gpus else "one process"
+        "policy",
+        "devices",
+        "strategy",
+        "a round",
+        "an optimizer step",
+        "memory per GPU",
+        title=f"Placement on {where}",
+        title_justify="left",
+        caption="; ".join(placement.notes) or None,
+    )
+    for allocation in placement.allocations:
+        plan = allocation.batch
+        strategy = allocation.strategy if allocation.processes > 1 or allocation.gpus else "one process"
         table.add_row(
-            seat.policy, seat.devices, strategy,
+            allocation.policy,
+            allocation.devices,
+            strategy,
             f"{plan.prompts} prompts x {plan.rollouts} rollouts = {plan.optimizer_steps} step(s)",
-            f"{plan.micro_batches} x {plan.per_device} completions x {seat.processes} device(s)",
-            in_words(memory.get(seat.policy)) if seat.gpus else "-",
-        )  # fmt: skip
+            f"{plan.micro_batches} x {plan.per_device} completions x {allocation.processes} device(s)",
+            in_words(memory.get(allocation.policy)) if allocation.gpus else "-",
+        )
     return table

@@ -39,7 +39,7 @@ DataDirOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option(min=1, help="At most so many prompts a task, of every group its share.", show_default=False),
+    typer.Option(min=1, help="At most so many prompts per task, of every group its share.", show_default=False),
 ]
 MaxNewTokensOption = Annotated[
     int | None,
@@ -70,7 +70,7 @@ AnswerOption = Annotated[
 OutOption = Annotated[
     Path | None,
     typer.Option(
-        help="Keep every completion (Parquet) and the results; the same command goes on after a kill.",
+        help="Keep every completion (Parquet) and the results; the same command resumes after a kill.",
         show_default=False,
     ),
 ]
@@ -107,7 +107,7 @@ def evaluate(
     trust_remote_code: TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Evaluate models: one greedy completion a prompt, exact match of the boxed answer.
+    """Evaluate models: one greedy completion per prompt, exact match of the boxed answer.
 
     Example: mutualrl eval --model ./a --model ./b --suite math500,arc --data-dir data --out results
     """
@@ -131,11 +131,11 @@ def evaluate(
         _score(score, extra, as_json)
         return
     from mutualrl.engines.choice import check_engine
-    from mutualrl.evaluation.request import EvalRequest, Flags
+    from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
 
     check_engine(engine)
     request = EvalRequest.of(
-        Flags(
+        EvalFlags(
             run=run,
             models=tuple(model or ()),
             pool=pool,
@@ -155,8 +155,8 @@ def evaluate(
             trust_remote_code=trust_remote_code,
         )
     )
-    from mutualrl.evaluation.run import evaluate_models
-    from mutualrl.evaluation.tables import markdown
+    from mutualrl.evaluation.eval_tables import markdown
+    from mutualrl.evaluation.evaluate import evaluate_models
 
     results = evaluate_models(request, prose(), out)
     if as_json:

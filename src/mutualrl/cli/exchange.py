@@ -1,4 +1,4 @@
-"""`mutualrl exchange`: what lies in a run's exchange, whether it is whole, one file of it, and room."""
+"""`mutualrl exchange`: list, verify, export and prune a run's exchange."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen
 
 if TYPE_CHECKING:
-    from mutualrl.see.survey import PolicySurvey
+    from mutualrl.see.inspection import PolicyInspection
     from mutualrl.storage.rundir import RunDirectory
 
 exchange = typer.Typer(help="Look into the exchange of a run: its rounds, their bytes, damage.", no_args_is_help=True)
@@ -24,11 +24,11 @@ RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_d
 @reports_errors
 def ls(run: RunArgument, as_json: JsonFlag = False) -> None:
     """Rounds, records and bytes of every policy, and gaps between rounds. Looks at the commit markers alone."""
-    found = _surveys(_open(run), verify=False)
+    inspections = _surveys(_open(run), verify=False)
     if as_json:
-        emit({"policies": [s.to_json() for s in found]})
+        emit({"policies": [s.to_json() for s in inspections]})
         return
-    _show(found)
+    _show(inspections)
 
 
 @exchange.command("verify")
@@ -38,15 +38,15 @@ def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
     from mutualrl.errors import ExchangeDamagedError
 
     directory = _open(run)
-    found = _surveys(directory, verify=True)
-    damaged = [line for s in found for line in s.damaged]
-    damaged += [f"policy {s.policy}: round {gap} is missing between others" for s in found for gap in s.gaps]
-    damaged += _missing_rounds(directory, found)
+    inspections = _surveys(directory, verify=True)
+    damaged = [line for s in inspections for line in s.damaged]
+    damaged += [f"policy {s.policy}: round {gap} is missing between others" for s in inspections for gap in s.gaps]
+    damaged += _missing_rounds(directory, inspections)
     damaged += _damaged_checkpoints(directory)
     if as_json:
-        emit({"whole": not damaged, "damaged": damaged, "policies": [s.to_json() for s in found]})
+        emit({"whole": not damaged, "damaged": damaged, "policies": [s.to_json() for s in inspections]})
     else:
-        _show(found)
+        _show(inspections)
     if damaged:
         for line in damaged:
             prose().print(f"damaged: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -67,15 +67,15 @@ def export(
 ) -> None:
     """Write all records into one Parquet or JSONL file, which `datasets`, pandas and DuckDB load."""
     from mutualrl.errors import UsageError
-    from mutualrl.see.survey import export as write
-    from mutualrl.see.survey import writers
+    from mutualrl.see.inspection import export as write
+    from mutualrl.see.inspection import writers
     from mutualrl.storage.files import user_path
 
     directory, target = _open(run), user_path(out)
     if target.suffix not in (".parquet", ".jsonl"):
         raise UsageError(f"--out {out}: expected a name that ends in .parquet or .jsonl")
     if target.exists():
-        raise UsageError(f"--out {out}: it is there already; name another file, or remove it")
+        raise UsageError(f"--out {out}: the file already exists; name another, or remove it")
     if not target.parent.is_dir():
         raise UsageError(f"--out {out}: there is no directory {target.parent}")
     known = writers(directory.exchange)
@@ -104,8 +104,8 @@ def gc(
     """Delete rounds that nobody can need any more: older than what the oldest kept checkpoint of any policy may
     read."""
     from mutualrl.recipes import load
-    from mutualrl.see.retention import collect
-    from mutualrl.see.survey import writers
+    from mutualrl.see.inspection import writers
+    from mutualrl.see.retention import prune_rounds
     from mutualrl.storage.checkpoints import oldest_cursor
     from mutualrl.storage.rundir import hold
 
@@ -115,7 +115,7 @@ def gc(
     gone: dict[str, Any] = {}
     with hold(directory.lock(0), str(directory.root)):
         for name in writers(directory.exchange):
-            rounds, size = collect(directory.exchange, name, needed, keep_rounds, dry_run=dry_run)
+            rounds, size = prune_rounds(directory.exchange, name, needed, keep_rounds, dry_run=dry_run)
             gone[name] = {"rounds": len(rounds), "last": rounds[-1] if rounds else None, "bytes": size}
     if as_json:
         emit({"needed_from": needed, "deleted": gone, "dry_run": dry_run})
@@ -140,15 +140,16 @@ def _open(path: Path) -> RunDirectory:
     return run
 
 
-def _surveys(run: RunDirectory, *, verify: bool) -> list[PolicySurvey]:
-    from mutualrl.see.survey import survey, writers
+def _surveys(run: RunDirectory, *, verify: bool) -> list[PolicyInspection]:
+    from mutualrl.see.inspection import inspect_policy, writers
 
     run_id = run.info().run_id
-    return [survey(run.exchange, run_id, policy, verify=verify) for policy in writers(run.exchange)]
+    return [inspect_policy(run.exchange, run_id, policy, verify=verify) for policy in writers(run.exchange)]
 
 
-def _missing_rounds(run: RunDirectory, found: list[PolicySurvey]) -> list[str]:
-    """Rounds that a policy's checkpoints say it published, that some policy may still read, and that are not there."""
+def _missing_rounds(run: RunDirectory, inspections: list[PolicyInspection]) -> list[str]:
+    """Return rounds that a policy's checkpoints say it published, that some policy may still read, and that are not
+    there."""
     from mutualrl.recipes import load
     from mutualrl.regimes.info import RegimeInfo
     from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
@@ -158,7 +159,7 @@ def _missing_rounds(run: RunDirectory, found: list[PolicySurvey]) -> list[str]:
         return []  # nothing is published
     stores = {p.name: run.policy(p.name).root for p in recipe.policies}
     needed, lines = oldest_cursor(list(stores.values())), []
-    rounds = {s.policy: set(s.rounds) for s in found}
+    rounds = {s.policy: set(s.rounds) for s in inspections}
     for name, root in stores.items():
         missing = sorted(set(range(needed, Checkpoints(root).newest_cursor())) - rounds.get(name, set()))
         if missing:
@@ -184,12 +185,12 @@ def _damaged_checkpoints(run: RunDirectory) -> list[str]:
     return lines
 
 
-def _show(found: list[PolicySurvey]) -> None:
+def _show(inspections: list[PolicyInspection]) -> None:
     from mutualrl.console.display import cell
 
     table = Table("policy", "rounds", "records", "bytes", "gaps", "uncommitted parts")
-    for s in found:
+    for s in inspections:
         span = f"{s.rounds[0]}-{s.rounds[-1]}" if s.rounds else "none"
         gaps = ", ".join(map(str, s.gaps[:8])) + ("..." if len(s.gaps) > 8 else "") or "-"
-        table.add_row(cell(s.policy), span, f"{s.rows:,}", f"{s.bytes:,}", gaps, str(len(s.stray)))
+        table.add_row(cell(s.policy), span, f"{s.rows:,}", f"{s.bytes:,}", gaps, str(len(s.orphaned)))
     screen().print(table)

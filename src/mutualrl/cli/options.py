@@ -6,5 +6,5 @@ from typing import Annotated
 
 import typer
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]

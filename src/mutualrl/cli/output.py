@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, prose on stderr, errors in one form with their exit code."""
+"""Output of the commands: results on stdout, prose on stderr, errors in one form with their exit code."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ P = ParamSpec("P")
 
 
 def prose() -> Console:
-    """The console for people: stderr. A name such as `:x:` is no picture."""
+    """Return the console for people: stderr. A name such as `:x:` is no picture."""
     return Console(stderr=True, emoji=False)
 
 
 def screen() -> Console:
-    """The console for results that are tables: stdout."""
+    """Return the console for results that are tables: stdout."""
     return Console(emoji=False)
 
 
 def emit(value: Mapping[str, object]) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     text = json.dumps(value, allow_nan=False) + "\n"  # ASCII: whatever a file held, any terminal and pipe takes it
     if sys.stdout is not None:  # closed by the caller
         sys.stdout.write(text)
@@ -54,7 +54,7 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             if not is_machine_failure(error):
                 raise  # a bug of ours, with its traceback
             where = f": {error.filename}" if error.filename else ""
-            problem = MachineError(f"the system refused: {error.strerror or error}{where}")
+            problem = MachineError(f"OS error: {error.strerror or error}{where}")
             _fail(problem, as_json=bool(kwargs.get("as_json")))
 
     return wrapped

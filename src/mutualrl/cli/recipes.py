@@ -20,15 +20,16 @@ def _headline(text: str) -> str:
 
 
 def _known(name: str) -> list[tuple[str, str, Path]]:
-    """What ships under a name (`sgt`, or `paper/2qwen-sgt` with its kind). Raises UsageError naming all there is."""
+    """Return what ships under a name (`sgt`, or `paper/2qwen-sgt` with its kind). Raises UsageError naming all there
+    is."""
     from mutualrl.errors import UsageError
     from mutualrl.recipes import shipped, templates
 
-    every = [*shipped(), *templates()]
-    found = [entry for entry in every if name in (entry[1], f"{entry[0]}/{entry[1]}")]
-    if not found:
-        raise UsageError(f"no recipe {name!r}; there are: {', '.join(sorted(f'{kind}/{n}' for kind, n, _ in every))}")
-    return found
+    known = [*shipped(), *templates()]
+    matches = [entry for entry in known if name in (entry[1], f"{entry[0]}/{entry[1]}")]
+    if not matches:
+        raise UsageError(f"no recipe {name!r}; there are: {', '.join(sorted(f'{kind}/{n}' for kind, n, _ in known))}")
+    return matches
 
 
 @recipes.command("ls")
@@ -42,8 +43,8 @@ def ls(as_json: JsonFlag = False) -> None:
         emit({"recipes": [{"kind": k, "name": n, "path": str(p), "about": a} for k, n, p, a in rows]})
         return
     table = Table("kind", "name", "about")
-    for kind, name, _, about in rows:
-        table.add_row(kind, name, about)
+    for kind, name, _, description in rows:
+        table.add_row(kind, name, description)
     screen().print(table)
 
 
@@ -56,18 +57,18 @@ def show(
     """Print a recipe as it ships."""
     from mutualrl.recipes.yaml_file import read
 
-    found = _known(name)
+    matches = _known(name)
     if as_json:
-        contents = [read(path) if path.suffix == ".yaml" else path.read_text("utf-8") for _, _, path in found]
+        contents = [read(path) if path.suffix == ".yaml" else path.read_text("utf-8") for _, _, path in matches]
         emit(
             {
                 "recipes": [
-                    {"kind": k, "path": str(p), "content": c} for (k, _, p), c in zip(found, contents, strict=True)
+                    {"kind": k, "path": str(p), "content": c} for (k, _, p), c in zip(matches, contents, strict=True)
                 ]
             }
         )
         return
-    for _, _, path in found:
+    for _, _, path in matches:
         typer.echo(path.read_text("utf-8"), nl=False)
 
 
@@ -82,14 +83,14 @@ def cp(
     from mutualrl.errors import UsageError
     from mutualrl.storage.files import user_path
 
-    found = _known(name)
-    if len(found) > 1:
-        raise UsageError(f"{name!r} is the name of several: {', '.join(f'{k}/{n}' for k, n, _ in found)}; name one")
-    source = found[0][2]
+    matches = _known(name)
+    if len(matches) > 1:
+        raise UsageError(f"{name!r} is the name of several: {', '.join(f'{k}/{n}' for k, n, _ in matches)}; name one")
+    source = matches[0][2]
     path = user_path(target)
     path = path / source.name if path.is_dir() else path
     if path.exists():
-        raise UsageError(f"{path} is there already; name another file, or remove it")
+        raise UsageError(f"{path} already exists; name another file, or remove it")
     if not path.parent.is_dir():
         raise UsageError(f"there is no directory {path.parent}")
     path.write_bytes(source.read_bytes())

@@ -1,4 +1,4 @@
-"""`mutualrl regimes`: which rules of sharing there are, what each can be told, and whether one's own is sound."""
+"""`mutualrl regimes`: list the rules of sharing, show their settings, check your own."""
 
 from __future__ import annotations
 
@@ -50,8 +50,14 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     spec = get_regime(name)
     described = []
     for key, field in spec.settings.model_fields.items():
-        described.append({"setting": key, "default": spec.settings().model_dump(mode="json")[key],
-                          "type": str(field.annotation), "description": field.description or ""})  # fmt: skip
+        described.append(
+            {
+                "setting": key,
+                "default": spec.settings().model_dump(mode="json")[key],
+                "type": str(field.annotation),
+                "description": field.description or "",
+            }
+        )
     if as_json:
         emit({**RegimeInfo.of(spec).model_dump(mode="json"), "settings": described})
         return

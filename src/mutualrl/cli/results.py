@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""Table at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from mutualrl.console.display import cell, clean
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
-    """Accuracy before and after, by group, for every policy."""
+    """Print accuracy before and after, by group, for every policy."""
     console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
     shown = groups if len(groups) <= 4 else []
     table = Table(
-        "policy", "all", *map(cell, shown), "rescued pairs", "waited",
+        "policy",
+        "all",
+        *map(cell, shown),
+        "rescued pairs",
+        "waited",
         title=f"Greedy accuracy on held-out {summary['task']}, before -> after {summary['steps']} steps of "
         f"{summary['regime']} (seed {summary['seed']})",
-    )  # fmt: skip
+    )
     for name, result in summary["policies"].items():
         before, after = result["initial_validation"], result["validation"]
         cells = [f"{before['accuracy']:.2f} -> {after['accuracy']:.2f}"]

@@ -14,7 +14,7 @@ from mutualrl.cli.output import emit, prose, reports_errors, screen
 from mutualrl.console.display import cell, clean
 
 if TYPE_CHECKING:
-    from mutualrl.reporting.reading import Run
+    from mutualrl.reporting.run_reader import Run
 
 runs = typer.Typer(help="Runs: list them, watch one, push its models.", no_args_is_help=True)
 RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
@@ -28,32 +28,32 @@ def ls(
 ) -> None:
     """List the runs in a directory, the newest first, with what state each is in."""
     from mutualrl.errors import UsageError
-    from mutualrl.reporting.reading import read_run
+    from mutualrl.reporting.run_reader import read_run
     from mutualrl.storage.files import user_path
 
     root = user_path(directory)
     if not root.is_dir():
         raise UsageError(f"no directory {directory}; runs are under runs/ unless --run-dir named another place")
     paths = [root] if (root / "run.json").exists() else sorted(p.parent for p in root.glob("*/run.json"))
-    found, unreadable = [], []
+    readable, unreadable = [], []
     for path in paths:
         try:
-            found.append(read_run(path))
+            readable.append(read_run(path))
         except UsageError as error:
             unreadable.append(str(error))
-    found.sort(key=lambda run: str(run.info.get("created", "")), reverse=True)
+    readable.sort(key=lambda run: str(run.info.get("created", "")), reverse=True)
     if as_json:
-        emit({"runs": [_told(run) for run in found], "unreadable": unreadable})
+        emit({"runs": [_row(run) for run in readable], "unreadable": unreadable})
         return
     table = Table("run", "state", "regime", "pool", "seed", "step", "accuracy")
-    for run in found:
-        told = _told(run)
+    for run in readable:
+        summary = _row(run)
         curves = [
             f"{name} " + ("" if p["before"] is None else f"{p['before']:.2f} -> ") + f"{p['last']:.2f}"
-            for name, p in told["policies"].items()
+            for name, p in summary["policies"].items()
             if p["last"] is not None
         ]
-        step = min((p["step"] for p in told["policies"].values()), default=0)
+        step = min((p["step"] for p in summary["policies"].values()), default=0)
         table.add_row(
             *map(cell, (run.name, run.state, run.arm, run.pool, str(run.seed))),
             f"{step}/{run.planned_steps}",
@@ -71,12 +71,12 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
     from mutualrl.cli.results import show_summary
     from mutualrl.errors import MutualRLError
     from mutualrl.mwra.progress import Progress
-    from mutualrl.reporting.reading import read_run
+    from mutualrl.reporting.run_reader import read_run
     from mutualrl.storage.rundir import RunDirectory, holder_of
 
     read = read_run(run)
     if as_json:
-        emit({**_told(read), "notes": list(read.notes)})
+        emit({**_row(read), "notes": list(read.notes)})
         return
     directory = RunDirectory(read.root)
     if read.state == "running":
@@ -99,7 +99,7 @@ def push(
     as_json: JsonFlag = False,
 ) -> None:
     """Upload the trained models of a run, each with its card, as private repositories OWNER/RUN-POLICY."""
-    from mutualrl.reporting.reading import read_run
+    from mutualrl.reporting.run_reader import read_run
     from mutualrl.reporting.upload import push as upload
     from mutualrl.reporting.upload import require_hub
 
@@ -113,7 +113,7 @@ def push(
             typer.echo(repo)
 
 
-def _told(run: Run) -> dict[str, Any]:
+def _row(run: Run) -> dict[str, Any]:
     policies = {}
     for name, policy in run.policies.items():
         points = policy.accuracy()
@@ -123,6 +123,13 @@ def _told(run: Run) -> dict[str, Any]:
             "last": points[-1].value if points else None,
         }
     return {
-        "run": str(run.root), "state": run.state, "regime": run.arm, "pool": run.pool, "task": run.task,
-        "seed": run.seed, "steps": run.planned_steps, "policies": policies, "began": run.info.get("created"),
-    }  # fmt: skip
+        "run": str(run.root),
+        "state": run.state,
+        "regime": run.arm,
+        "pool": run.pool,
+        "task": run.task,
+        "seed": run.seed,
+        "steps": run.planned_steps,
+        "policies": policies,
+        "began": run.info.get("created"),
+    }

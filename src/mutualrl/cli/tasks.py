@@ -64,10 +64,10 @@ def show(
     if task != "dataset" and (template is not None or answer != "answer"):
         raise UsageError(f"--template and --answer are of task 'dataset'; {task!r} has a template of its own")
     source = None if data is None else Path(data_path(data))
-    whole = split == "validation" or (source is not None and source.is_file())
+    complete = split == "validation" or (source is not None and source.is_file())
     read = get_task(task).read(
-        "validation" if whole else "train",
-        TaskSource(None if whole else source, source if whole else None, seed, template, answer),
+        "validation" if complete else "train",
+        TaskSource(None if complete else source, source if complete else None, seed, template, answer),
     )
     if as_json:
         shown = read.prompts if limit is None else read.prompts[:limit]
@@ -101,8 +101,8 @@ def _print(prompts: list[Any], title: str) -> None:
 
     typer.echo(clean(title))
     for prompt in prompts:
-        about = f"{prompt.id}  group {prompt.group}  answer {prompt.answer}".replace("\n", " ")
-        typer.echo(f"\n--- {clean(about, 600)}")
+        details = f"{prompt.id}  group {prompt.group}  answer {prompt.answer}".replace("\n", " ")
+        typer.echo(f"\n--- {clean(details, 600)}")
         if isinstance(prompt.content, str):
             typer.echo(clean(prompt.text, 20_000))
         else:

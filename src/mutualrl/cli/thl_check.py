@@ -76,10 +76,10 @@ def thl_check(
     Exits with 3 when a pair is unsafe, with the reason.
     Example: mutualrl thl-check --source A --target B --suite tokenizers
     """
-    from mutualrl.diagnostics.thl.request import Flags, ThlRequest
+    from mutualrl.diagnostics.thl.thl_request import ThlFlags, ThlRequest
 
     request = ThlRequest.of(
-        Flags(
+        ThlFlags(
             pool=pool,
             source=source,
             target=target,
@@ -101,13 +101,13 @@ def thl_check(
         from mutualrl.console.plots import directory_for
 
         directory = directory_for(plot)
-    from mutualrl.diagnostics.thl.run import check
-    from mutualrl.diagnostics.thl.tables import markdown
+    from mutualrl.diagnostics.thl.thl_check import check
+    from mutualrl.diagnostics.thl.thl_tables import markdown
 
     console = prose()
     result = check(request, console)
     if directory is not None:
-        from mutualrl.diagnostics.thl.plots import plot as draw
+        from mutualrl.diagnostics.thl.thl_plots import plot as draw
 
         result["figures"] = [str(path) for path in draw(result, directory)]
     if as_json:

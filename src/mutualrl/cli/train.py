@@ -50,7 +50,8 @@ ReportToOption = Annotated[
     typer.Option(help="A tracker beside metrics.jsonl: trackio, wandb, tensorboard. Repeatable.", show_default=False),
 ]
 ReportOption = Annotated[
-    bool, typer.Option("--report/--no-report", envvar="MUTUALRL_REPORT", help="Make the run's page at its end.")
+    bool,
+    typer.Option("--report/--no-report", envvar="MUTUALRL_REPORT", help="Write the HTML report at the end of the run."),
 ]
 PushToHubOption = Annotated[
     str | None,
@@ -95,7 +96,7 @@ def train(
 
     Without arguments: the embedded `tiny` pool under plain GRPO. Example: mutualrl train --regime sgt --pool tiny
     """
-    from mutualrl.cli.starting import recipe_of
+    from mutualrl.cli.resolve_args import recipe_of
     from mutualrl.mwra.session import Launch
     from mutualrl.recipes import Request
 
@@ -135,7 +136,7 @@ def train(
     if not as_json and node_rank == 0:
         show_summary(summary, run.root)
     if node_rank == 0:
-        from mutualrl.cli.closing import close
+        from mutualrl.cli.post_run import close
 
         close(run.root, console, report=report, push_to=push_to_hub)
     if as_json:

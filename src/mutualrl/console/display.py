@@ -1,4 +1,4 @@
-"""The one function that cleans text written by a model, or read from a run, before it reaches a terminal."""
+"""One function that cleans text written by a model, or read from a run, before it reaches a terminal."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from rich.markup import escape
 
 
 def clean(text: str, limit: int = 2000) -> str:
-    """`text` without what a terminal would obey: control and format characters (escape sequences, bidi
+    """Return `text` without what a terminal would obey: control and format characters (escape sequences, bidi
     overrides, zero-width marks) become U+FFFD, newlines and tabs stay; cut at `limit` characters.
 
     The result may still read as Rich markup: print it with `markup=False`, or use `cell`.
     """
     cut = text[:limit]
     if cut.replace("\n", "").replace("\t", "").isprintable():  # nearly all text: no character of category C is
-        kept = cut
+        selected = cut
     else:
-        kept = "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in cut)
-    return kept + (f" ... ({len(text)} characters)" if len(text) > limit else "")
+        selected = "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in cut)
+    return selected + (f" ... ({len(text)} characters)" if len(text) > limit else "")
 
 
 def cell(text: str) -> str:
-    """`text` cleaned, and escaped for a Rich table or console."""
+    """Return `text` cleaned, and escaped for a Rich table or console."""
     return escape(clean(text, 200))

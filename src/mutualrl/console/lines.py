@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 
 
-def say(text: object) -> None:
+def notify(text: object) -> None:
     """Write `mutualrl: TEXT` to stderr, at once."""
     print(f"mutualrl: {text}", file=sys.stderr, flush=True)

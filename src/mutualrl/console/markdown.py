@@ -9,12 +9,12 @@ from mutualrl.console.display import clean
 
 
 def name(text: str) -> str:
-    """A name as it may stand in a cell."""
+    """Return a name as it may stand in a cell."""
     return clean(text, 80).replace("|", "\\|").replace("\n", " ")
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A titled table. Whatever stands in it, no control character and no line break does."""
+    """Return a titled table. Whatever stands in it, no control character and no line break does."""
     lines = [f"**{_line(title)}**", "", _row(head), "|" + "---|" * len(head)]
     return "\n".join([*lines, *map(_row, rows)])
 
@@ -28,7 +28,7 @@ def _line(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A figure; `NaN` for one that is not defined (a rate over nothing)."""
+    """Return a figure; `NaN` for one that is not defined (a rate over nothing)."""
     if value is None or math.isnan(value):
         return "NaN"
     text = f"{value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""Where figures go, and how they are written: one PNG and one SVG each."""
+"""Writing of figures: one PNG and one SVG each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Draw = Callable[[Any], None]
 
 
 def directory_for(path: Path, flag: str = "--plot") -> Path:
-    """The directory that figures go to, made before any work is done.
+    """Return the directory that figures go to, made before any work is done.
 
     Raises UsageError when the directory cannot be.
     """
@@ -51,7 +51,8 @@ def save(figure: Any, directory: Path, name: str) -> list[Path]:
 
 @contextmanager
 def draw_on(size: tuple[float, float], style: Any) -> Iterator[Any]:
-    """An empty figure of `size` inches, closed afterwards; `style` are matplotlib's settings while it is drawn."""
+    """Yield an empty figure of `size` inches, closed afterwards; `style` are matplotlib's settings while it is
+    drawn."""
     import matplotlib.pyplot as plt
 
     with plt.rc_context(style):

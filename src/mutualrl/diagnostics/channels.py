@@ -1,4 +1,4 @@
-"""Which of the three channels each learner could use on each prompt.
+"""The three channels: which of them each learner could use on each prompt.
 
 Source: paper, Appendix "Channel decomposition of the three sharing regimes", Table "Joint usability of the three
 regimes". The unit is (learner, prompt). PRP is usable when some peer response has exp(mean token log-ratio) in [0.8,
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
+from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.results import ChannelRow, Channels
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
-from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import Scales, advantages
 from mutualrl.errors import UsageError
 from mutualrl.regimes import at_level
@@ -37,13 +37,14 @@ SEVENTH = "SGT without XGRPO (graded rewards of equal means)"
 
 
 def usable_values(rollouts: Rollouts, learner: int, scales: Scales) -> Bools:
-    """Whether pooling changes an advantage of the learner, shape (P,)."""
+    """Return whether pooling changes an advantage of the learner, shape (P,)."""
     local, pooled = advantages(rollouts, learner, rollouts.peer_rewards(learner), scales)
     return np.asarray((np.abs(pooled - local) > CHANGED).any(axis=1))
 
 
 def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[ChannelRow]:
-    """The six rows, `{"usable", "units", "share"}`, and a seventh where there are such units; shares sum to 1."""
+    """Return the six rows, `{"usable", "units", "share"}`, and a seventh where there are such units; shares sum to
+    1."""
     rows: list[ChannelRow] = []
     for (prp, xgrpo, sgt), name in ROWS.items():
         units = int(((prp_M_P == prp) & (xgrpo_M_P == xgrpo) & (sgt_M_P == sgt)).sum())
@@ -53,23 +54,23 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[Channel
     return rows
 
 
-def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scales: Scales) -> Channels:
+def channels(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, scales: Scales) -> Channels:
     """`{"policies", "prompts", "rows": the six rows, "learners": [{"learner", a share per regime, "rows"}],
     "responses", "left_out"}`; `left_out` counts peer responses without a ratio, by reason."""
-    voices.require("the PRP channel")
+    pool.require("the PRP channel")
     policies = range(len(rollouts.policies))
-    ratios, left_out = sequence_ratios(rollouts, voices)
+    ratios, left_out = sequence_ratios(rollouts, pool)
     shape = (len(rollouts.policies), len(rollouts.prompt_ids))
     prp = np.zeros(shape, dtype=bool)
-    for (learner, unit), found in ratios.items():
-        prp[learner, unit] = any(LOW <= ratio <= HIGH for ratio in found)
+    for (learner, unit), log_ratios in ratios.items():
+        prp[learner, unit] = any(LOW <= ratio <= HIGH for ratio in log_ratios)
     xgrpo = np.stack([usable_values(rollouts, m, scales) for m in policies])
     sgt = np.stack([observed_gate(rollouts, thresholds, m) for m in policies])
     learners: list[dict[str, Any]] = []
     for m, name in enumerate(rollouts.policies):
-        shares = {DATA: float(prp[m].mean()), VALUE: float(xgrpo[m].mean()), OUTCOME: float(sgt[m].mean())}
+        fractions = {DATA: float(prp[m].mean()), VALUE: float(xgrpo[m].mean()), OUTCOME: float(sgt[m].mean())}
         learners.append(
-            {"learner": name, **shares, "rows": decomposed(prp[m : m + 1], xgrpo[m : m + 1], sgt[m : m + 1])}
+            {"learner": name, **fractions, "rows": decomposed(prp[m : m + 1], xgrpo[m : m + 1], sgt[m : m + 1])}
         )
     return {
         "policies": list(rollouts.policies),
@@ -81,8 +82,8 @@ def channels(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, scales:
     }
 
 
-def sequence_ratios(rollouts: Rollouts, voices: Voices) -> tuple[dict[tuple[int, int], list[float]], dict[str, int]]:
-    """exp(mean log-ratio) of every peer response under every learner, by (learner, unit).
+def sequence_ratios(rollouts: Rollouts, pool: ModelPool) -> tuple[dict[tuple[int, int], list[float]], dict[str, int]]:
+    """Return exp(mean log-ratio) of every peer response under every learner, by (learner, unit).
 
     Numerator: the learner's log-probs of its own tokens of the response; denominator: the peer's trace, as recorded or
     scored again by its model, aligned to them. Left out and counted: empty responses, and such as the
@@ -90,21 +91,21 @@ def sequence_ratios(rollouts: Rollouts, voices: Voices) -> tuple[dict[tuple[int,
     left_out = {"empty": 0, "changed": 0, "too_long": 0}
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     for peer in range(len(rollouts.policies)):
-        said = _responses(rollouts, voices, peer, left_out)
-        traces = _traces(rollouts, voices, peer, said)
+        responses = _responses(rollouts, pool, peer, left_out)
+        traces = _traces(rollouts, pool, peer, responses)
         for learner in rollouts.peers_of(peer):
-            kept, carried = [], []
-            for number, (unit, _, text, _, ended) in enumerate(said):
-                found = voices.carried(learner, unit, text, ended)
-                if not (found.exact and found.fits and found.ids):
-                    left_out["too_long" if found.exact else "changed"] += 1
+            indices, retokenized = [], []
+            for number, (unit, _, text, _, ended) in enumerate(responses):
+                encoded = pool.retokenized(learner, unit, text, ended)
+                if not (encoded.exact and encoded.fits and encoded.ids):
+                    left_out["too_long" if encoded.exact else "changed"] += 1
                     continue
-                kept.append(number)
-                carried.append(found.ids)
-            own = voices.logprobs(learner, [said[n][0] for n in kept], carried)
-            for number, ids, values in zip(kept, carried, own, strict=True):
-                unit, _, text, source_ids, _ = said[number]
-                aligned, covered = voices.align(learner, peer, text, source_ids, traces[number], ids)
+                indices.append(number)
+                retokenized.append(encoded.ids)
+            own = pool.logprobs(learner, [responses[n][0] for n in indices], retokenized)
+            for number, ids, values in zip(indices, retokenized, own, strict=True):
+                unit, _, text, source_ids, _ = responses[number]
+                aligned, covered = pool.align(learner, peer, text, source_ids, traces[number], ids)
                 if covered.any():
                     ratios[learner, unit].append(float(np.exp((values - aligned)[covered].mean())))
     return dict(ratios), left_out
@@ -114,12 +115,12 @@ def sequence_ratios(rollouts: Rollouts, voices: Voices) -> tuple[dict[tuple[int,
 _Said = tuple[int, int, str, tuple[int, ...], bool]
 
 
-def _responses(rollouts: Rollouts, voices: Voices, peer: int, left_out: dict[str, int]) -> list[_Said]:
-    found: list[_Said] = []
+def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[str, int]) -> list[_Said]:
+    responses: list[_Said] = []
     for unit, place in np.argwhere(rollouts.present_M_P_G[peer]).tolist():
-        text = voices.text(peer, unit, place)
+        text = pool.text(peer, unit, place)
         ended = rollouts.ended(peer, unit, place)
-        ids = tuple(rollouts.cell("token_ids", peer, unit, place) or ()) if voices.sampled else ()
+        ids = tuple(rollouts.cell("token_ids", peer, unit, place) or ()) if pool.sampled else ()
         if text is None:
             raise UsageError(
                 f"{rollouts.origin}: the text of rollout {place} of prompt {rollouts.prompt_ids[unit]!r} by "
@@ -130,25 +131,26 @@ def _responses(rollouts: Rollouts, voices: Voices, peer: int, left_out: dict[str
             left_out["empty"] += 1
             continue
         if not ids:
-            carried = voices.carried(peer, unit, text, ended)
-            if not (carried.exact and carried.fits):
-                left_out["too_long" if carried.exact else "changed"] += 1
+            retokenized = pool.retokenized(peer, unit, text, ended)
+            if not (retokenized.exact and retokenized.fits):
+                left_out["too_long" if retokenized.exact else "changed"] += 1
                 continue
-            ids = carried.ids
-        prompt = voices.prompt(peer, unit)
-        if not prompt or len(prompt) + len(ids) > voices.context(peer):
+            ids = retokenized.ids
+        prompt = pool.prompt(peer, unit)
+        if not prompt or len(prompt) + len(ids) > pool.context(peer):
             left_out["too_long"] += 1
             continue
-        found.append((unit, place, text, ids, ended))
-    return found
+        responses.append((unit, place, text, ids, ended))
+    return responses
 
 
-def _traces(rollouts: Rollouts, voices: Voices, peer: int, said: list[_Said]) -> list[Floats]:
-    """The peer's log-probs of its own responses: as recorded, else by one forward pass."""
-    if rollouts.has("logprobs") and voices.sampled:
-        kept = [rollouts.cell("logprobs", peer, unit, place) for unit, place, *_ in said]
+def _traces(rollouts: Rollouts, pool: ModelPool, peer: int, responses: list[_Said]) -> list[Floats]:
+    """Return the peer's log-probs of its own responses: as recorded, else by one forward pass."""
+    if rollouts.has("logprobs") and pool.sampled:
+        published = [rollouts.cell("logprobs", peer, unit, place) for unit, place, *_ in responses]
         if all(
-            trace is not None and len(trace) == len(ids) for trace, (_, _, _, ids, _) in zip(kept, said, strict=True)
+            trace is not None and len(trace) == len(ids)
+            for trace, (_, _, _, ids, _) in zip(published, responses, strict=True)
         ):
-            return [np.array(trace, dtype=np.float64) for trace in kept]
-    return voices.logprobs(peer, [unit for unit, *_ in said], [ids for _, _, _, ids, _ in said])
+            return [np.array(trace, dtype=np.float64) for trace in published]
+    return pool.logprobs(peer, [unit for unit, *_ in responses], [ids for _, _, _, ids, _ in responses])

@@ -21,7 +21,7 @@ from mutualrl.regimes import at_level
 from mutualrl.regimes.sgt import SGTSettings
 
 BUCKETS = ("easy", "medium", "hard")
-#: below this gate rate a run of 1,000 prompts a round would see fewer than five rescues
+#: below this gate rate a run of 1,000 prompts per round would see fewer than five rescues
 SPARSE = 0.005
 #: a shared pool of rewards is flat where all succeed or all fail; below this share value sharing has nothing to grade
 FLAT = 0.05
@@ -29,7 +29,7 @@ FLAT = 0.05
 
 @dataclass(frozen=True)
 class Thresholds:
-    """A rollout rewarded above `success` is a success, below `failure` a failure (paper, Section "Hyperparameters").
+    """Rollout rewarded above `success` is a success, below `failure` a failure (paper, Section "Hyperparameters").
 
     `gate`: whether all of a learner's rollouts must have failed, or any; `pick`: how SGT draws a success; `own`: where
     a learner has thresholds of its own, by name."""
@@ -41,7 +41,7 @@ class Thresholds:
     own: Mapping[str, Thresholds] = field(default_factory=dict)
 
     def of(self, learner: str) -> Thresholds:
-        """Those of one learner."""
+        """Return those of one learner."""
         return self.own.get(learner, self)
 
     def settings(self) -> SGTSettings:
@@ -50,7 +50,7 @@ class Thresholds:
 
 
 def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:
-    """Whether each model solves each unit, shape (M, P): its first rollout does, or `any` of them."""
+    """Return whether each model solves each unit, shape (M, P): its first rollout does, or `any` of them."""
     above: Bools = rollouts.rewards_M_P_G > thresholds.success  # NaN is above nothing
     return np.asarray(above.any(axis=2)) if which == "any" else above[:, :, 0]
 
@@ -85,7 +85,7 @@ def _samples(rollouts: Rollouts) -> dict[str, int]:
 
 
 def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[PairRow]:
-    """All ordered pairs; one set of resamples for all of them."""
+    """Return all ordered pairs; one set of resamples for all of them."""
     models, units = solved.shape
     couples = list(itertools.combinations(range(models), 2))
     both = [solved[a] & solved[b] for a, b in couples]
@@ -94,12 +94,12 @@ def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[PairRow]:
     def statistic(sums: Floats) -> Floats:
         one = {m: sums[:, m] for m in range(models)}
         shared = {pair: sums[:, models + i] for i, pair in enumerate(couples)}
-        found = []
+        statistics = []
         for a, b in itertools.permutations(range(models), 2):
             common = shared[min(a, b), max(a, b)]
             overlap, rescue = ratio(common, one[a] + one[b] - common), ratio(one[b] - common, units - one[a])
-            found += [one[a] / units, one[b] / units, overlap, rescue]
-        return np.stack(found, axis=1)
+            statistics += [one[a] / units, one[b] / units, overlap, rescue]
+        return np.stack(statistics, axis=1)
 
     values = statistic(columns.sum(axis=0)[None])[0]
     around = intervals(columns, statistic, seed)
@@ -125,14 +125,14 @@ def _pool(solved: Bools, seed: int) -> PoolRates:
         return np.concatenate([sums / units, ratio(sums[:, 2], sums[:, 1])[:, None]], axis=1)
 
     values = statistic(columns.sum(axis=0)[None])[0]
-    found: dict[str, Any] = {}
+    pool: dict[str, Any] = {}
     for name, value, interval in zip(POOL_RATES, values, intervals(columns, statistic, seed), strict=True):
-        found |= {name: float(value), f"{name}_ci": list(interval)}
-    return cast(PoolRates, found)
+        pool |= {name: float(value), f"{name}_ci": list(interval)}
+    return cast(PoolRates, pool)
 
 
 def _buckets(rollouts: Rollouts, solved: Bools) -> list[Bucket]:
-    """Units sorted by (mean reward over all models and rollouts, prompt id), cut in three."""
+    """Return units sorted by (mean reward over all models and rollouts, prompt id), cut in three."""
     rewards = rollouts.rewards_M_P_G
     scored = ~np.isnan(rewards)
     means = ratio(np.where(scored, rewards, 0.0).sum(axis=(0, 2)), scored.sum(axis=(0, 2)))
@@ -154,7 +154,7 @@ def _buckets(rollouts: Rollouts, solved: Bools) -> list[Bucket]:
 
 
 def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) -> Floats:
-    """G_n(x) = (1 - p_n)^K (1 - prod over peers of (1 - p_m)^K) of every unit, shape (P,).
+    """Return G_n(x) = (1 - p_n)^K (1 - prod over peers of (1 - p_m)^K) of every unit, shape (P,).
 
     From counts: the learner's failures (below `failure`; with `gate: any`, that not all K are none), the peers'
     successes (above `success`). Products of estimates over independent rollouts: unbiased while K is at most the number
@@ -169,18 +169,18 @@ def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) 
     peers = np.ones(rewards.shape[1])
     for m in rollouts.peers_of(learner):
         peers = peers * all_fail(counts[m], (rewards[m] > rule.success).sum(axis=1), k)
-    found: Floats = failed * (1 - peers)
-    return found
+    rate: Floats = failed * (1 - peers)
+    return rate
 
 
 def observed_gate(rollouts: Rollouts, thresholds: Thresholds, learner: int) -> Bools:
-    """SGT's gate as it stands in these rollouts, shape (P,): all own (or any) below `failure`, some peer's above
-    `success`."""
+    """Return SGT's gate as it stands in these rollouts, shape (P,): all own (or any) below `failure`, some peer's
+    above `success`."""
     rule = thresholds.of(rollouts.policies[learner])
     own, present = rollouts.rewards_M_P_G[learner], rollouts.present_M_P_G[learner]
     failed = ((own < rule.failure) | ~present).all(axis=1) if rule.gate == "all" else (own < rule.failure).any(axis=1)
-    found: Bools = failed & (rollouts.peer_rewards(learner) > rule.success).any(axis=1)
-    return found
+    gate: Bools = failed & (rollouts.peer_rewards(learner) > rule.success).any(axis=1)
+    return gate
 
 
 def _gate(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], seed: int) -> list[GateRow]:
@@ -191,20 +191,22 @@ def _gate(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], seed
         columns += [gate_rate(rollouts, thresholds, m, k) for k in gates]
     units = len(rollouts.prompt_ids)
     stacked = np.stack(columns, axis=1).astype(np.float64)
-    around = iter(intervals(stacked, lambda sums: sums / units, seed))
-    means = iter(stacked.mean(axis=0).tolist())
+    bounds = intervals(stacked, lambda sums: sums / units, seed)
+    means = stacked.mean(axis=0).tolist()
     rows: list[GateRow] = []
-    for name in rollouts.policies:
-        observed, observed_ci = next(means), list(next(around))
+    for m, name in enumerate(rollouts.policies):
+        first = m * (1 + len(gates))  # its columns: the gate observed, then one per K
         at: list[GateAt] = []
-        for k in gates:
-            at.append({"k": k, "rate": next(means), "rate_ci": list(next(around)), "extrapolated": k > smallest})
-        rows.append({"learner": name, "observed": observed, "observed_ci": observed_ci, "at": at})
+        for column, k in enumerate(gates, first + 1):
+            rate, rate_ci = means[column], list(bounds[column])
+            at.append({"k": k, "rate": rate, "rate_ci": rate_ci, "extrapolated": k > smallest})
+        rows.append({"learner": name, "observed": means[first], "observed_ci": list(bounds[first]), "at": at})
     return rows
 
 
 def _graded(rollouts: Rollouts) -> float:
-    """Share of units whose pooled rewards are not all equal: where value sharing can change an advantage."""
+    """Return the fraction of units whose pooled rewards are not all equal: where value sharing can change an
+    advantage."""
     rewards = rollouts.rewards_M_P_G
     scored = ~np.isnan(rewards)
     highest = np.where(scored, rewards, -np.inf).max(axis=(0, 2))
@@ -213,7 +215,7 @@ def _graded(rollouts: Rollouts) -> float:
 
 
 def _recommended(pool: PoolRates, gate: Sequence[GateRow], prompts: int, graded: float) -> Recommendation:
-    """One line, with its reason. The figures that decide: SGT's gate rate, then the share of graded prompts."""
+    """Return one line, with its reason. The figures that decide: SGT's gate rate, then the share of graded prompts."""
     best = max(gate, key=lambda row: row["observed"])
     rates = ", ".join(f"{row['learner']} {row['observed']:.1%}" for row in gate)
     if pool["any"] == 0:

@@ -1,4 +1,4 @@
-"""What each regime adds to a round, in response tokens.
+"""Cost: what each regime adds to a round, in response tokens.
 
 Source: paper, Appendix "Compute overhead under a fixed rollout budget", Table "Extra compute on the same rollout
 batch"."""
@@ -13,16 +13,16 @@ import pyarrow.compute as pc
 
 from mutualrl.diagnostics.channels import DATA, OUTCOME, VALUE
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
+from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.results import Cost, Extra, RegimeExtra
 from mutualrl.diagnostics.rollouts import Ints, Rollouts
 from mutualrl.diagnostics.sgt_check import list_successes
-from mutualrl.diagnostics.voices import Voices
 from mutualrl.errors import UsageError
-from mutualrl.regimes.sgt import Candidate, Fitted, draw
+from mutualrl.regimes.sgt import Candidate, Fitted, draw_candidate
 
 
 def tokens_M_P_G(rollouts: Rollouts) -> Ints:
-    """Tokens of every response in its own model's vocabulary; 0 where there is none.
+    """Return tokens of every response in its own model's vocabulary; 0 where there is none.
 
     Raises UsageError when they are not recorded.
     """
@@ -39,25 +39,25 @@ def tokens_M_P_G(rollouts: Rollouts) -> Ints:
             f"{rollouts.origin}: the lengths of responses are not recorded; rollouts need 'tokens' or 'token_ids' (a "
             "run of regime prp, or with --exchange full, has them), or sample anew with --pool"
         )
-    found: Ints = counts.astype(np.int64)
-    return found
+    tokens: Ints = counts.astype(np.int64)
+    return tokens
 
 
-def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> Cost:
+def cost(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> Cost:
     """`{"policies", "prompts", "rollout_tokens", "rows": [{"regime", "extra_tokens", "ratio"}], "learners",
     "sequences", "bound"}`.
 
     ratio: extra response tokens over the rollout tokens of the learners (of all, for `rows`). PRP: every peer's
-    rollouts, (M - 1) rollouts a learner, in the peers' tokens. SGT: the drawn teachers, in the learner's tokens where
+    rollouts, (M - 1) rollouts per learner, in the peers' tokens. SGT: the drawn teachers, in the learner's tokens where
     its tokenizer is known, else in the peer's. sequences: teachers over all rollouts, at most bound = (M - 1) / (M N),
-    N rollouts a prompt and model."""
+    N rollouts per prompt and model."""
     lengths = tokens_M_P_G(rollouts)
     of_policy = lengths.sum(axis=(1, 2))
     total = int(of_policy.sum())
-    known = counted_by_learner(rollouts, voices)
-    every = list_successes(rollouts, thresholds, voices) if known else {}
-    texts = {(s.policy, s.unit, s.place): (s.text, s.ended) for of in every.values() for s in of} if known else None
-    teachers = [_teachers(rollouts, thresholds, voices, lengths, m, seed, texts) for m in range(len(rollouts.policies))]
+    known = counted_by_learner(rollouts, pool)
+    successes = list_successes(rollouts, thresholds, pool) if known else {}
+    texts = {(s.policy, s.unit, s.place): (s.text, s.ended) for of in successes.values() for s in of} if known else None
+    teachers = [_teachers(rollouts, thresholds, pool, lengths, m, seed, texts) for m in range(len(rollouts.policies))]
     learners: list[dict[str, Any]] = [
         {
             "learner": name,
@@ -87,9 +87,9 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) 
     }
 
 
-def counted_by_learner(rollouts: Rollouts, voices: Voices) -> bool:
-    """Whether teachers can be counted in the learner's tokens: its model is known, and so are the texts."""
-    return not voices.missing() and rollouts.has_texts
+def counted_by_learner(rollouts: Rollouts, pool: ModelPool) -> bool:
+    """Return whether teachers can be counted in the learner's tokens: its model is known, and so are the texts."""
+    return not pool.missing() and rollouts.has_texts
 
 
 def _extra(tokens: int, of: int) -> Extra:
@@ -97,28 +97,37 @@ def _extra(tokens: int, of: int) -> Extra:
 
 
 def _teachers(
-    rollouts: Rollouts, thresholds: Thresholds, voices: Voices, lengths: Ints, learner: int, seed: int,
+    rollouts: Rollouts,
+    thresholds: Thresholds,
+    pool: ModelPool,
+    lengths: Ints,
+    learner: int,
+    seed: int,
     texts: Mapping[tuple[int, int, int], tuple[str, bool]] | None,
-) -> list[int]:  # fmt: skip
-    """Tokens of the teacher that SGT would draw on each gated prompt; of its text under the learner, else (`texts` is
-    None) as the peer sampled it."""
+) -> list[int]:
+    """Return tokens of the teacher that SGT would draw on each gated prompt; of its text under the learner, else
+    (`texts` is None) as the peer sampled it."""
     name = rollouts.policies[learner]
     rule = thresholds.of(name)
-    found = []
+    teachers = []
     for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)).tolist():
         fitted = []
         for m in rollouts.peers_of(learner):
             for place in np.flatnonzero(rollouts.rewards_M_P_G[m, unit] > rule.success).tolist():
                 text, ended = (texts or {}).get((m, unit, place), ("", True))
-                ids = voices.fit(learner, unit, text, ended) if text else None
+                ids = pool.to_learner_ids(learner, unit, text, ended) if text else None
                 size = int(lengths[m, unit, place]) if texts is None else len(ids or ())
                 number = int(rollouts.cell("rollout", m, unit, place))
                 if size:
                     fitted.append(Fitted(Candidate(rollouts.policies[m], number, text, ended), (0,) * size))
         if fitted:
-            drawn = draw(
-                fitted, rule.settings(), run_seed=seed, round_=int(rollouts.rounds[unit]),
-                prompt_id=rollouts.prompt_ids[unit], learner=name,
-            )  # fmt: skip
-            found.append(len(drawn.ids))
-    return found
+            drawn = draw_candidate(
+                fitted,
+                rule.settings(),
+                run_seed=seed,
+                round_index=int(rollouts.rounds[unit]),
+                prompt_id=rollouts.prompt_ids[unit],
+                learner=name,
+            )
+            teachers.append(len(drawn.ids))
+    return teachers

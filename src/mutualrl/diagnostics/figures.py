@@ -15,7 +15,7 @@ from mutualrl.diagnostics.results import (
     Columns,
     Complementarity,
     Cost,
-    Shares,
+    SuccessRate,
     ValueCheck,
     columns_of,
 )
@@ -32,18 +32,18 @@ def _short(text: str) -> str:
 
 
 def _known(value: float | None) -> float:
-    """A figure that is not defined is not drawn."""
+    """Return a figure that is not defined is not drawn."""
     return float("nan") if value is None else value
 
 
 def _legend(axis: Axes, **how: object) -> None:
-    """A legend whose labels are names, not formulas."""
+    """Draw a legend whose labels are names, not formulas."""
     for text in axis.legend(**how).get_texts():
         text.set_parse_math(False)
 
 
 def complementarity(result: Complementarity) -> Figures:
-    """Overlap and rescue matrices; buckets; gate rate over K."""
+    """Return overlap and rescue matrices; buckets; gate rate over K."""
     models = len(result["policies"])
     return {
         "overlap": ((3 + 2.4 * models, 2 + 1.1 * models), lambda figure: _overlap(figure, result)),
@@ -90,26 +90,27 @@ def _buckets(axis: Axes, result: Complementarity) -> None:
 
 def _gate(axis: Axes, result: Complementarity) -> None:
     for row in result["gate"]:
-        ks = [at["k"] for at in row["at"]]
+        k_values = [at["k"] for at in row["at"]]
         rates = np.array([at["rate"] for at in row["at"]])
         low, high = (np.array([at["rate_ci"][i] for at in row["at"]]) for i in (0, 1))
         around = [np.maximum(rates - low, 0), np.maximum(high - rates, 0)]  # rounding may leave the mean outside
-        axis.errorbar(ks, rates, around, marker="o", capsize=3, label=_short(row["learner"]))
+        axis.errorbar(k_values, rates, around, marker="o", capsize=3, label=_short(row["learner"]))
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ks, [str(k) for k in ks])
+    axis.set_xticks(k_values, [str(k) for k in k_values])
     axis.set_ylim(bottom=0)
-    axis.set(xlabel="rollouts a model, K", ylabel="prompts that open the gate", title="SGT's gate rate, E[G(x)]")
+    axis.set(xlabel="rollouts per model, K", ylabel="prompts that open the gate", title="SGT's gate rate, E[G(x)]")
     _legend(axis, title="learner", fontsize=8)
 
 
 def xgrpo_check(result: ValueCheck) -> Figures:
-    """The three measures, true against shuffled pool."""
+    """Return the three measures, true against shuffled pool."""
 
     def draw(figure: Any) -> None:
         measures = (
-            ("correlation", "corr. of peer spread and change"), ("sign_changes", "sign changes, 0 counted"),
+            ("correlation", "corr. of peer spread and change"),
+            ("sign_changes", "sign changes, 0 counted"),
             ("advantage_change", "mean |change|"),
-        )  # fmt: skip
+        )
         for axis, (key, title) in zip(figure.subplots(1, 3), measures, strict=True):
             places = np.arange(len(result["rows"]))
             for offset, pool in ((-0.2, "true"), (0.2, "shuffled")):
@@ -124,7 +125,7 @@ def xgrpo_check(result: ValueCheck) -> Figures:
 
 
 def sgt_check(result: Activation) -> Figures:
-    """Success rates with the gate on and off; teachers' NLL where measured."""
+    """Return success rates with the gate on and off; teachers' NLL where measured."""
     figures: dict[str, tuple[tuple[float, float], Draw]] = {
         "sgt_activation": ((6, 4), lambda figure: _activation(figure.subplots(), result))
     }
@@ -137,9 +138,9 @@ def sgt_check(result: Activation) -> Figures:
 def _activation(axis: Axes, result: Activation) -> None:
     places = np.arange(len(result["rows"]))
     for offset, side in ((-0.2, "on"), (0.2, "off")):
-        shares: list[Shares] = [columns_of(row)[side] for row in result["rows"]]
-        bars = axis.bar(places + offset, [_known(share["rate"]) for share in shares], 0.4, label=f"gate {side}")
-        axis.bar_label(bars, [f"{share['successes']}/{share['rollouts']}" for share in shares], fontsize=8)
+        rates: list[SuccessRate] = [columns_of(row)[side] for row in result["rows"]]
+        bars = axis.bar(places + offset, [_known(share["rate"]) for share in rates], 0.4, label=f"gate {side}")
+        axis.bar_label(bars, [f"{share['successes']}/{share['rollouts']}" for share in rates], fontsize=8)
     labels = [f"{_short(row['learner'])}\n{row['gated']} of {result['prompts']} prompts" for row in result["rows"]]
     axis.set_xticks(places, labels, fontsize=8, parse_math=False)
     axis.set(ylabel="pool-wide success rate", ylim=(0, 1), title="Where SGT acts")
@@ -152,24 +153,24 @@ def _teachers(axis: Axes, rows: Sequence[Columns]) -> None:
         values = [_known(row[kind]) for row in rows]
         axis.bar_label(axis.bar(places + offset, values, 0.4, label=f"{kind} teacher"), fmt="%.3f", fontsize=8)
     axis.set_xticks(places, [_short(row["learner"]) for row in rows], fontsize=8, parse_math=False)
-    axis.set(ylabel="NLL, nats a token", title="Is what SGT transfers the prompt's own?")
+    axis.set(ylabel="NLL, nats per token", title="Is what SGT transfers the prompt's own?")
     _legend(axis, fontsize=8)
 
 
 def channels(result: Channels) -> Figures:
-    """Stacked shares of the six rows, over all learners and for each."""
+    """Return stacked shares of the six rows, over all learners and for each."""
 
     def draw(figure: Any) -> None:
         axis = figure.subplots()
-        every = [("all learners", result["rows"]), *((_short(r["learner"]), r["rows"]) for r in result["learners"])]
-        left = np.zeros(len(every))
+        all_items = [("all learners", result["rows"]), *((_short(r["learner"]), r["rows"]) for r in result["learners"])]
+        left = np.zeros(len(all_items))
         for row, colour in zip(result["rows"], _ROW_COLOURS, strict=False):
-            of = [{r["usable"]: r["share"] for r in rows} for _, rows in every]
-            shares = np.array([100 * usable.get(row["usable"], 0.0) for usable in of])
-            bars = axis.barh(range(len(every)), shares, left=left, color=colour, label=row["usable"])
-            axis.bar_label(bars, [f"{s:.0f}" if s >= 4 else "" for s in shares], label_type="center", fontsize=8)
-            left += shares
-        axis.set_yticks(range(len(every)), [label for label, _ in every], fontsize=8, parse_math=False)
+            of = [{r["usable"]: r["share"] for r in rows} for _, rows in all_items]
+            rates = np.array([100 * usable.get(row["usable"], 0.0) for usable in of])
+            bars = axis.barh(range(len(all_items)), rates, left=left, color=colour, label=row["usable"])
+            axis.bar_label(bars, [f"{s:.0f}" if s >= 4 else "" for s in rates], label_type="center", fontsize=8)
+            left += rates
+        axis.set_yticks(range(len(all_items)), [label for label, _ in all_items], fontsize=8, parse_math=False)
         axis.invert_yaxis()
         axis.set(xlabel="prompts (%)", xlim=(0, 100), title="Usable regimes on a prompt")
         _legend(axis, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
@@ -178,7 +179,7 @@ def channels(result: Channels) -> Figures:
 
 
 def cost(result: Cost) -> Figures:
-    """Extra cost of each regime, in rollouts."""
+    """Return extra cost of each regime, in rollouts."""
 
     def draw(figure: Any) -> None:
         axis = figure.subplots()

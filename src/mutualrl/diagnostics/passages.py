@@ -17,7 +17,8 @@ _LAST_WESTERN = "\u052f"
 
 
 def load_passages(path: Path | None) -> list[str]:
-    """Passages of a file (JSON Lines with `text`, or plain text with empty lines between), or the package's own.
+    """Return passages of a file (JSON Lines with `text`, or plain text with empty lines between), or the package's
+    own.
 
     Raises DataError when the file is missing, has no text, or a row does not fit.
     """
@@ -26,7 +27,11 @@ def load_passages(path: Path | None) -> list[str]:
             return [text_field(row, "text", own, number) for number, row in read_jsonl(own)]
     file = user_path(path)
     if not file.is_file():
-        what = "is a directory" if file.is_dir() else "is a pipe or device" if file.exists() else "not found"
+        what = "not found"
+        if file.is_dir():
+            what = "is a directory"
+        elif file.exists():
+            what = "is a pipe or device"
         raise DataError(f"text file {what}: {file} (expected a file of JSON Lines, or plain text; check --text)")
     if file.suffix == ".jsonl":
         rows = [text_field(row, "text", file, number) for number, row in read_jsonl(file) if not _blank(row)]
@@ -44,12 +49,13 @@ def load_passages(path: Path | None) -> list[str]:
 
 
 def _blank(row: dict[str, object]) -> bool:
-    """A row of blanks, as WikiText has them, is no passage."""
+    """Return whether a row is a passage: WikiText has rows of whitespace."""
     return isinstance(row.get("text"), str) and not str(row["text"]).strip()
 
 
 def family(text: str) -> str:
-    """`CJK` for a text with CJK code points; else `Western` when its letters are mostly Latin, Greek or Cyrillic."""
+    """Return `CJK` for a text with CJK code points; else `Western` when its letters are mostly Latin, Greek or
+    Cyrillic."""
     if has_cjk(text):
         return "CJK"
     letters = [c for c in text if c.isalpha()]
@@ -58,7 +64,7 @@ def family(text: str) -> str:
 
 
 def pick(passages: Sequence[str], count: int, seed: int) -> list[str]:
-    """`count` passages in random order; all of them, in their own order, when there are no more."""
+    """Return `count` passages in random order; all of them, in their own order, when there are no more."""
     if len(passages) <= count:
         return list(passages)
     return random.Random(seed).sample(list(passages), count)
@@ -74,7 +80,7 @@ class Corpus:
         self._ends = [end for _, end in spans]
 
     def stretch(self, characters: int, rng: random.Random) -> str:
-        """About so many characters from the start of a random word on, cut at the end of a word."""
+        """Return about so many characters from the start of a random word on, cut at the end of a word."""
         start = rng.choice(self._starts)
         rounds = 1 + (start + characters) // len(self.text)
         text = (self.text * (rounds + 1))[start : start + characters + 1]
@@ -83,7 +89,7 @@ class Corpus:
         return text[: within[-1]]
 
     def words(self, count: int, rng: random.Random) -> str:
-        """`count` consecutive words from a random place on (fewer when the text has fewer)."""
+        """Return `count` consecutive words from a random place on (fewer when the text has fewer)."""
         first = rng.randrange(max(1, len(self._starts) - count))
         last = min(first + count, len(self._ends)) - 1
         return self.text[self._starts[first] : self._ends[last]]

@@ -33,7 +33,7 @@ ROUNDS, PROMPTS, ROLLOUTS = 3, 8, 4
 
 
 class RecordedRound:
-    """A peer's round in memory, with the columns that were published."""
+    """Peer's round in memory, with the columns that were published."""
 
     def __init__(self, rollouts: Sequence[Rollout]) -> None:
         self._rollouts = rollouts

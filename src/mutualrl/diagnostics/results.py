@@ -1,4 +1,4 @@
-"""The results of the diagnostics, typed. The keys are those of `--json`; a figure that is not defined is null there.
+"""Results of the diagnostics, typed. The keys are those of `--json`; a figure that is not defined is null there.
 
 Source of each table: see the diagnostic's own module.
 """
@@ -18,7 +18,7 @@ def columns_of(row: Mapping[str, object]) -> Columns:
 
 
 class Header(TypedDict):
-    """What stands in every result; `diagnose` adds the rest of it."""
+    """Keys of every result; `diagnose` adds the rest of it."""
 
     policies: list[str]
     prompts: int
@@ -34,7 +34,7 @@ class Header(TypedDict):
 
 
 class PairRow(TypedDict):
-    """An ordered pair: success rates, overlap, and the share of the learner's failures that the peer solves."""
+    """Ordered pair: success rates, overlap, and the share of the learner's failures that the peer solves."""
 
     learner: str
     peer: str
@@ -49,7 +49,7 @@ class PairRow(TypedDict):
 
 
 class PoolRates(TypedDict):
-    """The pool's rates over prompts."""
+    """Pool's rates over prompts."""
 
     mean: float
     mean_ci: Interval
@@ -64,7 +64,7 @@ class PoolRates(TypedDict):
 
 
 class Bucket(TypedDict):
-    """A third of the prompts by difficulty."""
+    """Third of the prompts by difficulty."""
 
     bucket: str
     prompts: int
@@ -74,7 +74,7 @@ class Bucket(TypedDict):
 
 
 class GateAt(TypedDict):
-    """The gate rate with K rollouts per policy."""
+    """Gate rate with K rollouts per policy."""
 
     k: int
     rate: float
@@ -83,7 +83,7 @@ class GateAt(TypedDict):
 
 
 class GateRow(TypedDict):
-    """A learner's gate rate."""
+    """Learner's gate rate."""
 
     learner: str
     observed: float
@@ -127,7 +127,7 @@ class PoolMeasures(TypedDict):
 
 
 class ValueRow(TypedDict):
-    """A learner under the true and the shuffled pool."""
+    """Learner under the true and the shuffled pool."""
 
     learner: str
     true: PoolMeasures
@@ -145,7 +145,7 @@ class ValueCheck(Header):
 # ---- gated transfer
 
 
-class Shares(TypedDict):
+class SuccessRate(TypedDict):
     """Successes among rollouts."""
 
     successes: int
@@ -162,13 +162,13 @@ class TaskGate(TypedDict):
 
 
 class ActivationRow(TypedDict):
-    """Where a learner's gate opens."""
+    """Prompts on which a learner's gate opens."""
 
     learner: str
     gated: int
     gate_rate: float
-    on: Shares
-    off: Shares
+    on: SuccessRate
+    off: SuccessRate
     by_task: dict[str, TaskGate]
 
 
@@ -182,14 +182,14 @@ class Compared(TypedDict):
 
 
 class TeacherRow(Compared):
-    """A learner's teachers."""
+    """Learner's teachers."""
 
     learner: str
     lessons: int
 
 
 class TeacherNLL(TypedDict):
-    """The teachers' NLL of all learners; `without`: gated prompts without a teacher."""
+    """Teachers' NLL of all learners; `without`: gated prompts without a teacher."""
 
     rows: list[TeacherRow]
     without: int
@@ -232,7 +232,7 @@ class Extra(TypedDict):
 
 
 class RegimeExtra(Extra):
-    """A regime's extra tokens over all learners."""
+    """Regime's extra tokens over all learners."""
 
     regime: str
 
@@ -380,7 +380,7 @@ class TokenizerFigures(TypedDict, total=False):
 
 
 class TokenizerCheck(TypedDict):
-    """Whether two tokenizers can exchange traces, and their figures."""
+    """Result of the check whether two tokenizers can exchange traces."""
 
     safe: bool
     reasons: list[str]
@@ -388,7 +388,7 @@ class TokenizerCheck(TypedDict):
 
 
 class PairCheck(TypedDict):
-    """A pair: its tokenizers, and the suites that were asked for."""
+    """Pair: its tokenizers, and the suites that were asked for."""
 
     source: str
     target: str

@@ -46,40 +46,40 @@ class Rollouts:
 
     @property
     def present_M_P_G(self) -> Bools:
-        """Where there is a rollout."""
+        """Return where there is a rollout."""
         present: Bools = self.rows_M_P_G >= 0
         return present
 
     def peers_of(self, learner: int) -> list[int]:
-        """The numbers of the other policies."""
+        """Return the numbers of the other policies."""
         return [m for m in range(len(self.policies)) if m != learner]
 
     def peer_rewards(self, learner: int) -> Floats:
-        """All peers' rewards of each unit side by side, peers in the order of their names, shape (P, H)."""
+        """Return all peers' rewards of each unit side by side, peers in the order of their names, shape (P, H)."""
         order = sorted(self.peers_of(learner), key=lambda m: self.policies[m])
         side: Floats = np.concatenate([self.rewards_M_P_G[m] for m in order], axis=1)
         return side
 
     def has(self, column: str) -> bool:
-        """Whether the table has a column that is not empty throughout."""
+        """Return whether the table has a column that is not empty throughout."""
         return column in self.table.column_names and self.table.column(column).null_count < len(self.table)
 
     @property
     def has_texts(self) -> bool:
-        """Whether responses are recorded, as text or as sampled ids."""
+        """Return whether responses are recorded, as text or as sampled ids."""
         return self.has("y_text") or self.has("token_ids")
 
     def ended(self, policy: int, unit: int, place: int) -> bool:
-        """Whether a response closed by itself; it did where nothing is recorded about it."""
+        """Return whether a response closed by itself; it did where nothing is recorded about it."""
         return bool(self.cell("ended", policy, unit, place)) if self.has("ended") else True
 
     def cell(self, column: str, policy: int, unit: int, place: int) -> Any:
-        """One value of the table."""
+        """Return one value of the table."""
         return self.table.column(column)[int(self.rows_M_P_G[policy, unit, place])].as_py()
 
 
-def arranged(table: pa.Table, origin: str, contents: Mapping[str, Content] | None = None, more: str = "") -> Rollouts:
-    """A table of rollouts, arranged. Units that some policy did not answer are left out and counted.
+def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | None = None, more: str = "") -> Rollouts:
+    """Return a table of rollouts, arranged. Units that some policy did not answer are left out and counted.
 
     `more`: how a pool is named in place of one model. Raises UsageError for fewer than two policies, DataError for a
     rollout that is there twice, and when no unit was answered by all."""
@@ -113,41 +113,41 @@ def arranged(table: pa.Table, origin: str, contents: Mapping[str, Content] | Non
         )
     rows = np.full((len(policies), keys.shape[1], int(place.max()) + 1), -1, dtype=np.int64)
     rows[m[order], unit[order], place] = order
-    whole = (rows[:, :, 0] >= 0).all(axis=0)
-    if not whole.any():
+    complete = (rows[:, :, 0] >= 0).all(axis=0)
+    if not complete.any():
         raise DataError(f"{origin}: no prompt was answered by all of {', '.join(map(repr, policies))}")
-    rows = rows[:, whole]
+    rows = rows[:, complete]
     rewards = np.where(rows >= 0, table.column("reward").to_numpy()[rows], np.nan)
-    ids = tuple(names[code] for code in keys[1, whole])
+    ids = tuple(names[code] for code in keys[1, complete])
     return Rollouts(
         policies=tuple(policies),
-        rounds=keys[0, whole],
+        rounds=keys[0, complete],
         prompt_ids=ids,
         tasks=_tasks(table, rows[0, :, 0], ids),
         rewards_M_P_G=rewards,
         rows_M_P_G=rows,
         table=table,
         origin=origin,
-        left_out=int((~whole).sum()),
+        left_out=int((~complete).sum()),
         contents={} if contents is None else contents,
     )
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """The distinct texts of a column, sorted, and each row's number among them."""
+    """Return the distinct texts of a column, sorted, and each row's number among them."""
     encoded = column.combine_chunks().dictionary_encode()
-    found = encoded.dictionary.to_pylist()
-    order = sorted(range(len(found)), key=lambda i: found[i])
-    rank = np.empty(len(found), dtype=np.int64)
-    rank[order] = np.arange(len(found))
-    return [found[i] for i in order], rank[encoded.indices.to_numpy()]
+    values = encoded.dictionary.to_pylist()
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[order] = np.arange(len(values))
+    return [values[i] for i in order], rank[encoded.indices.to_numpy()]
 
 
 def _tasks(table: pa.Table, rows: Ints, ids: Sequence[str]) -> tuple[str, ...]:
-    """The task of each unit: as the table says, or as its prompt's id begins (task/split/row/hash), or `all`."""
+    """Return the task of each unit: as the table says, or as its prompt's id begins (task/split/row/hash), or `all`."""
     if "task" in table.column_names:
-        told = table.column("task").take(pa.array(rows)).to_pylist()
-        return tuple(str(task) if task is not None else _task_of(i) for task, i in zip(told, ids, strict=True))
+        tasks = table.column("task").take(pa.array(rows)).to_pylist()
+        return tuple(str(task) if task is not None else _task_of(i) for task, i in zip(tasks, ids, strict=True))
     return tuple(_task_of(i) for i in ids)
 
 

@@ -1,4 +1,4 @@
-"""Where Success-Gated Transfer would act, and whether what it transfers belongs to the prompt.
+"""SGT check: where Success-Gated Transfer would act, and whether what it transfers belongs to the prompt.
 
 Source: paper, Appendix "SGT diagnostics: cost, activation profile, and prompt specificity", Tables "SGT activation
 profile" and "Matched vs. mismatched teacher NLL".
@@ -12,12 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
-from mutualrl.diagnostics.results import Activation, ActivationRow, Compared, Shares, TaskGate, TeacherNLL, TeacherRow
+from mutualrl.diagnostics.model_pool import ModelPool
+from mutualrl.diagnostics.results import (
+    Activation,
+    ActivationRow,
+    Compared,
+    SuccessRate,
+    TaskGate,
+    TeacherNLL,
+    TeacherRow,
+)
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
 from mutualrl.diagnostics.statistics import intervals, ratio
-from mutualrl.diagnostics.voices import Voices
 from mutualrl.errors import UsageError
-from mutualrl.regimes.sgt import Candidate, Fitted, draw
+from mutualrl.regimes.sgt import Candidate, Fitted, draw_candidate
 from mutualrl.seeds import seeded
 
 
@@ -57,14 +65,14 @@ def activation(rollouts: Rollouts, thresholds: Thresholds) -> Activation:
     }
 
 
-def _shares(hits: Ints, count: Ints, where: Bools) -> Shares:
-    found, every = int(hits[where].sum()), int(count[where].sum())
-    return {"successes": found, "rollouts": every, "rate": float(ratio(found, every))}
+def _shares(hits: Ints, count: Ints, where: Bools) -> SuccessRate:
+    successes, total = int(hits[where].sum()), int(count[where].sum())
+    return {"successes": successes, "rollouts": total, "rate": float(ratio(successes, total))}
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """A gated prompt of a learner with the teacher that SGT would draw, and one of the same peer on another prompt."""
+class TeacherPair:
+    """Gated prompt of a learner with the teacher that SGT would draw, and one of the same peer on another prompt."""
 
     learner: int
     unit: int
@@ -74,7 +82,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """A success: where it is, and its text."""
+    """Success: where it is, and its text."""
 
     policy: int
     unit: int
@@ -84,36 +92,38 @@ class Success:
     ended: bool
 
 
-def list_successes(rollouts: Rollouts, thresholds: Thresholds, voices: Voices) -> dict[int, list[Success]]:
-    """All successes whose text is known, by policy."""
-    found: dict[int, list[Success]] = {}
+def list_successes(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool) -> dict[int, list[Success]]:
+    """Return all successes whose text is known, by policy."""
+    successes: dict[int, list[Success]] = {}
     for m in range(len(rollouts.policies)):
         for unit, place in np.argwhere(rollouts.rewards_M_P_G[m] > thresholds.success):
-            text = voices.text(m, int(unit), int(place))
+            text = pool.text(m, int(unit), int(place))
             if text:
                 number = rollouts.cell("rollout", m, int(unit), int(place))
                 ended = rollouts.ended(m, int(unit), int(place))
-                found.setdefault(m, []).append(Success(m, int(unit), int(place), int(number), text, ended))
-    return found
+                successes.setdefault(m, []).append(Success(m, int(unit), int(place), int(number), text, ended))
+    return successes
 
 
-def lessons(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> tuple[list[Lesson], int]:
-    """A lesson for each gated prompt of each learner, and how many have none: no success fits the learner, or the peer
-    has no success on another prompt that does. The matched teacher is drawn as regime `sgt` draws it."""
-    every = list_successes(rollouts, thresholds, voices)
-    found: list[Lesson] = []
+def teacher_pairs(
+    rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int
+) -> tuple[list[TeacherPair], int]:
+    """Return a lesson for each gated prompt of each learner, and how many have none: no success fits the learner, or
+    the peer has no success on another prompt that does. The matched teacher is drawn as regime `sgt` draws it."""
+    successes = list_successes(rollouts, thresholds, pool)
+    pairs: list[TeacherPair] = []
     without = 0
     for learner, name in enumerate(rollouts.policies):
         of_unit: dict[int, list[Success]] = {}
         for m in rollouts.peers_of(learner):
-            for success in every.get(m, []):
+            for success in successes.get(m, []):
                 of_unit.setdefault(success.unit, []).append(success)
         for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)):
-            prompt, round_ = rollouts.prompt_ids[unit], int(rollouts.rounds[unit])
+            prompt, round_index = rollouts.prompt_ids[unit], int(rollouts.rounds[unit])
             fitted = {
                 (rollouts.policies[s.policy], s.rollout): (s, ids)
                 for s in of_unit.get(int(unit), [])
-                if (ids := voices.fit(learner, int(unit), s.text, s.ended))
+                if (ids := pool.to_learner_ids(learner, int(unit), s.text, s.ended))
             }
             if not fitted:
                 without += 1
@@ -121,48 +131,54 @@ def lessons(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: in
             candidates = [
                 Fitted(Candidate(policy, number, s.text, s.ended), ids) for (policy, number), (s, ids) in fitted.items()
             ]
-            drawn = draw(
-                candidates, thresholds.of(name).settings(), run_seed=seed, round_=round_, prompt_id=prompt, learner=name
+            drawn = draw_candidate(
+                candidates,
+                thresholds.of(name).settings(),
+                run_seed=seed,
+                round_index=round_index,
+                prompt_id=prompt,
+                learner=name,
             )
             teacher = fitted[drawn.candidate.policy, drawn.candidate.rollout][0]
-            other = _other(rollouts, voices, every[teacher.policy], learner, int(unit), seed)
+            other = _other(rollouts, pool, successes[teacher.policy], learner, int(unit), seed)
             if other is None:
                 without += 1
                 continue
-            found.append(Lesson(learner, int(unit), drawn.ids, other))
-    return found, without
+            pairs.append(TeacherPair(learner, int(unit), drawn.ids, other))
+    return pairs, without
 
 
 def _other(
-    rollouts: Rollouts, voices: Voices, of_peer: Sequence[Success], learner: int, unit: int, seed: int
+    rollouts: Rollouts, pool: ModelPool, of_peer: Sequence[Success], learner: int, unit: int, seed: int
 ) -> tuple[int, ...] | None:
-    """A success of the peer on another prompt, drawn uniformly among those that fit after the learner's prompt."""
+    """Return a success of the peer on another prompt, drawn uniformly among those that fit after the learner's
+    prompt."""
     prompt = rollouts.prompt_ids[unit]
     others = [s for s in of_peer if rollouts.prompt_ids[s.unit] != prompt]
     rng = seeded(seed, int(rollouts.rounds[unit]), prompt, f"{rollouts.policies[learner]}\x1fmismatched")
     for index in rng.permutation(len(others)):
-        if ids := voices.fit(learner, unit, others[index].text, others[index].ended):
+        if ids := pool.to_learner_ids(learner, unit, others[index].text, others[index].ended):
             return ids
     return None
 
 
-def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, voices: Voices, seed: int) -> TeacherNLL:
-    """`{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci"}], "without"}`: mean
-    over gated prompts of the learner's per-token mean NLL of a teacher's text after the learner's own prompt, nats a
-    token; difference: mismatched minus matched."""
+def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> TeacherNLL:
+    """Return `{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci"}],
+    "without"}`: mean over gated prompts of the learner's per-token mean NLL of a teacher's text after the learner's
+    own prompt, nats per token; difference: mismatched minus matched."""
     if not rollouts.has_texts:
         raise UsageError(
             f"{rollouts.origin}: no texts are recorded, which the teachers' NLL is of; train with --exchange full (or "
             "regime sgt or prp), add a column 'completion', or sample with --pool"
         )
-    found, without = lessons(rollouts, thresholds, voices, seed)
+    pairs, without = teacher_pairs(rollouts, thresholds, pool, seed)
     rows: list[TeacherRow] = []
     for learner, name in enumerate(rollouts.policies):
-        own = [lesson for lesson in found if lesson.learner == learner]
-        units = [lesson.unit for lesson in own]
+        own = [pair for pair in pairs if pair.learner == learner]
+        units = [pair.unit for pair in own]
         nll = {
-            "matched": voices.nll(learner, units, [lesson.matched for lesson in own]),
-            "mismatched": voices.nll(learner, units, [lesson.mismatched for lesson in own]),
+            "matched": pool.nll(learner, units, [pair.matched for pair in own]),
+            "mismatched": pool.nll(learner, units, [pair.mismatched for pair in own]),
         }
         rows.append({"learner": name, "lessons": len(own), **_compared(nll, seed)})
     return {"rows": rows, "without": without}

@@ -17,20 +17,21 @@ _NOISE = 1e-12  # of rounding, relative
 _CHUNK = 2_000_000  # numbers drawn at a time
 
 
-def ratio(part: npt.ArrayLike, whole: npt.ArrayLike) -> Any:
-    """part / whole, NaN where whole is 0."""
-    part, whole = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
+def ratio(part: npt.ArrayLike, total: npt.ArrayLike) -> Any:
+    """Return part / total, NaN where total is 0."""
+    part, total = np.asarray(part, dtype=np.float64), np.asarray(total, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(whole > 0, part / whole, np.nan)[()]
+        return np.where(total > 0, part / total, np.nan)[()]
 
 
 def jaccard(sets_M_P: npt.NDArray[np.bool_]) -> float:
-    """|intersection| / |union| of the rows' sets; NaN when all are empty."""
+    """Return |intersection| / |union| of the rows' sets; NaN when all are empty."""
     return float(ratio(sets_M_P.all(axis=0).sum(), sets_M_P.any(axis=0).sum()))
 
 
 def pearson(x_P: Floats, y_P: Floats) -> float:
-    """Pearson's correlation; NaN for fewer than two points, or where one of them varies by no more than rounding."""
+    """Return Pearson's correlation; NaN for fewer than two points, or where one of them varies by no more than
+    rounding."""
     if len(x_P) < 2 or any(np.ptp(v) <= _NOISE * max(1.0, float(np.abs(v).max())) for v in (x_P, y_P)):
         return float("nan")
     return float(np.corrcoef(x_P, y_P)[0, 1])
@@ -39,7 +40,7 @@ def pearson(x_P: Floats, y_P: Floats) -> float:
 def intervals(
     columns_P_Q: Floats, statistic: Callable[[Floats], Floats], seed: int, level: float = 0.95
 ) -> list[tuple[float, float]]:
-    """Percentile bootstrap intervals over units.
+    """Return percentile bootstrap intervals over units.
 
     `statistic` maps sums (B, Q) of the columns over B resamples of the P units to values (B, S); one interval for each
     of the S. NaNs among the resamples are left out; an interval of NaNs only is (NaN, NaN)."""
@@ -55,23 +56,23 @@ def intervals(
         sums[start : start + count] = weights @ columns_P_Q
     values = statistic(sums)
     tail = (1 - level) / 2
-    found = []
+    bounds = []
     for column in values.T:
         known = column[~np.isnan(column)]
-        found.append((float(np.quantile(known, tail)), float(np.quantile(known, 1 - tail))) if len(known) else _NONE)
-    return found
+        bounds.append((float(np.quantile(known, tail)), float(np.quantile(known, 1 - tail))) if len(known) else _NONE)
+    return bounds
 
 
 _NONE = (float("nan"), float("nan"))
 
 
 def pooled_advantages(
-    own_P_G: Floats, pool_P_H: Floats, *, scale: str, batch_deviation: float | Floats = np.nan
+    own_P_G: Floats, pool_P_H: Floats, *, scale: str, batch_standard_deviation: float | Floats = np.nan
 ) -> Floats:
-    """`regimes.advantages.pool_advantages` for many prompts at once, shape (P, G); baseline: the pool's mean.
+    """Return `regimes.advantages.pool_advantages` for many prompts at once, shape (P, G); baseline: the pool's mean.
 
     NaN rewards count in no mean and have advantage 0; a pool of equal rewards gives 0, and so does a reward that
-    differs from the mean by no more than rounding. `batch_deviation`: a number, or (P, 1)."""
+    differs from the mean by no more than rounding. `batch_standard_deviation`: a number, or (P, 1)."""
     scored = ~np.isnan(pool_P_H)
     count = scored.sum(axis=1, keepdims=True)
     values = np.where(scored, pool_P_H, 0.0)
@@ -85,23 +86,23 @@ def pooled_advantages(
         squares = np.where(scored, (pool_P_H - mean) ** 2, 0.0).sum(axis=1, keepdims=True)
         advantages = advantages / (np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON)
     elif scale == "batch":
-        advantages = advantages / (batch_deviation + EPSILON)
-    found: Floats = np.where((count > 0) & (highest > lowest), np.nan_to_num(advantages, nan=0.0), 0.0)
-    return found
+        advantages = advantages / (batch_standard_deviation + EPSILON)
+    result: Floats = np.where((count > 0) & (highest > lowest), np.nan_to_num(advantages, nan=0.0), 0.0)
+    return result
 
 
-def spread(values_P_H: Floats) -> Floats:
-    """The sample deviation (n - 1) of each row's numbers; 0 for fewer than two."""
+def row_standard_deviations(values_P_H: Floats) -> Floats:
+    """Return the standard deviation (n - 1) of each row's numbers; 0 for fewer than two."""
     scored = ~np.isnan(values_P_H)
     count = scored.sum(axis=1)
     mean = np.where(scored, values_P_H, 0.0).sum(axis=1) / np.maximum(count, 1)
     squares = np.where(scored, (values_P_H - mean[:, None]) ** 2, 0.0).sum(axis=1)
-    found: Floats = np.sqrt(squares / np.maximum(count - 1, 1)) * (count > 1)
-    return found
+    deviations: Floats = np.sqrt(squares / np.maximum(count - 1, 1)) * (count > 1)
+    return deviations
 
 
 def all_fail(samples: npt.ArrayLike, successes: npt.ArrayLike, k: int) -> Floats:
-    """Probability that k rollouts all fail, estimated from c successes in n samples.
+    """Return probability that k rollouts all fail, estimated from c successes in n samples.
 
     k <= n: C(n - c, k) / C(n, k), unbiased for (1 - p)^k. k > n: (1 - c / n)^k, which is not (a prompt without a
     success among n counts as hopeless).
@@ -113,5 +114,5 @@ def all_fail(samples: npt.ArrayLike, successes: npt.ArrayLike, k: int) -> Floats
             exact = exact * np.where(n > i, np.maximum(n - c - i, 0) / np.maximum(n - i, 1), 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         plugged = np.where(n > 0, 1 - c / np.maximum(n, 1), 1.0) ** k
-    found: Floats = np.where(k <= n, exact, plugged)
-    return found
+    probability: Floats = np.where(k <= n, exact, plugged)
+    return probability

@@ -14,8 +14,8 @@ import numpy as np
 
 from mutualrl.diagnostics.results import PoolMeasures, ValueCheck, ValueRow
 from mutualrl.diagnostics.rollouts import Bools, Floats, Ints, Rollouts
-from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, spread
-from mutualrl.regimes.advantages import deviation
+from mutualrl.diagnostics.statistics import pearson, pooled_advantages, ratio, row_standard_deviations
+from mutualrl.regimes.advantages import standard_deviation
 from mutualrl.seeds import seeded
 
 POOLS = ("true", "shuffled")
@@ -23,20 +23,20 @@ POOLS = ("true", "shuffled")
 
 @dataclass(frozen=True)
 class Scales:
-    """What advantages are divided by: `group`, `batch` or `none`; `own`: (local, pooled) of single policies, by
+    """Divisors of the advantages: `group`, `batch` or `none`; `own`: (local, pooled) of single policies, by
     name."""
 
     default: str = "group"
     own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def of(self, policy: str) -> tuple[str, str]:
-        """The local and the pooled rule's of a policy."""
+        """Return the local and the pooled rule's of a policy."""
         return self.own.get(policy, (self.default, self.default))
 
-    def told(self) -> str:
+    def described(self) -> str:
         """In words."""
-        every = sorted({scale for pair in self.own.values() for scale in pair} or {self.default})
-        return ", ".join(every)
+        scales = sorted({scale for pair in self.own.values() for scale in pair} or {self.default})
+        return ", ".join(scales)
 
 
 def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> ValueCheck:
@@ -57,7 +57,7 @@ def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> ValueCheck:
     return {
         "policies": list(rollouts.policies),
         "prompts": len(rollouts.prompt_ids),
-        "scale": scales.told(),
+        "scale": scales.described(),
         "rows": rows,
         "mean": mean,
     }
@@ -73,41 +73,41 @@ def _mean(measures: Sequence[PoolMeasures]) -> dict[str, float]:
 
 
 def shuffle(rollouts: Rollouts, learner: str, seed: int) -> Ints:
-    """Which unit's peer rewards each unit gets: a permutation within every round, the one that regime `xgrpo` with
-    `pool: shuffled` draws in that round."""
+    """Return which unit's peer rewards each unit gets: a permutation within every round, the one that regime `xgrpo`
+    with `pool: shuffled` draws in that round."""
     order = np.arange(len(rollouts.prompt_ids))
-    for round_ in np.unique(rollouts.rounds):
-        units = np.flatnonzero(rollouts.rounds == round_)
+    for round_index in np.unique(rollouts.rounds):
+        units = np.flatnonzero(rollouts.rounds == round_index)
         ranked = np.array(sorted(units, key=lambda p: rollouts.prompt_ids[p]))
-        drawn = seeded(seed, int(round_), "shuffled pool", learner).permutation(len(ranked))
+        drawn = seeded(seed, int(round_index), "shuffled pool", learner).permutation(len(ranked))
         order[ranked] = ranked[drawn]
     return order
 
 
 def advantages(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> tuple[Floats, Floats]:
-    """A_local and A_pool of the learner's rollouts, shape (P, G) each; 0 where there is no rollout. With scale `batch`
-    a round is a batch."""
+    """Return A_local and A_pool of the learner's rollouts, shape (P, G) each; 0 where there is no rollout. With
+    scale `batch` a round is a batch."""
     own = rollouts.rewards_M_P_G[learner]
     pool = np.concatenate([own, peers_P_H], axis=1)
     local, pooled = scales.of(rollouts.policies[learner])
     return (
-        pooled_advantages(own, own, scale=local, batch_deviation=_by_round(rollouts, own, local)),
-        pooled_advantages(own, pool, scale=pooled, batch_deviation=_by_round(rollouts, pool, pooled)),
+        pooled_advantages(own, own, scale=local, batch_standard_deviation=_by_round(rollouts, own, local)),
+        pooled_advantages(own, pool, scale=pooled, batch_standard_deviation=_by_round(rollouts, pool, pooled)),
     )
 
 
 def _by_round(rollouts: Rollouts, values_P_H: Floats, scale: str) -> Floats:
-    """The deviation of each unit's round, shape (P, 1)."""
-    found = np.full((len(values_P_H), 1), np.nan)
+    """Return the standard deviation of each unit's round, shape (P, 1)."""
+    deviations = np.full((len(values_P_H), 1), np.nan)
     if scale == "batch":
-        for round_ in np.unique(rollouts.rounds):
-            units = rollouts.rounds == round_
-            found[units] = deviation(values_P_H[units].ravel())
-    return found
+        for round_index in np.unique(rollouts.rounds):
+            units = rollouts.rounds == round_index
+            deviations[units] = standard_deviation(values_P_H[units].ravel())
+    return deviations
 
 
 def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> PoolMeasures:
-    """Five measures of a pool, `advantage_change` being the mean over prompts of |A_pool - A_local|.
+    """Return five measures of a pool, `advantage_change` being the mean over prompts of |A_pool - A_local|.
 
     `correlation`: over prompts, of that change with the peers' reward spread (their own prompt's, also under the
     shuffled pool). `sign_flips`: share of rollouts whose advantage goes between strictly positive and strictly
@@ -119,7 +119,7 @@ def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scale
     change = np.where(present, pooled - local, 0.0)
     size = np.abs(change).sum(axis=1) / count
     return {
-        "correlation": pearson(spread(rollouts.peer_rewards(learner)), size),
+        "correlation": pearson(row_standard_deviations(rollouts.peer_rewards(learner)), size),
         "sign_flips": float(ratio((local * pooled < 0)[present].sum(), present.sum())),
         "sign_changes": float(ratio((np.sign(local) != np.sign(pooled))[present].sum(), present.sum())),
         "advantage_change": float(size.mean()),

@@ -1,4 +1,4 @@
-"""How a learner is fine-tuned on its peers' successes. The defaults are the paper's."""
+"""Settings of the fine-tuning of a learner on its peers' successes. The defaults are the paper's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,32 @@ from mutualrl.recipes.schema import LoraSection, Section
 
 #: keys of TRL's SFTConfig that the command decides itself
 OURS = frozenset(
-    ("output_dir", "learning_rate", "lr_scheduler_type", "num_train_epochs", "max_steps", "warmup_steps",
-     "warmup_ratio", "per_device_train_batch_size", "seed", "report_to", "save_strategy", "eval_strategy",
-     "logging_steps", "logging_strategy", "disable_tqdm", "remove_unused_columns", "completion_only_loss",
-     "max_length", "packing", "trust_remote_code", "model_init_kwargs", "dataset_text_field", "push_to_hub")
-)  # fmt: skip
+    (
+        "output_dir",
+        "learning_rate",
+        "lr_scheduler_type",
+        "num_train_epochs",
+        "max_steps",
+        "warmup_steps",
+        "warmup_ratio",
+        "per_device_train_batch_size",
+        "seed",
+        "report_to",
+        "save_strategy",
+        "eval_strategy",
+        "logging_steps",
+        "logging_strategy",
+        "disable_tqdm",
+        "remove_unused_columns",
+        "completion_only_loss",
+        "max_length",
+        "packing",
+        "trust_remote_code",
+        "model_init_kwargs",
+        "dataset_text_field",
+        "push_to_hub",
+    )
+)
 
 
 class DistillSettings(Section):
@@ -41,8 +62,9 @@ class DistillSettings(Section):
 
 
 def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSettings:
-    """The settings of a command: `--start`, `--seed`, and `--set KEY=VALUE` for the rest (`learning_rate=1e-4`,
-    `lora=null`, `lora.r=8`, `trainer.gradient_accumulation_steps=4`). Raises RecipeError, UsageError."""
+    """Return the settings of a command: `--start`, `--seed`, and `--set KEY=VALUE` for the rest
+    (`learning_rate=1e-4`, `lora=null`, `lora.r=8`, `trainer.gradient_accumulation_steps=4`). Raises RecipeError,
+    UsageError."""
     tree: dict[str, Any] = {"start": start, "seed": seed}
     layers = Layers(tree)
     for assignment in assignments:
@@ -63,7 +85,7 @@ def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSet
 
 
 def new_directory(path: Path) -> Path:
-    """`path`, made. Raises UsageError when something is there already."""
+    """Return `path`, made. Raises UsageError when it already exists."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"--out {path} is taken; name a directory that is new or empty")
     try:

@@ -17,8 +17,8 @@ from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
-from mutualrl.distillation.harvest import Lesson
 from mutualrl.distillation.settings import DistillSettings
+from mutualrl.distillation.successes import DistillationExample
 from mutualrl.errors import DataError, ModelError, RecipeError
 from mutualrl.records import Prompt
 from mutualrl.regimes.losses import row_nll
@@ -32,40 +32,46 @@ if TYPE_CHECKING:
 
 
 class Examples(NamedTuple):
-    """The examples of a learner as token ids, and how many successes its tokenizer cannot carry exactly."""
+    """Examples of a learner as token ids, and how many successes its tokenizer cannot carry exactly."""
 
     data: Dataset
-    unfit: int
+    unencodable: int
 
 
 def examples(
-    lessons: Sequence[Lesson],
+    distillation_examples: Sequence[DistillationExample],
     prompts: Iterable[Prompt],
     tokenizer: PreTrainedTokenizerBase,
     template: Mapping[str, Any],
     limit: int | None,
 ) -> Examples:
-    """Each lesson after the learner's own prompt tokens, as SGT packs it (paper, Section "Implementation details for
-    Success-Gated Transfer"); the loss is on the text alone. Raises DataError when none is left."""
-    found = list(lessons)
-    if limit is not None and len(found) > limit:
-        found = [found[i * len(found) // limit] for i in range(limit)]
+    """Return each example after the learner's own prompt tokens, as SGT packs it (paper, Section "Implementation
+    details for Success-Gated Transfer"); the loss is on the text alone. Raises DataError when none is left."""
+    taught = list(distillation_examples)
+    if limit is not None and len(taught) > limit:
+        taught = [taught[i * len(taught) // limit] for i in range(limit)]
     by_text = {prompt.text: prompt for prompt in prompts}
-    asked = sorted({lesson.prompt for lesson in found})
-    heads = dict(zip(asked, prompt_ids([by_text[key].content for key in asked], tokenizer, template), strict=True))
+    prompts_taught = sorted({example.prompt for example in taught})
+    heads = dict(
+        zip(
+            prompts_taught,
+            prompt_ids([by_text[key].content for key in prompts_taught], tokenizer, template),
+            strict=True,
+        )
+    )
     rows: dict[str, list[list[int]]] = {"input_ids": [], "completion_mask": []}
-    unfit = 0
-    for lesson in found:
-        carried = retokenize(lesson.text, tokenizer, ended=True)
-        if not carried.exact or not carried.ids:
-            unfit += 1
+    unencodable = 0
+    for example in taught:
+        retokenized = retokenize(example.text, tokenizer, ended=True)
+        if not retokenized.exact or not retokenized.ids:
+            unencodable += 1
             continue
-        head = heads[lesson.prompt]
-        rows["input_ids"].append([*head, *carried.ids])
-        rows["completion_mask"].append([0] * len(head) + [1] * len(carried.ids))
+        head = heads[example.prompt]
+        rows["input_ids"].append([*head, *retokenized.ids])
+        rows["completion_mask"].append([0] * len(head) + [1] * len(retokenized.ids))
     if not rows["input_ids"]:
         raise DataError("the peers have no success that this learner could be taught")
-    return Examples(Dataset.from_dict(rows), unfit)
+    return Examples(Dataset.from_dict(rows), unencodable)
 
 
 class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are followed as Any
@@ -79,7 +85,7 @@ class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The loss of a batch; with several batches a step their mean, which `Trainer` leaves to it."""
+        """Return the loss of a batch; with several batches per step their mean, which `Trainer` leaves to it."""
         labels = inputs["labels"]
         outputs = model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)
         logits, labels = outputs.logits[:, :-1].float(), labels[:, 1:]
@@ -91,12 +97,17 @@ class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are
 
 
 def fine_tune(
-    start: str, revision: str | None, trust_remote_code: bool, tokenizer: PreTrainedTokenizerBase, data: Dataset,
-    settings: DistillSettings, out: Path,
-) -> dict[str, object]:  # fmt: skip
+    start: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Dataset,
+    settings: DistillSettings,
+    out: Path,
+) -> dict[str, object]:
     """Fine-tune the model `start` on the examples; the result goes to `out`/model (an adapter merged there, and alone
     in `out`/adapter). Returns `steps`, `seconds`, `loss` (means over the first and the last
-    tenth of the steps, nats a token)."""
+    tenth of the steps, nats per token)."""
     logging.disable_progress_bar()
     cpu = not torch.cuda.is_available()
     try:
@@ -127,9 +138,12 @@ def fine_tune(
     set_seed(settings.seed)
     try:
         trainer = PairTrainer(
-            model=start, args=args, train_dataset=data, processing_class=tokenizer,
+            model=start,
+            args=args,
+            train_dataset=data,
+            processing_class=tokenizer,
             peft_config=lora_config(settings.lora),
-        )  # fmt: skip
+        )
         trainer.remove_callback(PrinterCallback)
         began = time.monotonic()
         trainer.train()

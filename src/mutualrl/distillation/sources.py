@@ -1,4 +1,4 @@
-"""The runs that a distillation reads: standalone, finished, of one task."""
+"""Runs that a distillation reads: standalone, finished, of one task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from mutualrl.errors import UsageError
 from mutualrl.recipes import Recipe, load
-from mutualrl.recipes.agreement import load_prompts
+from mutualrl.recipes.agreement import load_recipe_prompts
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.storage.files import user_path
@@ -18,8 +18,8 @@ from mutualrl.storage.rundir import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A policy of a run, with its run, recipe and the content of run.json."""
+class SourceRun:
+    """Policy of a run, with its run, recipe and the content of run.json."""
 
     policy: str
     run: RunDirectory
@@ -28,25 +28,25 @@ class Source:
 
     @property
     def prompts(self) -> dict[str, Prompt]:
-        """Its run's training prompts by id."""
-        return {prompt.id: prompt for prompt in load_prompts(self.recipe, "train")}
+        """Return its run's training prompts by id."""
+        return {prompt.id: prompt for prompt in load_recipe_prompts(self.recipe, "train")}
 
     @property
     def rounds(self) -> int:
-        """How many rounds its run made."""
+        """Return how many rounds its run made."""
         plan, iterations = self.info.fingerprint, self.recipe.trainer_settings(self.policy).get("num_iterations", 1)
         return -(-int(plan["steps"]) // (int(plan["optimizer_steps_per_round"]) * int(iterations)))
 
     @property
     def template(self) -> dict[str, Any]:
-        """Arguments of its chat template."""
+        """Return arguments of its chat template."""
         return self.recipe.trainer_settings(self.policy).get("chat_template_kwargs") or {}
 
 
-def sources(runs: Sequence[Path]) -> dict[str, Source]:
-    """Every policy of the runs by name. Raises UsageError for a run that is not plain GRPO or did not finish, and for
-    a name that two runs have."""
-    found: dict[str, Source] = {}
+def sources(runs: Sequence[Path]) -> dict[str, SourceRun]:
+    """Return every policy of the runs by name. Raises UsageError for a run that is not plain GRPO or did not finish,
+    and for a name that two runs have."""
+    source_runs: dict[str, SourceRun] = {}
     for path in runs:
         run = RunDirectory(user_path(path))
         info = run.info()
@@ -57,26 +57,27 @@ def sources(runs: Sequence[Path]) -> dict[str, Source]:
                 "mutualrl train --regime grpo --exchange full"
             )
         for policy in recipe.policies:
-            if policy.name in found:
+            if policy.name in source_runs:
                 raise UsageError(
-                    f"policy {policy.name!r} is in {found[policy.name].run.root} and in {path}; give each policy once"
+                    f"policy {policy.name!r} is in {source_runs[policy.name].run.root} and in {path}; "
+                    "give each policy once"
                 )
             if not (run.policy(policy.name).model / "config.json").is_file():
                 raise UsageError(f"{path}: the run has no trained model of {policy.name!r} (did it finish?)")
-            found[policy.name] = Source(policy.name, run, recipe, info)
-    if len(found) < 2:
-        raise UsageError(f"a learner needs a peer; found {', '.join(found) or 'no policy'}: name a further run")
-    return found
+            source_runs[policy.name] = SourceRun(policy.name, run, recipe, info)
+    if len(source_runs) < 2:
+        raise UsageError(f"a learner needs a peer; found {', '.join(source_runs) or 'no policy'}: name a further run")
+    return source_runs
 
 
 def require_same_prompts(prompts: Mapping[str, Mapping[str, Prompt]]) -> None:
     """Raise UsageError when a policy was trained on other prompts than the first, by their texts."""
-    texts = {name: {prompt.text for prompt in mine.values()} for name, mine in prompts.items()}
+    texts = {name: {prompt.text for prompt in own_prompts.values()} for name, own_prompts in prompts.items()}
     first = next(iter(texts))
-    for name, mine in texts.items():
-        if mine != texts[first]:
-            example = min(mine ^ texts[first])
+    for name, own_prompts in texts.items():
+        if own_prompts != texts[first]:
+            example = min(own_prompts ^ texts[first])
             raise UsageError(
-                f"{name!r} was trained on other prompts than {first!r} ({len(mine ^ texts[first])} are only one's, "
-                f"such as {example[:60]!r}); peers must have seen the same"
+                f"{name!r} was trained on other prompts than {first!r} ({len(own_prompts ^ texts[first])} are only "
+                f"one's, such as {example[:60]!r}); peers must have seen the same"
             )

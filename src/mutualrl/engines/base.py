@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to decode. `temperature` 0 is greedy; `seed` fixes the sampling noise."""
+    """Decoding settings. `temperature` 0 is greedy; `seed` fixes the sampling noise."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -32,24 +32,24 @@ def check_temperature(temperature: float | None) -> None:
 
 
 class Engine(Protocol):
-    """A model that answers prompts, given as token ids. Its callers use nothing else."""
+    """Model that answers prompts, given as token ids. Its callers use nothing else."""
 
     name: str
 
     @property
     def context(self) -> int:
-        """How many positions the model has, prompt and completion together."""
+        """Return how many positions the model has, prompt and completion together."""
         ...
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
-        """The tokens that end a completion."""
+        """Return the tokens that end a completion."""
         ...
 
     def generate_ids(
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Return `sampling.samples` completions of every prompt, in the prompts' order; `on_batch` is told how many
+        """Return `sampling.samples` completions of every prompt, in the prompts' order; `on_batch` receives how many
         prompts are done."""
         ...
 
@@ -59,7 +59,7 @@ class Engine(Protocol):
 
 
 class ScoringEngine(Engine, Protocol):
-    """An engine that also gives the log-probs of given tokens."""
+    """Engine that also gives the log-probs of given tokens."""
 
     def logprobs(
         self,

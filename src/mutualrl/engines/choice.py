@@ -1,11 +1,11 @@
-"""Which engine answers for a model: vLLM where it is installed and has kernels for it, else transformers."""
+"""Choice of the engine for a model: vLLM where it is installed and has kernels for it, else transformers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, ScoringEngine
-from mutualrl.engines.vllm_engine import VLLMEngine, installed, problem_with
+from mutualrl.engines.vllm_engine import VLLMEngine, installed, vllm_problem
 from mutualrl.errors import MachineError, UsageError
 
 if TYPE_CHECKING:
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 ENGINES = ("transformers", "vllm")
 
 
-def check_engine(asked: str | None) -> None:
+def check_engine(requested: str | None) -> None:
     """Raise UsageError for an unknown engine, MachineError for vLLM where it is not installed."""
-    if asked is not None and asked not in ENGINES:
-        raise UsageError(f"--engine {asked}: expected one of: {', '.join(ENGINES)}")
-    if asked == "vllm" and not installed():
+    if requested is not None and requested not in ENGINES:
+        raise UsageError(f"--engine {requested}: expected one of: {', '.join(ENGINES)}")
+    if requested == "vllm" and not installed():
         raise MachineError(
             "--engine vllm: vLLM is not installed; pip install 'mutualrl[node]', or --engine transformers"
         )
 
 
-def chosen_engine(asked: str | None, path: str, *, revision: str | None, trust_remote_code: bool) -> str:
-    """The name of the engine for a model. Raises UsageError, with the reason, when vLLM was asked for and cannot run
-    it."""
-    if asked == "transformers" or not installed():
+def chosen_engine(requested: str | None, path: str, *, revision: str | None, trust_remote_code: bool) -> str:
+    """Return the name of the engine for a model. Raises UsageError, with the reason, when vLLM was asked for and
+    cannot run it."""
+    if requested == "transformers" or not installed():
         return "transformers"
-    problem = problem_with(path, revision=revision, trust_remote_code=trust_remote_code)
+    problem = vllm_problem(path, revision=revision, trust_remote_code=trust_remote_code)
     if problem is None:
         return "vllm"
-    if asked == "vllm":
+    if requested == "vllm":
         raise UsageError(f"--engine vllm: model {path!r} is not supported: {problem}; use --engine transformers")
     return "transformers"
 

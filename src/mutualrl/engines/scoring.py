@@ -22,7 +22,8 @@ _ROWS = 64
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """How many positions a model has (its config's `max_position_embeddings`). Raises ModelError for fewer than two."""
+    """Return how many positions a model has (its config's `max_position_embeddings`). Raises ModelError for fewer
+    than two."""
     config = model.config.get_text_config()
     length = int(getattr(config, "max_position_embeddings", 1 << 20))
     if length < 2:
@@ -33,7 +34,7 @@ def context_length(model: PreTrainedModel) -> int:
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """Where a model was loaded from."""
+    """Return where a model was loaded from."""
     return str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
 
 
@@ -53,18 +54,19 @@ def completion_logprobs(
     completions: Sequence[Sequence[int]],
     on_batch: Callable[[int], None] | None = None,
 ) -> list[Floats]:
-    """log p(token | prompt, earlier tokens) of every completion token, nats, at temperature 1.
+    """Return log p(token | prompt, earlier tokens) of every completion token, nats, at temperature 1.
 
-    Every prompt needs at least one token; prompt and completion together must fit the model's context. `on_batch` is
-    told the number of rows done. Raises ValueError for a row that does not fit, ModelError for an id that the model has
-    no embedding of, and for a model that answers with no numbers.
-    """
+    Every prompt needs at least one token; prompt and completion together must fit the model's context. `on_batch`
+    receives the number of rows done. Raises ValueError for a row that does not fit, ModelError for an id that the model
+    has no embedding of, and for a model that answers with no numbers."""
     limit = context_length(model)
     rows = [(list(prompt), list(completion)) for prompt, completion in zip(prompts, completions, strict=True)]
     for number, (prompt, completion) in enumerate(rows):
         if not prompt or len(prompt) + len(completion) > limit:
-            raise ValueError(f"row {number}: {len(prompt)} + {len(completion)} tokens, expected 1 or more + the rest "
-                             f"within the context of {limit}")  # fmt: skip
+            raise ValueError(
+                f"row {number}: {len(prompt)} + {len(completion)} tokens, expected 1 or more + the rest "
+                f"within the context of {limit}"
+            )
     check_vocabulary(model, max((token for row in rows for side in row for token in side), default=0))
     results: list[Floats] = [np.zeros(0)] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
@@ -72,9 +74,7 @@ def completion_logprobs(
         chosen = order[start : start + _ROWS]
         for row, values in zip(chosen, _batch(model, [rows[i] for i in chosen]), strict=True):
             if not np.isfinite(values).all():
-                raise ModelError(
-                    f"model {name_of(model)!r} gives log-probs that are no numbers; are its weights whole?"
-                )
+                raise ModelError(f"model {name_of(model)!r} returned non-finite log-probs; the weights may be corrupt")
             results[row] = values
         if on_batch is not None:
             on_batch(len(chosen))
@@ -98,10 +98,10 @@ def _batch(model: PreTrainedModel, rows: Sequence[tuple[list[int], list[int]]]) 
 
 
 def _next_token_logprobs(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """log p of ids[:, 1:], shape (B, W - 1), a few positions at a time so that the logits stay bounded."""
+    """Return log p of ids[:, 1:], shape (B, W - 1), a few positions at a time so that the logits stay bounded."""
     batch, width = ids.shape
     step = max(16, _LOGITS // (batch * model.config.get_text_config().vocab_size))
-    past, found = None, []
+    past, logprobs = None, []
     for start in range(0, width - 1, step):
         stop = min(start + step, width - 1)
         output = model(
@@ -113,8 +113,8 @@ def _next_token_logprobs(model: PreTrainedModel, ids: torch.Tensor, mask: torch.
         past = output.past_key_values
         logits = output.logits.float()
         chosen = ids[:, start + 1 : stop + 1, None]
-        found.append(logits.gather(-1, chosen).squeeze(-1) - logits.logsumexp(-1))
-    return torch.cat(found, dim=1) if found else torch.zeros((batch, 0))
+        logprobs.append(logits.gather(-1, chosen).squeeze(-1) - logits.logsumexp(-1))
+    return torch.cat(logprobs, dim=1) if logprobs else torch.zeros((batch, 0))
 
 
 def text_logprobs(
@@ -123,10 +123,10 @@ def text_logprobs(
     texts: Sequence[Sequence[int]],
     on_batch: Callable[[int], None] | None = None,
 ) -> list[Floats]:
-    """log p of every token of texts that stand behind a start token, nats.
+    """Return log p of every token of texts that stand behind a start token, nats.
 
     A text longer than the context is scored in windows, each behind a start token of its own: its tokens see at most
-    their window. `on_batch` is told the number of windows done.
+    their window. `on_batch` receives the number of windows done.
     """
     size = context_length(model) - 1
     windows, owner = [], []
@@ -142,5 +142,5 @@ def text_logprobs(
 
 
 def start_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that a text is scored behind: the beginning of a sequence, or else its end."""
+    """Return the token that a text is scored behind: the beginning of a sequence, or else its end."""
     return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)

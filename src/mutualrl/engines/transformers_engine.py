@@ -71,13 +71,13 @@ class TransformersEngine:
     def generate(
         self, prompts: Sequence[Content], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Completions of every prompt; `on_batch` is told the number of prompts done."""
+        """Return completions of every prompt; `on_batch` receives the number of prompts done."""
         return self.generate_ids(prompt_ids(prompts, self.tokenizer, self.template), sampling, on_batch)
 
     def generate_ids(
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """The same for prompts that are token ids already."""
+        """Return the same for prompts that are token ids already."""
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         results: list[list[Completion]] = [[] for _ in ids]
         if sampling.temperature > 0:
@@ -107,7 +107,7 @@ class TransformersEngine:
 
     @property
     def context(self) -> int:
-        """How many positions the model has."""
+        """Return how many positions the model has."""
         return context_length(self.model)
 
     def logprobs(
@@ -142,14 +142,15 @@ class TransformersEngine:
             output = self.model.generate(
                 input_ids=tokens, attention_mask=mask, generation_config=self._config(sampling)
             )
-        kept = [self._cut(row) for row in output[:, width:].tolist()]
-        texts = self.tokenizer.batch_decode(kept, skip_special_tokens=True)
+        completions = [self._cut(row) for row in output[:, width:].tolist()]
+        texts = self.tokenizer.batch_decode(completions, skip_special_tokens=True)
         return [
-            Completion(tuple(row), text, ended(row, self.eos_token_ids)) for row, text in zip(kept, texts, strict=True)
+            Completion(tuple(row), text, ended(row, self.eos_token_ids))
+            for row, text in zip(completions, texts, strict=True)
         ]
 
     def _cut(self, row: list[int]) -> list[int]:
-        """The ids up to and with the first end."""
+        """Return the ids up to and with the first end."""
         ends = [i for i, token in enumerate(row) if token in self.eos_token_ids]
         return row[: ends[0] + 1] if ends else row
 
@@ -160,11 +161,11 @@ def _no_defaults(model: PreTrainedModel) -> Iterator[None]:
 
     transformers fills whatever a generation config leaves open from the model's.
     """
-    kept, model.generation_config = model.generation_config, GenerationConfig()
+    saved, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = kept
+        model.generation_config = saved
 
 
 def _config_of(path: str, revision: str | None, trust_remote_code: bool) -> Any:
@@ -175,18 +176,19 @@ def _config_of(path: str, revision: str | None, trust_remote_code: bool) -> Any:
 
 
 def context_of(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int:
-    """How many positions a model has, from its configuration alone. Raises ModelError when that cannot be loaded."""
+    """Return how many positions a model has, from its configuration alone. Raises ModelError when that cannot be
+    loaded."""
     config = _config_of(path, revision, trust_remote_code).get_text_config()
     return int(getattr(config, "max_position_embeddings", 1 << 20))
 
 
 def commit_of(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """The commit of a model of the hub. Raises ModelError when its configuration cannot be loaded."""
+    """Return the commit of a model of the hub. Raises ModelError when its configuration cannot be loaded."""
     return str(getattr(_config_of(path, revision, trust_remote_code), "_commit_hash", None) or revision or "main")
 
 
 def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """A tokenizer by path or hub id, set up as TRL does (padding and truncation on the left).
+    """Return a tokenizer by path or hub id, set up as TRL does (padding and truncation on the left).
 
     Raises ModelError when it cannot be loaded.
     """

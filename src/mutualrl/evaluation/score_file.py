@@ -12,23 +12,23 @@ from mutualrl.errors import DataError
 from mutualrl.evaluation.verify import verified
 from mutualrl.storage.files import user_path
 from mutualrl.tasks.boxed import boxed_score, last_boxed
-from mutualrl.tasks.rows import Row, read_rows
+from mutualrl.tasks.rows import DatasetRow, read_rows
 from mutualrl.tasks.scoring import breakdown, standard_error
 
 _COMPLETION = ("completion", "y_text")  # the second is the name in an evaluation's own files
 
 
 def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str, Any]:
-    """`{"n", "correct", "accuracy", "stderr", "no_box"}` of a file's rows, `no_box` a share; with a text field `group`
-    also `"groups"`, with `math-verify` also `"math_verify"`
-    and `"unverified"`, its answers that were not decided.
+    """Return `{"n", "correct", "accuracy", "stderr", "no_box"}` of a file's rows, `no_box` a share; with a text
+    field `group` also `"groups"`, with `math-verify` also `"math_verify"` and `"unverified"`, its answers that were
+    not decided.
 
     Raises DataError naming file, row and field; every row of the file counts.
     """
     file = user_path(path)
     completions, answers, groups = [], [], []
     for number_, values in read_rows(file):
-        row = Row(values, str(file), number_)
+        row = DatasetRow(values, str(file), number_)
         field = next((name for name in _COMPLETION if name in values), _COMPLETION[0])
         text, answer = row.take(field), row.take("answer")
         if not isinstance(text, str):
@@ -59,17 +59,29 @@ def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str,
 
 
 def markdown(result: dict[str, Any], path: Path) -> str:
-    """The table of a scored file."""
+    """Return the table of a scored file."""
     head = ["score", "n", "correct", "accuracy", "standard error", "no box", "unverified"]
     rows = [
         [
-            "exact match", str(result["n"]), str(result["correct"]), number(result["accuracy"]),
-            number(result["stderr"]), number(result["no_box"]), "",
+            "exact match",
+            str(result["n"]),
+            str(result["correct"]),
+            number(result["accuracy"]),
+            number(result["stderr"]),
+            number(result["no_box"]),
+            "",
         ]
-    ]  # fmt: skip
+    ]
     if (lenient := result.get("math_verify")) is not None:
         rows.append(
-            ["math-verify", str(lenient["n"]), str(lenient["correct"]), number(lenient["accuracy"]), "", "",
-             str(lenient["unverified"])]
-        )  # fmt: skip
+            [
+                "math-verify",
+                str(lenient["n"]),
+                str(lenient["correct"]),
+                number(lenient["accuracy"]),
+                "",
+                "",
+                str(lenient["unverified"]),
+            ]
+        )
     return table(f"completions of {path.name}", head, rows)

@@ -1,8 +1,10 @@
 """The lenient score: `math-verify` in processes that are killed at a deadline.
 
 It parses and computes with what a model wrote. A completion such as `\\boxed{9^{9^{9}}}` would never return, and holds
-the interpreter's lock: hence other processes, a deadline of 2 s for each answer, and a third verdict, `unverified`, for
-what was not decided. Its score stands beside the exact one; nothing is ever exchanged by it."""
+the interpreter's lock: hence other processes, a deadline for each answer, and a third verdict, `unverified`, for what
+was not decided. The deadline is 2 s of the process's CPU time, so that a busy machine gives the same verdicts; a
+process that does not compute at all is killed after 60 s. Its score stands beside the exact one; nothing is ever
+exchanged by it."""
 
 from __future__ import annotations
 
@@ -13,17 +15,20 @@ import selectors
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import IO, Any
 
+import psutil
 from rich.console import Console
 from rich.progress import Progress
 
 from mutualrl.errors import MachineError
 from mutualrl.tasks.boxed import last_boxed
 
-DEADLINE = 2.0  # seconds an answer
+DEADLINE = 2.0  # CPU seconds per answer
+LATEST = 60.0  # seconds per answer, however little it computed
 STARTING = 60.0  # seconds until a process has imported the library
 WORKERS = 2
 LONGEST = 100_000  # characters: of a longer completion its last box alone is looked at, or its end
@@ -43,7 +48,7 @@ def _short(completion: str) -> str:
 
 
 class _Worker:
-    """A process, and which answer it is at. `sent`: when it got it, or None while it still starts."""
+    """Process, and which answer it is at. `deadline`: when to look at it next."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -57,6 +62,8 @@ class _Worker:
         self.deadline = time.monotonic() + STARTING
         self.pending = b""
         self.ready = False
+        self._latest = self.deadline
+        self._began = 0.0
 
     @property
     def stdout(self) -> IO[bytes]:
@@ -66,10 +73,26 @@ class _Worker:
     def give(self, place: int, completion: str, answer: str) -> None:
         assert self.process.stdin is not None
         self.place, self.deadline = place, time.monotonic() + DEADLINE
+        self._latest, self._began = time.monotonic() + LATEST, self._cpu_seconds()
         line = json.dumps({"completion": _short(completion), "answer": answer}) + "\n"
         with contextlib.suppress(BrokenPipeError):  # it died meanwhile, which the next look at it finds
             self.process.stdin.write(line.encode())
             self.process.stdin.flush()
+
+    def has_time_left(self) -> bool:
+        """Return whether it may go on, and set the deadline to when it will have used its CPU time at the earliest."""
+        now = time.monotonic()
+        if self.place is None or now >= self._latest:
+            return self.deadline > now
+        self.deadline = min(now + DEADLINE - (self._cpu_seconds() - self._began), self._latest)
+        return self.deadline > now
+
+    def _cpu_seconds(self) -> float:
+        try:
+            times = psutil.Process(self.process.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
 
     def end(self) -> None:
         self.process.kill()
@@ -81,13 +104,13 @@ class _Worker:
 
 
 def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> list[bool | None]:
-    """Whether each (completion, answer) agrees; None where it was not decided within the deadline, or at all.
+    """Return whether each (completion, answer) agrees; None where it was not decided within the deadline, or at all.
 
     Raises MachineError when the library cannot be started.
     """
     check_installed()
-    found: list[bool | None] = [None] * len(pairs)
-    waiting = iter(range(len(pairs)))
+    results: list[bool | None] = [None] * len(pairs)
+    waiting = deque(range(len(pairs)))
     left = len(pairs)
     workers: list[_Worker] = []
     with (
@@ -112,15 +135,16 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
                 nearest = min(worker.deadline for worker in workers)
                 for key, _ in ready.select(max(0.0, nearest - time.monotonic())):
                     worker = key.data
-                    left -= _hear(worker, found, bars, bar)
+                    left -= _hear(worker, results, bars, bar)
                     if worker.process.poll() is not None or worker.place is not None or not worker.ready:
                         continue
-                    if (place := next(waiting, None)) is None:
-                        worker.deadline = float("inf")
-                    else:
+                    if waiting:
+                        place = waiting.popleft()
                         worker.give(place, *pairs[place])
+                    else:
+                        worker.deadline = float("inf")
                 for worker in list(workers):
-                    if worker.process.poll() is None and worker.deadline > time.monotonic():
+                    if worker.process.poll() is None and worker.has_time_left():
                         continue
                     if not worker.ready:
                         raise MachineError("math-verify cannot be started; does `import math_verify` work here?")
@@ -131,22 +155,22 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
         finally:
             for worker in list(workers):
                 drop(worker)
-    return found
+    return results
 
 
-def _hear(worker: _Worker, found: list[bool | None], bars: Progress, bar: Any) -> int:
+def _hear(worker: _Worker, result: list[bool | None], bars: Progress, bar: Any) -> int:
     """Read what a process says; returns how many answers that decides (0 or 1)."""
     *lines, worker.pending = (worker.pending + os.read(worker.stdout.fileno(), 65536)).split(b"\n")
     decided = 0
     for line in lines:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:  # a library's own words
             continue
-        if "verdict" not in said:
+        if "verdict" not in message:
             worker.ready = True
         elif worker.place is not None:
-            found[worker.place] = said["verdict"]
+            result[worker.place] = message["verdict"]
             worker.place = None
             bars.advance(bar)
             decided += 1
@@ -154,12 +178,12 @@ def _hear(worker: _Worker, found: list[bool | None], bars: Progress, bar: Any) -
 
 
 def verified(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> dict[str, object]:
-    """`{"n", "correct", "accuracy", "unverified"}`: what was not decided counts as wrong in the accuracy."""
-    every = verdicts(pairs, console)
-    correct = sum(verdict is True for verdict in every)
+    """Return `{"n", "correct", "accuracy", "unverified"}`: what was not decided counts as wrong in the accuracy."""
+    all_items = verdicts(pairs, console)
+    correct = sum(verdict is True for verdict in all_items)
     return {
-        "n": len(every),
+        "n": len(all_items),
         "correct": correct,
-        "accuracy": correct / len(every),
-        "unverified": sum(verdict is None for verdict in every),
+        "accuracy": correct / len(all_items),
+        "unverified": sum(verdict is None for verdict in all_items),
     }

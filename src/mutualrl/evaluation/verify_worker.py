@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 
-OWN_DEADLINE = 4.0  # seconds an answer, should nobody be there any more to end this process: SIGALRM does
+OWN_DEADLINE = 4.0  # seconds per answer, should nobody be there any more to end this process: SIGALRM does
 MEMORY = 4 * 2**30  # bytes of address space: a tower of powers must not take the machine's
 
 

@@ -1,1 +1,1 @@
-"""What this machine has, and what a recipe needs of it."""
+"""Devices and software of this machine, and what a recipe needs of it."""

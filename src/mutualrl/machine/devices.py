@@ -1,4 +1,4 @@
-"""What this machine has: GPUs by nvidia-smi, CPU cores by affinity. No torch."""
+"""Devices of this machine: GPUs by nvidia-smi, CPU cores by affinity. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The GPUs (CUDA_VISIBLE_DEVICES respected) and the cores that this process may run on."""
+    """Return the GPUs (CUDA_VISIBLE_DEVICES respected) and the cores that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     return Machine(_gpus(), len(affinity(0)) if affinity is not None else os.cpu_count() or 1)
 
@@ -36,8 +36,8 @@ def _gpus() -> tuple[str, ...]:
         raise MachineError("nvidia-smi did not answer in 20 s; set CUDA_VISIBLE_DEVICES='' to run on the CPU") from None
     if answer.returncode != 0:
         return ()
-    found = tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+    results = tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
     if visible is None:
-        return found
+        return results
     chosen = [g.strip() for g in visible.split(",") if g.strip()]
     return tuple(chosen[: next((i for i, g in enumerate(chosen) if g.startswith("-")), len(chosen))])

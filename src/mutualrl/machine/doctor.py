@@ -1,4 +1,5 @@
-"""What this machine offers to a run, and what it lacks: one row a question, each with what to do."""
+"""`mutualrl doctor`: what this machine offers to a run, and what it lacks: one row per question, each with what to
+do."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _SLOW_SIGHT_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CheckResult:
     """One answer. `advice` says what to do where the status is not ok."""
 
     check: str
@@ -44,8 +45,8 @@ class Row:
     advice: str = ""
 
 
-def examine(directory: Path) -> Iterator[Row]:
-    """All rows; the file system that is probed is the one of `directory`, which must exist."""
+def examine(directory: Path) -> Iterator[CheckResult]:
+    """Yield all rows; the file system that is probed is the one of `directory`, which must exist."""
     yield _python()
     yield from _packages()
     yield from _devices()
@@ -56,13 +57,13 @@ def examine(directory: Path) -> Iterator[Row]:
     yield from _file_system(directory)
 
 
-def _python() -> Row:
-    """pip refuses an older one; here it is only named."""
-    return Row("python", "ok", platform.python_version())
+def _python() -> CheckResult:
+    """Return pip refuses an older one; here it is only named."""
+    return CheckResult("python", "ok", platform.python_version())
 
 
-def _packages() -> Iterator[Row]:
-    """The packages of our own metadata, against the versions that it allows."""
+def _packages() -> Iterator[CheckResult]:
+    """Yield the packages of our own metadata, against the versions that it allows."""
     for line in metadata.requires("mutualrl") or ():
         requirement = Requirement(line)
         marker = requirement.marker
@@ -74,9 +75,9 @@ def _packages() -> Iterator[Row]:
         except metadata.PackageNotFoundError:
             if extra:
                 advice = "only GPU nodes need it: pip install 'mutualrl[node]'"
-                yield Row(requirement.name, "warn", "not installed", advice)
+                yield CheckResult(requirement.name, "warn", "not installed", advice)
             else:
-                yield Row(
+                yield CheckResult(
                     requirement.name,
                     "fail",
                     "not installed",
@@ -84,100 +85,108 @@ def _packages() -> Iterator[Row]:
                 )
             continue
         if requirement.specifier.contains(version.partition("+")[0], prereleases=True):
-            yield Row(requirement.name, "ok", version)
+            yield CheckResult(requirement.name, "ok", version)
         else:
             advice = f"pip install '{requirement.name}{requirement.specifier}'"
-            yield Row(requirement.name, "fail", f"{version}, supported is {requirement.specifier}", advice)
+            yield CheckResult(requirement.name, "fail", f"{version}, supported is {requirement.specifier}", advice)
 
 
-def _devices() -> Iterator[Row]:
+def _devices() -> Iterator[CheckResult]:
     try:
         machine = this_machine()
     except MachineError as error:
-        yield Row("GPUs", "fail", str(error), "check the driver: nvidia-smi")
+        yield CheckResult("GPUs", "fail", str(error), "check the driver: nvidia-smi")
         return
-    yield Row("CPU cores", "ok", str(machine.cores))
+    yield CheckResult("CPU cores", "ok", str(machine.cores))
     import torch
 
     if not machine.gpus:
-        yield Row("GPUs", "ok", "none: policies run on the CPU (the tiny pool is made for that)")
+        yield CheckResult("GPUs", "ok", "none: policies run on the CPU (the tiny pool is made for that)")
     elif not torch.cuda.is_available():
         advice = "install a CUDA build of torch: pip install torch --index-url https://download.pytorch.org/whl/cu130"
-        yield Row("GPUs", "fail", f"{len(machine.gpus)}, and torch {torch.__version__} cannot use them", advice)
+        yield CheckResult("GPUs", "fail", f"{len(machine.gpus)}, and torch {torch.__version__} cannot use them", advice)
     else:
         names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-        yield Row("GPUs", "ok", f"{torch.cuda.device_count()} ({', '.join(sorted(names))})")
+        yield CheckResult("GPUs", "ok", f"{torch.cuda.device_count()} ({', '.join(sorted(names))})")
     yield _nccl(bool(machine.gpus))
     yield _vllm(bool(machine.gpus))
     if shutil.which("c++") is None:
-        yield Row("C++ compiler", "warn", "none", "DeepSpeed builds an operator when it starts: apt install g++")
+        yield CheckResult(
+            "C++ compiler", "warn", "none", "DeepSpeed builds an operator when it starts: apt install g++"
+        )
     else:
-        yield Row("C++ compiler", "ok", str(shutil.which("c++")))
+        yield CheckResult("C++ compiler", "ok", str(shutil.which("c++")))
 
 
-def _nccl(gpus: bool) -> Row:
+def _nccl(gpus: bool) -> CheckResult:
     import torch
 
     if torch.distributed.is_nccl_available():
-        return Row("NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())) if gpus else "there")
+        return CheckResult("NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())) if gpus else "there")
     if gpus:
-        return Row("NCCL", "fail", "torch was built without it", "several GPUs need it: install a CUDA build of torch")
-    return Row("NCCL", "ok", "not there, and not needed on the CPU (gloo is used)")
+        return CheckResult(
+            "NCCL", "fail", "torch was built without it", "several GPUs need it: install a CUDA build of torch"
+        )
+    return CheckResult("NCCL", "ok", "not there, and not needed on the CPU (gloo is used)")
 
 
-def _vllm(gpus: bool) -> Row:
+def _vllm(gpus: bool) -> CheckResult:
     if find_spec("vllm") is not None:
-        return Row("vLLM engine", "ok", "there")
+        return CheckResult("vLLM engine", "ok", "there")
     if gpus:
-        return Row("vLLM engine", "warn", "not there: sampling is slow", "pip install 'mutualrl[node]'")
-    return Row("vLLM engine", "ok", "not there: transformers samples")
+        return CheckResult("vLLM engine", "warn", "not there: sampling is slow", "pip install 'mutualrl[node]'")
+    return CheckResult("vLLM engine", "ok", "not there: transformers samples")
 
 
-def _hub() -> Row:
+def _hub() -> CheckResult:
     problem = hub_problem()
     if problem is None:
-        return Row("model hub", "ok", "answers")
-    return Row("model hub", "warn", problem, "only models and data on disk can be used (the tiny pool needs none)")
+        return CheckResult("model hub", "ok", "answers")
+    return CheckResult(
+        "model hub", "warn", problem, "only models and data on disk can be used (the tiny pool needs none)"
+    )
 
 
-def _shared_memory() -> Row:
+def _shared_memory() -> CheckResult:
     path = Path("/dev/shm")
     if not path.is_dir():
-        return Row("shared memory", "ok", "no /dev/shm on this system")
+        return CheckResult("shared memory", "ok", "no /dev/shm on this system")
     free = shutil.disk_usage(path).free
     if free < GIB:
-        return Row(
+        return CheckResult(
             "shared memory", "warn", f"{free / GIB:.2f} GiB free", "NCCL and vLLM want 1 GiB: docker --shm-size=8g"
         )
-    return Row("shared memory", "ok", f"{free / GIB:.1f} GiB free")
+    return CheckResult("shared memory", "ok", f"{free / GIB:.1f} GiB free")
 
 
-def _ports() -> Row:
-    """A port of the system's choice, and a connection to it over the loopback address, as a group's rendezvous
-    makes."""
+def _ports() -> CheckResult:
+    """Return a port of the system's choice, and a connection to it over the loopback address, as a group's
+    rendezvous makes."""
     try:
         with socket.create_server(("127.0.0.1", free_port())) as server:
             port = server.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=3):
-                return Row("free ports", "ok", f"loopback port {port} listens and answers")
+                return CheckResult("free ports", "ok", f"loopback port {port} listens and answers")
     except OSError as error:
-        return Row(
+        return CheckResult(
             "free ports", "fail", f"loopback: {error.strerror or error}", "processes of a policy meet over 127.0.0.1"
         )
 
 
-def _open_files() -> Row:
+def _open_files() -> CheckResult:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < 1024:
-        return Row("open files", "warn", f"{limit} at most", "ulimit -n 4096")
-    return Row("open files", "ok", f"{limit} at most")
+        return CheckResult("open files", "warn", f"{limit} at most", "ulimit -n 4096")
+    return CheckResult("open files", "ok", f"{limit} at most")
 
 
-def _file_system(directory: Path) -> Iterator[Row]:
-    """What the exchange and the checkpoints rely on, tried in a directory of its own that is removed again."""
+def _file_system(directory: Path) -> Iterator[CheckResult]:
+    """Yield what the exchange and the checkpoints rely on, tried in a directory of its own that is removed again."""
     free = shutil.disk_usage(directory).free
     status: Literal["ok", "warn"] = "ok" if free >= GIB else "warn"
-    yield Row("disk space", status, f"{free / GIB:.1f} GiB free in {directory}", "" if status == "ok" else "make room")
+    yield CheckResult(
+        "disk space", status, f"{free / GIB:.1f} GiB free in {directory}", "" if status == "ok" else "make room"
+    )
     try:
         with tempfile.TemporaryDirectory(prefix=".mutualrl-doctor-", dir=directory) as name:
             place = Path(name)
@@ -191,54 +200,56 @@ def _file_system(directory: Path) -> Iterator[Row]:
                 yield _probed(check, probe, place)
     except OSError as error:
         advice = "name a directory that may be written with --run-dir"
-        yield Row("file system", "fail", f"{directory}: {error.strerror or error}", advice)
+        yield CheckResult("file system", "fail", f"{directory}: {error.strerror or error}", advice)
 
 
-def _probed(check: str, probe: Callable[[Path], Row], place: Path) -> Row:
+def _probed(check: str, probe: Callable[[Path], CheckResult], place: Path) -> CheckResult:
     try:
         return probe(place)
     except (OSError, DiskError) as error:
-        said = str(getattr(error, "strerror", None) or error)
-        return Row(check, "fail", said, "runs need it: put the run directory on another file system")
+        message = str(getattr(error, "strerror", None) or error)
+        return CheckResult(check, "fail", message, "runs need it: put the run directory on another file system")
 
 
-def _rename(place: Path) -> Row:
-    """A rename over a file that a reader has open: the reader keeps the old bytes, the name has the new."""
+def _rename(place: Path) -> CheckResult:
+    """Return a rename over a file that a reader has open: the reader keeps the old bytes, the name has the new."""
     path = place / "renamed"
     path.write_bytes(b"old")
     with path.open("rb") as reader:
         write_atomic(path, b"new")
         if reader.read() != b"old" or path.read_bytes() != b"new":
-            return Row("rename", "fail", "a rename over a file is not atomic", "put the run directory elsewhere")
-    return Row("rename", "ok", "atomic over a file that is being read")
+            return CheckResult(
+                "rename", "fail", "a rename over a file is not atomic", "put the run directory elsewhere"
+            )
+    return CheckResult("rename", "ok", "atomic over a file that is being read")
 
 
-def _exclusive(place: Path) -> Row:
+def _exclusive(place: Path) -> CheckResult:
     path = place / "exclusive"
     path.open("x").close()
     try:
         path.open("x").close()
     except FileExistsError:
-        return Row("O_EXCL", "ok", "the second of two creators is refused")
-    return Row(
+        return CheckResult("O_EXCL", "ok", "the second of two creators is refused")
+    return CheckResult(
         "O_EXCL", "fail", "two processes can both create a file", "two runs could claim one directory: put it elsewhere"
     )
 
 
-def _locks(place: Path) -> Row:
+def _locks(place: Path) -> CheckResult:
     path = place / "lock"
     with path.open("w") as first, path.open("w") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Row("file locks", "ok", "the second holder is refused")
-    return Row(
+            return CheckResult("file locks", "ok", "the second holder is refused")
+    return CheckResult(
         "file locks", "fail", "two processes can hold one lock", "two supervisors could run one run: put it elsewhere"
     )
 
 
-def _fsync(place: Path) -> Row:
+def _fsync(place: Path) -> CheckResult:
     times = []
     for _ in range(_PROBES):
         began = time.perf_counter()
@@ -246,10 +257,10 @@ def _fsync(place: Path) -> Row:
         times.append(1000 * (time.perf_counter() - began))
     sync_directory(place)
     median = statistics.median(times)
-    found = f"a durable write of 4 KiB takes {median:.1f} ms (median of {_PROBES})"
+    result = f"a durable write of 4 KiB takes {median:.1f} ms (median of {_PROBES})"
     if median > _SLOW_FSYNC_MS:
-        return Row("fsync", "warn", found, "every round waits for some of these: use a faster disk")
-    return Row("fsync", "ok", found)
+        return CheckResult("fsync", "warn", result, "every round waits for some of these: use a faster disk")
+    return CheckResult("fsync", "ok", result)
 
 
 _WATCH = """
@@ -261,9 +272,9 @@ for name in sys.stdin.read().split():
 """
 
 
-def _visibility(place: Path) -> Row:
-    """How long another process takes to see a renamed file. (Between two machines it may be longer: run doctor on
-    each.)"""
+def _visibility(place: Path) -> CheckResult:
+    """Return how long another process takes to see a renamed file. (Between two machines it may be longer: run
+    doctor on each.)"""
     names = [f"seen-{i}" for i in range(5)]
     with subprocess.Popen(
         [sys.executable, "-I", "-c", _WATCH, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -281,9 +292,9 @@ def _visibility(place: Path) -> Row:
         finally:
             watcher.kill()  # it would look for ever for a file that could not be written
     slowest = max(0.0, *delays)
-    found = f"a new file is seen by another process after {slowest:.1f} ms at most"
+    result = f"a new file is seen by another process after {slowest:.1f} ms at most"
     if slowest > _SLOW_SIGHT_MS:
-        return Row(
-            "visibility", "warn", found, "a network file system that caches names: mount it with a short cache time"
+        return CheckResult(
+            "visibility", "warn", result, "a network file system that caches names: mount it with a short cache time"
         )
-    return Row("visibility", "ok", found)
+    return CheckResult("visibility", "ok", result)

@@ -1,4 +1,4 @@
-"""What a recipe needs and this machine does not have, found without importing any of it."""
+"""Requirements of a recipe that this machine does not meet, found without importing any of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mutualrl.recipes.schema import Recipe
 
 
 def lacking(recipe: Recipe, machine: Machine) -> list[str]:
-    """One line for each thing that is missing, with what to type."""
+    """Return one line for each thing that is missing, with what to type."""
     lines = []
     wanted = recipe.hardware.gpus or 0
     if len(machine.gpus) < wanted:

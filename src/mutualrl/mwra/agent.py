@@ -1,4 +1,4 @@
-"""The agent of one policy's process group: torch.distributed.run, watching the supervisor above it.
+"""Agent of one policy's process group: torch.distributed.run, watching the supervisor above it.
 
 python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --attempt A --processes N --parent PID
     [--nodes N --node-rank R --rendezvous HOST:PORT]      (a group over several nodes: N agents, one each)
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _meeting(given: argparse.Namespace) -> list[str]:
-    """How the group's processes find each other: on one node on a port that the system chooses, so that two runs never
-    collide; over several nodes where the policy's first node said."""
+    """Return how the group's processes find each other: on one node on a port that the system chooses, so that two
+    runs never collide; over several nodes where the policy's first node said."""
     if given.nodes == 1:
         return ["--standalone", "--local-addr=127.0.0.1"]
     host, _, port = given.rendezvous.rpartition(":")

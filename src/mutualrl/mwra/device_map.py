@@ -1,4 +1,4 @@
-"""A device map: a YAML file that says which policy runs on which devices.
+"""Device map: a YAML file that says which policy runs on which devices.
 
 policies:
   qwen3: {gpus: [0, 1]}
@@ -21,8 +21,8 @@ from mutualrl.recipes import yaml_file
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
-    """Where a policy was put: GPUs on each of its nodes, or processes on CPU; its share of the GPUs' memory."""
+class DevicePin:
+    """Devices of a policy: GPUs on each of its nodes, or processes on CPU; its share of the GPUs' memory."""
 
     gpus: tuple[str, ...] = ()
     nodes: tuple[int, ...] = (0,)
@@ -46,31 +46,30 @@ class _Map(BaseModel):
     policies: dict[str, _Entry] = Field(min_length=1)
 
 
-def read_device_map(path: Path) -> dict[str, Pin]:
-    """The pins of a device map. Raises RecipeError with every problem of its form, by file and key."""
+def read_device_map(path: Path) -> dict[str, DevicePin]:
+    """Return the pins of a device map. Raises RecipeError with every problem of its form, by file and key."""
     try:
-        found = _Map.model_validate(yaml_file.read(path))
+        result = _Map.model_validate(yaml_file.read(path))
     except ValidationError as error:
         raise RecipeError(
             [
-                f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}; expected policies: "
-                f"{{NAME: {{gpus: [0, 1], node: 0, "
-                "memory: 0.5}}"
+                f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}; expected policies: {{NAME: {{gpus: [0, 1], node: "
+                "0, memory: 0.5}}"
                 for e in error.errors(include_url=False)
             ]
         ) from None
     pins = {}
-    for name, entry in found.policies.items():
+    for name, entry in result.policies.items():
         if entry.node is not None and entry.nodes is not None:
             raise RecipeError([f"{path}: policies.{name}: both node and nodes; give one"])
         nodes = entry.nodes if entry.nodes is not None else [entry.node or 0]
-        pins[name] = Pin(tuple(map(str, entry.gpus)), tuple(nodes), entry.processes, entry.memory)
+        pins[name] = DevicePin(tuple(map(str, entry.gpus)), tuple(nodes), entry.processes, entry.memory)
     return pins
 
 
-def pin_problems(policies: Sequence[str], machine: Machine, nodes: int, pins: Mapping[str, Pin]) -> list[str]:
-    """What is wrong with a device map on this machine, one line each: policies missing or unknown, devices that are
-    absent or used twice without memory shares, shares over 1."""
+def pin_problems(policies: Sequence[str], machine: Machine, nodes: int, pins: Mapping[str, DevicePin]) -> list[str]:
+    """Return what is wrong with a device map on this machine, one line each: policies missing or unknown, devices
+    that are absent or used twice without memory fractions, fractions over 1."""
     lines = [f"device map: no entry for policy {name!r}" for name in policies if name not in pins]
     lines += [
         f"device map: {name!r} is no policy of the pool; expected: {', '.join(policies)}"
@@ -88,27 +87,26 @@ def pin_problems(policies: Sequence[str], machine: Machine, nodes: int, pins: Ma
         if far := [node for node in pin.nodes if node >= nodes]:
             lines.append(f"device map: policy {name!r}: no node {far[0]} (--nnodes {nodes}: nodes 0 to {nodes - 1})")
         if pin.gpus and pin.processes is not None:
-            lines.append(f"device map: policy {name!r}: processes are for the CPU; on GPUs there is one a GPU")
+            lines.append(f"device map: policy {name!r}: processes are for the CPU; on GPUs there is one per GPU")
         if machine.gpus and not pin.gpus:
             lines.append(f"device map: policy {name!r} names no GPU (GPUs of this machine: {have})")
     return lines + _shared(pins)
 
 
-def _shared(pins: Mapping[str, Pin]) -> list[str]:
+def _shared(pins: Mapping[str, DevicePin]) -> list[str]:
     lines = []
     for node, gpu in sorted({(node, gpu) for pin in pins.values() for node in pin.nodes for gpu in pin.gpus}):
         users = {name: pin.memory for name, pin in pins.items() if node in pin.nodes and gpu in pin.gpus}
         if len(users) < 2:
             continue
-        shares = [share for share in users.values() if share is not None]
-        if len(shares) < len(users):
+        fractions = [share for share in users.values() if share is not None]
+        if len(fractions) < len(users):
             lines.append(
                 f"device map: GPU {gpu} of node {node} is used by {', '.join(users)}; policies that share a GPU need a "
-                "memory share each, such as memory: 0.5"
+                "memory fraction each, such as memory: 0.5"
             )
-        elif sum(shares) > 1 + 1e-9:
-            lines.append(
-                f"device map: GPU {gpu} of node {node}: memory shares {' + '.join(f'{share:g}' for share in shares)} = "
-                f"{sum(shares):g}, more than 1"
-            )
+        elif sum(fractions) > 1 + 1e-9:
+            terms = " + ".join(f"{fraction:g}" for fraction in fractions)
+            total = f"{sum(fractions):g}"
+            lines.append(f"device map: GPU {gpu} of node {node}: memory fractions {terms} = {total}, more than 1")
     return lines

@@ -14,17 +14,17 @@ from typing import IO, Protocol
 
 import psutil
 
-from mutualrl.mwra.placement import Seat
+from mutualrl.mwra.placement import Allocation
 from mutualrl.see import open_store
 from mutualrl.see.exchange import claimed_attempt
-from mutualrl.storage.files import glance
+from mutualrl.storage.files import try_read_json
 from mutualrl.storage.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
-class Group:
-    """A running child of the supervisor (an agent, or a preparing process) and the file it writes to."""
+class ProcessGroup:
+    """Running child of the supervisor (an agent, or a preparing process) and the file it writes to."""
 
     def __init__(self, name: str, command: list[str], log: Path, variables: dict[str, str]) -> None:
         self.name = name
@@ -42,11 +42,11 @@ class Group:
         self._root = psutil.Process(self._process.pid)
 
     def exit_code(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def processes(self) -> list[psutil.Process]:
-        """The child and everything below it that is alive."""
+        """Return the child and everything below it that is alive."""
         try:
             return [self._root, *self._root.children(recursive=True)] if self.exit_code() is None else []
         except psutil.NoSuchProcess:
@@ -59,9 +59,11 @@ class Group:
 
 
 class Launcher(Protocol):
-    """A way to start the process group of one policy; the only thing that the supervisor asks of it."""
+    """Way to start the process group of one policy; the only thing that the supervisor asks of it."""
 
-    def start(self, run: RunDirectory, seat: Seat, attempt: int, node: int, rendezvous: str) -> Group:
+    def start(
+        self, run: RunDirectory, allocation: Allocation, attempt: int, node: int, rendezvous: str
+    ) -> ProcessGroup:
         """Start a policy's part on this node and return it. `rendezvous`: where the parts of a policy over several
         nodes meet."""
         ...
@@ -70,9 +72,11 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Starts a policy's torch.distributed.run agent as a child of the supervisor."""
 
-    def start(self, run: RunDirectory, seat: Seat, attempt: int, node: int, rendezvous: str) -> Group:
+    def start(
+        self, run: RunDirectory, allocation: Allocation, attempt: int, node: int, rendezvous: str
+    ) -> ProcessGroup:
         """Start the agent."""
-        return agent(run, seat, attempt, node, rendezvous)
+        return agent(run, allocation, attempt, node, rendezvous)
 
 
 def launcher() -> Launcher:
@@ -80,26 +84,34 @@ def launcher() -> Launcher:
     return LocalLauncher()
 
 
-def agent(run: RunDirectory, seat: Seat, attempt: int, node: int = 0, rendezvous: str = "") -> Group:
-    """Start a policy's torch.distributed.run group on its seat; `node` is this machine, `rendezvous` where the agents
-    of a seat over several nodes meet."""
+def agent(run: RunDirectory, allocation: Allocation, attempt: int, node: int = 0, rendezvous: str = "") -> ProcessGroup:
+    """Start a policy's torch.distributed.run group on its devices; `node` is this machine, `rendezvous` where the
+    agents of a policy over several nodes meet."""
     command = [
-        sys.executable, "-m", "mutualrl.mwra.agent",
-        f"--run-dir={run.root}", f"--policy={seat.policy}", f"--attempt={attempt}",
-        f"--processes={seat.processes_a_node}", f"--parent={os.getpid()}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "mutualrl.mwra.agent",
+        f"--run-dir={run.root}",
+        f"--policy={allocation.policy}",
+        f"--attempt={attempt}",
+        f"--processes={allocation.processes_per_node}",
+        f"--parent={os.getpid()}",
+    ]
     suffix = ""
-    if len(seat.nodes) > 1:
-        rank = seat.nodes.index(node)
-        command += [f"--nodes={len(seat.nodes)}", f"--node-rank={rank}", f"--rendezvous={rendezvous}"]
+    if len(allocation.nodes) > 1:
+        rank = allocation.nodes.index(node)
+        command += [f"--nodes={len(allocation.nodes)}", f"--node-rank={rank}", f"--rendezvous={rendezvous}"]
         suffix = f".node-{node}"
-    log = run.policy(seat.policy).logs / f"attempt-{attempt}{suffix}.log"
-    mark = Mark(str(run.root), seat.policy, node)
-    return Group(seat.policy, command, log, {**environment(seat.threads, seat.gpus), **mark.variables()})
+    log = run.policy(allocation.policy).logs / f"attempt-{attempt}{suffix}.log"
+    tag = ProcessTag(str(run.root), allocation.policy, node)
+    return ProcessGroup(
+        allocation.policy, command, log, {**environment(allocation.threads, allocation.gpus), **tag.variables()}
+    )
 
 
 def next_attempt(run: RunDirectory, policy: str) -> int:
-    """The number of a policy's next start, over all sessions: one after the newest that left a log or a claim."""
+    """Return the number of a policy's next start, over all sessions: one after the newest that left a log or a
+    claim."""
     names = (re.match(r"attempt-([0-9]+)\.", p.name) for p in run.policy(policy).logs.glob("attempt-*"))
     logs = max((int(match[1]) for match in names if match), default=-1)
     claim = claimed_attempt(open_store(run.exchange), policy)
@@ -107,7 +119,7 @@ def next_attempt(run: RunDirectory, policy: str) -> int:
 
 
 def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
-    """The environment of a process of the run: its threads, its GPUs and no others."""
+    """Return the environment of a process of the run: its threads, its GPUs and no others."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
@@ -120,21 +132,22 @@ def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """By what processes of a run are found whose parent is already gone: its directory, and which policy's or node's
-    they are, where that matters. Every process of a run, and whatever it starts, has it in its environment."""
+class ProcessTag:
+    """Environment variables by which processes of a run are recognised when their parent is gone: its directory, and
+    which policy's or node's they are, where that matters. Every process of a run, and whatever it starts, has it in its
+    environment."""
 
     run: str
     policy: str | None = None
     node: int | None = None
 
     def variables(self) -> dict[str, str]:
-        """The mark as environment variables."""
-        found = {"MUTUALRL_RUN": self.run, "MUTUALRL_POLICY": self.policy, "MUTUALRL_NODE": self.node}
-        return {name: str(value) for name, value in found.items() if value is not None}
+        """Return the mark as environment variables."""
+        results = {"MUTUALRL_RUN": self.run, "MUTUALRL_POLICY": self.policy, "MUTUALRL_NODE": self.node}
+        return {name: str(value) for name, value in results.items() if value is not None}
 
     def processes(self) -> set[psutil.Process]:
-        """All living processes with this mark; this process and its parents are spared."""
+        """Return all living processes with this mark; this process and its parents are spared."""
         spared = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
         wanted = self.variables().items()
         return {
@@ -144,13 +157,13 @@ class Mark:
         }
 
 
-def end(groups: Iterable[Group], mark: Mark | None = None, grace: float = GRACE_SECONDS) -> None:
+def end(groups: Iterable[ProcessGroup], tag: ProcessTag | None = None, grace: float = GRACE_SECONDS) -> None:
     """End groups with everything below them, and everything with a mark: SIGTERM, then SIGKILL after a grace, in
     seconds."""
     groups = list(groups)
 
     def living() -> set[psutil.Process]:
-        return {p for group in groups for p in group.processes()} | (mark.processes() if mark else set())
+        return {p for group in groups for p in group.processes()} | (tag.processes() if tag else set())
 
     pending = living()
     for process in pending:
@@ -182,13 +195,13 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
 
 
 def failure_of(run: RunDirectory, policy: str) -> tuple[str, str] | None:
-    """Kind and message that a failed policy left behind, or None when it could not."""
-    value = glance(run.policy(policy).failure)
+    """Return kind and message that a failed policy left behind, or None when it could not."""
+    value = try_read_json(run.policy(policy).failure)
     return None if value is None else (str(value.get("kind")), str(value.get("message")))
 
 
 def tail(log: Path, lines: int = 5) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     try:
         text = log.read_text("utf-8", "replace")
     except OSError:

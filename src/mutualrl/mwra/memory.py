@@ -1,4 +1,4 @@
-"""How much memory a policy's training takes on each of its GPUs: an estimate from the model's configuration alone."""
+"""Memory that a policy's training takes on each of its GPUs: an estimate from the model's configuration alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mutualrl.mwra.placement import Seat
+from mutualrl.mwra.placement import Allocation
 from mutualrl.recipes.schema import LoraSection, Policy, Recipe
 from mutualrl.storage.hub import hub_problem
 from mutualrl.tiny import located
@@ -31,16 +31,16 @@ class Estimate:
 
     @property
     def bytes(self) -> float:
-        """Weights, optimizer and reference together."""
+        """Return weights, optimizer and reference together."""
         return self.weights + self.optimizer + self.reference
 
 
 def estimate(
     parameters: int, ranks: int, strategy: str, *, trained: int | None = None, reference: bool, vllm_share: float
 ) -> Estimate:
-    """Bytes on one of `ranks` GPUs. Every strategy keeps 16 bytes for each trained weight (2 weight, 2 gradient, 12
-    AdamW) and 2 for each frozen one; ZeRO-3 divides all of it by the ranks, ZeRO-2 gradients and optimizer, DDP
-    nothing.
+    """Return bytes on one of `ranks` GPUs. Every strategy keeps 16 bytes for each trained weight (2 weight, 2
+    gradient, 12 AdamW) and 2 for each frozen one; ZeRO-3 divides all of it by the ranks, ZeRO-2 gradients and
+    optimizer, DDP nothing.
 
     `trained`: fewer than `parameters` where adapters train. Example: 1.5e9 weights on 4 GPUs under ZeRO-3 take
     16 * 1.5e9 / 4 = 6.0e9 bytes, and 2 * 1.5e9 / 4 = 0.75e9 for the reference.
@@ -57,24 +57,25 @@ def estimate(
     )
 
 
-def estimate_seat(recipe: Recipe, seat: Seat) -> Estimate | None:
-    """The estimate for a policy on its GPUs; None where its configuration cannot be reached, or it runs on CPU."""
-    if not seat.gpus:
+def estimate_allocation(recipe: Recipe, allocation: Allocation) -> Estimate | None:
+    """Return the estimate for a policy on its GPUs; None where its configuration cannot be reached, or it runs on
+    CPU."""
+    if not allocation.gpus:
         return None
-    policy = recipe.policy(seat.policy)
-    settings = recipe.trainer_settings(seat.policy)
+    policy = recipe.policy(allocation.policy)
+    settings = recipe.trainer_settings(allocation.policy)
     parameters = parameter_count(policy)
     if parameters is None:
         return None
-    lora = recipe.lora_settings(seat.policy)
+    lora = recipe.lora_settings(allocation.policy)
     share = 0.0
     if settings.get("use_vllm") and settings.get("vllm_mode", "colocate") == "colocate":
         given = float(settings.get("vllm_gpu_memory_utilization", 0.3))
-        share = given * seat.memory if seat.memory is not None else given / seat.tenants
+        share = given * allocation.memory if allocation.memory is not None else given / allocation.policies_per_gpu
     return estimate(
         parameters,
-        seat.processes,
-        seat.strategy,
+        allocation.processes,
+        allocation.strategy,
         trained=None if lora is None else _adapter_weights(policy, lora),
         reference=lora is None and float(settings.get("beta", 0.0)) > 0,
         vllm_share=share,
@@ -82,7 +83,8 @@ def estimate_seat(recipe: Recipe, seat: Seat) -> Estimate | None:
 
 
 def parameter_count(policy: Policy) -> int | None:
-    """The number of weights that the configuration of a policy's model describes; none is loaded or allocated.
+    """Return the number of weights that the configuration of a policy's model describes; none is loaded or
+    allocated.
 
     None when the configuration cannot be reached: a hub model without a network or cache.
     """
@@ -139,10 +141,10 @@ def _empty_model(policy: Policy) -> PreTrainedModel | None:
     return model
 
 
-def in_words(found: Estimate | None) -> str:
-    """An estimate for a table's cell."""
-    if found is None:
+def in_words(result: Estimate | None) -> str:
+    """Return an estimate for a table's cell."""
+    if result is None:
         return "unknown"
-    text = f"{found.bytes / GIB:.2f} GiB (weights {found.weights / GIB:.2f}, optimizer {found.optimizer / GIB:.2f}"
-    text += f", reference {found.reference / GIB:.2f})" if found.reference else ")"
-    return text + (f" + vLLM {found.vllm_share:.0%} of the GPU" if found.vllm_share else "")
+    text = f"{result.bytes / GIB:.2f} GiB (weights {result.weights / GIB:.2f}, optimizer {result.optimizer / GIB:.2f}"
+    text += f", reference {result.reference / GIB:.2f})" if result.reference else ")"
+    return text + (f" + vLLM {result.vllm_share:.0%} of the GPU" if result.vllm_share else "")

@@ -1,4 +1,4 @@
-"""A run over several machines: one supervisor each, which meet only in the run's directory on a shared file system."""
+"""Run over several machines: one supervisor each, which meet only in the run's directory on a shared file system."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mutualrl.errors import (
     UsageError,
     exit_code_of,
 )
-from mutualrl.mwra.crew import Crew
-from mutualrl.mwra.placement import Placement, Seat
+from mutualrl.mwra.placement import Allocation, Placement
+from mutualrl.mwra.policy_supervisor import PolicySupervisor
 from mutualrl.mwra.session import Launch
-from mutualrl.process.status import Standing, Voice, node_file
+from mutualrl.process.status import StatusReader, StatusWriter, node_file
 from mutualrl.recipes import Recipe
-from mutualrl.recipes.batch import BatchPlan
+from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.storage.files import JsonObject
-from mutualrl.storage.run_info import StoredSeat
+from mutualrl.storage.run_info import StoredAllocation
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ POLL_SECONDS = 0.2
 
 
 class Stoppable(Protocol):
-    """What can be asked whether to stop."""
+    """Object that raises when a stop was requested."""
 
     def raise_if_any(self) -> None:
         """Raise RunInterruptedError once a signal has come."""
@@ -46,7 +46,7 @@ class Node:
     def __init__(self, launch: Launch, recipe: Recipe) -> None:
         self._launch = launch
         self._recipe = recipe
-        self._standing: Standing | None = None
+        self._status_reader: StatusReader | None = None
         self._last_heard: dict[int, float] = {}
         self._given_up: set[int] = set()
         self._leader_of: dict[str, int] = {}
@@ -55,9 +55,9 @@ class Node:
     def _others(self) -> list[int]:
         return [node for node in range(self._launch.nodes) if node != self._launch.node]
 
-    def voice(self, run: RunDirectory, session: int) -> Voice:
-        """What this node's supervisor says."""
-        return Voice(run.root, self._launch.node, session)
+    def status_writer(self, run: RunDirectory, session: int) -> StatusWriter:
+        """Return what this node's supervisor says."""
+        return StatusWriter(run.root, self._launch.node, session)
 
     def join(
         self, path: Path | None, console: Console, request: Stoppable
@@ -67,10 +67,10 @@ class Node:
             raise UsageError(
                 "--node-rank: name the run's directory, on a file system that all nodes share, with --run-dir"
             )
-        run, standing = RunDirectory(path), Standing(path)
+        run, status_reader = RunDirectory(path), StatusReader(path)
         console.print(f"Node {self._launch.node}: waiting for node 0 in {path}", markup=False, highlight=False)
         deadline = time.monotonic() + JOIN_SECONDS
-        while standing.read(node_file(path, 0)) is None:
+        while status_reader.read(node_file(path, 0)) is None:
             request.raise_if_any()
             if time.monotonic() > deadline:
                 raise MachineError(
@@ -81,19 +81,19 @@ class Node:
         info = run.info()
         if info.nodes != self._launch.nodes:
             raise UsageError(f"--nnodes {self._launch.nodes}: the run in {path} has {info.nodes} nodes")
-        seats = tuple(_seat(entry) for entry in info.placement.values())
-        return run, Placement(seats, ()), []
+        allocations = tuple(_allocation(entry) for entry in info.placement.values())
+        return run, Placement(allocations, ()), []
 
-    def meet(self, run: RunDirectory, console: Console, request: Stoppable, voice: Voice) -> None:
+    def meet(self, run: RunDirectory, console: Console, request: Stoppable, status_writer: StatusWriter) -> None:
         """Wait for the other nodes' supervisors."""
-        self._standing = Standing(run.root)
-        self._leader_of = {name: seat.nodes[0] for name, seat in run.info().placement.items()}
+        self._status_reader = StatusReader(run.root)
+        self._leader_of = {name: allocation.nodes[0] for name, allocation in run.info().placement.items()}
         missing = set(self._others)
         if missing:
             console.print(f"Waiting for node {', '.join(map(str, sorted(missing)))}", markup=False, highlight=False)
         deadline = time.monotonic() + JOIN_SECONDS
-        while missing := {n for n in missing if self._standing.read(node_file(run.root, n)) is None}:
-            voice.say()
+        while missing := {n for n in missing if self._status_reader.read(node_file(run.root, n)) is None}:
+            status_writer.beat()
             request.raise_if_any()
             if time.monotonic() > deadline:
                 raise MachineError(
@@ -104,55 +104,56 @@ class Node:
         now = time.monotonic()
         self._last_heard = dict.fromkeys(self._others, now)
 
-    def settled(self, run: RunDirectory, recipe: Recipe, crew: Crew) -> bool:
-        """Whether the run is over: each policy has left its result, or is lost, or its node has said how it ended."""
-        assert self._standing is not None
+    def settled(self, run: RunDirectory, recipe: Recipe, policy_supervisor: PolicySupervisor) -> bool:
+        """Return whether the run is over: each policy has left its result, or is lost, or its node has said how it
+        ended."""
+        assert self._status_reader is not None
         waiting = set()
         for policy in recipe.policies:
-            if not run.policy(policy.name).result.exists() and policy.name not in crew.lost():
+            if not run.policy(policy.name).result.exists() and policy.name not in policy_supervisor.lost():
                 waiting.add(policy.name)
         if not self._others or not waiting:
             return True
-        lost = {name for name in waiting if self._standing.of(name).state == "lost"}
+        lost = {name for name in waiting if self._status_reader.of(name).state == "lost"}
         gone = {name for name in waiting if self._leader_of[name] in self._given_up}
         return waiting <= lost | gone or all(
-            (said := self._said(run, node)) is not None and said["outcome"] is not None for node in self._others
+            (message := self._said(run, node)) is not None and message["outcome"] is not None for node in self._others
         )
 
-    def check(self, run: RunDirectory, recipe: Recipe, crew: Crew) -> None:
+    def check(self, run: RunDirectory, recipe: Recipe, policy_supervisor: PolicySupervisor) -> None:
         """Raise when another node failed, or fell silent; under `continue` and `wait` do without it, at once or in
         time."""
         for node in self._others:
-            said = self._said(run, node)
-            if said is not None:
+            message = self._said(run, node)
+            if message is not None:
                 self._last_heard[node] = time.monotonic()
-                self._heed(node, said["outcome"], crew)
+                self._heed(node, message["outcome"], policy_supervisor)
             silent = time.monotonic() - self._last_heard[node]
-            patience = recipe.run.round_timeout if recipe.run.on_peer_loss == "wait" else recipe.run.peer_timeout
-            if silent <= patience or node in self._given_up or crew.stopping:
+            timeouts = recipe.run.round_timeout if recipe.run.on_peer_loss == "wait" else recipe.run.peer_timeout
+            if silent <= timeouts or node in self._given_up or policy_supervisor.stopping:
                 continue
             if recipe.run.on_peer_loss != "continue":
                 raise PeerLostError(f"node {node} is lost: its supervisor has been silent for {silent:.0f} s")
             self._given_up.add(node)
-            crew.give_up_with(node)
+            policy_supervisor.mark_node_lost(node)
 
-    def _heed(self, node: int, outcome: str | None, crew: Crew) -> None:
+    def _heed(self, node: int, outcome: str | None, policy_supervisor: PolicySupervisor) -> None:
         """Do what another node's last word asks for."""
         if outcome is None or outcome == "finished":
             return
         kind, _, words = outcome.partition(": ")
         if kind == RunInterruptedError.kind:
-            crew.stopping = True
+            policy_supervisor.stopping = True
             return
         error = MutualRLError(f"node {node} ended the run: {words}")
         error.kind, error.exit_code = kind, exit_code_of(kind) or MutualRLError.exit_code
         raise error
 
     def _said(self, run: RunDirectory, node: int) -> JsonObject | None:
-        assert self._standing is not None
-        return self._standing.read(node_file(run.root, node))
+        assert self._status_reader is not None
+        return self._status_reader.read(node_file(run.root, node))
 
 
-def _seat(stored: StoredSeat) -> Seat:
-    """Return a seat as run.json has it."""
-    return Seat(**{**dict(stored), "batch": BatchPlan(**dict(stored.batch))})
+def _allocation(stored: StoredAllocation) -> Allocation:
+    """Return an allocation as run.json has it."""
+    return Allocation(**{**dict(stored), "batch": BatchPlan(**dict(stored.batch))})

@@ -1,4 +1,4 @@
-"""Which policy runs on which devices. Pure: a machine and a recipe in, a placement out.
+"""Placement of policies on devices. Pure: a machine and a recipe in, a placement out.
 
 Source: paper, Section "Multi-Worker Resource Allocation": workers of different policies are distributed evenly.
 """
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.machine.devices import Machine
-from mutualrl.mwra.device_map import Pin, pin_problems
-from mutualrl.recipes.batch import BatchPlan, plan_batch
+from mutualrl.mwra.device_map import DevicePin, pin_problems
+from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
 from mutualrl.recipes.schema import Policy, Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """One policy's share: its GPUs on each of its nodes (empty on CPU), processes in all, threads a process, strategy,
-    batch plan, how many policies run on each of its GPUs, the nodes, and its share of each GPU's memory where one was
-    given."""
+class Allocation:
+    """One policy's share: its GPUs on each of its nodes (empty on CPU), processes in all, threads per process,
+    strategy, batch plan, how many policies run on each of its GPUs, the nodes, and its share of each GPU's memory where
+    one was given."""
 
     policy: str
     gpus: tuple[str, ...]
@@ -27,43 +27,43 @@ class Seat:
     threads: int
     strategy: str
     batch: BatchPlan
-    tenants: int = 1
+    policies_per_gpu: int = 1
     nodes: tuple[int, ...] = (0,)
     memory: float | None = None
 
     @property
-    def processes_a_node(self) -> int:
-        """Processes on each of its nodes."""
+    def processes_per_node(self) -> int:
+        """Return processes on each of its nodes."""
         return self.processes // len(self.nodes)
 
     @property
     def devices(self) -> str:
-        """The devices in words."""
+        """Return the devices in words."""
         where = f" on node {','.join(map(str, self.nodes))}" if self.nodes != (0,) else ""
         if self.gpus:
             return "GPU " + ",".join(self.gpus) + where
-        each = self.processes_a_node
+        each = self.processes_per_node
         threads = f"{self.threads} thread" + ("s" if self.threads > 1 else "")
         return f"CPU, {each} process{'es' if each > 1 else ''} x {threads}{where}"
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A seat for every policy, and what the user should know about it."""
+    """Allocation of every policy, and what the user should know about it."""
 
-    seats: tuple[Seat, ...]
+    allocations: tuple[Allocation, ...]
     notes: tuple[str, ...]
 
-    def seat(self, policy: str) -> Seat:
-        """The seat of a policy."""
-        return next(s for s in self.seats if s.policy == policy)
+    def allocation(self, policy: str) -> Allocation:
+        """Return the allocation of a policy."""
+        return next(s for s in self.allocations if s.policy == policy)
 
-    def on(self, node: int) -> tuple[Seat, ...]:
-        """The seats that have a part on a node."""
-        return tuple(s for s in self.seats if node in s.nodes)
+    def on(self, node: int) -> tuple[Allocation, ...]:
+        """Return the allocations that have a part on a node."""
+        return tuple(s for s in self.allocations if node in s.nodes)
 
 
-def place(recipe: Recipe, machine: Machine, nodes: int = 1, pins: Mapping[str, Pin] | None = None) -> Placement:
+def place(recipe: Recipe, machine: Machine, nodes: int = 1, pins: Mapping[str, DevicePin] | None = None) -> Placement:
     """Split the machine over the policies: `hardware.gpus` of its GPUs (all of them by default), else its cores.
 
     With several `nodes` (all like this machine), whole policies are dealt to the nodes in turn; with fewer policies
@@ -73,30 +73,30 @@ def place(recipe: Recipe, machine: Machine, nodes: int = 1, pins: Mapping[str, P
     gpus = machine.gpus[: recipe.hardware.gpus]
     here = Machine(gpus, machine.cores)
     if pins is not None:
-        seats, notes = _pinned(recipe, here, nodes, pins)
+        allocations, notes = _pinned(recipe, here, nodes, pins)
     elif nodes == 1 or len(recipe.policies) < nodes:
-        seats, notes = _on_a_node(recipe, recipe.policies, here, tuple(range(nodes)))
+        allocations, notes = _on_a_node(recipe, recipe.policies, here, tuple(range(nodes)))
     else:
-        seats, notes = [], []
+        allocations, notes = [], []
         share = -(-len(recipe.policies) // nodes)
         for node in range(nodes):
             part = recipe.policies[node * share : (node + 1) * share]
             more, words = _on_a_node(recipe, part, here, (node,)) if part else ([], [f"node {node} stays idle"])
-            seats.extend(more)
+            allocations.extend(more)
             notes.extend(words)
-    _same_rounds(recipe, seats)
-    return Placement(tuple(seats), tuple(notes))
+    _same_rounds(recipe, allocations)
+    return Placement(tuple(allocations), tuple(notes))
 
 
 def _on_a_node(
     recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
-) -> tuple[list[Seat], list[str]]:
+) -> tuple[list[Allocation], list[str]]:
     return (_on_gpus if machine.gpus else _on_cpu)(recipe, policies, machine, nodes)
 
 
 def _on_cpu(
     recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
-) -> tuple[list[Seat], list[str]]:
+) -> tuple[list[Allocation], list[str]]:
     processes = recipe.launch.processes or 1
     share = machine.cores // (len(policies) * processes)
     notes = []
@@ -108,7 +108,7 @@ def _on_cpu(
     strategy = _strategy(recipe, "ddp")
     total = processes * len(nodes)
     return [
-        Seat(p.name, (), total, max(share, 1), strategy, plan_batch(recipe, p.name, total), nodes=nodes)
+        Allocation(p.name, (), total, max(share, 1), strategy, plan_batch(recipe, p.name, total), nodes=nodes)
         for p in policies
     ], notes
 
@@ -119,24 +119,30 @@ def _strategy(recipe: Recipe, default: str) -> str:
 
 def _on_gpus(
     recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
-) -> tuple[list[Seat], list[str]]:
+) -> tuple[list[Allocation], list[str]]:
     strategy, span = _strategy(recipe, "zero3"), len(nodes)
     if recipe.launch.share_gpus:
         count = len(machine.gpus)
         threads = max(machine.cores // (count * len(policies)), 1)
         return [
-            Seat(
-                p.name, machine.gpus, count * span, threads, strategy, plan_batch(recipe, p.name, count * span),
-                len(policies), nodes,
+            Allocation(
+                p.name,
+                machine.gpus,
+                count * span,
+                threads,
+                strategy,
+                plan_batch(recipe, p.name, count * span),
+                len(policies),
+                nodes,
             )
             for p in policies
-        ], [f"{len(policies)} policies share every GPU"]  # fmt: skip
+        ], [f"{len(policies)} policies share every GPU"]
     if len(machine.gpus) < len(policies):
         raise MachineError(
             f"{len(policies)} policies need {len(policies)} GPUs at least, one each: found {len(machine.gpus)}, "
             f"{len(policies) - len(machine.gpus)} short; use a smaller pool, let them share with --set "
-            "launch.share_gpus=true (each takes its part of every GPU) or with --device-map FILE (memory shares that "
-            "add up to 1 on each GPU), or run on CPU with --set hardware.gpus=0"
+            "launch.share_gpus=true (each takes its part of every GPU) or with --device-map FILE (memory fractions "
+            "that add up to 1 on each GPU), or run on CPU with --set hardware.gpus=0"
         )
     sizes = [p.parameters or 0.0 for p in policies]
     weights = [recipe.launch.weights.get(p.name, 1.0) for p in policies] if recipe.launch.weights else None
@@ -145,22 +151,24 @@ def _on_gpus(
     )
     if counts is None:
         raise RecipeError([f"no split of {len(machine.gpus)} GPUs over {len(policies)} policies divides the batch"])
-    seats, start = [], 0
+    allocations, start = [], 0
     for policy, count in zip(policies, counts, strict=True):
         gpus = machine.gpus[start : start + count]
         start += count
         threads = max(machine.cores // len(machine.gpus), 1)
         batch = plan_batch(recipe, policy.name, count * span)
-        seats.append(Seat(policy.name, gpus, count * span, threads, strategy, batch, nodes=nodes))
+        allocations.append(Allocation(policy.name, gpus, count * span, threads, strategy, batch, nodes=nodes))
     idle = len(machine.gpus) - start
-    return seats, [f"{idle} GPU(s) stay idle: no split uses them"] if idle else []
+    return allocations, [f"{idle} GPU(s) stay idle: no split uses them"] if idle else []
 
 
-def _pinned(recipe: Recipe, machine: Machine, nodes: int, pins: Mapping[str, Pin]) -> tuple[list[Seat], list[str]]:
+def _pinned(
+    recipe: Recipe, machine: Machine, nodes: int, pins: Mapping[str, DevicePin]
+) -> tuple[list[Allocation], list[str]]:
     problems = pin_problems([p.name for p in recipe.policies], machine, nodes, pins)
     if problems:
         raise RecipeError(problems)
-    seats = []
+    allocations = []
     for policy in recipe.policies:
         pin = pins[policy.name]
         count = len(pin.gpus) or pin.processes or 1
@@ -169,15 +177,22 @@ def _pinned(recipe: Recipe, machine: Machine, nodes: int, pins: Mapping[str, Pin
         here = [p for p in pins.values() if set(p.nodes) & set(pin.nodes)]
         strategy = _strategy(recipe, "zero3" if pin.gpus else "ddp")
         threads = max(machine.cores // sum(len(p.gpus) or p.processes or 1 for p in here), 1)
-        seats.append(
-            Seat(
-                policy.name, pin.gpus, total, threads, strategy, plan_batch(recipe, policy.name, total),
-                max(len(users), 1), pin.nodes, pin.memory,
+        allocations.append(
+            Allocation(
+                policy.name,
+                pin.gpus,
+                total,
+                threads,
+                strategy,
+                plan_batch(recipe, policy.name, total),
+                max(len(users), 1),
+                pin.nodes,
+                pin.memory,
             )
-        )  # fmt: skip
+        )
     used = {gpu for pin in pins.values() for gpu in pin.gpus}
     idle = [gpu for gpu in machine.gpus if gpu not in used]
-    return seats, [f"GPU {','.join(idle)} stay idle: the device map does not name them"] if idle and used else []
+    return allocations, [f"GPU {','.join(idle)} stay idle: the device map does not name them"] if idle and used else []
 
 
 def _divides(recipe: Recipe, policy: str, processes: int) -> bool:
@@ -194,8 +209,8 @@ def best_split(
     allowed: Callable[[int, int], bool],
     weights: Sequence[float] | None = None,
 ) -> tuple[int, ...] | None:
-    """Devices for each policy: all of them if possible, then as even as possible (with `weights`: as near to their
-    proportion), then most for the largest.
+    """Return devices for each policy: all of them if possible, then as even as possible (with `weights`: as near to
+    their proportion), then most for the largest.
 
     `allowed(i, n)` says whether policy i can run on n devices. None when no split is allowed.
     Example: three policies of which the last is the largest, 8 devices, powers of two allowed: (2, 2, 4).
@@ -216,7 +231,7 @@ def best_split(
 
 
 def _splits(devices: int, possible: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """All tuples with one of the `possible` counts in each place whose sum is at most `devices`."""
+    """Yield all tuples with one of the `possible` counts in each place whose sum is at most `devices`."""
     if not possible:
         yield ()
         return
@@ -226,21 +241,27 @@ def _splits(devices: int, possible: Sequence[Sequence[int]]) -> Iterator[tuple[i
                 yield (first, *rest)
 
 
-def _same_rounds(recipe: Recipe, seats: Sequence[Seat]) -> None:
-    """All policies must see the same prompts. Raises RecipeError naming two that would not."""
-    first = seats[0]
+def _same_rounds(recipe: Recipe, allocations: Sequence[Allocation]) -> None:
+    """Check that all policies see the same prompts. Raises RecipeError naming two that would not."""
+    first = allocations[0]
     for key, default in (("num_iterations", 1), ("shuffle_dataset", True)):
-        values = {seat.policy: recipe.trainer_settings(seat.policy).get(key, default) for seat in seats}
+        values = {
+            allocation.policy: recipe.trainer_settings(allocation.policy).get(key, default)
+            for allocation in allocations
+        }
         if len(set(values.values())) > 1:
             raise RecipeError(
                 [f"trainer.{key} must be the same for all policies, found {values}: it decides the rounds"]
             )
-    for seat in seats[1:]:
-        if seat.batch.prompts != first.batch.prompts or seat.batch.optimizer_steps != first.batch.optimizer_steps:
+    for allocation in allocations[1:]:
+        if (
+            allocation.batch.prompts != first.batch.prompts
+            or allocation.batch.optimizer_steps != first.batch.optimizer_steps
+        ):
             raise RecipeError(
                 [
-                    f"policies {first.policy!r} and {seat.policy!r} would not see the same rounds: "
+                    f"policies {first.policy!r} and {allocation.policy!r} would not see the same rounds: "
                     f"{first.batch.prompts} prompts in {first.batch.optimizer_steps} steps against "
-                    f"{seat.batch.prompts} in {seat.batch.optimizer_steps}; set round.prompts"
+                    f"{allocation.batch.prompts} in {allocation.batch.optimizer_steps}; set round.prompts"
                 ]
             )

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a line a policy, from the files the policies write."""
+"""Progress of a run on the console: a line per policy, from the files the policies write."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PLAIN_SECONDS = 15.0  # between two lines where there is no terminal to redraw
 
 
 @dataclass(slots=True)
-class PolicyProgress:
-    """The last word of one policy."""
+class DisplayState:
+    """What is shown of one policy."""
 
     phase: str = "starting"
     step: int = 0
@@ -74,7 +74,7 @@ class Progress:
         self._run = run
         self._steps = steps
         self._console = console
-        self._states = {name: PolicyProgress(gate_key=gate_key) for name in policies}
+        self._states = {name: DisplayState(gate_key=gate_key) for name in policies}
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._next_line = time.monotonic() + PLAIN_SECONDS
 

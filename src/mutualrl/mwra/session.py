@@ -1,4 +1,4 @@
-"""Beginning a run, and going on with one: what is checked before any process is started.
+"""Beginning a run, and resuming one: what is checked before any process is started.
 
 A session is one `mutualrl train` over a run directory: the first makes it, `--resume` starts another.
 """
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import PlanMismatchError, RunDirectoryError, UsageError
-from mutualrl.mwra.placement import Placement, Seat
+from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare
-from mutualrl.recipes.batch import BatchPlan
+from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.regimes.info import RegimeInfo
-from mutualrl.see import Absences, open_store
+from mutualrl.see import MissingPeers, open_store
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_json, write_atomic, write_json
-from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredSeat
+from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation
 from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a run is started, beside its recipe. `nodes`: how many machines; `node`: which of them this is; `address`:
+    """Options of a start, beside the recipe. `nodes`: how many machines; `node`: which of them this is; `address`:
     where the other nodes reach this one; `device_map`: a file that says which policy runs where."""
 
     resume: bool = False
@@ -42,15 +42,24 @@ class Launch:
 #: keys that may change between two sessions: they decide how the run is kept and watched, not what it computes
 HARMLESS = frozenset(
     {
-        "run.max_restarts", "run.peer_timeout", "run.round_timeout", "run.on_peer_loss", "run.keep_checkpoints",
-        "run.keep_rounds", "run.report_to",
-        "run.save_every", "run.validate_every", "run.dir", "hardware.gpus", "pool",
+        "run.max_restarts",
+        "run.peer_timeout",
+        "run.round_timeout",
+        "run.on_peer_loss",
+        "run.keep_checkpoints",
+        "run.keep_rounds",
+        "run.report_to",
+        "run.save_every",
+        "run.validate_every",
+        "run.dir",
+        "hardware.gpus",
+        "pool",
     }
-)  # fmt: skip
+)
 
 
 def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Keys in which two resolved recipes differ, with both values."""
+    """Return keys in which two resolved recipes differ, with both values."""
     before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     return {
         key: (before.get(key), after.get(key))
@@ -66,11 +75,11 @@ def _flat(value: Any, at: str = "") -> dict[str, object]:
         pairs = [(f"{at}.{item.get('name', i)}", item) for i, item in enumerate(value)]
     else:
         return {at: value}
-    return {key: found for path, item in pairs for key, found in _flat(item, path).items()}
+    return {key: leaf for path, item in pairs for key, leaf in _flat(item, path).items()}
 
 
 def accept_changes(old: Recipe, new: Recipe) -> list[str]:
-    """What changed and is harmless, in words. Raises UsageError naming every change that is not."""
+    """Return what changed and is harmless, in words. Raises UsageError naming every change that is not."""
     changed = changed_keys(old, new)
     if new.run.epochs is not None:  # to be worked out, and compared then
         changed = {key: values for key, values in changed.items() if key not in ("run.steps", "run.epochs")}
@@ -86,8 +95,8 @@ def accept_changes(old: Recipe, new: Recipe) -> list[str]:
 
 
 def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint) -> list[str]:
-    """What differs between sessions and is harmless, in words. Raises UsageError when the prompts, the batch or the
-    number of processes of a policy are not the run's."""
+    """Return what differs between sessions and is harmless, in words. Raises UsageError when the prompts, the batch
+    or the number of processes of a policy are not the run's."""
     try:
         compare("resumed", plan, info.fingerprint)
     except PlanMismatchError as error:
@@ -95,12 +104,12 @@ def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint) -> list[st
             f"--resume: {error}; the data must be what it was, or start another run with --run-dir"
         ) from None
     notes = []
-    for seat in placement.seats:
-        before, now = info.placement[seat.policy].to_json(), stored(seat).to_json()
+    for allocation in placement.allocations:
+        before, now = info.placement[allocation.policy].to_json(), stored(allocation).to_json()
         for key, words in (("processes", "processes"), ("strategy", "strategy"), ("batch", "batch plan")):
             if before[key] != now[key]:
                 raise UsageError(
-                    f"--resume: policy {seat.policy!r} ran with {words} {before[key]!r}, here it would be "
+                    f"--resume: policy {allocation.policy!r} ran with {words} {before[key]!r}, here it would be "
                     f"{now[key]!r}; its "
                     "checkpoints are one part a process: give it the devices that it had (--set hardware.gpus=N, "
                     "--set launch.processes=N, --device-map FILE), or start another run with --run-dir"
@@ -108,7 +117,7 @@ def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint) -> list[st
         for key in ("gpus", "nodes", "threads"):
             if before.get(key, now[key]) != now[key]:
                 digits = "; sums may differ in the last digits" if key == "threads" else ""
-                notes.append(f"policy {seat.policy} runs on {key} {now[key]} (before: {before[key]}){digits}")
+                notes.append(f"policy {allocation.policy} runs on {key} {now[key]} (before: {before[key]}){digits}")
     for package, version in versions().items():
         if (old := info.versions.get(package)) != version:
             notes.append(f"{package} is {version}, the run began with {old}: results may differ from an unbroken run")
@@ -116,13 +125,13 @@ def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint) -> list[st
 
 
 def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
-    """The recipe with its epochs worked out in optimizer steps. Prompts that turn out too long for some policy make an
-    epoch a little shorter than counted here."""
+    """Return the recipe with its epochs worked out in optimizer steps. Prompts that turn out too long for some
+    policy make an epoch a little shorter than counted here."""
     iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
     return recipe.with_steps(prompts, batch.prompts, batch.optimizer_steps * iterations)
 
 
-def begin(recipe: Recipe, placement: Placement, plan: Fingerprint, launch: Launch, held: ExitStack) -> RunDirectory:
+def start_run(recipe: Recipe, placement: Placement, plan: Fingerprint, launch: Launch, held: ExitStack) -> RunDirectory:
     """Claim a new run's directory, locked as long as `held` is open, and write what the workers read."""
     info = RunInfo(
         format=FORMAT,
@@ -143,23 +152,23 @@ def begin(recipe: Recipe, placement: Placement, plan: Fingerprint, launch: Launc
     return run
 
 
-def _by_policy(placement: Placement) -> dict[str, StoredSeat]:
-    return {seat.policy: stored(seat) for seat in placement.seats}
+def _by_policy(placement: Placement) -> dict[str, StoredAllocation]:
+    return {allocation.policy: stored(allocation) for allocation in placement.allocations}
 
 
-def stored(seat: Seat) -> StoredSeat:
-    """Return a seat as run.json has it."""
-    return StoredSeat.model_validate(asdict(seat))
+def stored(allocation: Allocation) -> StoredAllocation:
+    """Return an allocation as run.json has it."""
+    return StoredAllocation.model_validate(asdict(allocation))
 
 
 def keep_recipe(run: RunDirectory, recipe: Recipe) -> None:
     """Write the resolved recipe into the run, without its directory: whoever runs it again gets one of their own."""
-    kept = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": None})})
-    write_atomic(run.recipe, f"# {json.dumps(command_line())}\n{dump(kept)}".encode())
+    stored = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": None})})
+    write_atomic(run.recipe, f"# {json.dumps(command_line())}\n{dump(stored)}".encode())
 
 
 def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
-    """The run's directory, locked: the one asked for, or a new one under runs/ that no other run has taken."""
+    """Return the run's directory, locked: the one asked for, or a new one under runs/ that no other run has taken."""
     if recipe.run.dir is not None:
         return create(Path(recipe.run.dir), info, held)
     while True:
@@ -173,7 +182,7 @@ def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
 
 def require_address(placement: Placement, launch: Launch) -> None:
     """Raise UsageError when a policy spans nodes and this one gives the others an address that is their own."""
-    spanning = [seat.policy for seat in placement.seats if len(seat.nodes) > 1]
+    spanning = [allocation.policy for allocation in placement.allocations if len(allocation.nodes) > 1]
     if spanning and (launch.address.startswith("127.") or launch.address in ("localhost", "::1", "0.0.0.0")):
         raise UsageError(
             f"policy {spanning[0]!r} spans several nodes, whose processes cannot meet at {launch.address}: give "
@@ -182,7 +191,7 @@ def require_address(placement: Placement, launch: Launch) -> None:
 
 
 def resumable(path: Path) -> RunDirectory:
-    """The run in `path`, if there is one to go on with. Raises UsageError saying why not."""
+    """Return the run in `path`, if there is one to resume. Raises UsageError saying why not."""
     run = RunDirectory(path)
     if path.is_symlink():
         raise UsageError(f"--resume: {path} is a symbolic link; name the directory itself")
@@ -191,9 +200,7 @@ def resumable(path: Path) -> RunDirectory:
     info = run.info()
     if not run.recipe.is_file() or info.format < FORMAT:
         what = "recipe.yaml is missing" if not run.recipe.is_file() else "an older mutualrl wrote it"
-        raise UsageError(
-            f"--resume: {path} cannot be gone on with ({what}); throw it away with --clean, or name another"
-        )
+        raise UsageError(f"--resume: {path} cannot be resumed ({what}); delete it with --clean, or name another")
     if absent := [name for name in ("fingerprint", "placement", "versions") if not getattr(info, name)]:
         raise UsageError(
             f"--resume: {run.run_json} lacks {', '.join(absent)}: it was changed; restore it, or use --clean"
@@ -208,13 +215,13 @@ def resumable(path: Path) -> RunDirectory:
     return run
 
 
-def go_on(run: RunDirectory, recipe: Recipe, placement: Placement, launch: Launch) -> None:
+def resume_run(run: RunDirectory, recipe: Recipe, placement: Placement, launch: Launch) -> None:
     """Write what a new session changes: the recipe's harmless keys, the devices, that lost policies are back; and end
     an earlier request to stop."""
     run.summary.unlink(missing_ok=True)
     for policy in recipe.policies:
         cursor = Checkpoints(run.policy(policy.name).root).newest_cursor()
-        Absences(open_store(run.exchange), policy.name).welcome_back(cursor)
+        MissingPeers(open_store(run.exchange), policy.name).readmit_all(cursor)
     keep_recipe(run, recipe)
     info = run.info()
     moved = info.model_copy(update={"nodes": launch.nodes, "placement": _by_policy(placement)})
@@ -223,7 +230,7 @@ def go_on(run: RunDirectory, recipe: Recipe, placement: Placement, launch: Launc
 
 
 def next_session(run: RunDirectory) -> int:
-    """The number of this session, from 0; noted with its command, so that people see how the run was made."""
+    """Return the number of this session, from 0; noted with its command, so that people see how the run was made."""
     path = run.root / "supervisor" / "sessions.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     value = read_json(path) or {"sessions": []}

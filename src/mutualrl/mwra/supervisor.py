@@ -1,4 +1,4 @@
-"""The supervisor of a run on one node: claims or takes up the directory, starts the policies, watches, collects."""
+"""Supervisor of a run on one node: claims or takes up the directory, starts the policies, watches, collects."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from typing import Any
 
 from rich.console import Console
 
-from mutualrl.console.display import clean as cleaned
+from mutualrl.console.display import clean
 from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import require
-from mutualrl.mwra.crew import Crew
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.group import GRACE_SECONDS, Mark, end, launcher
+from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end, launcher
 from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
+from mutualrl.mwra.policy_supervisor import PolicySupervisor
 from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.session import (
     Launch,
     accept_changes,
-    begin,
     counted,
-    go_on,
     next_session,
     require_address,
     resumable,
+    resume_run,
     same_plan,
+    start_run,
 )
 from mutualrl.recipes import Recipe, load
-from mutualrl.recipes.agreement import fingerprint, load_prompts, require_enough, solutions
+from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_json, write_json
 from mutualrl.storage.run_info import Fingerprint, PolicyResult
-from mutualrl.storage.rundir import RunDirectory, check_free, clean, hold
+from mutualrl.storage.rundir import RunDirectory, check_free, clean_run, hold
 
 POLL_SECONDS = 0.2
 
 
 def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tuple[RunDirectory, dict[str, Any]]:
-    """Carry out a run from its recipe, or go on with one; returns its directory and the summary.
+    """Carry out a run from its recipe, or resume one; returns its directory and the summary.
 
     Everything that can be checked without a model is checked before the directory is made. Raises
     RunInterruptedError, PeerLostError, or the error of the policy that failed; no process is left then.
@@ -55,14 +55,14 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         request.raise_if_any()
         recipe = load(run.recipe, run_code=True)  # as node 0 has settled it
         session = next_session(run) if launch.node == 0 else 0
-        end([], _mark(run, launch), grace=0)  # what a supervisor that was killed a moment ago left
-        console.print(f"Run directory: {cleaned(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
+        end([], _tag(run, launch), grace=0)  # what a supervisor that was killed a moment ago left
+        console.print(f"Run directory: {clean(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
         for note in notes:
             console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
         run_policies(run, recipe, placement, launch, session, console, request)
         if launch.node != 0:
             return run, {"node": launch.node}
-        summary = collect(run, recipe, time.monotonic() - began)
+        summary = summarize(run, recipe, time.monotonic() - began)
         write_json(run.summary, summary)
     return run, summary
 
@@ -70,8 +70,8 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
 def _open(
     recipe: Recipe, launch: Launch, console: Console, request: StopSignals, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
-    """The run's directory, made or taken up and locked, after every check that needs no model; where the policies run;
-    what to say."""
+    """Return the run's directory, made or taken up and locked, after every check that needs no model; where the
+    policies run; what to say."""
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
     if launch.node > 0:
         joined = Node(launch, recipe).join(path, console, request)
@@ -83,8 +83,8 @@ def _open(
         check_free(path)
     recipe, placement, plan = planned(recipe, this_machine(), launch)
     if launch.clean and path is not None:
-        clean(path, held)
-    run = begin(recipe, placement, plan, launch, held)
+        clean_run(path, held)
+    run = start_run(recipe, placement, plan, launch, held)
     return run, placement, list(placement.notes)
 
 
@@ -94,31 +94,31 @@ def _take_up(
     if path is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
     run = resumable(path)
-    kept = load(run.recipe, run_code=True)
-    accept_changes(kept, recipe)  # before the data are looked for: they may be another task's
+    stored = load(run.recipe, run_code=True)
+    accept_changes(stored, recipe)  # before the data are looked for: they may be another task's
     recipe, placement, plan = planned(recipe, this_machine(), launch)
-    notes = [*placement.notes, *accept_changes(kept, recipe), *same_plan(run.info(), placement, plan)]
+    notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan)]
     held.enter_context(hold(run.lock(0), str(run.root)))
-    go_on(run, recipe, placement, launch)
+    resume_run(run, recipe, placement, launch)
     return run, placement, notes
 
 
-def _mark(run: RunDirectory, launch: Launch) -> Mark:
-    """By what processes of the run are found whose parent is gone. Over several nodes this node's alone: two of them
+def _tag(run: RunDirectory, launch: Launch) -> ProcessTag:
+    """Return the tag of the run's processes. Over several nodes this node's alone: two of them
     may share a process table."""
-    return Mark(str(run.root), node=launch.node if launch.nodes > 1 else None)
+    return ProcessTag(str(run.root), node=launch.node if launch.nodes > 1 else None)
 
 
 def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint]:
-    """The recipe with its steps counted, where the policies run, and the batch plan that all of them must have. Raises
-    what a look at the machine and the data can find wrong."""
+    """Return the recipe with its steps counted, where the policies run, and the batch plan that all of them must
+    have. Raises what a look at the machine and the data can find wrong."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(recipe, machine, launch.nodes, pins)
-    prompts = load_prompts(recipe, "train")
-    load_prompts(recipe, "validation")
+    prompts = load_recipe_prompts(recipe, "train")
+    load_recipe_prompts(recipe, "validation")
     solutions(recipe, prompts)
-    batch = placement.seats[0].batch
+    batch = placement.allocations[0].batch
     require_enough(prompts, batch)
     require_address(placement, launch)
     recipe = counted(recipe, batch, len(prompts))
@@ -133,7 +133,7 @@ class StopSignals:
 
     @property
     def name(self) -> str:
-        """The first signal's name."""
+        """Return the first signal's name."""
         return signal.Signals(self.received[0]).name
 
     def raise_if_any(self) -> None:
@@ -144,15 +144,15 @@ class StopSignals:
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Explicit handlers for SIGINT and SIGTERM. (A job started in the background inherits SIGINT as ignored.)"""
-    found = StopSignals()
+    """Yield explicit handlers for SIGINT and SIGTERM. (A job started in the background inherits SIGINT as ignored.)"""
+    signals = StopSignals()
 
     def handler(number: int, frame: FrameType | None) -> None:
-        found.received.append(number)
+        signals.received.append(number)
 
     previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield found
+        yield signals
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
@@ -169,58 +169,64 @@ def run_policies(
 ) -> None:
     """Start this node's policies and see them through; end every process when the run fails or is stopped."""
     node = Node(launch, recipe)
-    voice = node.voice(run, session)
-    crew = Crew(run, recipe, placement.on(launch.node), launch.node, launch.address, voice, console, launcher())
+    status_writer = node.status_writer(run, session)
+    policy_supervisor = PolicySupervisor(
+        run, recipe, placement.on(launch.node), launch.node, launch.address, status_writer, console, launcher()
+    )
     at_once = False
     try:
-        node.meet(run, console, request, voice)
+        node.meet(run, console, request, status_writer)
         with Progress(
             run, [p.name for p in recipe.policies], recipe.run.steps, console, recipe.spec.metric("gate_rate")
         ) as progress:
-            crew.start()
+            policy_supervisor.start()
             deadline = None
-            while crew.active or not (crew.stopping or node.settled(run, recipe, crew)):
+            while policy_supervisor.active or not (
+                policy_supervisor.stopping or node.settled(run, recipe, policy_supervisor)
+            ):
                 if request.received and deadline is None:
                     deadline = time.monotonic() + recipe.run.round_timeout
-                    _ask_to_stop(run, crew, console)
+                    _ask_to_stop(run, policy_supervisor, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     at_once = True
                     break
                 if run.stop_file.exists():
-                    crew.stopping = True
-                crew.look()
-                node.check(run, recipe, crew)
+                    policy_supervisor.stopping = True
+                policy_supervisor.poll()
+                node.check(run, recipe, policy_supervisor)
                 progress.update()
                 time.sleep(POLL_SECONDS)
             progress.update()
-        if crew.stopping or at_once:
+        if policy_supervisor.stopping or at_once:
             raise RunInterruptedError(_stopped(run, recipe, request))
-        voice.conclude("finished")
+        status_writer.close("finished")
     except MutualRLError as error:
-        voice.conclude(f"{error.kind}: {error}")
+        status_writer.close(f"{error.kind}: {error}")
         raise
     finally:
-        end(crew.groups, _mark(run, launch), grace=0.0 if at_once else GRACE_SECONDS)
+        end(policy_supervisor.groups, _tag(run, launch), grace=0.0 if at_once else GRACE_SECONDS)
 
 
-def _ask_to_stop(run: RunDirectory, crew: Crew, console: Console) -> None:
+def _ask_to_stop(run: RunDirectory, policy_supervisor: PolicySupervisor, console: Console) -> None:
     """Ask every worker of every node for a checkpoint and an end."""
-    crew.stopping = True
+    policy_supervisor.stopping = True
     write_json(run.stop_file, {"at": time.time()}, durable=False)
     console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop at once)")
 
 
 def _stopped(run: RunDirectory, recipe: Recipe, request: StopSignals) -> str:
-    """What a stopped run leaves, in words."""
+    """Return what a stopped run leaves, in words."""
     steps = {p.name: max(Checkpoints(run.policy(p.name).root).steps(), default=None) for p in recipe.policies}
-    kept = ", ".join(f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items())
+    checkpoints = ", ".join(
+        f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()
+    )
     why = f"by {request.name}" if request.received else "on request of another node"
-    return f"stopped {why}; checkpoints: {kept}; go on with: mutualrl train --resume --run-dir {run.root}"
+    return f"stopped {why}; checkpoints: {checkpoints}; resume with: mutualrl train --resume --run-dir {run.root}"
 
 
-def collect(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, object]:
-    """The summary of a finished run, from the policies' results. A policy that was lost on the way has none and is
-    named."""
+def summarize(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, object]:
+    """Return the summary of a finished run, from the policies' results. A policy that was lost on the way has none
+    and is named."""
     policies, lost = {}, []
     for policy in recipe.policies:
         result = read_json(run.policy(policy.name).result)

@@ -7,14 +7,14 @@ import socket
 
 
 def free_port(host: str = "") -> int:
-    """A TCP port that nobody uses now, chosen by the system."""
+    """Return a TCP port that nobody uses now, chosen by the system."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def in_use(port: int) -> bool:
-    """Whether something on this machine listens on a TCP port."""
+    """Return whether something on this machine listens on a TCP port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

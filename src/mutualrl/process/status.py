@@ -1,6 +1,6 @@
-"""What the supervisors of a run say about its policies. One file a node, `<run>/supervisor/node-<k>.json`, which that
-node's supervisor alone writes; peers read it to tell a policy that is being restarted from one that is gone for good.
-"""
+"""Status of the policies of a run, as its supervisors publish it. One file per node, `<run>/supervisor/node-<k>.json`,
+which that node's supervisor alone writes; peers read it to tell a policy that is being restarted from one that is gone
+for good."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import DiskError
-from mutualrl.storage.files import JsonObject, glance, write_json
+from mutualrl.storage.files import JsonObject, try_read_json, write_json
 
 BEAT_SECONDS = 0.5
 STALE_SECONDS = 5.0  # a supervisor whose counter stood still for so long says nothing any more
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """The last word about a policy: `state` is running, restarting, lost or finished; `attempt` counts its starts;
+class PolicyStatus:
+    """Last word about a policy: `state` is running, restarting, lost or finished; `attempt` counts its starts;
     `rendezvous` is where the agents of a group over several nodes meet."""
 
     state: str = "unknown"
@@ -30,35 +30,35 @@ class Word:
 
 
 def node_file(run: Path, node: int) -> Path:
-    """Where the supervisor of a node speaks."""
+    """Return where the supervisor of a node speaks."""
     return run / "supervisor" / f"node-{node}.json"
 
 
-class Voice:
-    """A supervisor's own file: call `say` when something changed, and at least twice a second."""
+class StatusWriter:
+    """Supervisor's own file: call `beat` when something changed, and at least twice per second."""
 
     def __init__(self, run: Path, node: int, session: int) -> None:
         self._path = node_file(run, node)
         self._session = session
         self._counter = 0
         self._next = 0.0
-        self.words: dict[str, Word] = {}
+        self.statuses: dict[str, PolicyStatus] = {}
         self._outcome: str | None = None
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
-    def tell(self, policy: str, word: Word) -> None:
+    def publish(self, policy: str, word: PolicyStatus) -> None:
         """Say something new about a policy, at once."""
-        self.words[policy] = word
+        self.statuses[policy] = word
         self._next = 0.0
-        self.say()
+        self.beat()
 
-    def conclude(self, outcome: str) -> None:
+    def close(self, outcome: str) -> None:
         """Say how the run ended here: `finished`, or an error's kind and words. The last word."""
         self._outcome = outcome
         self._next = 0.0
-        self.say()
+        self.beat()
 
-    def say(self) -> None:
+    def beat(self) -> None:
         """Raise the counter, if it is time."""
         if time.monotonic() < self._next:
             return
@@ -70,32 +70,32 @@ class Voice:
             "pid": os.getpid(),
             "host": platform.node(),
             "outcome": self._outcome,
-            "policies": {name: asdict(word) for name, word in self.words.items()},
+            "policies": {name: asdict(word) for name, word in self.statuses.items()},
         }
         with contextlib.suppress(DiskError):  # full for a moment, say: the next word may get through
             write_json(self._path, state, durable=False)
 
 
-class Standing:
-    """A reader of all supervisors' words, on its own monotonic clock. A word of a supervisor that fell silent, or of
+class StatusReader:
+    """Reader of all supervisors' words, on its own monotonic clock. A word of a supervisor that fell silent, or of
     one that has not spoken since this reader began, is not believed."""
 
     def __init__(self, run: Path) -> None:
         self._directory = run / "supervisor"
         self._seen: dict[str, tuple[Any, float, bool]] = {}
 
-    def of(self, policy: str) -> Word:
-        """The last word about a policy; state `unknown` when no living supervisor speaks of it."""
+    def of(self, policy: str) -> PolicyStatus:
+        """Return the last word about a policy; state `unknown` when no living supervisor speaks of it."""
         for path in sorted(self._directory.glob("node-*.json"), key=lambda p: (len(p.name), p.name)):
             state = self.read(path)
             if state is not None and policy in state["policies"]:
-                return Word(**state["policies"][policy])
-        return Word()
+                return PolicyStatus(**state["policies"][policy])
+        return PolicyStatus()
 
     def read(self, path: Path) -> JsonObject | None:
-        """What a supervisor says, or None when it is not (yet) known to be alive."""
+        """Return what a supervisor says, or None when it is not (yet) known to be alive."""
         now = time.monotonic()
-        state = glance(path)
+        state = try_read_json(path)
         if state is None:
             return None
         mark = (state["session"], state["counter"])

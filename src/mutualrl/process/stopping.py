@@ -10,7 +10,7 @@ from mutualrl.errors import RunInterruptedError
 
 
 class StopRequest:
-    """Whether a worker was asked to stop.
+    """Request to stop a worker; true once it was made.
 
     While it trains (`graceful`), the first signal is noted, so that it can save a checkpoint at the end of its step,
     and the second ends it; at other times the first ends it, since there is nothing to save."""

@@ -1,4 +1,4 @@
-"""The recipe: its schema, its loading, and the recipes that ship with mutualrl. No torch."""
+"""Recipe: its schema, its loading, and the recipes that ship with mutualrl. No torch."""
 
 from mutualrl.recipes.layers import recipe_root, shipped, templates
 from mutualrl.recipes.resolve import Request, dump, load, resolve, revise

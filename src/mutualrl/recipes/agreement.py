@@ -1,4 +1,4 @@
-"""What every policy of a run must agree on before the first step: prompts, order, seed, batch."""
+"""Agreement of all policies of a run before the first step: prompts, order, seed, batch."""
 
 from __future__ import annotations
 
@@ -8,40 +8,39 @@ from collections.abc import Sequence
 
 from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.plugins import entry_points, is_import_path, source_digest
-from mutualrl.recipes.batch import BatchPlan
+from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt
 from mutualrl.regimes import get_regime
 from mutualrl.storage.run_info import Fingerprint
-from mutualrl.tasks import Split, get_task
-from mutualrl.tasks import load_prompts as read_prompts
-from mutualrl.tasks.base import spread
+from mutualrl.tasks import Split, get_task, load_prompts
+from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.boxed import boxed_score
-from mutualrl.tasks.mixture import spread_by_member
+from mutualrl.tasks.mixture import sample_evenly_by_task
 
 logger = logging.getLogger(__name__)
 MOST_WITHOUT = 0.1  # share of the prompts that may be without a solution under `teacher: gold`
 
 
-def load_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
-    """Prompts of a split, as the recipe's task gives them; validation is cut at `run.validation_limit` (of a mixture:
-    for each member).
+def load_recipe_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
+    """Return prompts of a split, as the recipe's task gives them; validation is cut at `run.validation_limit` (of a
+    mixture: for each member).
 
     Raises DataError for rows that do not fit, or when there are fewer prompts than a round needs.
     """
     section = recipe.task
-    prompts = read_prompts(get_task(section.name), split, section.source(recipe.run.seed))
+    prompts = load_prompts(get_task(section.name), split, section.source(recipe.run.seed))
     if not prompts:
         raise DataError(f"task {section.name!r} has no {split} prompts; give more data, or name task.validation_data")
     if split == "validation":
-        cut = spread_by_member if section.name == "mixture" else spread
+        cut = sample_evenly_by_task if section.name == "mixture" else sample_evenly
         return cut(prompts, recipe.run.validation_limit)
     return prompts
 
 
 def solutions(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[str, str]:
-    """The right completions of the prompts, by id, where some policy's regime learns them (SGT's `teacher: gold`); none
-    where none does. One that does not earn the reward itself is left out, with a warning.
+    """Return the correct completions of the prompts, by id, where some policy's regime learns them (SGT's `teacher:
+    gold`); none where none does. One that does not earn the reward itself is left out, with a warning.
 
     Raises DataError when more than one prompt in ten has none: the arm would not be matched with the one it controls.
     """
@@ -50,23 +49,22 @@ def solutions(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[str, str]:
         return {}
     given = {prompt.id: prompt.solution for prompt in prompts if prompt.solution and prompt.solution.strip()}
     if recipe.task.reward == ("boxed",):
-        found = {p.id: given[p.id] for p in prompts if p.id in given and boxed_score(given[p.id], p.answer)}
+        correct = {p.id: given[p.id] for p in prompts if p.id in given and boxed_score(given[p.id], p.answer)}
     else:
         logger.warning("regime.teacher=gold: the solutions are not checked against %s", ", ".join(recipe.task.reward))
-        found = given
-    lacking = [prompt.id for prompt in prompts if prompt.id not in found]
+        correct = given
+    lacking = [prompt.id for prompt in prompts if prompt.id not in correct]
     if not lacking:
-        return found
-    said = (
+        return correct
+    problems = (
         f"regime.teacher=gold learns the solutions in the data, and of {len(prompts)} training prompts of task "
-        f"{recipe.task.name!r} {len(prompts) - len(given)} have none and {len(given) - len(found)} one that does not "
-        f"earn "
-        f"the reward, such as {lacking[0]!r}"
+        f"{recipe.task.name!r} {len(prompts) - len(given)} have none and {len(given) - len(correct)} one that does not "
+        f"earn the reward, such as {lacking[0]!r}"
     )
     if len(lacking) > MOST_WITHOUT * len(prompts):
-        raise DataError(f"{said}; expected a field 'solution' that ends in \\boxed{{answer}} (tasks math, dataset)")
-    logger.warning("%s; these give no pair", said)
-    return found
+        raise DataError(f"{problems}; expected a field 'solution' that ends in \\boxed{{answer}} (tasks math, dataset)")
+    logger.warning("%s; these give no pair", problems)
+    return correct
 
 
 def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:
@@ -79,7 +77,7 @@ def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:
 
 
 def fingerprint(recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt]) -> Fingerprint:
-    """The batch plan in comparable form: data set and order, seed, prompts a round, rollouts a prompt."""
+    """Return the batch plan in comparable form: data set and order, seed, prompts per round, rollouts per prompt."""
     digest = hashlib.sha256("\n".join(p.id for p in prompts).encode()).hexdigest()
     code = {}
     for key, name in (("regime", recipe.regime_name), ("task", recipe.task.name)):
@@ -100,12 +98,12 @@ def fingerprint(recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt]) -> 
     }
 
 
-def compare(policy: str, mine: Fingerprint, runs: Fingerprint) -> None:
+def compare(policy: str, own: Fingerprint, runs: Fingerprint) -> None:
     """Raise PlanMismatchError naming every key in which a policy's plan differs from the run's."""
     different = [
-        f"{key}: {mine.get(key)!r}, the run has {runs.get(key)!r}"
-        for key in sorted({*mine, *runs} - {"rollouts_per_prompt"})
-        if mine.get(key) != runs.get(key)
+        f"{key}: {own.get(key)!r}, the run has {runs.get(key)!r}"
+        for key in sorted({*own, *runs} - {"rollouts_per_prompt"})
+        if own.get(key) != runs.get(key)
     ]
     if different:
         raise PlanMismatchError(

@@ -19,27 +19,27 @@ KINDS = ("pools", "regimes", "tasks", "paper")
 
 
 def recipe_root() -> Path:
-    """Where the shipped recipes lie: inside an installed package, else at the top of the source tree."""
+    """Return where the shipped recipes lie: inside an installed package, else at the top of the source tree."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "_recipes"
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
 def shipped() -> Iterator[tuple[str, str, Path]]:
-    """All shipped recipes as (kind, name, path), sorted."""
+    """Yield all shipped recipes as (kind, name, path), sorted."""
     for kind in KINDS:
         for path in sorted((recipe_root() / kind).glob("*.yaml")):
             yield kind, path.stem, path
 
 
 def templates() -> Iterator[tuple[str, str, Path]]:
-    """What ships beside the recipes, in the same form: batch scripts of cluster schedulers."""
+    """Yield what ships beside the recipes, in the same form: batch scripts of cluster schedulers."""
     for path in sorted((recipe_root() / "slurm").glob("*.sbatch")):
         yield "slurm", path.stem, path
 
 
 def recipe_file(path: Path) -> Path:
-    """The file that `mutualrl train RECIPE` means: a path as it is, or `paper/NAME` for a shipped one.
+    """Return the file that `mutualrl train RECIPE` means: a path as it is, or `paper/NAME` for a shipped one.
 
     Raises RecipeError naming those there are when it is neither.
     """
@@ -54,7 +54,7 @@ _ONE = {"pools": "pool", "regimes": "regime", "tasks": "task", "paper": "recipe 
 
 
 def find(kind: str, name: str) -> Path:
-    """The recipe called `name`: a file when it looks like one, else a shipped one.
+    """Return the recipe called `name`: a file when it looks like one, else a shipped one.
 
     Raises RecipeError naming those there are.
     """
@@ -77,7 +77,7 @@ def find(kind: str, name: str) -> Path:
 
 @dataclass
 class Layers:
-    """The merged keys so far, and for every key path the source that set it last."""
+    """Merged keys so far, and for every key path the source that set it last."""
 
     value: Layer = field(default_factory=dict)
     source: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Layers:
 
     def add_file(self, path: Path) -> None:
         """Lay a YAML file over what is there. Relative model and data paths are the file's own."""
-        self.add_layer(named(yaml_file.read(path), str(path)), path)
+        self.add_layer(with_name_keys(yaml_file.read(path), str(path)), path)
 
     def add_layer(self, layer: Layer, path: Path) -> None:
         """Lay the content of the file at `path` over what is there."""
@@ -109,12 +109,12 @@ class Layers:
         layer: Any = yaml_file.parse(text, f"--set {assignment}")
         for part in reversed(parts):
             layer = {part: layer}
-        layer = named(layer, f"--set {assignment}")
+        layer = with_name_keys(layer, f"--set {assignment}")
         anchor_code(layer, None)
         self.add(layer, f"--set {assignment}")
 
     def source_of(self, path: tuple[str, ...]) -> str | None:
-        """Who set the key at `path`, or the nearest key above it."""
+        """Return who set the key at `path`, or the nearest key above it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.source:
                 return self.source[path[:length]]
@@ -133,8 +133,8 @@ class Layers:
                 into[key] = value
 
 
-def named(layer: Layer, source: str) -> Layer:
-    """`layer` with `task: math` written out as `task: {name: math}`, and `regime` likewise.
+def with_name_keys(layer: Layer, source: str) -> Layer:
+    """Return `layer` with `task: math` written out as `task: {name: math}`, and `regime` likewise.
 
     Raises RecipeError when either is neither a name nor a mapping, or its name is not text.
     """
@@ -154,6 +154,12 @@ def _with_data(section: Layer, anchor: Callable[[Any], Any]) -> Layer:
     return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
 
 
+def _anchored_member(member: Any, anchor: Callable[[Any], Any]) -> Any:
+    if isinstance(member, dict):
+        return _with_data(member, anchor)
+    return {} if member is None else member
+
+
 def anchor_code(layer: Layer, directory: Path | None) -> None:
     """Make the import paths of the user's regime and task absolute: beside the recipe in `directory`, else from the
     working directory."""
@@ -168,7 +174,7 @@ def anchor_code(layer: Layer, directory: Path | None) -> None:
 
 
 def _anchored(layer: Layer, directory: Path) -> Layer:
-    """`layer` with relative model and data paths that exist beside its file made absolute."""
+    """Return `layer` with relative model and data paths that exist beside its file made absolute."""
 
     def anchor(value: Any) -> Any:
         if not isinstance(value, str) or not value or value.startswith(("tiny:", "/", "~")):
@@ -189,8 +195,5 @@ def _anchored(layer: Layer, directory: Path) -> Layer:
     if isinstance(task, dict):
         layer["task"] = _with_data(task, anchor)
         if isinstance(members := layer["task"].get("members"), dict):
-            layer["task"]["members"] = {
-                name: _with_data(m, anchor) if isinstance(m, dict) else {} if m is None else m
-                for name, m in members.items()
-            }
+            layer["task"]["members"] = {name: _anchored_member(member, anchor) for name, member in members.items()}
     return layer

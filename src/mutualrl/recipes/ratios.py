@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 #: settings that cut or bend the sampling distribution, and their plain values.
-PLAIN_SAMPLING: dict[str, tuple[Any, ...]] = {
+DEFAULT_SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0, None),
     "top_k": (0, -1, None),
     "min_p": (0.0, None),
@@ -20,18 +20,18 @@ HARMLESS = frozenset(
 ) | {"stop_token_ids", "pad_token_id", "bos_token_id", "eos_token_id"}
 
 
-def bent_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling settings (TRL's keys, or any key of its `generation_kwargs` not known to be harmless) that are not
-    plain."""
-    own = {key: settings[key] for key in PLAIN_SAMPLING if key in settings}
+def non_default_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling settings (TRL's keys, or any key of its `generation_kwargs` not known to be harmless) that
+    are not plain."""
+    own = {key: settings[key] for key in DEFAULT_SAMPLING if key in settings}
     given = {**own, **(settings.get("generation_kwargs") or {})}  # TRL's order: the latter win
     return {
-        key: value for key, value in given.items() if key not in HARMLESS and value not in PLAIN_SAMPLING.get(key, ())
+        key: value for key, value in given.items() if key not in HARMLESS and value not in DEFAULT_SAMPLING.get(key, ())
     }
 
 
 def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[str, str]]:
-    """(key, what is wrong with it) for settings that bias an importance ratio.
+    """Return (key, what is wrong with it) for settings that bias an importance ratio.
 
     The learner's log-probs are of the whole distribution at the sampling temperature. Where its samples came from a cut
     one, a ratio to a published trace (`traced`), or TRL's correction between vLLM and the trainer, is off.
@@ -42,13 +42,13 @@ def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[s
     use = "the regime's importance ratios" if traced else "TRL's correction between vLLM and the trainer"
     way_out = "" if traced else ", or set vllm_importance_sampling_correction: false"
     return [
-        (key, f"found {value!r}, which biases {use}; expected {PLAIN_SAMPLING.get(key, ('nothing',))[0]!r}{way_out}")
-        for key, value in bent_sampling(settings).items()
+        (key, f"found {value!r}, which biases {use}; expected {DEFAULT_SAMPLING.get(key, ('nothing',))[0]!r}{way_out}")
+        for key, value in non_default_sampling(settings).items()
     ]
 
 
 def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) -> list[tuple[str, str]]:
-    """(key, what is wrong) where a regime computes advantages from summed rewards and TRL is told not to."""
+    """Return (key, what is wrong) where a regime computes advantages from summed rewards and TRL is told not to."""
     if moves_advantages and settings.get("multi_objective_aggregation") == "normalize_then_sum":
         return [
             (
@@ -60,7 +60,7 @@ def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) 
 
 
 def server_problems(policies: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One line for each two policies that would load their weights into one vLLM server."""
+    """Return one line for each two policies that would load their weights into one vLLM server."""
     seen: dict[str, str] = {}
     lines = []
     for name, settings in policies.items():

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from mutualrl.errors import RecipeError, RegimeError, TaskError
 from mutualrl.plugins import absolute_path, entry_points, is_import_path
 from mutualrl.recipes import yaml_file
-from mutualrl.recipes.batch import OWN_BATCHING
-from mutualrl.recipes.layers import Layer, Layers, anchor_code, find, named, recipe_file, shipped
+from mutualrl.recipes.batch_plan import OWN_BATCHING
+from mutualrl.recipes.layers import Layer, Layers, anchor_code, find, recipe_file, shipped, with_name_keys
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
     HardwareSection,
@@ -58,7 +58,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the command line asks for; None and empty mean not given."""
+    """Options of the command line; None and empty mean not given."""
 
     recipe: Path | None = None
     regime: str | None = None
@@ -72,13 +72,13 @@ class Request:
 
 
 def resolve(request: Request) -> Recipe:
-    """The resolved recipe: defaults < pool < task < regime < recipe file < flags < --set.
+    """Return the resolved recipe: defaults < pool < task < regime < recipe file < flags < --set.
 
     Raises RecipeError with every problem found, each with its source, key, and what was expected.
     """
     if request.recipe is not None:
         request = replace(request, recipe=recipe_file(request.recipe))
-    own = {} if request.recipe is None else named(yaml_file.read(request.recipe), str(request.recipe))
+    own = {} if request.recipe is None else with_name_keys(yaml_file.read(request.recipe), str(request.recipe))
     if request.recipe is not None:
         anchor_code(own, request.recipe.resolve().parent)
     wishes = Layers()
@@ -91,31 +91,31 @@ def resolve(request: Request) -> Recipe:
         layers.add_file(find("pools", pool))
         layers.add({"pool": re.sub(r"[^A-Za-z0-9._-]+", "-", Path(pool).stem)[:64]}, "--pool")
     for key, flag, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, baseline().name)):
-        asked = None if flag is None else absolute_path(flag)
-        chosen = _name(wishes.value, key) or asked or _name(own, key) or _name(layers.value, key) or fallback
+        requested = None if flag is None else absolute_path(flag)
+        chosen = _name(wishes.value, key) or requested or _name(own, key) or _name(layers.value, key) or fallback
         for layer in (layers.value, own):
             if _name(layer, key) not in (None, chosen):
                 layer[key] = {}  # settings of another task or regime than the one asked for
         if chosen in {n for kind, n, _ in shipped() if kind == f"{key}s"}:
             layers.add_file(find(f"{key}s", chosen))
-        layers.add({key: {"name": chosen}}, f"--{key} {chosen}" if chosen == asked else "defaults")
+        layers.add({key: {"name": chosen}}, f"--{key} {chosen}" if chosen == requested else "defaults")
     if request.recipe is not None:
-        kept = {key: value for key, value in own.items() if key != "pool" or pool is None}
-        layers.add_layer(kept, request.recipe.resolve())
+        recipe_layer = {key: value for key, value in own.items() if key != "pool" or pool is None}
+        layers.add_layer(recipe_layer, request.recipe.resolve())
     _add_flags(layers, request)
     for assignment in request.assignments:
         layers.set(assignment)
     return validate(layers)
 
 
-def revise(kept: Path, request: Request) -> Recipe:
-    """The recipe of a run that goes on: the one it kept, with `--set` and the plain flags laid over it. Where the
-    request names a recipe, pool, regime or task, it is resolved whole, as if it were new. Raises RecipeError as
+def revise(stored: Path, request: Request) -> Recipe:
+    """Return the recipe of a run that goes on: the one it kept, with `--set` and the plain flags laid over it. Where
+    the request names a recipe, pool, regime or task, it is resolved whole, as if it were new. Raises RecipeError as
     `resolve` does."""
     if any((request.recipe, request.pool, request.regime, request.task)):
         return resolve(request)
     layers = Layers()
-    layers.add_file(kept)
+    layers.add_file(stored)
     _add_flags(layers, request)
     for assignment in request.assignments:
         layers.set(assignment)
@@ -146,7 +146,7 @@ def _add_flags(layers: Layers, request: Request) -> None:
 
 
 def data_path(path: Path) -> str:
-    """What `--data` names, for a recipe: an absolute path, or a reference to the hub as it is."""
+    """Return what `--data` names, for a recipe: an absolute path, or a reference to the hub as it is."""
     return str(path) if is_hub(path) else str(user_path(path))
 
 
@@ -183,7 +183,8 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
 
 
 def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
-    """Settings that are right one by one and wrong together: they would bias the regime's ratios or advantages."""
+    """Return settings that are right one by one and wrong together: they would bias the regime's ratios or
+    advantages."""
     spec = recipe.spec
     try:
         traced = recipe.published.traced
@@ -197,9 +198,9 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         )
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
-        found = ratio_problems(settings, traced=traced)
-        found += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
-        found += spec.check(recipe.regime_settings(policy.name), settings)
+        problems = ratio_problems(settings, traced=traced)
+        problems += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
+        problems += spec.check(recipe.regime_settings(policy.name), settings)
         lora = recipe.lora_settings(policy.name)
         if traced and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):
             problem = (
@@ -207,7 +208,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
                 "publishes would be another policy's; expected 0"
             )
             lines.append(_line(layers, ("lora", "dropout"), problem))
-        for key, problem in found:
+        for key, problem in problems:
             path = ("policies", str(index), "trainer", key) if key in policy.trainer else ("trainer", key)
             lines.append(_line(layers, path, problem))
     lines += server_problems({p.name: recipe.trainer_settings(p.name) for p in recipe.policies})
@@ -215,7 +216,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
 
 
 def _regime_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
-    """The regime's settings for all policies, then for each policy that overrides some."""
+    """Return the regime's settings for all policies, then for each policy that overrides some."""
     common = {str(key): setting for key, setting in value["regime"].items() if key != "name"}
     sections: list[tuple[tuple[str, ...], Layer]] = [(("regime",), common)]
     policies = value.get("policies")
@@ -258,13 +259,13 @@ def _trainer_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
 
 
 def _with_round(value: Layer) -> Layer:
-    """`value` with a default number of prompts a round, unless TRL's own batching keys are used."""
-    trainer, round_ = value.get("trainer"), value.get("round", {})
-    if not isinstance(trainer, dict) or not isinstance(round_, dict) or round_.get("prompts") is not None:
+    """Return `value` with a default number of prompts per round, unless TRL's own batching keys are used."""
+    trainer, round_index = value.get("trainer"), value.get("round", {})
+    if not isinstance(trainer, dict) or not isinstance(round_index, dict) or round_index.get("prompts") is not None:
         return value
     if any(key in settings for _, settings in _trainer_sections(value) for key in OWN_BATCHING):
         return value
-    return {**value, "round": {**round_, "prompts": DEFAULT_PROMPTS}}
+    return {**value, "round": {**round_index, "prompts": DEFAULT_PROMPTS}}
 
 
 def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
@@ -311,20 +312,20 @@ def _line(layers: Layers, path: tuple[str, ...], problem: str) -> str:
 
 
 def dump(recipe: Recipe) -> str:
-    """YAML of a resolved recipe; read back with `load`, it gives the same recipe."""
+    """Return YAML of a resolved recipe; read back with `load`, it gives the same recipe."""
     value = recipe.model_dump(mode="json", exclude_none=True)
-    for policy, kept in zip(recipe.policies, value["policies"], strict=True):
+    for policy, section in zip(recipe.policies, value["policies"], strict=True):
         if recipe.lora is not None and recipe.lora_settings(policy.name) is None:
-            kept["lora"] = None
+            section["lora"] = None
     if recipe.run.epochs is not None:
         del value["run"]["steps"]  # not worked out yet
     return yaml_file.dump(value)
 
 
 def load(path: Path, *, without_models: bool = False, run_code: bool = False) -> Recipe:
-    """A resolved recipe written by `dump`. With `run_code` the user's own regime or task is imported, as to train with
-    it; a run that is only looked at runs nothing. With `without_models` it need not find the models that the run began
-    with (the run may have been made elsewhere): the model of such a policy is called `gone/NAME`."""
+    """Return a resolved recipe written by `dump`. With `run_code` the user's own regime or task is imported, as to
+    train with it; a run that is only looked at runs nothing. With `without_models` it need not find the models that
+    the run began with (the run may have been made elsewhere): the model of such a policy is called `gone/NAME`."""
     layers = Layers()
     layers.add_file(path)
     hardware = layers.value.get("hardware")

@@ -1,4 +1,4 @@
-"""The recipe: pool + regime + task + trainer + run. One pydantic tree; unknown keys are refused; no torch."""
+"""Recipe: pool + regime + task + trainer + run. One pydantic tree; unknown keys are refused; no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutualrl.records import PublishSchema
 from mutualrl.regimes import RegimeSettings, RegimeSpec, baseline, get_regime
 from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, TaskSource
-from mutualrl.tasks.base import Member
+from mutualrl.tasks.base import MixtureMember
 from mutualrl.tasks.hub_data import is_hub
 from mutualrl.tasks.rewards import FORM
 
@@ -29,7 +29,8 @@ class Section(BaseModel):
 
 
 def known_model(value: str) -> str:
-    """A model is an embedded one (`tiny:ada`), an existing directory, or a hub id; a missing path is refused."""
+    """Check that a model is an embedded one (`tiny:ada`), an existing directory, or a hub id; a missing path is
+    refused."""
     if value.startswith("tiny:"):
         from mutualrl.tiny.spec import POLICIES
 
@@ -70,7 +71,7 @@ class Policy(Section):
 
 
 def _absolute(value: str) -> str:
-    """A resolved recipe means the same from every directory."""
+    """Return a resolved recipe means the same from every directory."""
     return value if is_hub(Path(value)) else str(user_path(value))
 
 
@@ -78,7 +79,7 @@ UserPath = Annotated[str, AfterValidator(_absolute)]
 
 
 def _importable(value: str) -> str:
-    """`boxed`, or an import path; a path to a file is made absolute."""
+    """Return `boxed`, or an import path; a path to a file is made absolute."""
     if value == "boxed":
         return value
     if not is_import_path(value):
@@ -109,8 +110,8 @@ class MemberSection(Section):
 
 
 class TaskSection(Section):
-    """Which prompts and rewards. `data` and `validation_data` are files or directories, or `hub:OWNER/NAME`, where the
-    task reads some. `reward`: `boxed`, or any TRL reward function by import path, or several (weighted by
+    """Section `task`: prompts and rewards. `data` and `validation_data` are files or directories, or `hub:OWNER/NAME`,
+    where the task reads some. `reward`: `boxed`, or any TRL reward function by import path, or several (weighted by
     `trainer.reward_weights`). `template` and `answer` are of task `dataset`, `members` are of task `mixture`."""
 
     name: str = "arithmetic"
@@ -137,9 +138,11 @@ class TaskSection(Section):
         return self
 
     def source(self, seed: int) -> TaskSource:
-        """Where the task reads from."""
+        """Return where the task reads from."""
         members = {
-            name: Member(TaskSource(_path(m.data), _path(m.validation_data), seed, m.template, m.answer), m.weight)
+            name: MixtureMember(
+                TaskSource(_path(m.data), _path(m.validation_data), seed, m.template, m.answer), m.weight
+            )
             for name, m in self.members.items()
         }
         return TaskSource(_path(self.data), _path(self.validation_data), seed, self.template, self.answer, members)
@@ -148,12 +151,12 @@ class TaskSection(Section):
 class RoundSection(Section):
     """One round is one generation batch. With `prompts` set, accumulation follows from it and the devices."""
 
-    prompts: int | None = Field(None, ge=1, description="prompts a round, the same for every policy")
+    prompts: int | None = Field(None, ge=1, description="prompts per round, the same for every policy")
     optimizer_steps: int = Field(1, ge=1, description="optimizer steps made of one round")
 
 
 class RunSection(Section):
-    """The run as a whole. Times are in seconds."""
+    """Run as a whole. Times are in seconds."""
 
     steps: int = Field(100, ge=1, le=10**9, description="optimizer steps")
     epochs: int | None = Field(
@@ -181,7 +184,8 @@ class RunSection(Section):
 
 
 class HardwareSection(Section):
-    """What the recipe is meant for; `--dry-run` plans for it and says what this machine lacks.
+    """Section `hardware`: the machine that the recipe is meant for; `--dry-run` plans for it and says what this machine
+    lacks.
 
     `gpus`: how many to use, 0 for the CPU; left out, what the machine has.
     """
@@ -190,11 +194,11 @@ class HardwareSection(Section):
 
 
 class LaunchSection(Section):
-    """How a policy's process group is started. `auto`: ZeRO-3 on GPUs; one process, or DDP, on CPU."""
+    """Section `launch`: start of a policy's process group. `auto`: ZeRO-3 on GPUs; one process, or DDP, on CPU."""
 
     strategy: Literal["auto", "ddp", "zero2", "zero3"] = "auto"
     share_gpus: bool = Field(False, description="every policy runs on all GPUs, beside the others")
-    processes: int | None = Field(None, ge=1, description="processes a policy and node, on CPU only")
+    processes: int | None = Field(None, ge=1, description="processes per policy and node, on CPU only")
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {}, description="GPUs in this proportion, by policy (1 where not named); empty: as even as the batch allows"
     )
@@ -228,43 +232,43 @@ class Recipe(Section):
 
     @property
     def regime_name(self) -> str:
-        """Name, import path or entry point of the regime."""
+        """Return name, import path or entry point of the regime."""
         return str(self.regime.get("name", baseline().name))
 
     @property
     def spec(self) -> RegimeSpec:
-        """The regime. Raises RegimeError for one that cannot be imported."""
+        """Return the regime. Raises RegimeError for one that cannot be imported."""
         return get_regime(self.regime_name)
 
     def with_steps(self, prompts: int, prompts_a_round: int, steps_a_round: int) -> Recipe:
-        """The recipe with `run.epochs` worked out: `run.steps = epochs * (prompts // prompts_a_round) * steps_a_round`.
-        One that counts steps stays as it is."""
+        """Return the recipe with `run.epochs` worked out: `run.steps = epochs * (prompts // prompts_a_round) *
+        steps_a_round`. One that counts steps stays as it is."""
         if self.run.epochs is None:
             return self
         steps = self.run.epochs * (prompts // prompts_a_round) * steps_a_round
         return self.model_copy(update={"run": self.run.model_copy(update={"steps": max(steps, 1), "epochs": None})})
 
     def policy(self, name: str) -> Policy:
-        """The policy of that name. Raises KeyError when there is none."""
+        """Return the policy of that name. Raises KeyError when there is none."""
         return {p.name: p for p in self.policies}[name]
 
     def regime_settings(self, policy: str) -> RegimeSettings:
-        """The regime's settings as they hold for one policy."""
+        """Return the regime's settings as they hold for one policy."""
         merged = {**self.regime, **self.policy(policy).regime}
         merged.pop("name", None)
         return get_regime(self.regime_name).settings(**merged)
 
     def lora_settings(self, policy: str) -> LoraSection | None:
-        """The adapter that one policy trains, or None where it trains its weights; `lora: null` on a policy switches
-        the run's adapter off for it."""
+        """Return the adapter that one policy trains, or None where it trains its weights; `lora: null` on a policy
+        switches the run's adapter off for it."""
         own = self.policy(policy)
         return own.lora if "lora" in own.model_fields_set else self.lora
 
     @property
     def published(self) -> PublishSchema:
-        """What some policy's regime reads, so that all publish it."""
+        """Return what some policy's regime reads, so that all publish it."""
         return PublishSchema.union(self.spec.publishes(self.regime_settings(p.name)) for p in self.policies)
 
     def trainer_settings(self, policy: str) -> dict[str, Any]:
-        """The GRPOConfig keys as they hold for one policy, without those that the run decides."""
+        """Return the GRPOConfig keys as they hold for one policy, without those that the run decides."""
         return {**self.trainer, **self.policy(policy).trainer}

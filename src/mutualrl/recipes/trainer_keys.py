@@ -25,7 +25,7 @@ RESERVED = {
     "save_strategy": "run.save_every",
     "save_steps": "run.save_every",
     "save_total_limit": "run.keep_checkpoints",
-    "save_only_model": "nothing: a checkpoint is whole, or a run could not go on from it",
+    "save_only_model": "nothing: a checkpoint is complete, or a run could not resume from it",
     "ignore_data_skip": "nothing: a run that goes on sees the prompts that it would have seen",
     "do_train": "nothing: the run trains",
     "do_predict": "nothing: the run trains",
@@ -83,7 +83,7 @@ def _kind(value: Any) -> str:
 
 
 def problem_with(key: str, value: Any) -> str | None:
-    """What is wrong with `trainer.<key>: <value>`, in words with what was expected; None when nothing is."""
+    """Return what is wrong with `trainer.<key>: <value>`, in words with what was expected; None when nothing is."""
     table = fields()
     if key in RESERVED:
         return f"is decided by the run; use {RESERVED[key]}"

@@ -1,4 +1,4 @@
-"""The table of GRPOConfig's fields that ships with mutualrl, so that `trainer:` is checked without importing TRL.
+"""Table of GRPOConfig's fields that ships with mutualrl, so that `trainer:` is checked without importing TRL.
 
 `python -m mutualrl.recipes.trainer_table` writes it anew from the installed TRL; a test compares the two.
 """
@@ -19,7 +19,7 @@ TABLE = Path(__file__).with_name("grpo_config.json")
 
 @cache
 def fields() -> dict[str, list[str]]:
-    """Kinds allowed for each field of GRPOConfig: of int, float, bool, str, list, dict, null, any."""
+    """Return kinds allowed for each field of GRPOConfig: of int, float, bool, str, list, dict, null, any."""
     table: dict[str, list[str]] = json.loads(TABLE.read_text("utf-8"))["fields"]
     return table
 
@@ -45,7 +45,7 @@ def _kinds(hint: Any) -> set[str]:
 
 
 def build() -> dict[str, object]:
-    """The table of the installed TRL (imports it, which takes seconds)."""
+    """Return the table of the installed TRL (imports it, which takes seconds)."""
     import trl
 
     hints = typing.get_type_hints(trl.GRPOConfig)

@@ -17,7 +17,7 @@ class _Loader(yaml.SafeLoader):
     """PyYAML reads YAML 1.1, where `5e-4` is a string, `no` is false and a date is an object. This one does not."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Aliases are refused: a recipe needs none, and nine lines of them can stand for a billion values."""
+        """Refuse aliases: a recipe needs none, and nine lines of them can stand for a billion values."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(
                 None,
@@ -61,16 +61,22 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
                 None, None, f"a key must be text, found {key!r}", key_node.start_mark
             )
         if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
 
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Return a YAML 1.2 integer: decimal, whatever zeros it begins with (1.1 reads `010` as 8)."""
+    return int(str(loader.construct_scalar(node)))
+
+
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def parse(text: str, source: str) -> Any:
-    """The value of a YAML text. Raises RecipeError naming `source`, line and column."""
+    """Return the value of a YAML text. Raises RecipeError naming `source`, line and column."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -84,7 +90,7 @@ def parse(text: str, source: str) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises RecipeError when it is missing, unreadable or not a mapping."""
+    """Return the mapping in a YAML file. Raises RecipeError when it is missing, unreadable or not a mapping."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -100,6 +106,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def dump(value: dict[str, Any]) -> str:
-    """YAML text of a mapping, keys in their order."""
+    """Return YAML text of a mapping, keys in their order."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text

@@ -1,4 +1,4 @@
-"""The regimes: rules by which policies share experience.
+"""Regimes: rules by which policies share experience.
 
 A module here with a `SPEC` is a regime. So is `SPEC` of a user's own file or package (`--regime file.py:SPEC`,
 `--regime package.module:SPEC`), and what an installed package offers under the entry-point group `mutualrl.regimes`.
@@ -26,9 +26,9 @@ from mutualrl.regimes.round import (
     PeerRound,
     Plan,
     RoundView,
+    RowSource,
     RowStatistics,
     SequenceLevel,
-    Source,
     Trace,
     Transfer,
     UpperBound,
@@ -44,12 +44,12 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 @cache
 def regimes() -> dict[str, RegimeSpec]:
     """Return the regimes that ship with mutualrl, by name."""
-    found: dict[str, RegimeSpec] = {}
+    specs: dict[str, RegimeSpec] = {}
     for info in pkgutil.iter_modules(__path__):
         spec = getattr(importlib.import_module(f"{__name__}.{info.name}"), "SPEC", None)
         if isinstance(spec, RegimeSpec):
-            found[spec.name] = spec
-    return found
+            specs[spec.name] = spec
+    return specs
 
 
 def baseline() -> RegimeSpec:
@@ -120,9 +120,9 @@ __all__ = [
     "RegimeSpec",
     "Rollout",
     "RoundView",
+    "RowSource",
     "RowStatistics",
     "SequenceLevel",
-    "Source",
     "Trace",
     "Transfer",
     "UpperBound",

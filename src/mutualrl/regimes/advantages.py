@@ -1,7 +1,7 @@
 """Group-relative advantages: own, over a pool, with a noisy baseline. Pure functions of rewards.
 
-Means and deviations are TRL's: the sample deviation (n - 1), plus 1e-4; an unscorable rollout (NaN reward) counts in
-neither and has advantage 0. Source: paper, Section "Preliminaries" and Sections "Regime 1" and "Regime 2".
+Means and standard deviations are TRL's: the standard deviation (n - 1), plus 1e-4; an unscorable rollout (NaN reward)
+counts in neither and has advantage 0. Source: paper, Section "Preliminaries" and Sections "Regime 1" and "Regime 2".
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ def pool_advantages(
     pool: npt.ArrayLike,
     *,
     scale: str,
-    batch_deviation: float = np.nan,
+    batch_standard_deviation: float = np.nan,
     baseline: Baseline = "mean",
     shift: float = 0.0,
 ) -> Floats:
-    """A_i = (r_i - b - shift) / (s + 1e-4) for the rewards of one prompt, shape (G,).
+    """Return A_i = (r_i - b - shift) / (s + 1e-4) for the rewards of one prompt, shape (G,).
 
-    `pool`: the rewards that the baseline b (their mean) and, with `scale="group"`, s (their deviation) come from; it
-    holds `rewards_G`. `batch_deviation` is s with `scale="batch"`; with `"none"` nothing is divided. With
-    `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper, Assumption
-    "Baseline comparison"). A pool of equal rewards gives 0 everywhere, whatever the shift. Raises ValueError for
-    another scale.
-    """
+    `pool`: the rewards that the baseline b (their mean) and, with `scale="group"`, s (their standard deviation) come
+    from; it holds `rewards_G`. `batch_standard_deviation` is s with `scale="batch"`; with `"none"` nothing is divided.
+    With `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper,
+    Assumption "Baseline comparison"). A pool of equal rewards gives 0 everywhere, whatever the shift. Raises ValueError
+    for another scale."""
     if scale not in SCALES:
         raise ValueError(f"scale: found {scale!r}, expected one of: {', '.join(SCALES)}")
     own, all_ = np.asarray(rewards_G, dtype=np.float64), np.asarray(pool, dtype=np.float64)
@@ -48,19 +47,21 @@ def pool_advantages(
         centre = (scored.sum() - own) / (scored.size - 1)
     advantages: Floats = own - centre - shift
     if scale != "none":
-        advantages = advantages / ((deviation(scored) if scale == "group" else batch_deviation) + EPSILON)
+        advantages = advantages / (
+            (standard_deviation(scored) if scale == "group" else batch_standard_deviation) + EPSILON
+        )
     return np.nan_to_num(advantages, nan=0.0)
 
 
-def deviation(rewards: npt.ArrayLike) -> float:
-    """The sample deviation (n - 1) of the rewards that are numbers; 0 for fewer than two."""
+def standard_deviation(rewards: npt.ArrayLike) -> float:
+    """Return the standard deviation (n - 1) of the rewards that are numbers; 0 for fewer than two."""
     values = np.asarray(rewards, dtype=np.float64)
     values = values[~np.isnan(values)]
     return float(values.std(ddof=1)) if values.size > 1 else 0.0
 
 
 def by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, list[float]]:
-    """Values grouped by prompt, in the order given."""
+    """Return values grouped by prompt, in the order given."""
     groups: dict[str, list[float]] = {}
     for prompt_id, value in zip(prompt_ids, values, strict=True):
         groups.setdefault(prompt_id, []).append(value)
@@ -68,6 +69,11 @@ def by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, l
 
 
 def in_rows(prompt_ids: Sequence[str], groups: Mapping[str, npt.ArrayLike]) -> tuple[float, ...]:
-    """The inverse of `by_prompt`: the groups' values back in the order of the rows."""
-    left = {prompt_id: iter(np.asarray(values, dtype=np.float64).tolist()) for prompt_id, values in groups.items()}
-    return tuple(next(left[prompt_id]) for prompt_id in prompt_ids)
+    """Return the inverse of `by_prompt`: the groups' values back in the order of the rows."""
+    values = {prompt_id: np.asarray(group, dtype=np.float64).tolist() for prompt_id, group in groups.items()}
+    used = dict.fromkeys(groups, 0)
+    rows = []
+    for prompt_id in prompt_ids:
+        rows.append(values[prompt_id][used[prompt_id]])
+        used[prompt_id] += 1
+    return tuple(rows)

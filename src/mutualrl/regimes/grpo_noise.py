@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from mutualrl.regimes.advantages import by_prompt, deviation, in_rows, pool_advantages
+from mutualrl.regimes.advantages import by_prompt, in_rows, pool_advantages, standard_deviation
 from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.regimes.spec import RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
 from mutualrl.seeds import seeded
@@ -17,22 +17,25 @@ from mutualrl.seeds import seeded
 class NoiseSettings(RegimeSettings):
     """Settings of the control."""
 
-    noise: float = Field(0.1, ge=0, description="deviation of the normal draw added to each prompt's mean reward")
+    noise: float = Field(
+        0.1, ge=0, description="standard deviation of the normal draw added to each prompt's mean reward"
+    )
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Own advantages with each prompt's mean moved by a normal draw; a group of equal rewards keeps advantage 0.
+    """Return own advantages with each prompt's mean moved by a normal draw; a group of equal rewards keeps advantage
+    0.
 
     A = (r - (mean + noise * z)) / (std + 1e-4), z ~ N(0, 1), one a prompt and round.
     """
     assert isinstance(settings, NoiseSettings)
-    every = deviation(view.rewards)
+    batch_std = standard_deviation(view.rewards)
     groups = {
         prompt_id: pool_advantages(
             rewards,
             rewards,
             scale=view.scale,
-            batch_deviation=every,
+            batch_standard_deviation=batch_std,
             shift=settings.noise * float(seeded(view.run_seed, view.round, prompt_id, view.learner).normal()),
         )
         for prompt_id, rewards in by_prompt(view.prompt_ids, view.rewards).items()

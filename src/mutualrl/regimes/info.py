@@ -1,4 +1,4 @@
-"""What a run's files say of its regime, so that whoever looks at a run needs none of the regime's code."""
+"""Description of a regime in a run's files, so that whoever looks at a run needs none of the regime's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mutualrl.regimes import Metric, RegimeSpec, regimes
 
 
 class RegimeInfo(BaseModel):
-    """A regime without its functions: `regime_info` in run.json."""
+    """Regime without its functions: `regime_info` in run.json."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -99,31 +99,31 @@ def aggregate(
     `accumulation`: micro-batches of an optimizer step. `step_items`: for dapo, cispo and vespo, the tokens of an
     optimizer step divided by the ranks. Raises ValueError for another loss type.
     """
-    kept = per_token.masked_fill(~mask, 0.0)
+    masked = per_token.masked_fill(~mask, 0.0)
     if loss_type in ("grpo", "sapo"):
-        return (kept.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean() / accumulation
+        return (masked.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean() / accumulation
     if loss_type == "luspo":
-        return kept.sum(dim=1).mean() / accumulation
+        return masked.sum(dim=1).mean() / accumulation
     if loss_type == "dr_grpo":
-        return kept.sum() / (len(kept) * max_length * accumulation)
+        return masked.sum() / (len(masked) * max_length * accumulation)
     if loss_type == "bnpo":
-        return kept.sum() / mask.sum().clamp(min=1) / accumulation
+        return masked.sum() / mask.sum().clamp(min=1) / accumulation
     if loss_type in ("dapo", "cispo", "vespo"):
-        return kept.sum() / max(step_items, 1.0)
+        return masked.sum() / max(step_items, 1.0)
     raise ValueError(f"unknown loss type {loss_type!r}")
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class NormalizerFactors:
     """Factors on the advantages of own and of extra rows that turn TRL's normaliser of own rows into the pool's."""
 
     own: float
     extra: float
 
 
-def shares(
+def normalizer_factors(
     loss_type: str, *, own: float, extra: float, chunk: float = 1.0, micro_batches: int = 1, ranks: int = 1
-) -> Shares:
+) -> NormalizerFactors:
     """Return the factors by which the loss of own rows and of a chunk of extra rows add up to the loss of the pool.
 
     For a mean over rows (`BY_ROWS`): `own` and `extra` are the rows of the optimizer step over all ranks, `chunk` the
@@ -132,5 +132,5 @@ def shares(
     """
     total = max(own + extra, 1.0)
     if loss_type in BY_ROWS:
-        return Shares(own / total, chunk * micro_batches * ranks / total)
-    return Shares(own / total, chunk / total if loss_type == "bnpo" else 1.0)
+        return NormalizerFactors(own / total, chunk * micro_batches * ranks / total)
+    return NormalizerFactors(own / total, chunk / total if loss_type == "bnpo" else 1.0)

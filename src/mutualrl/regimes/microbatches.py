@@ -1,4 +1,4 @@
-"""Which extra row of a round falls on which micro-batch of which rank.
+"""Assignment of extra rows to microbatches: which extra row of a round falls on which micro-batch of which rank.
 
 TRL permutes rows, not groups, before it slices a generation batch into optimizer steps; what joins a round is assigned
 evenly over its steps instead, the same way on every rank.
@@ -10,23 +10,25 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A micro-batch of a round: `step` optimizer step, `micro` micro-batch within it, `rank`."""
+class MicrobatchSlot:
+    """Micro-batch of a round: `step` optimizer step, `micro` micro-batch within it, `rank`."""
 
     step: int
     micro: int
     rank: int
 
 
-def assign_to_microbatches(items: int, *, steps: int, micro_batches: int, ranks: int) -> dict[Slot, list[int]]:
+def assign_to_microbatches(
+    items: int, *, steps: int, micro_batches: int, ranks: int
+) -> dict[MicrobatchSlot, list[int]]:
     """Assign items 0..items - 1: round-robin over the optimizer steps of the round, and within a step over ranks first,
     then micro-batches. Every slot is a key, with an empty list where nothing falls."""
-    table: dict[Slot, list[int]] = {}
+    table: dict[MicrobatchSlot, list[int]] = {}
     for step in range(steps):
         for micro in range(micro_batches):
             for rank in range(ranks):
-                table[Slot(step, micro, rank)] = []
+                table[MicrobatchSlot(step, micro, rank)] = []
     for index in range(items):
         step, place = index % steps, index // steps
-        table[Slot(step, (place // ranks) % micro_batches, place % ranks)].append(index)
+        table[MicrobatchSlot(step, (place // ranks) % micro_batches, place % ranks)].append(index)
     return table

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from mutualrl.errors import DataError
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.advantages import Floats, by_prompt, deviation, in_rows, pool_advantages
-from mutualrl.regimes.round import PPO, Band, ExtraRow, PeerRound, Plan, RoundView, RowStatistics, Source, Trace
+from mutualrl.regimes.advantages import Floats, by_prompt, in_rows, pool_advantages, standard_deviation
+from mutualrl.regimes.round import PPO, Band, ExtraRow, PeerRound, Plan, RoundView, RowSource, RowStatistics, Trace
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
 
 Graded = tuple[ExtraRow, float]
@@ -44,18 +44,25 @@ class PRPSettings(RegimeSettings):
 def pool(
     own: Mapping[str, Sequence[float]], rows: Sequence[Graded], scale: str
 ) -> tuple[dict[str, Floats], list[ExtraRow]]:
-    """Advantages of own rollouts by prompt, and the rows with theirs: normalised over own and peers' together."""
+    """Return advantages of own rollouts by prompt, and the rows with theirs: normalised over own and peers'
+    together."""
     rewards: dict[str, list[float]] = {}
     for row, reward in rows:
         rewards.setdefault(row.prompt_id, []).append(reward)
     pools = {prompt: [*group, *rewards.get(prompt, ())] for prompt, group in own.items()}
-    every = deviation([reward for values in pools.values() for reward in values])
+    batch_std = standard_deviation([reward for values in pools.values() for reward in values])
     advantages = {
-        prompt: pool_advantages(values, values, scale=scale, batch_deviation=every) for prompt, values in pools.items()
+        prompt: pool_advantages(values, values, scale=scale, batch_standard_deviation=batch_std)
+        for prompt, values in pools.items()
     }
     own_part = {prompt: values[: len(own[prompt])] for prompt, values in advantages.items()}
-    peer_part = {prompt: iter(values[len(own[prompt]) :].tolist()) for prompt, values in advantages.items()}
-    return own_part, [replace(row, advantage=next(peer_part[row.prompt_id])) for row, _ in rows]
+    graded_rows = []
+    used = {prompt: len(group) for prompt, group in own.items()}  # the own rollouts stand first in a pool
+    for row, _ in rows:
+        place = used[row.prompt_id]
+        used[row.prompt_id] = place + 1
+        graded_rows.append(replace(row, advantage=float(advantages[row.prompt_id][place])))
+    return own_part, graded_rows
 
 
 def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Graded], int]:
@@ -90,7 +97,7 @@ def _learner_row(view: RoundView, settings: PRPSettings, peer: str, rollout: _Ro
         covered = np.zeros_like(covered)
     return ExtraRow(
         prompt_id=rollout.prompt_id,
-        source=Source(peer, rollout.rollout, view.round),
+        source=RowSource(peer, rollout.rollout, view.round),
         token_ids=ids,
         loss="policy_gradient",
         mask=covered,

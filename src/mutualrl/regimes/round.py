@@ -1,4 +1,4 @@
-"""A round as a regime sees it, and what a regime may do about it. No TRL, no files, no torch.
+"""Round as a regime sees it, and what a regime may do about it. No TRL, no files, no torch.
 
 `RoundView` in, `Plan` out. A plan holds nothing that belongs to one regime: advantages for the learner's own rollouts,
 extra rows for the loss, metrics, and the state that the next round is given.
@@ -23,7 +23,7 @@ Aligned = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
 
 
 class PeerRound(Protocol):
-    """A peer's rollouts of one round, column by column (`mutualrl.see.Shard` is one)."""
+    """Peer's rollouts of one round, column by column (`mutualrl.see.Shard` is one)."""
 
     def column(self, name: str) -> list[Any]:
         """Return all values of a column of the exchange, in the writer's order."""
@@ -35,7 +35,7 @@ class PeerRound(Protocol):
 
 
 class Trace(NamedTuple):
-    """A peer's response as it was sampled: its text, whether it had ended, its ids, and a log-prob for each, nats."""
+    """Peer's response as it was sampled: its text, whether it had ended, its ids, and a log-prob for each, nats."""
 
     policy: str
     text: str
@@ -45,7 +45,7 @@ class Trace(NamedTuple):
 
 
 class Transfer(Protocol):
-    """The Tokenizer Heterogeneity Layer for one learner: texts and traces of peers on the learner's tokens."""
+    """Tokenizer Heterogeneity Layer for one learner: texts and traces of peers on the learner's tokens."""
 
     def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
         """Return the learner's ids of a text; None when it is too long, empty or not encoded exactly."""
@@ -62,7 +62,7 @@ class Transfer(Protocol):
 
 
 class NoTransfer:
-    """The transfer of a view whose regime reads no text."""
+    """Transfer of a view whose regime reads no text."""
 
     def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
         """Raise UsageError: there is no tokenizer."""
@@ -100,34 +100,34 @@ class RoundView:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """Prompt id of every own rollout."""
+        """Return prompt id of every own rollout."""
         return [rollout.prompt_id for rollout in self.rollouts]
 
     @property
     def rewards(self) -> list[float]:
-        """Reward of every own rollout."""
+        """Return reward of every own rollout."""
         return [rollout.reward for rollout in self.rollouts]
 
     @property
     def advantages(self) -> list[float]:
-        """TRL's advantage of every own rollout."""
+        """Return TRL's advantage of every own rollout."""
         return [rollout.advantage or 0.0 for rollout in self.rollouts]
 
     @property
     def lengths(self) -> list[int]:
-        """Length of every own rollout, in tokens."""
+        """Return length of every own rollout, in tokens."""
         return [rollout.length for rollout in self.rollouts]
 
     def own_groups(self) -> dict[str, list[float]]:
-        """Own rewards by prompt."""
+        """Return own rewards by prompt."""
         return by_prompt(self.prompt_ids, self.rewards)
 
 
 # ---- extra rows
 
 
-class Source(NamedTuple):
-    """Where the text of an extra row comes from."""
+class RowSource(NamedTuple):
+    """Origin of the text of an extra row."""
 
     policy: str
     rollout: int
@@ -144,12 +144,12 @@ class PPO:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The ratio cut to [1 - epsilon_low, 1 + epsilon_high] of the trainer and detached: a weight on the score."""
+    """Ratio cut to [1 - epsilon_low, 1 + epsilon_high] of the trainer and detached: a weight on the score."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpperBound:
-    """The ratio cut at `cap` from above only and detached (truncated importance sampling)."""
+    """Ratio cut at `cap` from above only and detached (truncated importance sampling)."""
 
     cap: float = 1.0
 
@@ -168,7 +168,7 @@ Mean = Literal["pool", "rows", "tokens", "prompts"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtraRow:
-    """A row that joins the learner's loss beside its own rollouts, on the learner's T tokens.
+    """Row that joins the learner's loss beside its own rollouts, on the learner's T tokens.
 
     loss "nll": weight * NLL at temperature 1, averaged over `mean`: the "rows" (each its mean per token), the "tokens"
     or the "prompts" of an optimizer step. loss "policy_gradient": weight * advantage under `bound`, in one mean with
@@ -179,7 +179,7 @@ class ExtraRow:
     """
 
     prompt_id: str
-    source: Source
+    source: RowSource
     token_ids: tuple[int, ...]
     loss: Literal["policy_gradient", "nll"]
     weight: float = 1.0
@@ -192,13 +192,13 @@ class ExtraRow:
 
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
-        """The mask, written out."""
+        """Return the mask, written out."""
         return np.ones(len(self.token_ids), dtype=np.bool_) if self.mask is None else self.mask
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a regime adds to the learner's round.
+    """Result of a regime for the learner's round.
 
     `advantages`: of the own rollouts, in the view's order, in place of TRL's; None keeps those. `rows` join the loss.
     `metrics` go to the log under their names. `state`: JSON values, given to the next round's view and kept in
@@ -213,7 +213,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class RowStatistics:
-    """What the extra rows of one optimizer step showed, over all ranks.
+    """Statistics of the extra rows of one optimizer step, over all ranks.
 
     `nll`: mean NLL per token over the nll rows, nats; None without any. `ratios`: learner over behaviour policy of each
     counted token of the policy-gradient rows; empty without any. `low`, `high`: the trainer's clip, 1 - epsilon_low and
@@ -235,14 +235,14 @@ def plain_state(state: Mapping[str, Any], regime: str) -> dict[str, Any]:
     Raises RegimeError for a state that JSON does not give back as it was.
     """
     try:
-        kept: dict[str, Any] = json.loads(json.dumps(dict(state), allow_nan=False))
+        copy: dict[str, Any] = json.loads(json.dumps(dict(state), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise RegimeError(
             f"regime {regime!r}: its state is not JSON ({error}); expected text keys and JSON values"
         ) from None
-    if kept != dict(state):
+    if copy != dict(state):
         raise RegimeError(f"regime {regime!r}: its state changes through JSON; expected text keys, lists and no tuples")
-    return kept
+    return copy
 
 
 def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
@@ -308,7 +308,7 @@ def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
     policy, rollout, round_index = row.source
     return replace(
         row,
-        source=Source(str(policy), int(rollout), int(round_index)),
+        source=RowSource(str(policy), int(rollout), int(round_index)),
         token_ids=ids,
         weight=weight,
         advantage=advantage,

@@ -4,7 +4,7 @@ Pure functions: rewards in, rows out. Source: paper, Section "Regime 3:
 Outcome-level experience sharing" and Appendix "Implementation details for Success-Gated Transfer".
 Departure: one row for each gated prompt (the appendix's per-example masks come to the same, since all
 rollouts of a gated prompt failed). `teacher: gold` is a control of ours: the same gate, and the data's own solution
-in place of the peer's, which tells what a peer gives from what any right text would give.
+in place of the peer's, which tells what a peer gives from what any correct text would give.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.round import ExtraRow, PeerRound, Plan, RoundView, RowStatistics, Source
+from mutualrl.regimes.round import ExtraRow, PeerRound, Plan, RoundView, RowSource, RowStatistics
 from mutualrl.regimes.spec import SUCCESS_ABOVE, Metric, RegimeSettings, RegimeSpec
 from mutualrl.seeds import seeded
 
@@ -32,7 +32,7 @@ class SGTSettings(RegimeSettings):
     teacher: Literal["peer", "gold"] = Field(
         "peer", description="whose text is learnt: a peer's success, or (a control) the solution in the data"
     )
-    max_uses_per_prompt: int | None = Field(None, ge=1, description="pairs a prompt may give over the run")
+    max_uses_per_prompt: int | None = Field(None, ge=1, description="pairs per prompt may give over the run")
     normalize: Literal["pairs", "prompts"] = Field("pairs", description="what the mean NLL is a mean over")
 
     @model_validator(mode="after")
@@ -49,7 +49,7 @@ GOLD = "(gold)"  # no policy can have this name
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer's success on a prompt: where it is (policy, rollout) and its text. `ended`: it was not truncated. Of the
+    """Peer's success on a prompt: where it is (policy, rollout) and its text. `ended`: it was not truncated. Of the
     data's own solution the policy is GOLD."""
 
     policy: str
@@ -60,7 +60,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A candidate in the learner's vocabulary."""
+    """Candidate in the learner's vocabulary."""
 
     candidate: Candidate
     ids: tuple[int, ...]
@@ -68,27 +68,27 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the gate gave in a round: prompt and draw of each pair, sorted by prompt, and the counts around them."""
+    """Result of the gate in a round: prompt and draw of each pair, sorted by prompt, and the counts around them."""
 
     pairs: tuple[tuple[str, Fitted], ...]
     prompts: int
     gated: int
-    unfit: int
+    unencodable: int
     spent: int
 
 
 def gate(own_rewards_G: Sequence[float], peer_rewards: Sequence[float], settings: SGTSettings) -> bool:
-    """Whether a prompt is rescued: own rollouts below `failure_below` (all of them, or any with `gate: any`)
+    """Return whether a prompt is rescued: own rollouts below `failure_below` (all of them, or any with `gate: any`)
     and at least one peer rollout above `success_above`. NaN rewards are neither."""
     failures = [reward < settings.failure_below for reward in own_rewards_G]
     failed = all(failures) if settings.gate == "all" else any(failures)
     return bool(failures) and failed and any(reward > settings.success_above for reward in peer_rewards)
 
 
-def draw(
-    fitted: Sequence[Fitted], settings: SGTSettings, *, run_seed: int, round_: int, prompt_id: str, learner: str
+def draw_candidate(
+    fitted: Sequence[Fitted], settings: SGTSettings, *, run_seed: int, round_index: int, prompt_id: str, learner: str
 ) -> Fitted:
-    """One peer success: uniform over the multiset sorted by (policy, rollout), or the shortest in tokens.
+    """Return one peer success: uniform over the multiset sorted by (policy, rollout), or the shortest in tokens.
 
     The draw depends on (run seed, round, prompt, learner) alone. Raises ValueError when there is none.
     """
@@ -97,7 +97,7 @@ def draw(
     ordered = sorted(fitted, key=lambda f: (f.candidate.policy, f.candidate.rollout))
     if settings.pick == "shortest":
         return min(ordered, key=lambda f: len(f.ids))
-    index = seeded(run_seed, round_, prompt_id, learner).integers(len(ordered))
+    index = seeded(run_seed, round_index, prompt_id, learner).integers(len(ordered))
     return ordered[int(index)]
 
 
@@ -109,11 +109,11 @@ def select(
     settings: SGTSettings,
     *,
     run_seed: int,
-    round_: int,
+    round_index: int,
     learner: str,
     uses: Mapping[str, int],
 ) -> Selection:
-    """Gate every prompt of a round and draw a peer success for each rescued one.
+    """Return gate every prompt of a round and draw a peer success for each rescued one.
 
     `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts
     together). `successes(prompt_id)` gives the peers' successes, asked for gated prompts only; `fit` turns
@@ -121,7 +121,7 @@ def select(
     draw). `uses` counts the pairs each prompt has given so far; a prompt at its cap is skipped.
     """
     pairs: list[tuple[str, Fitted]] = []
-    gated = unfit = spent = 0
+    gated = unencodable = spent = 0
     for prompt_id in sorted(own):
         if not gate(own[prompt_id], peer_rewards.get(prompt_id, ()), settings):
             continue
@@ -131,11 +131,13 @@ def select(
             continue
         candidates = successes(prompt_id)
         fitted = [Fitted(c, ids) for c in candidates if (ids := fit(c))]
-        unfit += len(candidates) - len(fitted)
+        unencodable += len(candidates) - len(fitted)
         if fitted:
-            drawn = draw(fitted, settings, run_seed=run_seed, round_=round_, prompt_id=prompt_id, learner=learner)
+            drawn = draw_candidate(
+                fitted, settings, run_seed=run_seed, round_index=round_index, prompt_id=prompt_id, learner=learner
+            )
             pairs.append((prompt_id, drawn))
-    return Selection(tuple(pairs), len(own), gated, unfit, spent)
+    return Selection(tuple(pairs), len(own), gated, unencodable, spent)
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
@@ -150,7 +152,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
         lambda candidate: view.transfer.to_learner_ids(candidate.text, candidate.ended),
         chosen,
         run_seed=view.run_seed,
-        round_=view.round,
+        round_index=view.round,
         learner=view.learner,
         uses=uses,
     )
@@ -160,7 +162,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
         metrics={
             "sgt/gate_rate": selection.gated / max(selection.prompts, 1),
             "sgt/pairs": float(len(rows)),
-            "sgt/unfit": float(selection.unfit),
+            "sgt/unfit": float(selection.unencodable),
             "sgt/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
         },
         state=None if chosen.max_uses_per_prompt is None else {"uses": _counted(uses, rows)},
@@ -171,7 +173,7 @@ def _row(prompt_id: str, drawn: Fitted, settings: SGTSettings, round_index: int)
     candidate = drawn.candidate
     return ExtraRow(
         prompt_id=prompt_id,
-        source=Source(candidate.policy, candidate.rollout, round_index),
+        source=RowSource(candidate.policy, candidate.rollout, round_index),
         token_ids=drawn.ids,
         loss="nll",
         weight=settings.weight,
@@ -197,7 +199,7 @@ def _rewards_by_prompt(peers: Iterable[PeerRound]) -> dict[str, list[float]]:
 
 
 def _successes(peer: PeerRound, above: float) -> dict[str, list[int]]:
-    """Rows of a peer's successes by prompt."""
+    """Return rows of a peer's successes by prompt."""
     rows: dict[str, list[int]] = {}
     for row, (prompt_id, reward) in enumerate(zip(peer.column("prompt_id"), peer.column("reward"), strict=True)):
         if reward > above:

@@ -1,4 +1,4 @@
-"""What every regime declares: its name, settings, what it publishes and reads, its plan, its metrics."""
+"""Declaration of a regime: its name, settings, what it publishes and reads, its plan, its metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RegimeSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number that a regime logs per round or optimizer step.
+    """Number that a regime logs per round or optimizer step.
 
     `panel`: the title under which reports draw it; None: logged only. `role`: `gate_rate` (fraction of prompts whose
     gate opened) and `rescues` (rows learnt) are what progress lines and reports ask for without knowing the regime.
@@ -63,7 +63,7 @@ def no_row_metrics(statistics: RowStatistics) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class RegimeSpec:
-    """A regime as the rest of the system sees it.
+    """Regime as the rest of the system sees it.
 
     name, summary: what people call it, and one line about it.
     settings: the pydantic model of its keys under `regime:`.

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from mutualrl.regimes.advantages import Baseline, Floats, Scale, by_prompt, deviation, in_rows, pool_advantages
+from mutualrl.regimes.advantages import Baseline, Floats, Scale, by_prompt, in_rows, pool_advantages, standard_deviation
 from mutualrl.regimes.round import PeerRound, Plan, RoundView
 from mutualrl.regimes.spec import RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
 from mutualrl.seeds import seeded
@@ -36,7 +36,7 @@ class XGRPOSettings(RegimeSettings):
 
 
 def effective_advantages(local_G: Floats, pooled_G: Floats, lengths_G: Floats, settings: XGRPOSettings) -> Floats:
-    """The module's three lines for the rollouts of one prompt; all of shape (G,), lengths in tokens."""
+    """Return the module's three lines for the rollouts of one prompt; all of shape (G,), lengths in tokens."""
     advantages = (1.0 - settings.mix) * local_G + settings.mix * pooled_G
     advantages = advantages * (lengths_G.mean() / np.maximum(1.0, lengths_G)) ** settings.length_correction
     bound = np.inf if settings.advantage_clip is None else settings.advantage_clip
@@ -45,7 +45,7 @@ def effective_advantages(local_G: Floats, pooled_G: Floats, lengths_G: Floats, s
 
 
 def shuffled(bags: Mapping[str, Sequence[float]], rng: np.random.Generator) -> dict[str, Sequence[float]]:
-    """The bags of rewards, dealt to the prompts in a random order (paper, Section "Pooled normalization vs.
+    """Return the bags of rewards, dealt to the prompts in a random order (paper, Section "Pooled normalization vs.
     shuffled-pool control")."""
     prompts = sorted(bags)
     order = rng.permutation(len(prompts))
@@ -55,17 +55,20 @@ def shuffled(bags: Mapping[str, Sequence[float]], rng: np.random.Generator) -> d
 def pooled(
     own: Mapping[str, Sequence[float]], peers: Mapping[str, Sequence[float]], scale: Scale, baseline: Baseline
 ) -> dict[str, Floats]:
-    """A_pool of the learner's rollouts by prompt: normalised with the statistics of all policies' rewards on it."""
+    """Return A_pool of the learner's rollouts by prompt: normalised with the statistics of all policies' rewards on
+    it."""
     pools = {prompt: [*rewards, *peers.get(prompt, ())] for prompt, rewards in own.items()}
-    every = deviation([reward for pool in pools.values() for reward in pool])
+    batch_std = standard_deviation([reward for pool in pools.values() for reward in pool])
     return {
-        prompt: pool_advantages(rewards, pools[prompt], scale=scale, batch_deviation=every, baseline=baseline)
+        prompt: pool_advantages(
+            rewards, pools[prompt], scale=scale, batch_standard_deviation=batch_std, baseline=baseline
+        )
         for prompt, rewards in own.items()
     }
 
 
 def peer_bags(peers: Mapping[str, PeerRound]) -> dict[str, list[float]]:
-    """All peers' rewards by prompt, the peers in the order of their names."""
+    """Return all peers' rewards by prompt, the peers in the order of their names."""
     bags: dict[str, list[float]] = {}
     for _, peer in sorted(peers.items()):
         for prompt, rewards in by_prompt(peer.column("prompt_id"), peer.column("reward")).items():
@@ -74,7 +77,7 @@ def peer_bags(peers: Mapping[str, PeerRound]) -> dict[str, list[float]]:
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """The learner's effective advantages. Only rewards are read; every peer text gives the same plan."""
+    """Return the learner's effective advantages. Only rewards are read; every peer text gives the same plan."""
     assert isinstance(settings, XGRPOSettings)
     bags: Mapping[str, Sequence[float]] = peer_bags(view.peers)
     if settings.pool == "shuffled":

@@ -1,1 +1,1 @@
-"""What people look at: a run's page, figures, model cards. Reads a run's files alone, whatever state they are in."""
+"""Reports: a run's HTML page, figures, model cards. Reads a run's files alone, whatever state they are in."""

@@ -1,4 +1,4 @@
-"""A model card beside each trained model: what it is, what made it, what came out, and what to cite."""
+"""Model card beside each trained model: what it is, what made it, what came out, and what to cite."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import yaml
 from mutualrl.console.display import clean
 from mutualrl.console.markdown import name, number, table
 from mutualrl.regimes import baseline
-from mutualrl.reporting.reading import Policy, Run, part, read_run
-from mutualrl.reporting.tables import named
+from mutualrl.reporting.report_tables import group_label
+from mutualrl.reporting.run_reader import PolicyRun, Run, part, read_run
 from mutualrl.storage.files import write_atomic
 from mutualrl.storage.rundir import RunDirectory
 
@@ -37,21 +37,21 @@ def write_cards(root: Path) -> list[Path]:
     return written
 
 
-def card(run: Run, policy: Policy) -> str:
-    """The card of one policy, in the hub's form."""
+def card(run: Run, policy: PolicyRun) -> str:
+    """Return the card of one policy, in the hub's form."""
     hub_id = bool(policy.model) and not policy.model.startswith(("tiny:", "/"))
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if hub_id:
         head["base_model"] = policy.model
     head["tags"] = ["mutualrl", "trl", baseline().name, "reinforcement-learning", run.regime]
     peers = [other for other in run.policies.values() if other.name != policy.name]
-    about = run.rule.summary or run.regime
+    description = run.rule.summary or run.regime
     parts = [
         "---\n" + yaml.safe_dump(head, sort_keys=False) + "---",
         f"# {name(policy.name)}, trained with mutualrl",
         f"A policy of the pool `{name(run.pool)}`, trained together with "
         + (", ".join(f"`{name(other.name)}` (`{name(other.model)}`)" for other in peers) or "no other")
-        + f". Regime: **{name(run.arm)}**, {about}. It began as `{name(policy.model)}`.",
+        + f". Regime: **{name(run.arm)}**, {description}. It began as `{name(policy.model)}`.",
         _figures(run, policy),
         _training(run),
         "```bash\n" + clean(run.command, 2000).replace("`", "'").replace("\n", " ") + "\n```",
@@ -60,13 +60,13 @@ def card(run: Run, policy: Policy) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _figures(run: Run, policy: Policy) -> str:
+def _figures(run: Run, policy: PolicyRun) -> str:
     rows = []
     for group in (None, *policy.groups):
         points = policy.accuracy(group)
         if points:
             before = number(points[0].value) if points[0].step == 0 else ""
-            rows.append([name(named(group)), before, number(points[-1].value)])
+            rows.append([name(group_label(group)), before, number(points[-1].value)])
     result = policy.result or {}
     n = part(result, "validation").get("n", "?")
     text = table(f"Greedy accuracy on {n} held-out prompts of {name(run.task)}", ("group", "before", "after"), rows)
@@ -76,12 +76,21 @@ def _figures(run: Run, policy: Policy) -> str:
 
 def _training(run: Run) -> str:
     trainer, task = part(run.recipe, "trainer"), part(run.recipe, "task")
-    keys = ("learning_rate", "lr_scheduler_type", "num_generations", "max_completion_length", "beta", "epsilon",
-            "temperature", "loss_type", "scale_rewards")  # fmt: skip
+    keys = (
+        "learning_rate",
+        "lr_scheduler_type",
+        "num_generations",
+        "max_completion_length",
+        "beta",
+        "epsilon",
+        "temperature",
+        "loss_type",
+        "scale_rewards",
+    )
     data = {key: task[key] for key in ("name", "data", "validation_data") if task.get(key) is not None}
     rows = [
         ["data", json.dumps(data, default=str)],
-        ["prompts a round", str(part(run.info, "fingerprint").get("prompts_per_round", ""))],
+        ["prompts per round", str(part(run.info, "fingerprint").get("prompts_per_round", ""))],
         ["steps", str(part(run.recipe, "run").get("steps", ""))],
         ["seed", str(run.seed)],
         ["regime", json.dumps(part(run.recipe, "regime"), default=str)],

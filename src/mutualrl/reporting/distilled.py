@@ -1,4 +1,4 @@
-"""The figure of a sequential distillation."""
+"""Figure of a sequential distillation."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mutualrl.reporting.plots import Bars, Figure, Panel
-from mutualrl.reporting.reading import number, part
+from mutualrl.reporting.figure_specs import Bars, Figure, Panel
+from mutualrl.reporting.run_reader import finite_number, part
 
 
 def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figure | None:
-    """The bars of `mutualrl distill`: accuracy over standalone GRPO's, minus one."""
-    learners = {name: about for name, about in part(result, "learners").items() if isinstance(about, dict)}
-    labels = list(dict.fromkeys(label for about in learners.values() for label in part(about, "bars")))
+    """Return the bars of `mutualrl distill`: accuracy over standalone GRPO's, minus one."""
+    learners = {
+        name: learner_result
+        for name, learner_result in part(result, "learners").items()
+        if isinstance(learner_result, dict)
+    }
+    labels = list(
+        dict.fromkeys(label for learner_result in learners.values() for label in part(learner_result, "bars"))
+    )
     bars = []
     for label in labels:
-        found = {
+        heights = {
             name: value
-            for name, about in learners.items()
-            if (value := number(part(part(about, "bars"), label).get("relative"))) is not None
+            for name, learner_result in learners.items()
+            if (value := finite_number(part(part(learner_result, "bars"), label).get("relative"))) is not None
         }
-        if found:
-            bars.append(Bars(label, tuple(found), tuple(100 * value for value in found.values()), ()))
+        if heights:
+            bars.append(Bars(label, tuple(heights), tuple(100 * value for value in heights.values()), ()))
     if not bars:
         return None
     return Figure(

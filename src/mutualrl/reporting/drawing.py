@@ -12,7 +12,7 @@ from typing import Any
 
 from mutualrl.console.display import clean
 from mutualrl.console.plots import draw_on, save
-from mutualrl.reporting.plots import Figure, Panel
+from mutualrl.reporting.figure_specs import Figure, Panel
 
 COLOURS = ("#2f7fc1", "#d1711f", "#2a9d6f", "#a25fb8", "#c8454f", "#8a7a1f", "#3f9fb5", "#8c8c8c", "#b0607f", "#6f7fd0")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 2, 2)))
@@ -22,7 +22,7 @@ LONGEST = 64  # characters of a label
 _WIDTH, _HEIGHT = 4.2, 2.9  # of a panel, inches
 
 
-def draw(figure: Figure, directory: Path) -> str:
+def draw_figure(figure: Figure, directory: Path) -> str:
     """Write NAME.png and NAME.svg into a directory; returns the SVG as it stands in a page."""
     rows = math.ceil(len(figure.panels) / figure.columns)
     columns = min(figure.columns, len(figure.panels))
@@ -75,8 +75,15 @@ def _panel(axis: Any, panel: Panel) -> None:
     for place, line in enumerate(panel.lines):
         colour = COLOURS[place % len(COLOURS)]
         marker = "o" if len(line.x) <= 12 else None
-        axis.plot(line.x, line.y, color=colour, linestyle=DASHES[place % len(DASHES)], marker=marker, markersize=3,
-                  label=_label(line.label))  # fmt: skip
+        axis.plot(
+            line.x,
+            line.y,
+            color=colour,
+            linestyle=DASHES[place % len(DASHES)],
+            marker=marker,
+            markersize=3,
+            label=_label(line.label),
+        )
         if line.low:
             axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     if panel.lines:
@@ -93,10 +100,17 @@ def _bars(axis: Any, panel: Panel) -> None:
         spots = [categories.index(c) + (place - (len(panel.bars) - 1) / 2) * share for c in bars.categories]
         errors = [error or 0.0 for error in bars.errors] if any(bars.errors) else None
         axis.bar(
-            spots, bars.values, share * 0.92, yerr=errors, label=_label(bars.label),
-            color=COLOURS[place % len(COLOURS)], error_kw={"ecolor": INK, "elinewidth": 0.8},
-            hatch=HATCHES[place % len(HATCHES)], edgecolor=PAPER, linewidth=0.3,
-        )  # fmt: skip
+            spots,
+            bars.values,
+            share * 0.92,
+            yerr=errors,
+            label=_label(bars.label),
+            color=COLOURS[place % len(COLOURS)],
+            error_kw={"ecolor": INK, "elinewidth": 0.8},
+            hatch=HATCHES[place % len(HATCHES)],
+            edgecolor=PAPER,
+            linewidth=0.3,
+        )
     axis.axhline(0, color=INK, linewidth=0.8)
     axis.set_xticks(range(len(categories)), [_label(c) for c in categories])
     if len(categories) > 4:
@@ -104,20 +118,20 @@ def _bars(axis: Any, panel: Panel) -> None:
 
 
 def _legend(canvas: Any, axes: Any) -> None:
-    """One legend below all panels when they have the same labels, else one in each."""
-    told = [axis.get_legend_handles_labels() for axis in axes]
-    if len({tuple(labels) for _, labels in told}) == 1:
-        handles, labels = told[0]
+    """Draw one legend below all panels when they have the same labels, else one in each."""
+    entries = [axis.get_legend_handles_labels() for axis in axes]
+    if len({tuple(labels) for _, labels in entries}) == 1:
+        handles, labels = entries[0]
         canvas.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
         return
-    for axis, (_, labels) in zip(axes, told, strict=True):
+    for axis, (_, labels) in zip(axes, entries, strict=True):
         if labels:
             axis.legend(fontsize=8)
 
 
 def inline(svg: str, name: str, width: int) -> str:
-    """The drawing for a page, at most `width` pixels wide: no prologue, ids of its own, the page's colours in place of
-    black and white."""
+    """Return the drawing for a page, at most `width` pixels wide: no prologue, ids of its own, the page's colours in
+    place of black and white."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     key = re.sub(r"[^A-Za-z0-9]+", "-", name)
@@ -127,5 +141,5 @@ def inline(svg: str, name: str, width: int) -> str:
     body = re.sub(rf"\bfill: {PAPER}", "fill: none", body)  # the ground; the white of hatches stays
     # it scales with the page, and is one picture to a screen reader: its caption and its table say what it shows
     tag, rest = body.split(">", 1)
-    kept = re.sub(r'\b(width|height)="[^"]*"', "", tag.removeprefix("<svg"))
-    return f'<svg aria-hidden="true" focusable="false" style="max-width: {width}px" {kept}>{rest}'
+    attributes = re.sub(r'\b(width|height)="[^"]*"', "", tag.removeprefix("<svg"))
+    return f'<svg aria-hidden="true" focusable="false" style="max-width: {width}px" {attributes}>{rest}'

@@ -1,4 +1,4 @@
-"""The page: one HTML file that opens from disk and asks the network for nothing."""
+"""Page: one HTML file that opens from disk and asks the network for nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from mutualrl.console.display import clean
-from mutualrl.reporting.plots import Figure, Line
-from mutualrl.reporting.tables import Table
+from mutualrl.reporting.figure_specs import Figure, Line
+from mutualrl.reporting.report_tables import Table
 
 CHUNK = 500  # rescues a block of data: a block is parsed when it is first looked at
 TOLD = 17  # points of a curve in its table
@@ -24,8 +24,8 @@ _NUMERIC = re.compile(r"[-+]?[0-9][0-9.,]*( ± [0-9.]+)?( \[.*\])?")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page: what is wrong first, then tables, then figures with their drawings."""
+class PageSection:
+    """Part of the page: what is wrong first, then tables, then figures with their drawings."""
 
     title: str
     notes: Sequence[str]
@@ -34,11 +34,18 @@ class Section:
 
 
 def render(
-    title: str, command: str, version: str, sections: Sequence[Section], made: Sequence[Table],
-    rescues: Sequence[Mapping[str, Any]], rescue_notes: Sequence[str], *, several: bool,
-) -> str:  # fmt: skip
-    """The whole page. Every text is escaped; what a model wrote stands in blocks of JSON that a script sets as text,
-    and no script but the page's own may run (a content security policy by its hash)."""
+    title: str,
+    command: str,
+    version: str,
+    sections: Sequence[PageSection],
+    made: Sequence[Table],
+    rescues: Sequence[Mapping[str, Any]],
+    rescue_notes: Sequence[str],
+    *,
+    several: bool,
+) -> str:
+    """Return the whole page. Every text is escaped; what a model wrote stands in blocks of JSON that a script sets
+    as text, and no script but the page's own may run (a content security policy by its hash)."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.tests["number"] = lambda value: bool(_NUMERIC.fullmatch(str(value)))
     environment.filters["clean"] = clean
@@ -66,12 +73,12 @@ def render(
 
 
 def as_block(value: Any) -> str:
-    """JSON that may stand inside a script element: no tag and no comment can begin or end in it."""
+    """Return JSON that may stand inside a script element: no tag and no comment can begin or end in it."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _section(number: int, section: Section) -> dict[str, object]:
+def _section(number: int, section: PageSection) -> dict[str, object]:
     return {
         "id": f"section-{number}",
         "title": clean(section.title, 200),
@@ -95,11 +102,11 @@ def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
     for panel in figure.panels:
         for bars in panel.bars:
             errors = bars.errors or (None,) * len(bars.values)
-            told = [
+            summaries = [
                 f"{category}: {value:.4g}" + ("" if error is None else f" ± {error:.2g}")
                 for category, value, error in zip(bars.categories, bars.values, errors, strict=True)
             ]
-            rows.append([panel.title, bars.label, "; ".join(told)])
+            rows.append([panel.title, bars.label, "; ".join(summaries)])
     return {
         "id": key,
         "title": clean(figure.title, 200),
@@ -112,7 +119,7 @@ def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
 
 
 def _values(line: Line) -> str:
-    """Up to TOLD points of a curve, evenly spaced, with the half-width of its band."""
+    """Return up to TOLD points of a curve, evenly spaced, with the half-width of its band."""
     places = sorted({place * (len(line.x) - 1) // max(1, TOLD - 1) for place in range(TOLD)}) if line.x else []
     return "; ".join(
         f"{line.x[i]}: {line.y[i]:.4g}" + (f" ± {line.high[i] - line.y[i]:.2g}" if line.high else "") for i in places

@@ -11,14 +11,14 @@ from pathlib import Path
 from mutualrl import __version__
 from mutualrl.console.plots import directory_for
 from mutualrl.errors import UsageError
-from mutualrl.reporting import one, rescues, several, tables
-from mutualrl.reporting.comparing import Comparison, comparisons
+from mutualrl.reporting import multi_run, report_tables, rescues, single_run
+from mutualrl.reporting.comparability import Comparison, comparisons
 from mutualrl.reporting.distilled import distillation_bars
-from mutualrl.reporting.drawing import draw
-from mutualrl.reporting.page import Section, render
-from mutualrl.reporting.plots import Figure
-from mutualrl.reporting.reading import Run, read_run
-from mutualrl.storage.files import glance, user_path, write_atomic
+from mutualrl.reporting.drawing import draw_figure
+from mutualrl.reporting.figure_specs import Figure
+from mutualrl.reporting.page import PageSection, render
+from mutualrl.reporting.run_reader import Run, read_run
+from mutualrl.storage.files import try_read_json, user_path, write_atomic
 
 INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
 DISTILLED = "distill.json"
@@ -26,7 +26,7 @@ DISTILLED = "distill.json"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was written: the page, and what it warns of."""
+    """A written report: the page, and its warnings."""
 
     page: Path
     figures: int
@@ -44,43 +44,43 @@ def write_report(paths: Sequence[Path], out: Path, command: str) -> Report:
 
     def drawing(figures: Sequence[Figure]) -> list[tuple[Figure, str]]:
         drawn.extend(figures)
-        return [(figure, draw(figure, drawings)) for figure in figures]
+        return [(figure, draw_figure(figure, drawings)) for figure in figures]
 
-    found = comparisons(runs)
-    sections = [Section("Runs", _general(runs, found), [tables.overview(runs)] if runs else [], [])]
-    for number, comparison in enumerate(found, 1):
+    groups = comparisons(runs)
+    sections = [PageSection("Runs", _general(runs, groups), [report_tables.overview(runs)] if runs else [], [])]
+    for number, comparison in enumerate(groups, 1):
         if len(comparison.runs) == 1:
             run = comparison.runs[0]
-            prefix = "" if len(found) == 1 else f"{number}-"
-            made = [replace(figure, name=f"{prefix}{figure.name}") for figure in one.figures(run)]
-            about = [table for table in (tables.accuracy(run), tables.sharing(run)) if table.rows]
-            sections.append(Section(f"Run {run.name}", run.notes, about, drawing(made)))
+            prefix = "" if len(groups) == 1 else f"{number}-"
+            made = [replace(figure, name=f"{prefix}{figure.name}") for figure in single_run.figures(run)]
+            tables = [table for table in (report_tables.accuracy(run), report_tables.sharing(run)) if table.rows]
+            sections.append(PageSection(f"Run {run.name}", run.notes, tables, drawing(made)))
         else:
             slug = f"{number}-{_slug(comparison.name)}"
             notes = [*comparison.notes, *(f"{run.name}: {note}" for run in comparison.runs for note in run.notes)]
-            shown = [tables.arms(comparison)]
-            sections.append(Section(comparison.name, notes, shown, drawing(several.figures(comparison, slug))))
-    if pools := several.across(found):
-        sections.append(Section("Pool by pool", (), (), drawing(pools)))
+            shown = [report_tables.arms(comparison)]
+            sections.append(PageSection(comparison.name, notes, shown, drawing(multi_run.figures(comparison, slug))))
+    if pools := multi_run.across(groups):
+        sections.append(PageSection("Pool by pool", (), (), drawing(pools)))
     if bars := _distillations(distilled):
-        sections.append(Section("Sequential distillation", (), (), drawing(bars)))
-    lessons, lesson_notes = rescues.gathered(runs)
-    made_with = [tables.commands(runs), *(tables.settings(run) for run in runs[:1])]
-    title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs side by side" if runs else "Distillation"
-    page = render(
-        title, command, __version__, sections, made_with, lessons, lesson_notes, several=len(runs) > 1
-    )  # fmt: skip
+        sections.append(PageSection("Sequential distillation", (), (), drawing(bars)))
+    rescue_rows, rescue_notes = rescues.collect_rescues(runs)
+    made_with = [report_tables.commands(runs), *(report_tables.settings(run) for run in runs[:1])]
+    title = f"{len(runs)} runs side by side" if runs else "Distillation"
+    if len(runs) == 1:
+        title = f"Run {runs[0].name}"
+    page = render(title, command, __version__, sections, made_with, rescue_rows, rescue_notes, several=len(runs) > 1)
     _clear_stale(directory, {figure.name for figure in drawn})
     data = json.dumps(_data(command, runs, drawn), allow_nan=False)
     write_atomic(directory / DATA, data.encode(), durable=False)
     write_atomic(directory / INDEX, page.encode("utf-8", "replace"))
     notes = [note for section in sections for note in section.notes]
-    return Report(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *lesson_notes])))
+    return Report(directory / INDEX, len(drawn), tuple(dict.fromkeys([*notes, *rescue_notes])))
 
 
 def _clear_stale(directory: Path, drawn: set[str]) -> None:
     """Remove the figures of the report that lay here before and that this one does not have."""
-    before = (glance(directory / DATA) or {}).get("figures")
+    before = (try_read_json(directory / DATA) or {}).get("figures")
     names = [each.get("name") for each in before if isinstance(each, dict)] if isinstance(before, list) else []
     for name in names:
         if isinstance(name, str) and name not in drawn and _slug(name) == name:
@@ -89,33 +89,33 @@ def _clear_stale(directory: Path, drawn: set[str]) -> None:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs in their order, each with a name of its own. Raises UsageError for one that is named twice."""
+    """Return the runs in their order, each with a name of its own. Raises UsageError for one that is named twice."""
     roots = [user_path(path).resolve() for path in paths]
     if twice := next((path for i, path in enumerate(roots) if path in roots[:i]), None):
         raise UsageError(f"{twice} is named twice; it would count as two runs")
-    found: list[Run] = []
+    runs: list[Run] = []
     for path in roots:
         run = read_run(path)
-        names = {other.name for other in found}
+        names = {other.name for other in runs}
         if run.name in names:
             run = replace(run, name=f"{path.parent.name}/{path.name}")
         number = 2
         while run.name in names:
             run, number = replace(run, name=f"{path.name} ({number})"), number + 1
-        found.append(run)
-    return found
+        runs.append(run)
+    return runs
 
 
-def _general(runs: Sequence[Run], found: Sequence[Comparison]) -> list[str]:
+def _general(runs: Sequence[Run], comparisons_: Sequence[Comparison]) -> list[str]:
     tasks = list(dict.fromkeys(run.task for run in runs))
     notes = []
     if len(tasks) > 1:
         notes.append(
             f"runs of different tasks ({', '.join(tasks)}) are not compared with each other; each stands alone"
         )
-    elif len(found) > 1:
-        told = "; ".join(f"{c.name}: {len(c.runs)}" for c in found)
-        notes.append(f"runs of different pools or data are not compared with each other ({told} runs)")
+    elif len(comparisons_) > 1:
+        summary = "; ".join(f"{c.name}: {len(c.runs)}" for c in comparisons_)
+        notes.append(f"runs of different pools or data are not compared with each other ({summary} runs)")
     return notes
 
 
@@ -123,7 +123,7 @@ def _distillations(paths: Sequence[Path]) -> list[Figure]:
     figures = []
     for number, path in enumerate(paths, 1):
         slug = "distillation" if len(paths) == 1 else f"distillation-{number}"
-        figure = distillation_bars(path, glance(path / DISTILLED) or {}, slug)
+        figure = distillation_bars(path, try_read_json(path / DISTILLED) or {}, slug)
         if figure is None:
             raise UsageError(f"{path / DISTILLED} cannot be read, or has no bars; make it again with: mutualrl distill")
         figures.append(figure)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from mutualrl.regimes import baseline
-from mutualrl.reporting.reading import Point, Policy, Run, number
+from mutualrl.reporting.run_reader import Point, PolicyRun, Run, finite_number
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A mean over runs at each step, and its spread: the sample deviation (n - 1) over the runs, 0 of a single one.
+    """Mean over runs at each step, and its spread: the standard deviation (n - 1) over the runs, 0 of a single one.
     All of the same length; `runs` of them went in."""
 
     steps: tuple[int, ...]
@@ -25,40 +25,40 @@ class Curve:
 
     @property
     def points(self) -> list[Point]:
-        """The means by step."""
+        """Return the means by step."""
         return [Point(*pair) for pair in zip(self.steps, self.mean, strict=True)]
 
 
 def over_runs(series: Sequence[Sequence[Point]]) -> Curve:
-    """Mean and spread at the steps that every series has. Empty series are left out."""
+    """Return mean and spread at the steps that every series has. Empty series are left out."""
     tables = [dict(points) for points in series if points]
     steps = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
     columns = [[table[step] for table in tables] for step in steps]
     return Curve(
         tuple(steps),
         tuple(statistics.fmean(column) for column in columns),
-        tuple(deviation(column) for column in columns),
+        tuple(standard_deviation(column) for column in columns),
         len(tables),
     )
 
 
-def deviation(values: Sequence[float]) -> float:
-    """Sample deviation (n - 1); 0 of one value."""
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation (n - 1); 0 of one value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def mean_of(series: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean of several series at the steps that all of them have: a pool's average over its policies."""
+    """Return the mean of several series at the steps that all of them have: a pool's average over its policies."""
     return over_runs(series).points if series and all(series) else []
 
 
 def window_of(length: int) -> int:
-    """How many steps a curve of that length is averaged over where single steps are noise: a twentieth, odd."""
+    """Return how many steps a curve of that length is averaged over where single steps are noise: a twentieth, odd."""
     return max(1, length // 20) | 1
 
 
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:
-    """Centred moving mean over `window` points (odd); at the ends over those that are there."""
+    """Return centred moving mean over `window` points (odd); at the ends over those that are there."""
     half = window // 2
     sums = np.concatenate([[0.0], np.cumsum([point.value for point in points], dtype=np.float64)])
     first = np.maximum(np.arange(len(points)) - half, 0)
@@ -68,43 +68,43 @@ def smoothed(points: Sequence[Point], window: int) -> list[Point]:
 
 
 def cumulative(points: Sequence[Point]) -> list[Point]:
-    """Running sum."""
-    total, found = 0.0, []
+    """Return running sum."""
+    total, sums = 0.0, []
     for step, value in points:
         total += value
-        found.append(Point(step, total))
-    return found
+        sums.append(Point(step, total))
+    return sums
 
 
-def tokens_per_second(policy: Policy, *, without_validation: bool = False) -> list[Point]:
-    """Tokens of prompts and completions of a round over the `step_time` of its optimizer steps, generation and waiting
-    included, at the round's first step. The count is TRL's running one, said at the steps that generate; a round's own
-    is its difference. Rounds with a step that is missing are left out; validation is outside the time."""
-    found: list[Point] = []
+def tokens_per_second(policy: PolicyRun, *, without_validation: bool = False) -> list[Point]:
+    """Return tokens of prompts and completions of a round over the `step_time` of its optimizer steps, generation
+    and waiting included, at the round's first step. The count is TRL's running one, said at the steps that generate;
+    a round's own is its difference. Rounds with a step that is missing are left out; validation is outside the time."""
+    points: list[Point] = []
     rounds: list[list[dict[str, Any]]] = []
     for row in policy.metrics:
-        if number(row.get("num_tokens")) is not None:
+        if finite_number(row.get("num_tokens")) is not None:
             rounds.append([])
         if rounds:
             rounds[-1].append(row)
     before, expected = 0.0, 1
     for rows in rounds:
         steps, total = [row["step"] for row in rows], float(rows[0]["num_tokens"])
-        seconds = [number(row.get("step_time")) or 0.0 for row in rows]
-        whole = steps == list(range(expected, expected + len(steps)))
-        if whole and all(seconds) and not (without_validation and any("validation" in row for row in rows)):
-            found.append(Point(steps[0], (total - before) / sum(seconds)))
+        seconds = [finite_number(row.get("step_time")) or 0.0 for row in rows]
+        complete = steps == list(range(expected, expected + len(steps)))
+        if complete and all(seconds) and not (without_validation and any("validation" in row for row in rows)):
+            points.append(Point(steps[0], (total - before) / sum(seconds)))
         before, expected = total, steps[-1] + 1
-    return found
+    return points
 
 
 def first_reaching(points: Sequence[Point], target: float) -> int | None:
-    """The first step at which a curve is at or above `target`; None when it never is."""
+    """Return the first step at which a curve is at or above `target`; None when it never is."""
     return next((step for step, value in points if value >= target), None)
 
 
 def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of the same regime and settings, plain GRPO first."""
+    """Return runs of the same regime and settings, plain GRPO first."""
     arms: dict[str, list[Run]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run)
@@ -112,6 +112,6 @@ def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def policies_of(runs: Sequence[Run]) -> list[str]:
-    """Names of the policies that every run has, in the first one's order."""
+    """Return names of the policies that every run has, in the first one's order."""
     shared: set[str] = set.intersection(*(set(run.policies) for run in runs)) if runs else set()
     return [name for name in runs[0].policies if name in shared] if runs else []

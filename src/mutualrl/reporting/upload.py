@@ -25,7 +25,8 @@ def require_hub(owner: str) -> None:
 
 
 def repository_name(run: str, policy: str) -> str:
-    """RUN-POLICY as the hub takes it: 96 characters at most, of which the policy keeps its own; no `--`, no `..`."""
+    """Return RUN-POLICY as the hub takes it: 96 characters at most, of which the policy keeps its own; no `--`, no
+    `..`."""
     plain = re.sub(r"[-.]*[^A-Za-z0-9._-]+[-.]*|[-.]{2,}", "-", run)[: 95 - min(len(policy), 60)]
     return re.sub(r"[-.]{2,}", "-", f"{plain}-{policy[:60]}").strip("-.")
 

@@ -1,21 +1,21 @@
-"""The Shared Experience Exchange (SEE): the only code that touches a peer's files."""
+"""Shared Experience Exchange (SEE): the only code that touches a peer's files."""
 
-from mutualrl.see.absences import Absences
-from mutualrl.see.exchange import Exchange, Listener, Patience
+from mutualrl.see.exchange import Exchange, WaitCallbacks, WaitTimeouts
 from mutualrl.see.liveness import Heartbeat
+from mutualrl.see.missing_peers import MissingPeers
 from mutualrl.see.schema import Marker
 from mutualrl.see.shard import Shard
 from mutualrl.see.store import ExchangeStore, LocalStore, open_store
 
 __all__ = [
-    "Absences",
     "Exchange",
     "ExchangeStore",
     "Heartbeat",
-    "Listener",
     "LocalStore",
     "Marker",
-    "Patience",
+    "MissingPeers",
     "Shard",
+    "WaitCallbacks",
+    "WaitTimeouts",
     "open_store",
 ]

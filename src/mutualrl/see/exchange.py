@@ -1,4 +1,4 @@
-"""The Shared Experience Exchange: publish a round, wait for the peers' rounds, read them.
+"""Shared Experience Exchange: publish a round, wait for the peers' rounds, read them.
 
 In the store, for each policy: `<round>.parquet` and, written last, its commit marker `<round>.json`. Source: paper,
 Section "Dataflow in One Training Loop", paragraph SEE.
@@ -21,14 +21,14 @@ from mutualrl.errors import (
     RoundAbortedError,
     WaitTimeoutError,
 )
-from mutualrl.process.status import Standing
+from mutualrl.process.status import StatusReader
 from mutualrl.records import Rollout
 from mutualrl.see.files import committed_rounds, marker_name
-from mutualrl.see.liveness import NOT_STARTED, PeerWatch
+from mutualrl.see.liveness import NOT_STARTED, HeartbeatMonitor
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, open_store
-from mutualrl.storage.files import JsonObject, parse_or_none, parse_sealed, sealed_bytes
+from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed, parse_or_none
 
 _POLL_SECONDS = (0.002, 0.05)  # first and longest pause between two looks at the directory
 _LIVENESS_SECONDS = 0.5  # a peer's heartbeat is looked at this often while waiting
@@ -38,8 +38,8 @@ _CONTESTS = 200  # how often a claim or a marker is tried against another writer
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a wait may last, in seconds.
+class WaitTimeouts:
+    """Time-outs of a wait, in seconds.
 
     `peer_timeout`: a peer whose heartbeat has not moved for so long is dead.
     `round_timeout`: a peer that is alive must have published the round by then.
@@ -53,8 +53,8 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
-    """Whom a wait tells what. `waiting`: once, in words, whom the wait is for. `arrived`: each peer, and after how many
+class WaitCallbacks:
+    """Callbacks of a wait. `waiting`: once, with a message naming the peers. `arrived`: each peer, and after how many
     seconds. `slow`: once, in words, a peer that is alive and has been waited for longer than `peer_timeout`.
     `stopping`: asked between looks; a true answer ends the wait with RoundAbortedError."""
 
@@ -68,8 +68,8 @@ class Exchange:
     """One policy's door to the exchange of a run.
 
     `attempt` counts the starts of this policy in the run; a publish by an older attempt than the newest that has
-    claimed the policy, or than the one that last wrote the round, is fenced off. `standing` tells what the run's
-    supervisors say about a peer.
+    claimed the policy, or than the one that last wrote the round, is fenced off. `status_reader` reads what the run's
+    supervisors publish about a peer.
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class Exchange:
         run_id: str,
         *,
         attempt: int = 0,
-        patience: Patience | None = None,
-        standing: Standing | None = None,
+        timeouts: WaitTimeouts | None = None,
+        status_reader: StatusReader | None = None,
     ) -> None:
         self.store = open_store(root)
         self.policy = policy
         self.run_id = run_id
         self.attempt = attempt
-        self.patience = patience or Patience()
-        self._watch = PeerWatch(self.store)
-        self._standing = standing
+        self.timeouts = timeouts or WaitTimeouts()
+        self._heartbeats = HeartbeatMonitor(self.store)
+        self._status_reader = status_reader
 
     def location(self, policy: str) -> str:
         """Return where a policy's rounds lie, for messages."""
@@ -108,7 +108,7 @@ class Exchange:
         for _ in range(_CONTESTS):
             current = self.store.get(self.policy, ATTEMPT)
             self.require_newest()
-            data = sealed_bytes({"run_id": self.run_id, "attempt": self.attempt})
+            data = checksummed_bytes({"run_id": self.run_id, "attempt": self.attempt})
             if current is None:
                 if self.store.create(self.policy, ATTEMPT, data):
                     return
@@ -133,24 +133,24 @@ class Exchange:
             )
 
     def newest_attempt(self) -> int:
-        """The newest attempt that has claimed the policy; 0 where none has."""
+        """Return the newest attempt that has claimed the policy; 0 where none has."""
         return newest_attempt(self.store, self.policy)
 
-    def publish(self, round_: int, records: Sequence[Rollout], policy_step: int) -> Marker:
+    def publish(self, round_index: int, records: Sequence[Rollout], policy_step: int) -> Marker:
         """Write and commit a round of one part. See `write_part` and `commit`."""
-        return self.commit(round_, [self.write_part(round_, records)], policy_step)
+        return self.commit(round_index, [self.write_part(round_index, records)], policy_step)
 
-    def write_part(self, round_: int, records: Sequence[Rollout], part: int = 0) -> Part:
+    def write_part(self, round_index: int, records: Sequence[Rollout], part: int = 0) -> Part:
         """Write the data file of one rank; nobody reads it before `commit` names it.
 
         A part that the committed round already has, byte for byte, is not written again.
         """
         self.require_newest()
         suffix = (f".{part}" if part else "") + (f".a{self.attempt}" if self.attempt else "")
-        data = encode(self.policy, round_, records)
-        name = f"{round_:06d}{suffix}.parquet"
+        data = encode(self.policy, round_index, records)
+        name = f"{round_index:06d}{suffix}.parquet"
         written = Part(name, hashlib.sha256(data).hexdigest(), len(data), len(records))
-        current = self.marker_of(self.policy, round_)
+        current = self.marker_of(self.policy, round_index)
         for existing in () if current is None else current.parts:
             if existing.sha256 == written.sha256:
                 return existing
@@ -158,7 +158,7 @@ class Exchange:
         self.store.put(self.policy, name, data)
         return written
 
-    def commit(self, round_: int, parts: Sequence[Part], policy_step: int) -> Marker:
+    def commit(self, round_index: int, parts: Sequence[Part], policy_step: int) -> Marker:
         """Write the marker that names `parts`: from here on the round exists.
 
         Committing the same content again changes nothing. Raises FencedError when a newer attempt of this
@@ -166,28 +166,28 @@ class Exchange:
         """
         for _ in range(_CONTESTS):
             self.require_newest()
-            before = self.store.get(self.policy, marker_name(round_))
-            current = self.marker_of(self.policy, round_)
+            before = self.store.get(self.policy, marker_name(round_index))
+            current = self.marker_of(self.policy, round_index)
             if current is not None:
                 if combined_hash(parts) == current.sha256:
                     return current
                 self._refuse_if_fenced(current)
-            marker = self._marker(round_, parts, policy_step)
-            data = sealed_bytes(marker.to_json())
+            marker = self._marker(round_index, parts, policy_step)
+            data = checksummed_bytes(marker.to_json())
             if before is None:
-                if self.store.create(self.policy, marker_name(round_), data):
+                if self.store.create(self.policy, marker_name(round_index), data):
                     return marker
-            elif self.store.swap(self.policy, marker_name(round_), before, data):
+            elif self.store.swap(self.policy, marker_name(round_index), before, data):
                 return marker
             time.sleep(_POLL_SECONDS[0])
-        raise self._unsettled(marker_name(round_))
+        raise self._unsettled(marker_name(round_index))
 
-    def _marker(self, round_: int, parts: Sequence[Part], policy_step: int) -> Marker:
+    def _marker(self, round_index: int, parts: Sequence[Part], policy_step: int) -> Marker:
         return Marker(
             schema_version=SCHEMA_VERSION,
             run_id=self.run_id,
             policy=self.policy,
-            round=round_,
+            round=round_index,
             policy_step=policy_step,
             attempt=self.attempt,
             sha256=combined_hash(parts),
@@ -206,118 +206,118 @@ class Exchange:
 
     # ---- read
 
-    def marker_of(self, policy: str, round_: int) -> Marker | None:
-        """The commit marker of a policy's round, or None while there is none.
+    def marker_of(self, policy: str, round_index: int) -> Marker | None:
+        """Return the commit marker of a policy's round, or None while there is none.
 
         Raises ExchangeDamagedError when the marker cannot be parsed or belongs to another run or round.
         """
-        path = self.store.describe(policy, marker_name(round_))
+        path = self.store.describe(policy, marker_name(round_index))
         try:
-            value = _read_marker(self.store.get(policy, marker_name(round_)), path)
+            value = _read_marker(self.store.get(policy, marker_name(round_index)), path)
             marker = None if value is None else Marker.from_json(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ExchangeDamagedError(f"{path}: not a commit marker ({error!r})") from None
-        if marker is not None and (marker.run_id, marker.policy, marker.round) != (self.run_id, policy, round_):
+        if marker is not None and (marker.run_id, marker.policy, marker.round) != (self.run_id, policy, round_index):
             raise ExchangeDamagedError(
                 f"{path}: written for run {marker.run_id!r}, policy {marker.policy!r}, round {marker.round}"
             )
         return marker
 
-    def read(self, policy: str, round_: int) -> Shard | None:
-        """A policy's round with its hash checked, or None while it is not committed."""
-        marker = self.marker_of(policy, round_)
+    def read(self, policy: str, round_index: int) -> Shard | None:
+        """Return a policy's round with its hash checked, or None while it is not committed."""
+        marker = self.marker_of(policy, round_index)
         while marker is not None:
             try:
                 return load_shard(self.store, marker)
             except ExchangeDamagedError:
-                newer = self.marker_of(policy, round_)  # a restart may have replaced the round meanwhile
+                newer = self.marker_of(policy, round_index)  # a restart may have replaced the round meanwhile
                 if newer == marker:
                     raise
                 marker = newer
         return None
 
-    def wait(self, peers: Sequence[str], round_: int, listener: Listener | None = None) -> dict[str, Shard]:
-        """The round of every peer, in the order of `peers`; returns as soon as all are there.
+    def wait(self, peers: Sequence[str], round_index: int, callbacks: WaitCallbacks | None = None) -> dict[str, Shard]:
+        """Return the round of every peer, in the order of `peers`; returns as soon as all are there.
 
         Under `on_peer_loss: continue` a peer that is lost is left out. Raises PeerLostError for a peer that is lost,
         WaitTimeoutError for one that is alive but late, ExchangeDamagedError for bytes that do not match their marker,
         RoundAbortedError when the listener wants to stop.
         """
-        listener = listener or Listener()
+        callbacks = callbacks or WaitCallbacks()
         shards: dict[str, Shard] = {}
         lost: set[str] = set()
         slow: set[str] = set()
         began = time.monotonic()
-        next_look, pause, told = began + _LIVENESS_SECONDS, _POLL_SECONDS[0], False
+        next_look, pause, announced = began + _LIVENESS_SECONDS, _POLL_SECONDS[0], False
         while True:
-            self._collect(peers, round_, shards, listener, began)
+            self._collect(peers, round_index, shards, callbacks, began)
             missing = [peer for peer in peers if peer not in shards and peer not in lost]
             if not missing:
                 return {peer: shards[peer] for peer in peers if peer in shards}
-            if not told:
-                listener.waiting(f"waiting for round {round_} of {', '.join(missing)}")
-                told = True
-            if listener.stopping():
-                raise RoundAbortedError(f"asked to stop while waiting for round {round_} of {', '.join(missing)}")
+            if not announced:
+                callbacks.waiting(f"waiting for round {round_index} of {', '.join(missing)}")
+                announced = True
+            if callbacks.stopping():
+                raise RoundAbortedError(f"asked to stop while waiting for round {round_index} of {', '.join(missing)}")
             if (now := time.monotonic()) >= next_look:
-                lost |= self._lost(missing, round_, now - began)
-                if now - began > self.patience.peer_timeout and (late := set(missing) - lost - slow):
+                lost |= self._lost(missing, round_index, now - began)
+                if now - began > self.timeouts.peer_timeout and (late := set(missing) - lost - slow):
                     slow |= late
-                    listener.slow(
-                        f"waiting for round {round_} of {', '.join(sorted(late))} for {now - began:.0f} s; its "
-                        f"heartbeat "
-                        f"goes on (until run.round_timeout, {self.patience.round_timeout:.0f} s)"
+                    callbacks.slow(
+                        f"waiting for round {round_index} of {', '.join(sorted(late))} for {now - began:.0f} s; its "
+                        f"heartbeat goes on (until run.round_timeout, {self.timeouts.round_timeout:.0f} s)"
                     )
                 next_look = now + _LIVENESS_SECONDS
             time.sleep(pause)
             pause = min(2 * pause, _POLL_SECONDS[1])
 
     def _collect(
-        self, peers: Sequence[str], round_: int, shards: dict[str, Shard], listener: Listener, began: float
+        self, peers: Sequence[str], round_index: int, shards: dict[str, Shard], callbacks: WaitCallbacks, began: float
     ) -> None:
         for peer in peers:
-            if peer not in shards and (shard := self.read(peer, round_)) is not None:
+            if peer not in shards and (shard := self.read(peer, round_index)) is not None:
                 shards[peer] = shard
-                listener.arrived(peer, time.monotonic() - began)
+                callbacks.arrived(peer, time.monotonic() - began)
 
-    def _lost(self, missing: Sequence[str], round_: int, waited: float) -> set[str]:
-        """The peers that are lost for good and may be left out. Raises where the patience says that one may not."""
+    def _lost(self, missing: Sequence[str], round_index: int, waited: float) -> set[str]:
+        """Return the peers that are lost for good and may be left out. Raises where the patience says that one may
+        not."""
         lost = set()
         for peer in missing:
             reason = self._why_lost(peer)
-            if reason is None or self.read(peer, round_) is not None:  # published after all
+            if reason is None or self.read(peer, round_index) is not None:  # published after all
                 continue
-            if self.patience.on_peer_loss == "continue":
+            if self.timeouts.on_peer_loss == "continue":
                 lost.add(peer)
                 continue
             raise PeerLostError(
-                f"policy {self.policy!r} lost its peer {peer!r}: {reason}, while waiting for round {round_}"
+                f"policy {self.policy!r} lost its peer {peer!r}: {reason}, while waiting for round {round_index}"
                 f"{_logs_of(self.store, peer)}"
             )
         late = [peer for peer in missing if peer not in lost]
-        if late and waited > self.patience.round_timeout:
+        if late and waited > self.timeouts.round_timeout:
             raise WaitTimeoutError(
-                f"policy {self.policy!r} waited {waited:.0f} s for round {round_} of {', '.join(late)}, "
-                f"longer than run.round_timeout ({self.patience.round_timeout:.0f} s)"
+                f"policy {self.policy!r} waited {waited:.0f} s for round {round_index} of {', '.join(late)}, "
+                f"longer than run.round_timeout ({self.timeouts.round_timeout:.0f} s)"
             )
         return lost
 
     def _why_lost(self, peer: str) -> str | None:
-        """Why a peer that owes a round will never publish it, in words; None while it may."""
-        silent, phase = self._watch.silence(peer)
-        limit = self.patience.peer_timeout
-        if self._standing is not None:
-            state = self._standing.of(peer).state
+        """Return why a peer that owes a round will never publish it, in words; None while it may."""
+        silent, phase = self._heartbeats.seconds_since(peer)
+        limit = self.timeouts.peer_timeout
+        if self._status_reader is not None:
+            state = self._status_reader.of(peer).state
             if state == "lost":
                 return f"its supervisor gave it up (last seen: {phase})"
             if state == "restarting" or (state == "running" and phase.startswith(NOT_STARTED)):
-                self._watch.forget(peer)  # its time runs from the new start
+                self._heartbeats.reset(peer)  # its time runs from the new start
                 return None
             if state == "finished":
                 return "it finished without publishing it"
             if state == "running":
                 limit += _SUPERVISED_SECONDS
-        if silent <= limit or self.patience.on_peer_loss == "wait":
+        if silent <= limit or self.timeouts.on_peer_loss == "wait":
             return None
         return f"no heartbeat for {silent:.0f} s (last seen: {phase})"
 
@@ -334,7 +334,7 @@ def claimed_attempt(store: ExchangeStore, policy: str) -> int | None:
     if data is None:
         return None
     try:
-        return int(parse_sealed(data, where)["attempt"])
+        return int(parse_checksummed(data, where)["attempt"])
     except (ValueError, KeyError, TypeError) as error:
         raise ExchangeDamagedError(f"{where}: not an attempt's claim ({error!r})") from None
 
@@ -347,12 +347,12 @@ def _logs_of(store: ExchangeStore, peer: str) -> str:
 
 
 def _read_marker(data: bytes | None, where: str) -> JsonObject | None:
-    """Return a sealed marker. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of another
-    major version, sealed or not: what follows its version may mean anything."""
+    """Return a checksummed marker. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of
+    another major version, checksummed or not: what follows its version may mean anything."""
     if data is None:
         return None
     try:
-        value = parse_sealed(data, where)
+        value = parse_checksummed(data, where)
     except FileDamagedError:
         _refuse_another_schema(where, parse_or_none(data))
         raise

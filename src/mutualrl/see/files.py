@@ -1,4 +1,4 @@
-"""The names of the objects of an exchange."""
+"""Names of the objects of an exchange."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def committed_rounds(store: ExchangeStore, policy: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def marker_name(round_: int) -> str:
+def marker_name(round_index: int) -> str:
     """Return the name of a round's commit marker."""
-    return f"{round_:06d}.json"
+    return f"{round_index:06d}.json"

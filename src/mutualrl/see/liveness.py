@@ -9,19 +9,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutualrl.console.lines import say
+from mutualrl.console.lines import notify
 from mutualrl.errors import DiskError
 from mutualrl.see.store import ExchangeStore, open_store
 from mutualrl.storage.files import JsonObject, parse_or_none
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
-NOT_STARTED = "not started"  # the phase of a policy that has not told one yet
+NOT_STARTED = "not started"  # the phase of a policy that has not published one yet
 
 
 class Heartbeat:
-    """Raises a counter in the policy's `heartbeat.json` (`heartbeat.<rank>.json` for further ranks) once a second from
-    a daemon thread.
+    """Raises a counter in the policy's `heartbeat.json` (`heartbeat.<rank>.json` for further ranks) once per second
+    from a daemon thread.
 
     The file also says what the policy is doing (`phase`, `step`), for people and for the supervisor.
     A reader judges by the counter alone, never by the writer's clock.
@@ -81,7 +81,7 @@ class Heartbeat:
             try:
                 self.beat()
             except (OSError, DiskError) as error:  # a full disk, say: the next beat may get through
-                say(f"the heartbeat of {self._policy!r} cannot be written: {error}")
+                notify(f"the heartbeat of {self._policy!r} cannot be written: {error}")
 
 
 @dataclass(slots=True)
@@ -91,16 +91,16 @@ class _Seen:
     phase: str
 
 
-class PeerWatch:
-    """How long each peer has been silent, on this reader's monotonic clock."""
+class HeartbeatMonitor:
+    """Time since each peer's last heartbeat, on this reader's monotonic clock."""
 
     def __init__(self, exchange: Path | ExchangeStore) -> None:
         self._store = open_store(exchange)
         self._seen: dict[tuple[str, str], _Seen] = {}
 
-    def silence(self, peer: str) -> tuple[float, str]:
-        """Seconds since the counter of the peer's most silent rank last moved (as seen here), and the last phase it
-        told.
+    def seconds_since(self, peer: str) -> tuple[float, str]:
+        """Return seconds since the counter of the peer's most silent rank last moved (as seen here), and the last
+        phase it published.
 
         A rank that has never been seen counts from the first call.
         """
@@ -118,7 +118,7 @@ class PeerWatch:
         rank = name.removeprefix("heartbeat").removesuffix("json").strip(".")
         return now - seen.at, seen.phase + (f", rank {rank}" if rank else "")
 
-    def forget(self, peer: str) -> None:
+    def reset(self, peer: str) -> None:
         """Count a peer's silence from the next call on."""
         for key in [key for key in self._seen if key[0] == peer]:
             del self._seen[key]

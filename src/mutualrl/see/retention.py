@@ -1,4 +1,4 @@
-"""What may be deleted from the exchange, and deleting it."""
+"""Retention: which rounds may be deleted from the exchange, and their deletion."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mutualrl.see.store import ExchangeStore, open_store
 
 
 def deletable(rounds: Iterable[int], needed: int, keep: int) -> list[int]:
-    """The rounds that may go: older than `needed`, the first that some policy may still read, and not among the newest
-    `keep`."""
+    """Return the rounds that may go: older than `needed`, the first that some policy may still read, and not among
+    the newest `keep`."""
     ordered = sorted(rounds)
-    return [round_ for round_ in ordered[: max(len(ordered) - keep, 0)] if round_ < needed]
+    return [round_index for round_index in ordered[: max(len(ordered) - keep, 0)] if round_index < needed]
 
 
-def collect(
+def prune_rounds(
     exchange: Path | ExchangeStore, policy: str, needed: int, keep: int, *, dry_run: bool = False
 ) -> tuple[list[int], int]:
     """Delete a policy's deletable rounds; return them and the bytes that they took. The markers go first, so that a

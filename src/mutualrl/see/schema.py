@@ -61,10 +61,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The commit marker of a round: written last, it alone makes the round exist.
+    """Commit marker of a round: written last, it alone makes the round exist.
 
     `sha256`, `bytes` and `rows` describe the round: with one part they are the part's own, with several
-    `sha256` is the hash of the parts' hashes in order and the two numbers are sums. On disk it is sealed with a hash of
+    `sha256` is the hash of the parts' hashes in order and the two numbers are sums. On disk it has a checksum of
     itself.
     """
 
@@ -81,7 +81,7 @@ class Marker:
     written_at: float
 
     def to_json(self) -> dict[str, object]:
-        """The marker as it lies on disk."""
+        """Return the marker as it lies on disk."""
         return asdict(self)
 
     @classmethod
@@ -106,17 +106,17 @@ class Marker:
 
 
 def combined_hash(parts: Sequence[Part]) -> str:
-    """Hash of a round: of its one part, or of the parts' hex digests in order."""
+    """Return the hash of a round: of its one part, or of the parts' hex digests in order."""
     if len(parts) == 1:
         return parts[0].sha256
     return hashlib.sha256("".join(p.sha256 for p in parts).encode()).hexdigest()
 
 
-def encode(policy: str, round_: int, rollouts: Sequence[Rollout]) -> bytes:
-    """Parquet bytes of a part: zstd, a checksum on every page, dictionaries on the id columns only."""
+def encode(policy: str, round_index: int, rollouts: Sequence[Rollout]) -> bytes:
+    """Return Parquet bytes of a part: zstd, a checksum on every page, dictionaries on the id columns only."""
     columns: dict[str, Any] = {
         "policy": [policy] * len(rollouts),
-        "round": [round_] * len(rollouts),
+        "round": [round_index] * len(rollouts),
     }
     for name in SCHEMA.names[2:]:
         columns[name] = [getattr(rollout, FIELD_OF[name]) for rollout in rollouts]
@@ -136,8 +136,8 @@ def encode(policy: str, round_: int, rollouts: Sequence[Rollout]) -> bytes:
 
 
 def _lists(rows: Sequence[Sequence[Any] | None], kind: pa.ListType) -> pa.Array:
-    """A column of lists. Through NumPy where no row is missing: Arrow takes a third longer over tuples of Python
-    numbers."""
+    """Return a column of lists. Through NumPy where no row is missing: Arrow takes a third longer over tuples of
+    Python numbers."""
     if not rows or any(row is None for row in rows):
         return pa.array(rows, type=kind)
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)

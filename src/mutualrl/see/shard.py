@@ -16,7 +16,7 @@ from mutualrl.see.store import ExchangeStore
 
 
 class Shard:
-    """The records of one policy in one round. Every byte was compared with the marker before this exists."""
+    """Records of one policy in one round. Every byte was compared with the marker before this exists."""
 
     def __init__(self, marker: Marker, files: Sequence[pq.ParquetFile]) -> None:
         self.marker = marker
@@ -26,30 +26,31 @@ class Shard:
 
     @property
     def policy(self) -> str:
-        """The policy that wrote the records."""
+        """Return the policy that wrote the records."""
         return self.marker.policy
 
     @property
     def bytes(self) -> int:
-        """Size on disk, all parts together."""
+        """Return size on disk, all parts together."""
         return self.marker.bytes
 
     def __len__(self) -> int:
         return self.marker.rows
 
     def column(self, name: str) -> list[Any]:
-        """All values of one column, in the writer's order; decoded once, and only the columns asked for."""
+        """Return all values of one column, in the writer's order; decoded once, and only the columns asked for."""
         if name not in self._columns:
             self._columns[name] = self._array(name).to_pylist()
         return self._columns[name]
 
     def texts(self, rows: Sequence[int]) -> list[str | None]:
-        """Completion texts of the given rows alone: the column is unpacked once, only these become strings."""
+        """Return completion texts of the given rows alone: the column is unpacked once, only these become strings."""
         array = self._array("y_text")
         return [array[row].as_py() for row in rows]
 
     def table(self) -> pa.Table:
-        """All records with every column that this version knows; more than one part follow each other in rank order."""
+        """Return all records with every column that this version knows; more than one part follow each other in rank
+        order."""
         return pa.concat_tables([file.read(columns=SCHEMA.names, use_threads=False) for file in self._files])
 
     def _array(self, name: str) -> pa.ChunkedArray:

@@ -1,8 +1,8 @@
-"""Where the objects of an exchange lie: the one seam behind which files, a bucket or memory may stand.
+"""Storage of the objects of an exchange: the one seam behind which files, a bucket or memory may stand.
 
 Each policy has a namespace of its own, and it alone writes there. Names are flat. What a store promises:
 
-- `put`, `create` and `swap` leave the whole object or none of it, whenever the writer dies;
+- `put`, `create` and `swap` leave the complete object or none of it, whenever the writer dies;
 - `create` succeeds for one writer only; `swap` only while the object still is what the writer has read;
 - what was put durably is there after a crash of the machine, and seen by every reader from then on.
 """

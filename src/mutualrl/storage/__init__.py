@@ -1,1 +1,1 @@
-"""What lies on disk: run directories, checkpoints, and the one way to write a file safely."""
+"""Files on disk: run directories, checkpoints, and the one way to write a file safely."""

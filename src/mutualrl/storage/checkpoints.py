@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import CheckpointDamagedError, DiskError
-from mutualrl.storage.files import read_sealed, sync_directory, write_json, write_sealed
+from mutualrl.storage.files import read_checksummed, sync_directory, write_checksummed, write_json
 
 FORMAT = 1
 MARKER = "complete.json"
@@ -36,7 +36,7 @@ class FileSum:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMarker:
-    """What makes a checkpoint complete. `round` is the exchange cursor: the first round that a policy resumed from here
+    """Marker of a complete checkpoint. `round` is the exchange cursor: the first round that a policy resumed from here
     reads; no earlier round is needed any more. `progress` is what the policy reports across restarts."""
 
     run_id: str
@@ -56,7 +56,7 @@ class CheckpointMarker:
 
 
 def file_sum(path: Path) -> FileSum:
-    """Size and sha256 of a file, after its bytes are on the disk."""
+    """Return size and sha256 of a file, after its bytes are on the disk."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -64,29 +64,29 @@ def file_sum(path: Path) -> FileSum:
 
 
 def relative_files(directory: Path) -> list[str]:
-    """Every file below a directory but the marker, sorted, with `/` between parts."""
-    found = (p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
-    return sorted(name for name in found if name != MARKER)
+    """Return every file below a directory but the marker, sorted, with `/` between parts."""
+    names = (p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
+    return sorted(name for name in names if name != MARKER)
 
 
 class Checkpoints:
-    """The checkpoints of one policy, which it alone writes: complete ones in `<policy>/checkpoints`, the one in the
+    """Checkpoints of one policy, which it alone writes: complete ones in `<policy>/checkpoints`, the one in the
     making in `<policy>/trainer`, where transformers writes it."""
 
     def __init__(self, policy: Path) -> None:
         self.root = policy / "checkpoints"
-        self.workshop = policy / "trainer"
+        self.staging = policy / "trainer"
 
     def path(self, step: int) -> Path:
-        """Where the complete checkpoint of a step lies."""
+        """Return where the complete checkpoint of a step lies."""
         return self.root / f"step-{step:06d}"
 
-    def staging(self, step: int) -> Path:
-        """Where the checkpoint of a step is made; nobody reads it there. The name is transformers'."""
-        return self.workshop / f"checkpoint-{step}"
+    def staged(self, step: int) -> Path:
+        """Return where the checkpoint of a step is made; nobody reads it there. The name is transformers'."""
+        return self.staging / f"checkpoint-{step}"
 
     def steps(self) -> list[int]:
-        """Steps with a complete checkpoint, oldest first. Their bytes are not looked at here."""
+        """Return steps with a complete checkpoint, oldest first. Their bytes are not looked at here."""
         if not self.root.is_dir():
             return []
         matches = (_NAME.fullmatch(p.name) for p in self.root.iterdir() if (p / MARKER).is_file())
@@ -94,8 +94,8 @@ class Checkpoints:
 
     def clear_partial(self) -> None:
         """Remove what an earlier attempt left half made."""
-        if self.workshop.is_dir():
-            shutil.rmtree(self.workshop)
+        if self.staging.is_dir():
+            shutil.rmtree(self.staging)
         for path in self.root.iterdir() if self.root.is_dir() else ():
             if _NAME.fullmatch(path.name) and not (path / MARKER).exists():
                 shutil.rmtree(path)
@@ -111,7 +111,7 @@ class Checkpoints:
             )
 
     def size(self) -> int:
-        """Bytes of the newest complete checkpoint; 0 when there is none."""
+        """Return bytes of the newest complete checkpoint; 0 when there is none."""
         steps = self.steps()
         return sum(f.bytes for f in self.marker(steps[-1]).files.values()) if steps else 0
 
@@ -119,17 +119,17 @@ class Checkpoints:
         """Turn the staged files into the step's checkpoint: marker, rename, `latest`. The files' bytes are on the
         disk."""
         self.root.mkdir(parents=True, exist_ok=True)
-        staging, final = self.staging(marker.step), self.path(marker.step)
+        staging, final = self.staged(marker.step), self.path(marker.step)
         for directory in {staging / Path(name).parent for name in marker.files}:
             sync_directory(directory)
-        write_sealed(staging / MARKER, asdict(marker))
+        write_checksummed(staging / MARKER, asdict(marker))
         staging.replace(final)
         sync_directory(self.root)
         write_json(self.root / LATEST, {"step": marker.step, "directory": final.name})
         return final
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` complete checkpoints, and damaged ones that were set aside: the marker
+        """Remove all but the newest `keep` complete checkpoints, and damaged ones in quarantine: the marker
         first, so that none is ever half there."""
         for path in self.root.iterdir():
             if _PASSED.fullmatch(path.name):
@@ -140,10 +140,11 @@ class Checkpoints:
             shutil.rmtree(self.path(step))
 
     def marker(self, step: int) -> CheckpointMarker:
-        """The marker of a step. Raises CheckpointDamagedError when it is missing, changed, or of another format."""
+        """Return the marker of a step. Raises CheckpointDamagedError when it is missing, changed, or of another
+        format."""
         path = self.path(step) / MARKER
         try:
-            value = read_sealed(path)
+            value = read_checksummed(path)
             if value is None:
                 raise ValueError("not there")
             if value["format"] != FORMAT:
@@ -158,17 +159,18 @@ class Checkpoints:
         return marker
 
     def newest_cursor(self) -> int:
-        """The exchange cursor of the newest checkpoint whose marker is whole; 0 without one."""
+        """Return the exchange cursor of the newest checkpoint whose marker is intact; 0 without one."""
         for step in reversed(self.steps()):
             with contextlib.suppress(CheckpointDamagedError):
                 return self.marker(step).round
         return 0
 
     def verify(self, step: int) -> CheckpointMarker:
-        """The marker of a step whose files were all compared with it. Raises CheckpointDamagedError naming the file."""
+        """Return the marker of a step whose files were all compared with it. Raises CheckpointDamagedError naming
+        the file."""
         marker, directory = self.marker(step), self.path(step)
-        found = set(relative_files(directory))
-        for name in sorted(found ^ set(marker.files)):
+        names = set(relative_files(directory))
+        for name in sorted(names ^ set(marker.files)):
             what = "is missing" if name in marker.files else "does not belong there"
             raise CheckpointDamagedError(f"{directory / name}: {what}")
         for name, expected in marker.files.items():
@@ -183,13 +185,12 @@ class Checkpoints:
                 )
         return marker
 
-    def newest(self, run_id: str, policy: str, say: Callable[[str], None]) -> CheckpointMarker | None:
-        """The newest checkpoint that is whole and this policy's. A damaged one above it is named to `say` and set
-        aside. None when there is no checkpoint at all.
+    def newest(self, run_id: str, policy: str, notify: Callable[[str], None]) -> CheckpointMarker | None:
+        """Return the newest checkpoint that is intact and this policy's. A damaged one above it is named to `notify`
+        and quarantined. None when there is no checkpoint at all.
 
-        Raises CheckpointDamagedError when there are checkpoints and none of them is whole, or one is of another format,
-        run or policy: a policy never begins anew because its past cannot be read.
-        """
+        Raises CheckpointDamagedError when there are checkpoints and none of them is intact, or one is of another
+        format, run or policy: a policy never begins anew because its past cannot be read."""
         damaged: list[tuple[int, CheckpointDamagedError]] = []
         for step in reversed(self.steps()):
             try:
@@ -204,18 +205,17 @@ class Checkpoints:
                     f"{self.path(step)}: of run {marker.run_id!r}, policy {marker.policy!r}, not of this one"
                 )
             for bad, why in damaged:
-                say(f"checkpoint passed over: {why}")
-                self._set_aside(bad)
+                notify(f"checkpoint skipped: {why}")
+                self._quarantine(bad)
             return marker
         if damaged:
             raise CheckpointDamagedError(
-                f"policy {policy!r} has no whole checkpoint left: {'; '.join(str(why) for _, why in damaged)}. Restore "
-                f"one, or "
-                "train anew: --clean, or another --run-dir"
+                f"policy {policy!r} has no intact checkpoint: {'; '.join(str(why) for _, why in damaged)}. Restore "
+                "one, or train anew: --clean, or another --run-dir"
             )
         return None
 
-    def _set_aside(self, step: int) -> None:
+    def _quarantine(self, step: int) -> None:
         aside = self.root / f".step-{step:06d}.damaged"
         if aside.exists():
             shutil.rmtree(aside)
@@ -223,20 +223,20 @@ class Checkpoints:
 
 
 class AnotherFormatError(CheckpointDamagedError):
-    """A checkpoint that another version of mutualrl wrote."""
+    """Checkpoint that another version of mutualrl wrote."""
 
 
 def oldest_cursor(policies: Sequence[Path]) -> int:
-    """The first round that some policy may still need: the smallest cursor in any policy's oldest kept complete
-    checkpoint; 0 where a policy has none. `policies` are the directories of all policies of the pool."""
+    """Return the first round that some policy may still need: the smallest cursor in any policy's oldest kept
+    complete checkpoint; 0 where a policy has none. `policies` are the directories of all policies of the pool."""
     cursors = []
     for policy in policies:
         store = Checkpoints(policy)
-        kept = []
+        rounds = []
         for step in store.steps():
             try:
-                kept.append(store.marker(step).round)
+                rounds.append(store.marker(step).round)
             except CheckpointDamagedError:
                 return 0  # what cannot be read cannot be said to have passed anything
-        cursors.append(min(kept, default=0))
+        cursors.append(min(rounds, default=0))
     return min(cursors, default=0)

@@ -1,4 +1,4 @@
-"""The one way to write a file safely, and to read JSON back."""
+"""One way to write a file safely, and to read JSON back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DISK_WORDS = ("(os error", "PytorchStreamWriter failed", "No space left", "file
 
 
 def user_path(text: str | Path) -> Path:
-    """A path as a user typed it, `~` expanded and absolute; the file need not exist.
+    """Return a path as a user typed it, `~` expanded and absolute; the file need not exist.
 
     Raises UsageError for what the system could not even look up: a NUL, undecodable bytes, an unknown home, a name that
     is too long, a directory that may not be entered.
@@ -53,7 +53,7 @@ def _encodes(text: str) -> bool:
 
 
 def is_disk_failure(error: BaseException) -> bool:
-    """Whether an error says that the disk, or the limit of open files, refused a write."""
+    """Return whether an error says that the disk, or the limit of open files, refused a write."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _DISK_ERRORS
     return any(word in str(error) for word in _DISK_WORDS)
@@ -109,7 +109,7 @@ def create_atomic(path: Path, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def _temporary(path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
-    """A file beside `path` that holds `data`; where the disk refuses anything, it is removed again."""
+    """Yield a file beside `path` that holds `data`; where the disk refuses anything, it is removed again."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -141,35 +141,35 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
     write_atomic(path, (text + "\n").encode(), durable=durable)
 
 
-SEAL = "seal"  # sha256 of everything else in a sealed file
+CHECKSUM_KEY = "seal"  # the key on disk: sha256 of everything else in the file
 
 
-def write_sealed(path: Path, value: JsonObject) -> None:
+def write_checksummed(path: Path, value: JsonObject) -> None:
     """Write a JSON object, atomically, with a sha256 of itself: a file of which no byte can change unnoticed."""
-    write_atomic(path, sealed_bytes(value))
+    write_atomic(path, checksummed_bytes(value))
 
 
-def read_sealed(path: Path) -> JsonObject | None:
-    """The object that `write_sealed` wrote, without its seal, or None when there is no such file. Raises
-    FileDamagedError when a byte was changed, added or lost."""
+def read_checksummed(path: Path) -> JsonObject | None:
+    """Return the object that `write_checksummed` wrote, without its checksum, or None when there is no such file.
+    Raises FileDamagedError when a byte was changed, added or lost."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    return parse_sealed(data, str(path))
+    return parse_checksummed(data, str(path))
 
 
-def parse_sealed(data: bytes, where: str) -> JsonObject:
-    """Return the object in sealed bytes, without its seal. Raises FileDamagedError when a byte was changed."""
+def parse_checksummed(data: bytes, where: str) -> JsonObject:
+    """Return the object in checksummed bytes, without its checksum. Raises FileDamagedError when a byte was changed."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise FileDamagedError(f"{where}: not JSON ({error})") from None
     if not isinstance(value, dict):
         raise FileDamagedError(f"{where}: expected a JSON object, found {type(value).__name__}")
-    value.pop(SEAL, None)
-    if sealed_bytes(value) != data:
-        raise FileDamagedError(f"{where}: its bytes do not match its seal")
+    value.pop(CHECKSUM_KEY, None)
+    if checksummed_bytes(value) != data:
+        raise FileDamagedError(f"{where}: its bytes do not match its checksum")
     return value
 
 
@@ -183,15 +183,16 @@ def parse_or_none(data: bytes | None) -> JsonObject | None:
     return value if isinstance(value, dict) else None
 
 
-def sealed_bytes(value: Mapping[str, Any]) -> bytes:
+def checksummed_bytes(value: Mapping[str, Any]) -> bytes:
     """Return a JSON object as bytes with a sha256 of itself."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     seal = hashlib.sha256(text.encode()).hexdigest()
-    return (json.dumps({**value, SEAL: seal}, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (json.dumps({**value, CHECKSUM_KEY: seal}, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> JsonObject | None:
-    """The JSON object at `path`, or None when there is no such file. Raises FileDamagedError when it is not one."""
+    """Return the JSON object at `path`, or None when there is no such file. Raises FileDamagedError when it is not
+    one."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -209,9 +210,9 @@ def read_json(path: Path) -> JsonObject | None:
     return value
 
 
-def glance(path: Path) -> JsonObject | None:
-    """The JSON object at `path`, or None when there is none that can be read now: for files that say how things stand,
-    which are written often, without waiting for the disk, and are worth nothing a second later."""
+def try_read_json(path: Path) -> JsonObject | None:
+    """Return the JSON object at `path`, or None when there is none that can be read now: for files that say how
+    things stand, which are written often, without waiting for the disk, and are worth nothing a second later."""
     try:
         return read_json(path)
     except (FileDamagedError, OSError):

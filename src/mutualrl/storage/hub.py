@@ -1,4 +1,4 @@
-"""Whether the model hub answers. One short question, so that nothing waits through a library's retries."""
+"""Check of the model hub. One short request, so that nothing waits through a library's retries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OFFLINE = "HF_HUB_OFFLINE is set"
 
 @functools.cache
 def hub_problem() -> str | None:
-    """Why the hub cannot be used, in words; None when it answers. Asked once a process."""
+    """Return why the hub cannot be used, in words; None when it answers. Asked once per process."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "").lower() in ("1", "true"):

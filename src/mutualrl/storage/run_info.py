@@ -1,11 +1,11 @@
-"""What a run writes down of itself, typed: `run.json`, and each policy's `result.json`. One pair of functions reads and
+"""Typed records of a run: `run.json`, and each policy's `result.json`. One pair of functions reads and
 writes each; the keys on disk are the fields."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Fingerprint = dict[str, str | int]
 
@@ -13,15 +13,15 @@ Fingerprint = dict[str, str | int]
 class Stored(BaseModel):
     """Base of what lies on disk as JSON; keys of a newer version are left aside."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     def to_json(self) -> dict[str, object]:
         """Return the object as it lies on disk."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", by_alias=True)
 
 
 class StoredBatch(Stored):
-    """A policy's batch plan, in completions: see `recipes.batch.BatchPlan`."""
+    """Policy's batch plan, in completions: see `recipes.batch.BatchPlan`."""
 
     prompts: int
     rollouts: int
@@ -30,8 +30,8 @@ class StoredBatch(Stored):
     optimizer_steps: int
 
 
-class StoredSeat(Stored):
-    """Where a policy runs: see `mwra.placement.Seat`."""
+class StoredAllocation(Stored):
+    """Devices of a policy: see `mwra.placement.Allocation`."""
 
     policy: str
     gpus: tuple[str, ...]
@@ -39,7 +39,7 @@ class StoredSeat(Stored):
     threads: int
     strategy: str
     batch: StoredBatch
-    tenants: int = 1
+    policies_per_gpu: int = Field(1, alias="tenants")
     nodes: tuple[int, ...] = (0,)
     memory: float | None = None
 
@@ -58,11 +58,11 @@ class RunInfo(Stored):
     pool: str | None = None
     nodes: int = 1
     fingerprint: Fingerprint = {}
-    placement: dict[str, StoredSeat] = {}
+    placement: dict[str, StoredAllocation] = {}
 
 
 class Validation(Stored):
-    """A validation: accuracy over `n` prompts, by group; `no_box`: share of completions without a boxed answer."""
+    """Validation: accuracy over `n` prompts, by group; `no_box`: share of completions without a boxed answer."""
 
     n: int
     accuracy: float

@@ -1,4 +1,4 @@
-"""A run's directory: what lies where, and how it is claimed. Run directories are data: JSON, YAML, Parquet."""
+"""Run's directory: what lies where, and how it is claimed. Run directories are data: JSON, YAML, Parquet."""
 
 from __future__ import annotations
 
@@ -18,98 +18,98 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mutualrl.errors import DiskError, FileDamagedError, RunDirectoryError, UsageError
-from mutualrl.storage.files import glance, read_json, write_json
+from mutualrl.storage.files import read_json, try_read_json, write_json
 from mutualrl.storage.run_info import RunInfo
 
-FORMAT = 2  # of a run directory; raised when an older mutualrl could not go on with a run
+FORMAT = 2  # of a run directory; raised when an older mutualrl could not resume a run
 _OURS = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and what a killed writer left
 PACKAGES = ("mutualrl", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFiles:
-    """Where one policy's results lie."""
+    """Paths of one policy's results."""
 
     root: Path
 
     @property
     def metrics(self) -> Path:
-        """One JSON line for every optimizer step."""
+        """Return the path of the file with one JSON line per optimizer step."""
         return self.root / "metrics.jsonl"
 
     @property
     def rescues(self) -> Path:
-        """One JSON line for every pair that the policy learnt."""
+        """Return the path of the file with one JSON line per pair that the policy learnt."""
         return self.root / "rescues.jsonl"
 
     @property
     def logs(self) -> Path:
-        """Directory of the processes' output."""
+        """Return directory of the processes' output."""
         return self.root / "logs"
 
     @property
     def model(self) -> Path:
-        """The trained model, as save_pretrained writes it."""
+        """Return the trained model, as save_pretrained writes it."""
         return self.root / "model"
 
     @property
     def adapter(self) -> Path:
-        """The trained adapter, where the policy trained one."""
+        """Return the trained adapter, where the policy trained one."""
         return self.root / "adapter"
 
     @property
     def before(self) -> Path:
-        """Its validation before the first step."""
+        """Return its validation before the first step."""
         return self.root / "before.json"
 
     @property
     def result(self) -> Path:
-        """What the policy reports at its end."""
+        """Return what the policy reports at its end."""
         return self.root / "result.json"
 
     @property
     def failure(self) -> Path:
-        """Why the policy failed, when it could still say so."""
+        """Return why the policy failed, where it could write that."""
         return self.root / "failure.json"
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The paths of a run."""
+    """Paths of a run."""
 
     root: Path
 
     @property
     def run_json(self) -> Path:
-        """Versions, seed and fingerprint; created first, exclusively."""
+        """Return versions, seed and fingerprint; created first, exclusively."""
         return self.root / "run.json"
 
     @property
     def recipe(self) -> Path:
-        """The resolved recipe."""
+        """Return the resolved recipe."""
         return self.root / "recipe.yaml"
 
     @property
     def exchange(self) -> Path:
-        """The Shared Experience Exchange of the run."""
+        """Return the Shared Experience Exchange of the run."""
         return self.root / "exchange"
 
     @property
     def stop_file(self) -> Path:
-        """There while the run was asked to stop: the workers save a checkpoint and end."""
+        """Return the file that asks the run to stop: the workers save a checkpoint and end."""
         return self.root / "supervisor" / "stop.json"
 
     @property
     def summary(self) -> Path:
-        """The run's results."""
+        """Return the run's results."""
         return self.root / "summary.json"
 
     def policy(self, name: str) -> PolicyFiles:
-        """The files of one policy."""
+        """Return the files of one policy."""
         return PolicyFiles(self.root / "policies" / name)
 
     def lock(self, node: int) -> Path:
-        """The file that the supervisor of a node holds while it lives."""
+        """Return the file that the supervisor of a node holds while it lives."""
         return self.root / f".node-{node}.lock"
 
     def info(self) -> RunInfo:
@@ -117,7 +117,7 @@ class RunDirectory:
         try:
             value = read_json(self.run_json)
         except (OSError, FileDamagedError) as error:
-            raise UsageError(f"{self.run_json}: cannot be read ({error}); --clean throws the run away") from None
+            raise UsageError(f"{self.run_json}: cannot be read ({error}); --clean deletes the run") from None
         if value is None:
             raise UsageError(f"{self.root} is not a run directory: it has no run.json")
         if not isinstance(value.get("run_id"), str):
@@ -136,7 +136,7 @@ class RunDirectory:
 
 
 def default_path(regime: str, pool: str) -> Path:
-    """A name under `runs/` that is not taken: regime, pool and time."""
+    """Return a name under `runs/` that is not taken: regime, pool and time."""
     stem = Path("runs") / f"{regime}-{pool}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = stem, 1
     while path.exists():
@@ -153,12 +153,12 @@ def check_free(path: Path) -> None:
         return
     if (path / "run.json").exists():
         raise RunDirectoryError(
-            f"run directory {path} already holds a run ({_what_run(path)}); go on with it: --resume, throw it away: "
+            f"run directory {path} already holds a run ({_what_run(path)}); resume it with --resume, delete it with "
             "--clean, or name another with --run-dir"
         )
     if path.exists():
         raise RunDirectoryError(
-            f"run directory {path} already exists and is not empty, and holds no run of ours: name another with "
+            f"run directory {path} already exists and is not empty, and is not a mutualrl run: name another with "
             "--run-dir (or leave --run-dir out for a new one under runs/); --resume and --clean are for runs"
         )
 
@@ -174,7 +174,7 @@ def _what_run(path: Path) -> str:
 CONTENT = ("exchange", "policies", "supervisor", "warm-up", "report", "recipe.yaml", "summary.json", "run.json")
 
 
-def clean(path: Path, held: ExitStack) -> None:
+def clean_run(path: Path, held: ExitStack) -> None:
     """Remove the run in `path`, and keep its lock as long as `held` is open. Raises RunDirectoryError, with nothing
     removed, when the directory is a link, is not a run's, holds other files, or the run is running."""
     if not path.exists() and not path.is_symlink():
@@ -191,7 +191,7 @@ def clean(path: Path, held: ExitStack) -> None:
             f"--clean: {path} holds files that are not the run's ({', '.join(others[:5])}); nothing was removed: move "
             "them, or name another directory with --run-dir"
         )
-    if glance(run.run_json) is not None:  # else cut off by a kill: there is nothing in it to be careful about
+    if try_read_json(run.run_json) is not None:  # else cut off by a kill: there is nothing in it to be careful about
         run.info()
     held.enter_context(hold(run.lock(0), f"{path}"))
     for lock in path.glob(".node-*.lock"):
@@ -244,7 +244,7 @@ _LOOK_SECONDS = 0.3
 
 
 def holder_of(lock: Path) -> str | None:
-    """Who holds a supervisor's lock, in words; None when nobody does."""
+    """Return who holds a supervisor's lock, in words; None when nobody does."""
     try:
         with lock.open("r", encoding="utf-8") as file:
             try:
@@ -278,16 +278,16 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a run's result; those not installed are left out."""
-    found = {"python": platform.python_version()}
+    """Return versions of Python and of the packages that decide a run's result; those not installed are left out."""
+    versions_ = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions_[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_
 
 
 def command_line() -> list[str]:
-    """The command as it was typed, its first word without the path."""
+    """Return the command as it was typed, its first word without the path."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]

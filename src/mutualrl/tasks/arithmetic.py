@@ -1,4 +1,4 @@
-r"""The task of the embedded pool: running sums and running products, a line of working, a boxed answer.
+r"""Task of the embedded pool: running sums and running products, a line of working, a boxed answer.
 
 `4*3*5:` is answered ` 12 60 \boxed{60}` and `4+3+5:` by ` 7 12 \boxed{12}`. The operation is the group.
 Held-out problems are never among the training ones: the split is drawn once, from a seed of its own.
@@ -26,49 +26,49 @@ SPLIT_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An operation applied from left to right to some operands."""
+    """Operation applied from left to right to some operands."""
 
     operation: Operation
     operands: tuple[int, ...]
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The running results, the last of which is the answer."""
+        """Return the running results, the last of which is the answer."""
         apply = (lambda a, b: a + b) if self.operation == "+" else (lambda a, b: a * b)
         return tuple(itertools.accumulate(self.operands, apply))
 
     @property
     def prompt(self) -> str:
-        """The question as a model sees it."""
+        """Return the question as a model sees it."""
         return self.operation.join(map(str, self.operands)) + ":"
 
     @property
     def answer(self) -> str:
-        """The canonical answer."""
+        """Return the canonical answer."""
         return str(self.steps[-1])
 
     @property
     def working(self) -> str:
-        r"""A right solution: every running result, then the boxed answer."""
+        r"""Return a correct solution: every running result, then the boxed answer."""
         return "".join(f" {step}" for step in self.steps[1:]) + f" \\boxed{{{self.answer}}}"
 
 
 def all_problems(operation: Operation) -> list[Problem]:
-    """Every problem of an operation within the ranges, in a fixed order.
+    """Return every problem of an operation within the ranges, in a fixed order.
 
     Operands whose sum equals their product are left out: they would not tell the skills apart.
     """
-    found = []
+    problems = []
     for length in LENGTHS:
         for operands in itertools.product(OPERANDS, repeat=length):
             problem, other = Problem(operation, operands), Problem("+" if operation == "*" else "*", operands)
             if max(problem.steps) <= LARGEST and problem.answer != other.answer:
-                found.append(problem)
-    return found
+                problems.append(problem)
+    return problems
 
 
 def split_problems(operation: Operation) -> tuple[list[Problem], list[Problem]]:
-    """Training and held-out problems of an operation: no held-out one is ever trained on."""
+    """Return training and held-out problems of an operation: no held-out one is ever trained on."""
     problems = all_problems(operation)
     held_out = random.Random(f"{SPLIT_SEED}{operation}").sample(problems, HELD_OUT)
     chosen = set(held_out)
@@ -84,7 +84,7 @@ class ArithmeticTask:
     reads = "problems made from a seed"
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """Prompts of a split. Training order is drawn from `source.seed`, the operations alternating.
+        """Return prompts of a split. Training order is drawn from `source.seed`, the operations alternating.
 
         Raises UsageError when a data file is named: the problems are generated.
         """
@@ -105,7 +105,7 @@ class ArithmeticTask:
 
 
 def _balanced(problems: list[Problem], size: int, rng: random.Random) -> list[Problem]:
-    """`size` problems in random order; each appears as often as any other, give or take one."""
+    """Return `size` problems in random order; each appears as often as any other, give or take one."""
     repeated: list[Problem] = []
     while len(repeated) < size:
         repeated += rng.sample(problems, len(problems))

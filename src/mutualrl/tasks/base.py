@@ -1,4 +1,4 @@
-"""What a task is: where its prompts come from. Scoring is the same everywhere (`tasks.boxed`)."""
+"""Interface of a task: where its prompts come from. Scoring is the same everywhere (`tasks.boxed`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True, slots=True)
 class TaskSource:
-    """Where a task reads from. None: the hub, for the tasks that have a data set there.
+    """Sources of a task's rows. None: the hub, for the tasks that have a data set there.
 
     `data`: training rows, `validation_data`: validation rows; a file, a directory, or
     `hub:OWNER/NAME[:CONFIG[:SPLIT]]`. `seed`: of what is drawn. `template`, `answer`: how task `dataset` makes a prompt
@@ -31,11 +31,11 @@ class TaskSource:
     seed: int = 0
     template: str | None = None
     answer: str = "answer"
-    members: Mapping[str, Member] = field(default_factory=dict)
+    members: Mapping[str, MixtureMember] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MixtureMember:
     """One task of a mixture. `weight`: its share of the training prompts; None: in proportion to its size."""
 
     source: TaskSource
@@ -44,7 +44,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class TaskData:
-    """The prompts of a split, where they come from, and the rows that were left out, each with its reason."""
+    """Prompts of a split, where they come from, and the rows that were left out, each with its reason."""
 
     prompts: list[Prompt]
     origin: str
@@ -53,38 +53,38 @@ class TaskData:
 
 @runtime_checkable
 class Task(Protocol):
-    """A named source of prompts. Implementations are modules of `mutualrl.tasks`.
+    """Named source of prompts. Implementations are modules of `mutualrl.tasks`.
 
     `max_new_tokens`: the longest completion of an evaluation that says nothing else. `reads`: what it reads, in words.
     """
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Return its name."""
         ...
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens of a completion, where nothing else is asked for."""
+        """Return tokens of a completion, where nothing else is asked for."""
         ...
 
     @property
     def takes_data(self) -> bool:
-        """Whether it reads data that a user may name."""
+        """Return whether it reads data that a user may name."""
         ...
 
     @property
     def reads(self) -> str:
-        """What it reads, in words."""
+        """Return what it reads, in words."""
         ...
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """All prompts of a split, in a fixed order. Raises DataError naming file, row and field."""
+        """Return all prompts of a split, in a fixed order. Raises DataError naming file, row and field."""
         ...
 
 
 def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:
-    """The prompts of a split; rows that were left out are warned of."""
+    """Return the prompts of a split; rows that were left out are warned of."""
     data = task.read(split, source)
     if data.dropped:
         shown = "; ".join(data.dropped[:10]) + ("; ..." if len(data.dropped) > 10 else "")
@@ -92,29 +92,29 @@ def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:
     return data.prompts
 
 
-def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """At most `limit` prompts, in their order: of each group its share (largest remainders), evenly spaced."""
+def sample_evenly(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """Return at most `limit` prompts, in their order: of each group its share (largest remainders), evenly spaced."""
     if len(prompts) <= limit:
         return list(prompts)
     groups: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
         groups.setdefault(prompt.group, []).append(place)
     exact = {name: limit * len(places) / len(prompts) for name, places in groups.items()}
-    shares = {name: int(share) for name, share in exact.items()}
-    short = limit - sum(shares.values())
-    for name in sorted(groups, key=lambda name: (shares[name] - exact[name], name))[:short]:
-        shares[name] += 1
-    kept = [places[i * len(places) // shares[name]] for name, places in groups.items() for i in range(shares[name])]
-    return [prompts[place] for place in sorted(kept)]
+    quotas = {name: int(share) for name, share in exact.items()}
+    short = limit - sum(quotas.values())
+    for name in sorted(groups, key=lambda name: (quotas[name] - exact[name], name))[:short]:
+        quotas[name] += 1
+    indices = [places[i * len(places) // quotas[name]] for name, places in groups.items() for i in range(quotas[name])]
+    return [prompts[place] for place in sorted(indices)]
 
 
 def held_out(text: str, one_in: int = 16) -> bool:
-    """Whether a prompt is among the fixed share that is validation where no validation data are named."""
+    """Return whether a prompt is among the fixed share that is validation where no validation data are named."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] % one_in == 0
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a JSON Lines file as (line number from 1, object); blank lines are skipped.
+    """Yield rows of a JSON Lines file as (line number from 1, object); blank lines are skipped.
 
     Raises DataError when the file is missing, is not UTF-8, is empty, or a line is not a JSON object.
     """
@@ -130,7 +130,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise DataError(
-                    f"{path}, row {number}: not a line of JSON ({error}); expected one object a line"
+                    f"{path}, row {number}: not a line of JSON ({error}); expected one object per line"
                 ) from None
             if not isinstance(row, dict):
                 raise DataError(f"{path}, row {number}: found {type(row).__name__}, expected a JSON object")
@@ -141,10 +141,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def text_field(row: dict[str, Any], field: str, path: Path, number: int) -> str:
-    """A non-empty string field of a row. Raises DataError naming file, row and field."""
+    """Return a non-empty string field of a row. Raises DataError naming file, row and field."""
     if field not in row:
-        found = ", ".join(sorted(row)[:12])[:200] or "none"
-        raise DataError(f"{path}, row {number}: no field '{field}' (found: {found})")
+        fields = ", ".join(sorted(row)[:12])[:200] or "none"
+        raise DataError(f"{path}, row {number}: no field '{field}' (found: {fields})")
     value = row[field]
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{path}, row {number}, field '{field}': found {repr(value)[:80]}, expected a non-empty string")
@@ -152,7 +152,7 @@ def text_field(row: dict[str, Any], field: str, path: Path, number: int) -> str:
 
 
 def unicode_text(value: str, field: str, path: Path, number: int) -> str:
-    """`value`, unless it holds half a character (a lone surrogate), which no file and no tokenizer takes."""
+    """Return `value`, unless it holds half a character (a lone surrogate), which no file and no tokenizer takes."""
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise DataError(f"{path}, row {number}, field '{field}': a lone surrogate, expected Unicode text")
     return value

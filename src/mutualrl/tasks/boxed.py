@@ -1,4 +1,4 @@
-r"""The verifier: exact match of the last balanced `\boxed{...}` with the canonical label.
+r"""Verifier: exact match of the last balanced `\boxed{...}` with the canonical label.
 
 Source: paper, Section "Experimental Setup", Benchmarks: "extract the final answer between the outermost
 \boxed{} tokens, and compare this string exactly against the canonical label". Text outside the box is
@@ -15,12 +15,13 @@ _TOKEN = re.compile(r"\\boxed\{|\\\\(?!boxed\{)|\\[{}]|[{}]")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last balanced `\boxed{...}` of `text`, or None when there is none. Linear in the length.
+    r"""Return content of the last balanced `\boxed{...}` of `text`, or None when there is none. Linear in the
+    length.
 
-    Of nested boxes the outermost balanced one counts; a box that never closes is passed over.
+    Of nested boxes the outermost balanced one counts; a box that never closes is skipped.
     """
     open_braces: list[int] = []  # start of the content for a box, -1 for a plain brace
-    found: tuple[int, int] | None = None
+    span: tuple[int, int] | None = None
     for match in _TOKEN.finditer(text):
         token = match.group()
         if token == "{":
@@ -28,29 +29,29 @@ def last_boxed(text: str) -> str | None:
         elif token == "}":
             start = open_braces.pop() if open_braces else -1
             if start >= 0:
-                found = (start, match.start())
+                span = (start, match.start())
         elif token[1] == "b":
             open_braces.append(match.end())
-    return None if found is None else text[found[0] : found[1]]
+    return None if span is None else text[span[0] : span[1]]
 
 
 def boxed_score(completion: str, answer: str) -> float:
-    """1.0 when the boxed content equals `answer` as a string (outer blanks stripped), else 0.0."""
+    """Return 1.0 when the boxed content equals `answer` as a string (outer whitespace stripped), else 0.0."""
     return content_score(last_boxed(completion), answer)
 
 
 def content_score(content: str | None, answer: str) -> float:
-    """The same for the content of a box, None where there was none."""
+    """Return the same for the content of a box, None where there was none."""
     return float(content is not None and content.strip() == answer.strip())
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:
-    """Text of a completion as TRL hands it out: a string, or the messages of a conversation."""
+    """Return text of a completion as TRL hands it out: a string, or the messages of a conversation."""
     if isinstance(completion, str):
         return completion
     return "".join(message["content"] for message in completion)
 
 
 def boxed_reward(completions: list[str | list[dict[str, str]]], answer: list[str], **_: object) -> list[float]:
-    """TRL reward function: `boxed_score` of every completion against the data column `answer`."""
+    """Return TRL reward function: `boxed_score` of every completion against the data column `answer`."""
     return [boxed_score(completion_text(c), a) for c, a in zip(completions, answer, strict=True)]

@@ -2,7 +2,7 @@
 
 `prompt` is a text or a conversation (a list of messages with `role` and `content`); `answer` is the canonical label, or
 what the reward function expects. Other columns reach the reward function as they are (of a CSV file: as text); a text
-column `group` names what accuracy is reported by, and a text column `solution` is a right completion (SGT's
+column `group` names what accuracy is reported by, and a text column `solution` is a correct completion (SGT's
 `teacher: gold`). Without a validation file, one row in 16 is held out.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.base import Split, TaskData, TaskSource, held_out, unicode_text
-from mutualrl.tasks.hub_data import hub_rows, is_hub, parse
-from mutualrl.tasks.rows import Row, read_rows
+from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
+from mutualrl.tasks.rows import DatasetRow, read_rows
 from mutualrl.tasks.template import fields_of, fill
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -36,7 +36,7 @@ class DatasetTask:
     reads = "what --data names: a file, a directory, or hub:OWNER/NAME[:CONFIG[:SPLIT]]"
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """Prompts of `split`: from the validation data where they are named, else the held-out share."""
+        """Return prompts of `split`: from the validation data where they are named, else the held-out share."""
         path = source.data if split == "train" or source.validation_data is None else source.validation_data
         if path is None:
             raise DataError("task 'dataset' needs data: add --data FILE with columns 'prompt' and 'answer'")
@@ -49,19 +49,19 @@ class DatasetTask:
 
 @cache
 def read_prompts(path: Path, split: str, template: str | None = None, answer: str = "answer") -> tuple[Prompt, ...]:
-    """The rows of a data set as prompts, in order. With a template the prompt is made from the row's fields, and the
-    field `answer` is the answer. Raises DataError naming file, row and field."""
+    """Return the rows of a data set as prompts, in order. With a template the prompt is made from the row's fields,
+    and the field `answer` is the answer. Raises DataError naming file, row and field."""
     prompts: list[Prompt] = []
     seen: dict[str, int] = {}
-    rows = hub_rows(parse(path), split) if is_hub(path) else read_rows(path, split)
+    rows = hub_rows(parse_reference(path), split) if is_hub(path) else read_rows(path, split)
     for number, values in rows:
-        row = _filled(Row(values, str(path), number), template, answer)
+        row = _filled(DatasetRow(values, str(path), number), template, answer)
         if taken := sorted(RESERVED & set(row)):
             raise DataError(f"{path}, row {number}: column {taken[0]!r} has a meaning of its own in TRL; rename it")
         for field in ("prompt", "answer"):
             if row.get(field) is None:
-                found = ", ".join(sorted(map(str, row))[:12])[:200] or "none"
-                raise DataError(f"{path}, row {number}: no field '{field}' (found: {found})")
+                fields = ", ".join(sorted(map(str, row))[:12])[:200] or "none"
+                raise DataError(f"{path}, row {number}: no field '{field}' (found: {fields})")
         text, messages = _prompt(row["prompt"], path, number)
         label = row["answer"]
         if isinstance(label, bool) or not isinstance(label, str | int | float):
@@ -91,7 +91,7 @@ def read_prompts(path: Path, split: str, template: str | None = None, answer: st
 
 
 def _prompt(value: Any, path: Path, number: int) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The text of a prompt, and its messages where it is a conversation."""
+    """Return the text of a prompt, and its messages where it is a conversation."""
     where = f"{path}, row {number}, field 'prompt'"
     if isinstance(value, str):
         if not value.strip():
@@ -111,8 +111,9 @@ def _prompt(value: Any, path: Path, number: int) -> tuple[str, tuple[tuple[str, 
     return "\n".join(content for _, content in messages), tuple(messages)
 
 
-def _filled(row: Row, template: str | None, answer: str) -> dict[str, Any]:
-    """The row with `prompt` and `answer` in it, made from its own fields where a template or a field is named."""
+def _filled(row: DatasetRow, template: str | None, answer: str) -> dict[str, Any]:
+    """Return the row with `prompt` and `answer` in it, made from its own fields where a template or a field is
+    named."""
     values = dict(row.values)
     if answer != "answer":
         values["answer"] = row.take(answer)
@@ -121,8 +122,9 @@ def _filled(row: Row, template: str | None, answer: str) -> dict[str, Any]:
     return values
 
 
-def _plain(row: Row, name: str) -> str:
-    """A field as it stands in a prompt: a text as it is, a number as it is written, a list of texts as options."""
+def _plain(row: DatasetRow, name: str) -> str:
+    """Return a field as it stands in a prompt: a text as it is, a number as it is written, a list of texts as
+    options."""
     value = row.take(name)
     if isinstance(value, list):
         texts = row.texts(name, value)

@@ -17,7 +17,7 @@ PREFIX = "hub:"
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A data set of the hub. `evaluated`: the split that is evaluated; `note`: why, where it is not the test split.
+    """Data set of the hub. `evaluated`: the split that is evaluated; `note`: why, where it is not the test split.
     `part`: how the rows are called among those of the task's other sources."""
 
     id: str
@@ -29,23 +29,24 @@ class HubSource:
     part: str = ""
 
     def split(self, split: str) -> str:
-        """The hub's name of a split of ours."""
+        """Return the hub's name of a split of ours."""
         return self.train if split == "train" else self.evaluated
 
     def origin(self, split: str) -> str:
-        """How results name it."""
+        """Return how results name it."""
         note = f" ({self.note})" if self.note and split != "train" else ""
         return f"{self.id} {self.split(split)}{note}"
 
 
 def is_hub(path: Path) -> bool:
-    """Whether a data path is a reference to the hub, `hub:OWNER/NAME[:CONFIG[:SPLIT]]`."""
+    """Return whether a data path is a reference to the hub, `hub:OWNER/NAME[:CONFIG[:SPLIT]]`."""
     return str(path).startswith(PREFIX)
 
 
-def parse(path: Path, *, evaluated: str = "") -> HubSource:
-    """The data set that `hub:OWNER/NAME[:CONFIG[:SPLIT]]` names. Without a split, `train` is trained on and `evaluated`
-    evaluated; where that is empty, the test split, the validation split, or the only one, whichever is there first.
+def parse_reference(path: Path, *, evaluated: str = "") -> HubSource:
+    """Return the data set that `hub:OWNER/NAME[:CONFIG[:SPLIT]]` names. Without a split, `train` is trained on and
+    `evaluated` evaluated; where that is empty, the test split, the validation split, or the only one, whichever is
+    there first.
 
     Raises DataError when the reference has another form.
     """
@@ -59,8 +60,8 @@ def parse(path: Path, *, evaluated: str = "") -> HubSource:
 
 
 def _is_cached(name: str) -> bool:
-    """Whether the caches of the hub or of `datasets` know a data set; told by their directories, since importing
-    `datasets` takes seconds."""
+    """Return whether the caches of the hub or of `datasets` know a data set; told by their directories, since
+    importing `datasets` takes seconds."""
     from huggingface_hub import constants
 
     built = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
@@ -69,7 +70,7 @@ def _is_cached(name: str) -> bool:
 
 
 def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row number from 1, row) of a split. Raises DataError, with what to type, when it cannot be loaded."""
+    """Yield (row number from 1, row) of a split. Raises DataError, with what to type, when it cannot be loaded."""
     problem = hub_problem()
     cause: Exception | None = None
     if problem is None or (problem == OFFLINE and _is_cached(source.id)):

@@ -13,20 +13,25 @@ from pathlib import Path
 from mutualrl.tasks.base import unicode_text
 from mutualrl.tasks.boxed import last_boxed
 from mutualrl.tasks.hub_data import HubSource
-from mutualrl.tasks.row_task import Built, RowTask
-from mutualrl.tasks.rows import Row
+from mutualrl.tasks.row_task import PromptFields, RowTask
+from mutualrl.tasks.rows import DatasetRow
 from mutualrl.tasks.template import INSTRUCTION
 
 SUBJECTS = (
-    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
     "precalculus",
-)  # fmt: skip
+)
 _OLD_BOX = re.compile(r"\\(?:boxed|fbox)(?:\{|\s+(?P<bare>[^\s$.]+))")
 
 
-def _math(row: Row, part: str) -> Built | str:
-    """The prompt of a problem. A row whose answer is an empty string is left out: an empty box would count as a success
-    there (two rows of the original training set are such)."""
+def _math(row: DatasetRow, part: str) -> PromptFields | str:
+    """Return the prompt of a problem. A row whose answer is an empty string is left out: an empty box would count as
+    a success there (two rows of the original training set are such)."""
     problem = row.text("problem")
     if row.values.get("answer") == "":
         return "its answer is empty"
@@ -42,7 +47,7 @@ def _math(row: Row, part: str) -> Built | str:
         facets["level"] = level.removeprefix("Level ")
     given = row.values.get("solution")
     solution = row.text("solution") if isinstance(given, str) and given.strip() else None
-    return Built(
+    return PromptFields(
         f"{problem}\n\n{INSTRUCTION}",
         answer,
         unicode_text(group, "subject", Path(row.where), row.number),
@@ -51,7 +56,7 @@ def _math(row: Row, part: str) -> Built | str:
     )
 
 
-def _boxed(row: Row) -> str:
+def _boxed(row: DatasetRow) -> str:
     """The answer in a gold solution: its last box. Some old solutions write `\\boxed 7` or `\\fbox{7}`."""
     solution = row.text("solution")
     boxes = list(_OLD_BOX.finditer(solution))
@@ -65,11 +70,22 @@ def _boxed(row: Row) -> str:
 
 MATH_TASKS = (
     RowTask(
-        "math", tuple(HubSource("EleutherAI/hendrycks_math", subject) for subject in SUBJECTS), _math, ("problem",),
-        ("math",), "math", stand_in="math500", id_field="unique_id",
-    ),
-    RowTask(
-        "math500", (HubSource("HuggingFaceH4/MATH-500"),), _math, ("problem",), ("math500",), "math500",
+        "math",
+        tuple(HubSource("EleutherAI/hendrycks_math", subject) for subject in SUBJECTS),
+        _math,
+        ("problem",),
+        ("math",),
+        "math",
+        stand_in="math500",
         id_field="unique_id",
     ),
-)  # fmt: skip
+    RowTask(
+        "math500",
+        (HubSource("HuggingFaceH4/MATH-500"),),
+        _math,
+        ("problem",),
+        ("math500",),
+        "math500",
+        id_field="unique_id",
+    ),
+)

@@ -1,4 +1,4 @@
-"""A mixture of tasks: the paper's unified training mixture, with one validation for each member.
+"""Mixture of tasks: the paper's unified training mixture, with one validation for each member.
 
 Source: paper, Section "MATH and Commonsense Reasoning with Regime 3". The members are MATH and the six
 question-answering sets unless others are named. A prompt keeps the id that it has in its own task, and is reported
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mutualrl.errors import UsageError
 from mutualrl.records import Prompt
-from mutualrl.tasks.base import Member, Split, Task, TaskData, TaskSource, spread
+from mutualrl.tasks.base import MixtureMember, Split, Task, TaskData, TaskSource, sample_evenly
 
 PAPER = ("math", "arc", "openbookqa", "boolq", "piqa", "hellaswag", "social_i_qa")
 
@@ -28,14 +28,15 @@ class MixtureTask:
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         self._tasks = tasks
 
-    def members(self, source: TaskSource) -> dict[str, tuple[Task, Member]]:
-        """The tasks of the mixture, each with where it reads from: by default the paper's seven, from the directory
-        that the mixture's own data name, or the hub. Raises UsageError for an unknown one, and a mixture within."""
-        named: Mapping[str, Member] = source.members or {name: Member(TaskSource()) for name in PAPER}
-        if self.name in named:
+    def members(self, source: TaskSource) -> dict[str, tuple[Task, MixtureMember]]:
+        """Return the tasks of the mixture, each with where it reads from: by default the paper's seven, from the
+        directory that the mixture's own data name, or the hub. Raises UsageError for an unknown one, and a mixture
+        within."""
+        given: Mapping[str, MixtureMember] = source.members or {name: MixtureMember(TaskSource()) for name in PAPER}
+        if self.name in given:
             raise UsageError("a mixture cannot be a member of a mixture; name its members instead")
         members = {}
-        for name, member in named.items():
+        for name, member in given.items():
             if name not in self._tasks:
                 expected = ", ".join(sorted(self._tasks))
                 raise UsageError(f"task.members: unknown task {name!r}; expected one of: {expected}")
@@ -44,24 +45,24 @@ class MixtureTask:
         return members
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """All members' prompts of a split, as `mix` mixes them for training, one member after another for
+        """Return all members' prompts of a split, as `mix` mixes them for training, one member after another for
         validation."""
         members = self.members(source)
-        found = {name: task.read(split, member.source) for name, (task, member) in members.items()}
-        prompts = {name: [replace(p, group=name) for p in data.prompts] for name, data in found.items()}
+        by_task = {name: task.read(split, member.source) for name, (task, member) in members.items()}
+        prompts = {name: [replace(p, group=name) for p in data.prompts] for name, data in by_task.items()}
         weights = {name: member.weight for name, (_, member) in members.items()}
         mixed = [p for group in prompts.values() for p in group]
         if split == "train":
             mixed = mix(prompts, weights, random.Random(source.seed))
         return TaskData(
             mixed,
-            "; ".join(f"{name}: {data.origin}" for name, data in found.items()),
-            tuple(line for data in found.values() for line in data.dropped),
+            "; ".join(f"{name}: {data.origin}" for name, data in by_task.items()),
+            tuple(line for data in by_task.values() for line in data.dropped),
         )
 
 
 def _inherited(own: TaskSource, mixture: TaskSource, task: Task) -> TaskSource:
-    """A member's source with what it does not say itself taken from the mixture's."""
+    """Return a member's source with what it does not say itself taken from the mixture's."""
     return replace(
         own,
         data=own.data if own.data is not None or not task.takes_data else mixture.data,
@@ -75,7 +76,7 @@ def _inherited(own: TaskSource, mixture: TaskSource, task: Task) -> TaskSource:
 def mix(
     prompts: Mapping[str, Sequence[Prompt]], weights: Mapping[str, float | None], rng: random.Random
 ) -> list[Prompt]:
-    """The training prompts of all members in random order.
+    """Return the training prompts of all members in random order.
 
     Without weights every prompt is there once: members in proportion to their size. With weights w (a member without
     one has the weight of its share by size) the N prompts in all are dealt n_i = N w_i / sum(w) (largest remainders); a
@@ -84,10 +85,10 @@ def mix(
     if empty := [name for name, group in prompts.items() if not group]:
         raise UsageError(f"task.members.{empty[0]}: no training prompts are left; give it more data")
     total = sum(map(len, prompts.values()))
-    shares = {name: len(group) / total if (w := weights.get(name)) is None else w for name, group in prompts.items()}
-    if not sum(shares.values()) > 0:
+    fractions = {name: len(group) / total if (w := weights.get(name)) is None else w for name, group in prompts.items()}
+    if not sum(fractions.values()) > 0:
         raise UsageError("task.members: every weight is 0; give one of them a weight above 0")
-    exact = {name: total * share / sum(shares.values()) for name, share in shares.items()}
+    exact = {name: total * share / sum(fractions.values()) for name, share in fractions.items()}
     counts = {name: int(value + 1e-9) for name, value in exact.items()}
     for name in sorted(counts, key=lambda name: counts[name] - exact[name])[: total - sum(counts.values())]:
         counts[name] += 1
@@ -101,9 +102,9 @@ def mix(
     return mixed
 
 
-def spread_by_member(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """At most `limit` prompts of each member, so that every member has a validation of its own."""
+def sample_evenly_by_task(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """Return at most `limit` prompts of each member, so that every member has a validation of its own."""
     groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.group, []).append(prompt)
-    return [prompt for group in groups.values() for prompt in spread(group, limit)]
+    return [prompt for group in groups.values() for prompt in sample_evenly(group, limit)]

@@ -1,4 +1,4 @@
-"""How a task's prompt reaches a model: as plain text, or as a user's turn of its chat template."""
+"""Rendering of prompts for a model: as plain text, or as a user's turn of its chat template."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Content = str | list[dict[str, str]]
 
 
 def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase) -> Content:
-    """The prompt in TRL's form: a conversation as it is; a text as one user message when the tokenizer has a chat
-    template, else as it is. Raises ModelError for a conversation and a tokenizer without a chat template."""
+    """Return the prompt in TRL's form: a conversation as it is; a text as one user message when the tokenizer has a
+    chat template, else as it is. Raises ModelError for a conversation and a tokenizer without a chat template."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}] if tokenizer.chat_template else content
     if not tokenizer.chat_template:
@@ -31,7 +31,7 @@ def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase) -> Content:
 def prompt_ids(
     texts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None = None
 ) -> list[list[int]]:
-    """Token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text.
+    """Return token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text.
 
     `texts`: texts, or conversations. `template`: arguments of the chat template (TRL's `chat_template_kwargs`). Raises
     ModelError when the chat template cannot be carried out, or is missing where it is needed.

@@ -2,7 +2,7 @@
 
 Source: paper, Appendix "Prompt Templates for Evaluation". `\\\\` there is one newline, `\\\\[0.5ex]` two; options are
 lines `A. text`. A row with more or fewer options than the template speaks of keeps its own: the range in the question
-is that of its letters, and digit labels become letters. Fields stand in a prompt exactly as in the row, blanks
+is that of its letters, and digit labels become letters. Fields stand in a prompt exactly as in the row, whitespace
 included."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mutualrl.tasks.hub_data import HubSource
-from mutualrl.tasks.row_task import Built, RowTask
-from mutualrl.tasks.rows import LETTERS, Row
+from mutualrl.tasks.row_task import PromptFields, RowTask
+from mutualrl.tasks.rows import LETTERS, DatasetRow
 from mutualrl.tasks.template import INSTRUCTION, fill
 
 HELLASWAG = f"{{story}}\n\nWhich option ({{range}}) best completes the sentence?\n{INSTRUCTION}\n\n{{joined}}"
@@ -41,8 +41,8 @@ def _range(letters: Sequence[str]) -> str:
     return f"{letters[0]}-{letters[-1]}"
 
 
-def _choices(row: Row) -> tuple[list[str], list[str], str]:
-    """Letters, texts and the answer's letter of a row with `choices` and `answerKey`."""
+def _choices(row: DatasetRow) -> tuple[list[str], list[str], str]:
+    """Return letters, texts and the answer's letter of a row with `choices` and `answerKey`."""
     choices = row.take("choices")
     if not isinstance(choices, dict) or not {"text", "label"} <= set(choices):
         row.refuse("choices", choices, "an object with 'text' and 'label'")
@@ -60,24 +60,24 @@ def _choices(row: Row) -> tuple[list[str], list[str], str]:
 
 
 def _letter(label: str) -> str:
-    """A label as a letter; empty when it is neither a letter nor a digit from 1 on."""
+    """Return a label as a letter; empty when it is neither a letter nor a digit from 1 on."""
     if len(label) == 1 and label in LETTERS:
         return label
     return LETTERS[int(label) - 1] if len(label) == 1 and label in "123456789" else ""
 
 
-def _arc(row: Row, part: str) -> Built:
+def _arc(row: DatasetRow, part: str) -> PromptFields:
     letters, texts, answer = _choices(row)
     values = {
         "question": row.text("question"),
         "range": _range(letters),
         "choices_text": _options(letters, texts),
     }
-    named = [name for name in ("Easy", "Challenge") if name.lower() in part.lower()]
-    return Built(fill(ARC, values), answer, named[0] if named else "arc")
+    levels = [name for name in ("Easy", "Challenge") if name.lower() in part.lower()]
+    return PromptFields(fill(ARC, values), answer, levels[0] if levels else "arc")
 
 
-def _openbookqa(row: Row, part: str) -> Built:
+def _openbookqa(row: DatasetRow, part: str) -> PromptFields:
     letters, texts, answer = _choices(row)
     values = {
         "fact1": row.text("fact1"),
@@ -85,33 +85,33 @@ def _openbookqa(row: Row, part: str) -> Built:
         "range": _range(letters),
         "choices_text": _options(letters, texts),
     }
-    return Built(fill(OPENBOOKQA, values), answer, "openbookqa")
+    return PromptFields(fill(OPENBOOKQA, values), answer, "openbookqa")
 
 
-def _boolq(row: Row, part: str) -> Built:
+def _boolq(row: DatasetRow, part: str) -> PromptFields:
     values = {name: row.text(name) for name in ("passage", "question")}
     answer = row.take("answer")
     if not isinstance(answer, bool):
         row.refuse("answer", answer, "true or false")
-    return Built(fill(BOOLQ, values), "Yes" if answer else "No", "boolq")
+    return PromptFields(fill(BOOLQ, values), "Yes" if answer else "No", "boolq")
 
 
-def _piqa(row: Row, part: str) -> Built:
+def _piqa(row: DatasetRow, part: str) -> PromptFields:
     values = {"goal": row.text("goal"), "sol1": row.string("sol1"), "sol2": row.string("sol2")}
-    return Built(fill(PIQA, values), LETTERS[row.index("label", 2, first=0)], "piqa")
+    return PromptFields(fill(PIQA, values), LETTERS[row.index("label", 2, first=0)], "piqa")
 
 
-def _hellaswag(row: Row, part: str) -> Built:
+def _hellaswag(row: DatasetRow, part: str) -> PromptFields:
     endings = row.texts("endings", row.take("endings"))
     letters = LETTERS[: len(endings)]
     values = {"story": row.text("ctx"), "range": _range(letters), "joined": _options(letters, endings)}
-    return Built(fill(HELLASWAG, values), letters[row.index("label", len(endings), first=0)], "hellaswag")
+    return PromptFields(fill(HELLASWAG, values), letters[row.index("label", len(endings), first=0)], "hellaswag")
 
 
-def _social_i_qa(row: Row, part: str) -> Built:
+def _social_i_qa(row: DatasetRow, part: str) -> PromptFields:
     values = {name: row.text(name) for name in ("context", "question")}
     values |= {name: row.string(name) for name in ("answerA", "answerB", "answerC")}
-    return Built(fill(SOCIAL_I_QA, values), LETTERS[row.index("label", 3, first=1)], "social_i_qa")
+    return PromptFields(fill(SOCIAL_I_QA, values), LETTERS[row.index("label", 3, first=1)], "social_i_qa")
 
 
 _EASY = HubSource("allenai/ai2_arc", "ARC-Easy", part="Easy")
@@ -124,25 +124,43 @@ QA_TASKS = (
     RowTask("arc-easy", (_EASY,), _arc, _ARC_FIELDS, ("arc-easy",), "arc-easy"),
     RowTask("arc-challenge", (_CHALLENGE,), _arc, _ARC_FIELDS, ("arc-challenge",), "arc-challenge"),
     RowTask(
-        "openbookqa", (HubSource("allenai/openbookqa", "additional"),), _openbookqa,
-        ("fact1", "question_stem", "choices", "answerKey"), ("openbookqa",), "openbookqa",
+        "openbookqa",
+        (HubSource("allenai/openbookqa", "additional"),),
+        _openbookqa,
+        ("fact1", "question_stem", "choices", "answerKey"),
+        ("openbookqa",),
+        "openbookqa",
     ),
     RowTask(
-        "boolq", (HubSource("google/boolq", evaluated="validation", note="there is no test split"),), _boolq,
-        ("passage", "question", "answer"), ("boolq",), "boolq",
+        "boolq",
+        (HubSource("google/boolq", evaluated="validation", note="there is no test split"),),
+        _boolq,
+        ("passage", "question", "answer"),
+        ("boolq",),
+        "boolq",
     ),
     RowTask(
-        "piqa", (HubSource("ybisk/piqa", evaluated="validation", revision=_PARQUET, note=_NO_TEST_LABELS),), _piqa,
-        ("goal", "sol1", "sol2", "label"), ("piqa",), "piqa",
+        "piqa",
+        (HubSource("ybisk/piqa", evaluated="validation", revision=_PARQUET, note=_NO_TEST_LABELS),),
+        _piqa,
+        ("goal", "sol1", "sol2", "label"),
+        ("piqa",),
+        "piqa",
     ),
     RowTask(
-        "hellaswag", (HubSource("Rowan/hellaswag", evaluated="validation", note=_NO_TEST_LABELS),), _hellaswag,
-        ("ctx", "endings", "label"), ("hellaswag",), "hellaswag",
+        "hellaswag",
+        (HubSource("Rowan/hellaswag", evaluated="validation", note=_NO_TEST_LABELS),),
+        _hellaswag,
+        ("ctx", "endings", "label"),
+        ("hellaswag",),
+        "hellaswag",
     ),
     RowTask(
         "social_i_qa",
         (HubSource("allenai/social_i_qa", evaluated="validation", revision=_PARQUET, note="there is no test split"),),
-        _social_i_qa, ("context", "question", "answerA", "answerB", "answerC", "label"), ("social_i_qa",),
+        _social_i_qa,
+        ("context", "question", "answerA", "answerB", "answerC", "label"),
+        ("social_i_qa",),
         "social_i_qa",
     ),
-)  # fmt: skip
+)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mutualrl.records import Completion, Prompt
 from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.prompting import as_prompt
-from mutualrl.tasks.rewards import load_rewards, named, weighted
+from mutualrl.tasks.rewards import load_rewards, weighted, wrap_errors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +29,7 @@ def rewards_of(
     """
     if tuple(paths) == BOXED:
         return [boxed_score(completion.text, prompt.answer) for prompt, completion in answered]
-    functions = [named(function, path) for function, path in zip(load_rewards(paths), paths, strict=True)]
+    functions = [wrap_errors(function, path) for function, path in zip(load_rewards(paths), paths, strict=True)]
     arguments = reward_arguments(answered, tokenizer)
     return weighted(functions, paths, weights or [1.0] * len(functions), arguments, len(answered))
 
@@ -43,8 +43,8 @@ def reward_arguments(
     for key in dict.fromkeys(key for prompt, _ in answered for key in prompt.columns):
         columns[key] = [prompt.columns.get(key) for prompt, _ in answered]
     completions: list[str | list[dict[str, str]]] = []
-    for asked, (_, completion) in zip(prompts, answered, strict=True):
-        conversational = not isinstance(asked, str)
+    for source, (_, completion) in zip(prompts, answered, strict=True):
+        conversational = not isinstance(source, str)
         completions.append([{"role": "assistant", "content": completion.text}] if conversational else completion.text)
     return {
         **columns,

@@ -19,8 +19,8 @@ FORM = "expected 'boxed', 'package.module:function' or 'path/to/file.py:function
 
 
 def load_reward(path: str) -> Reward:
-    """The reward function of that name: `boxed` (exact match of the boxed answer), `package.module:function` (the
-    working directory is searched last), or `file.py:function`.
+    """Return the reward function of that name: `boxed` (exact match of the boxed answer), `package.module:function`
+    (the working directory is searched last), or `file.py:function`.
 
     Loading a module runs it, as any import does. Raises UsageError naming what is missing.
     """
@@ -35,13 +35,13 @@ def load_reward(path: str) -> Reward:
 
 
 def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
-    """The functions of one path, or of several."""
+    """Return the functions of one path, or of several."""
     return [load_reward(path) for path in ([paths] if isinstance(paths, str) else paths)]
 
 
-def named(function: Reward, name: str) -> Reward:
-    """`function`, whose exceptions become RewardErrors with its name. A model (TRL's other kind of reward) stays as it
-    is; `__wrapped__` is the function itself."""
+def wrap_errors(function: Reward, name: str) -> Reward:
+    """Return `function`, whose exceptions become RewardErrors with its name. A model (TRL's other kind of reward)
+    stays as it is; `__wrapped__` is the function itself."""
     if not callable(function) or not hasattr(function, "__name__"):
         return function
     if inspect.iscoroutinefunction(function):
@@ -72,7 +72,8 @@ def _naming(name: str) -> Iterator[None]:
 def weighted(
     functions: Sequence[Reward], names: Sequence[str], weights: Sequence[float], given: dict[str, Any], count: int
 ) -> list[float]:
-    """The weighted sum of reward functions for `count` completions, each called as TRL does; None and NaN count as 0.
+    """Return the weighted sum of reward functions for `count` completions, each called as TRL does; None and NaN
+    count as 0.
 
     `given`: the keyword arguments of every call. Raises RewardError with the function's name.
     """

@@ -13,20 +13,26 @@ from typing import Any
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.base import Split, TaskData, TaskSource, held_out, unicode_text
-from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse
-from mutualrl.tasks.rows import Row, read_rows
+from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse_reference
+from mutualrl.tasks.rows import DatasetRow, read_rows
 
-_SPLIT_WORDS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation",
-                "val": "validation", "test": "test"}  # fmt: skip
+_SPLIT_WORDS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "dev": "validation",
+    "val": "validation",
+    "test": "test",
+}
 _SPLIT = re.compile(r"(?:^|[._-])(" + "|".join(_SPLIT_WORDS) + r")(?=[._-]|$)", re.IGNORECASE)
 SUFFIXES = (".jsonl", ".parquet", ".csv")
 DEPTH = 3  # of the directories that are searched
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """What a row becomes: the prompt as a model sees it, the canonical answer, the group, further facets, and a worked
-    solution where the row has one."""
+class PromptFields:
+    """Fields of a prompt made from a row: the prompt as a model sees it, the canonical answer, the group, further
+    facets, and a worked solution where the row has one."""
 
     text: str
     answer: str
@@ -38,12 +44,12 @@ class Built:
 _ROW_TASKS: list[RowTask] = []  # all that were made, for hints
 
 #: from a row and the name of its part to what it becomes, or to the reason why it is left out
-Build = Callable[[Row, str], Built | str]
+Build = Callable[[DatasetRow, str], PromptFields | str]
 
 
 @dataclass(frozen=True)
 class RowTask:
-    """A task over rows.
+    """Task over rows.
 
     `hub`: where its rows lie on the hub, one source a part. `build`: the template. `fields`: what a row of it has.
     `files`: what the name of a file of it begins with (lower case), one a part; inside a directory called `folder`, or
@@ -67,34 +73,35 @@ class RowTask:
 
     @property
     def reads(self) -> str:
-        """The hub's data set, and the split that is evaluated."""
+        """Return the hub's data set, and the split that is evaluated."""
         first = self.hub[0]
         return first.origin("validation")
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """The rows of a split as prompts. Without validation data a fixed share of the training rows is held out,
-        unless they come from the hub, or from a directory that has the other split. Raises DataError."""
-        named = source.data if split == "train" or source.validation_data is None else source.validation_data
-        if named is None:
+        """Return the rows of a split as prompts. Without validation data a fixed share of the training rows is held
+        out, unless they come from the hub, or from a directory that has the other split. Raises DataError."""
+        location = source.data if split == "train" or source.validation_data is None else source.validation_data
+        if location is None:
             origin = "; ".join(dict.fromkeys(part.origin(split) for part in self.hub))
             return _prompts(self, self.hub, split, origin)
-        whole = source.validation_data is not None
-        if is_hub(named):
-            parts: tuple[HubSource | Path, ...] = (parse(named, evaluated=self.hub[0].evaluated),)
-        elif named.is_dir():
-            parts, whole = self._of_directory(named, split)
+        complete = source.validation_data is not None
+        if is_hub(location):
+            parts: tuple[HubSource | Path, ...] = (parse_reference(location, evaluated=self.hub[0].evaluated),)
+        elif location.is_dir():
+            parts, complete = self._of_directory(location, split)
         else:
-            parts = (named,)
+            parts = (location,)
         origin = ", ".join(part.name if isinstance(part, Path) else part.origin(split) for part in parts)
-        data = _prompts(self, parts, split if whole else "train", origin)
-        if whole:
+        data = _prompts(self, parts, split if complete else "train", origin)
+        if complete:
             return data
-        kept = [p for p in data.prompts if held_out(p.text) == (split == "validation")]
-        return TaskData(kept, f"held-out rows of {origin}" if split == "validation" else origin, data.dropped)
+        prompts = [p for p in data.prompts if held_out(p.text) == (split == "validation")]
+        return TaskData(prompts, f"held-out rows of {origin}" if split == "validation" else origin, data.dropped)
 
     def _of_directory(self, directory: Path, split: Split) -> tuple[tuple[Path, ...], bool]:
-        """The files of a split in a directory, and whether all their rows are the split's: a directory without the
-        evaluated split gives the share of its training rows that is held out. Raises DataError when there are none."""
+        """Return the files of a split in a directory, and whether all their rows are the split's: a directory
+        without the evaluated split gives the share of its training rows that is held out. Raises DataError when
+        there are none."""
         evaluated = tuple(self._found(directory, "validation"))
         if split == "validation" and evaluated:
             return evaluated, True
@@ -103,7 +110,7 @@ class RowTask:
         raise DataError(self._nothing_in(directory, split))
 
     def _found(self, directory: Path, split: Split) -> list[Path]:
-        """The files of a split in a directory: of the evaluated split first, then of another that has labels."""
+        """Return the files of a split in a directory: of the evaluated split first, then of another that has labels."""
         wanted = ["train"] if split == "train" else [self.hub[0].evaluated, "validation", "test", ""]
         files = [(path, part) for path in _files(directory) if (part := self._part(path)) is not None]
         for name in wanted:
@@ -119,18 +126,18 @@ class RowTask:
         here = {number for _, number in files}
         missing = [name for number, name in enumerate(self.files) if len(self.files) > 1 and number not in here]
         if missing:
-            found = ", ".join(path.name for path, _ in files)
+            names = ", ".join(path.name for path, _ in files)
             raise DataError(
-                f"{directory}: task {self.name!r} is {' and '.join(self.files)} together ({split}); found {found}, not "
+                f"{directory}: task {self.name!r} is {' and '.join(self.files)} together ({split}); found {names}, not "
                 f"{', '.join(missing)}: add it, or take task {self.files[min(here)]!r}"
             )
         if len(files) > max(1, len(self.files)):
-            found = ", ".join(str(path.relative_to(directory)) for path, _ in files)
-            raise DataError(f"{directory}: several files could be task {self.name!r} ({found}); name one with --data")
+            names = ", ".join(str(path.relative_to(directory)) for path, _ in files)
+            raise DataError(f"{directory}: several files could be task {self.name!r} ({names}); name one with --data")
         return [path for path, _ in sorted(files, key=lambda item: item[1])]
 
     def _part(self, path: Path) -> int | None:
-        """Which part of the task a file holds; None when it is not the task's."""
+        """Return which part of the task a file holds; None when it is not the task's."""
         stem = path.stem.lower()
         for number, beginning in enumerate(self.files):
             if re.match(re.escape(beginning) + r"(?![a-z0-9])", stem):
@@ -145,13 +152,13 @@ class RowTask:
 
 
 def split_of(path: Path) -> str:
-    """The split that a file's name speaks of; empty when it names none."""
+    """Return the split that a file's name speaks of; empty when it names none."""
     match = _SPLIT.search(path.stem)
     return _SPLIT_WORDS[match[1].lower()] if match else ""
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """Data files in a directory and DEPTH - 1 levels of those within it, in order."""
+    """Yield data files in a directory and DEPTH - 1 levels of those within it, in order."""
     for root, directories, files in os.walk(directory):
         directories[:] = sorted(directories) if len(Path(root).relative_to(directory).parts) < DEPTH - 1 else []
         yield from (Path(root) / name for name in sorted(files) if Path(name).suffix.lower() in SUFFIXES)
@@ -159,14 +166,14 @@ def _files(directory: Path) -> Iterator[Path]:
 
 @cache
 def _prompts(task: RowTask, parts: tuple[HubSource | Path, ...], split: Split, origin: str) -> TaskData:
-    """All rows of the parts as prompts. Raises DataError for a row that does not fit."""
+    """Return all rows of the parts as prompts. Raises DataError for a row that does not fit."""
     prompts: list[Prompt] = []
     dropped: list[str] = []
     seen: dict[str, str] = {}
     for part in parts:
         where, rows, label = _open(part, split)
         for number, values in rows:
-            row = Row(values, where, number)
+            row = DatasetRow(values, where, number)
             _check_fields(task, row)
             built = task.build(row, label)
             if isinstance(built, str):
@@ -174,9 +181,13 @@ def _prompts(task: RowTask, parts: tuple[HubSource | Path, ...], split: Split, o
                 continue
             row_id = unicode_text(str(values.get(task.id_field) or number), task.id_field, Path(where), number)
             prompt = Prompt(
-                prompt_id(task.name, split, row_id, built.text), built.text, built.answer, built.group,
-                facets=built.facets, solution=built.solution,
-            )  # fmt: skip
+                prompt_id(task.name, split, row_id, built.text),
+                built.text,
+                built.answer,
+                built.group,
+                facets=built.facets,
+                solution=built.solution,
+            )
             if prompt.id in seen:
                 raise DataError(f"{where}, row {number}: the same prompt and {task.id_field} as {seen[prompt.id]}")
             seen[prompt.id] = f"row {number}"
@@ -192,7 +203,7 @@ def _open(part: HubSource | Path, split: Split) -> tuple[str, Iterator[tuple[int
     return part.origin(split), hub_rows(part, split), part.part or part.config or ""
 
 
-def _check_fields(task: RowTask, row: Row) -> None:
+def _check_fields(task: RowTask, row: DatasetRow) -> None:
     """Raise DataError for a field that is missing, and say whose fields these are where that is clear."""
     missing = [name for name in task.fields if name not in row.values]
     if not missing:

@@ -16,7 +16,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """One row: its fields, the file or hub data set that it stands in, and its number there, from 1."""
 
     values: Mapping[str, Any]
@@ -24,34 +24,35 @@ class Row:
     number: int
 
     def take(self, field: str) -> Any:
-        """The value of a field. Raises DataError when there is no such field."""
+        """Return the value of a field. Raises DataError when there is no such field."""
         if field not in self.values:
             raise DataError(f"{self.where}, row {self.number}: no field '{field}' (found: {self._found()})")
         return self.values[field]
 
     def string(self, field: str) -> str:
-        """A field that is a text, exactly as it stands there; it may be blank."""
+        """Return a field that is a text, exactly as it stands there; it may be blank."""
         value = self.take(field)
         if not isinstance(value, str):
             self.refuse(field, value, "a text")
         return unicode_text(value, field, Path(self.where), self.number)
 
     def text(self, field: str) -> str:
-        """A field that is a text and not blank."""
+        """Return a field that is a text and not blank."""
         value = self.string(field)
         if not value.strip():
             self.refuse(field, value, "a non-empty string")
         return value
 
     def texts(self, field: str, value: Any) -> list[str]:
-        """A list of two or more texts, `value` being what stands in the field. Raises DataError for anything else."""
+        """Return a list of two or more texts, `value` being what stands in the field. Raises DataError for anything
+        else."""
         items = list(value) if isinstance(value, list | tuple) else []
         if len(items) < 2 or len(items) > len(LETTERS) or not all(isinstance(item, str) for item in items):
             self.refuse(field, value, f"a list of 2 to {len(LETTERS)} texts")
         return [unicode_text(item, field, Path(self.where), self.number) for item in items]
 
     def index(self, field: str, options: int, *, first: int) -> int:
-        """A label that counts its options from `first`, as an integer or as its digits; returned from 0."""
+        """Return a label that counts its options from `first`, as an integer or as its digits; returned from 0."""
         value = self.take(field)
         if value in ("", "-1", -1) and not isinstance(value, bool):
             raise DataError(
@@ -64,10 +65,10 @@ class Row:
             self.refuse(field, self.take(field), f"{first} to {first + options - 1}")
         return int(value) - first
 
-    def refuse(self, field: str, found: Any, expected: str) -> NoReturn:
+    def refuse(self, field: str, value: Any, expected: str) -> NoReturn:
         """Raise DataError for a field that does not hold what it should."""
         raise DataError(
-            f"{self.where}, row {self.number}, field '{field}': found {repr(found)[:80]}, expected {expected}"
+            f"{self.where}, row {self.number}, field '{field}': found {repr(value)[:80]}, expected {expected}"
         )
 
     def _found(self) -> str:
@@ -75,8 +76,8 @@ class Row:
 
 
 def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of a CSV file, numbered from 1 below the header. A record with more fields than the header, a stray
-    quote, and bytes that are no UTF-8 are refused: each would change labels or swallow rows."""
+    """Yield records of a CSV file, numbered from 1 below the header. A record with more fields than the header, a
+    stray quote, and bytes that are no UTF-8 are refused: each would change labels or swallow rows."""
     csv.field_size_limit(2**31 - 1)
     number = 0
     try:
@@ -95,7 +96,7 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def split_in(names: list[str], split: str, path: Path) -> str:
-    """Which of a directory's splits is meant. Raises DataError when it has none of that kind."""
+    """Return which of a directory's splits is meant. Raises DataError when it has none of that kind."""
     wanted = ("train",) if split == "train" else ("test", "validation", "train")
     for name in wanted:
         if name in names:
@@ -104,7 +105,7 @@ def split_in(names: list[str], split: str, path: Path) -> str:
 
 
 def quiet_bars() -> None:
-    """No progress bars of `datasets` where nobody looks."""
+    """Switch off the progress bars of `datasets` where there is no terminal."""
     from datasets import disable_progress_bars
 
     if not sys.stderr.isatty():
@@ -112,9 +113,9 @@ def quiet_bars() -> None:
 
 
 def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row number from 1, row) of a file by its suffix (JSON Lines unless .csv or .parquet), or of a directory that
-    `datasets` reads. `split`: which of a directory's; for `validation` that is its test split, its validation split, or
-    the training split, whichever is there first. Raises DataError when it is missing or cannot be read."""
+    """Yield (row number from 1, row) of a file by its suffix (JSON Lines unless .csv or .parquet), or of a directory
+    that `datasets` reads. `split`: which of a directory's; for `validation` that is its test split, its validation
+    split, or the training split, whichever is there first. Raises DataError when it is missing or cannot be read."""
     suffix = path.suffix.lower()
     if not path.is_dir() and suffix not in (".csv", ".parquet"):
         yield from read_jsonl(path)

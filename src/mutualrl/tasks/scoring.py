@@ -11,7 +11,7 @@ from mutualrl.tasks.boxed import boxed_score, last_boxed
 
 
 def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Validation:
-    """Score one completion a prompt. Raises ValueError when there are none, or the numbers differ."""
+    """Score one completion per prompt. Raises ValueError when there are none, or the numbers differ."""
     if not prompts or len(prompts) != len(completions):
         raise ValueError(f"{len(completions)} completions for {len(prompts)} prompts; expected one each")
     hits = [boxed_score(text, prompt.answer) for prompt, text in zip(prompts, completions, strict=True)]
@@ -19,7 +19,8 @@ def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Validation:
 
 
 def score_rewards(prompts: Sequence[Prompt], rewards: Sequence[float]) -> Validation:
-    """The mean reward in place of accuracy, for tasks with reward functions of their own; nobody looks for a box then.
+    """Return the mean reward in place of accuracy, for tasks with reward functions of their own; nobody looks for a
+    box then.
 
     Raises ValueError when there are none, or the numbers differ.
     """
@@ -41,7 +42,8 @@ def _averaged(prompts: Sequence[Prompt], hits: list[float], no_box: float | None
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """s / sqrt(n) with the sample deviation s (n - 1), as lm-evaluation-harness has it; None for fewer than two."""
+    """Return s / sqrt(n) with the standard deviation s (n - 1), as lm-evaluation-harness has it; None for fewer than
+    two."""
     n = len(values)
     if n < 2:
         return None
@@ -50,15 +52,15 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the unbiased estimate, from c successes in n samples, of the probability that at least
-    one of k samples succeeds (Chen et al. 2021). Raises ValueError unless 1 <= k <= n and 0 <= c <= n."""
+    """Return 1 - C(n - c, k) / C(n, k): the unbiased estimate, from c successes in n samples, of the probability that
+    at least one of k samples succeeds (Chen et al. 2021). Raises ValueError unless 1 <= k <= n and 0 <= c <= n."""
     if not 1 <= k <= samples or not 0 <= successes <= samples:
         raise ValueError(f"pass@{k} of {successes} successes in {samples} samples; expected 1 <= k <= n, 0 <= c <= n")
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
 def breakdown(names: Sequence[str], values: Sequence[float]) -> dict[str, dict[str, object]]:
-    """`{name: {"n", "accuracy", "stderr"}}` of the values under each name, sorted."""
+    """Return `{name: {"n", "accuracy", "stderr"}}` of the values under each name, sorted."""
     groups: dict[str, list[float]] = {}
     for name, value in zip(names, values, strict=True):
         groups.setdefault(name, []).append(value)

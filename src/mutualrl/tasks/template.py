@@ -16,5 +16,6 @@ def fields_of(template: str) -> list[str]:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """The template with every field filled in, in one pass: braces in a value stay as they are. Raises KeyError."""
+    """Return the template with every field filled in, in one pass: braces in a value stay as they are. Raises
+    KeyError."""
     return _FIELD.sub(lambda match: values[match[1]], template)

@@ -1,6 +1,6 @@
-"""The Tokenizer Heterogeneity Layer (THL): pure functions on texts, ids, log-probs and tokenizers."""
+"""Tokenizer Heterogeneity Layer (THL): pure functions on texts, ids, log-probs and tokenizers."""
 
-from mutualrl.thl.align import ANCHORS, BOUND, DEFAULT_ANCHOR, Alignment, Anchor, Group, align_logprobs
+from mutualrl.thl.align import ANCHORS, BOUND, DEFAULT_ANCHOR, Alignment, AlignmentGroup, Anchor, align_logprobs
 from mutualrl.thl.batch import AlignedBatch, align_batch
 from mutualrl.thl.bounds import clipped_bias_bound, ratio_envelope, residual_bound, second_moment_bound
 from mutualrl.thl.offsets import token_offsets
@@ -13,8 +13,8 @@ __all__ = [
     "DEFAULT_ANCHOR",
     "AlignedBatch",
     "Alignment",
+    "AlignmentGroup",
     "Anchor",
-    "Group",
     "Retokenized",
     "align_batch",
     "align_logprobs",

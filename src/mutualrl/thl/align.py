@@ -1,4 +1,4 @@
-"""A peer's log-prob trace on the learner's token grid.
+"""Peer's log-prob trace on the learner's token grid.
 
 Source: paper, Section "Tokenizer Heterogeneity Layer", trace alignment; Theorem "THL conservation with a derived
 residual bound". Departure: except under the anchor `paper`, the places of tokens come from the sampled ids, by bytes.
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mutualrl.errors import AlignmentError, TextMismatchError, TraceError
-from mutualrl.thl.offsets import Bools, Placement, place, place_any, utf8
+from mutualrl.thl.offsets import Bools, TokenSpans, place_any, place_tokens, utf8
 from mutualrl.thl.paper import paper_units
 from mutualrl.thl.table import Ints, TokenTable, table_of
 from mutualrl.thl.text import encode_in_context, end_id
-from mutualrl.thl.transfer import Transfer, transfer
+from mutualrl.thl.transfer import AlignedValues, transfer
 from mutualrl.thl.units import Floats, Units, segment_units, span_units
 from mutualrl.thl.words import UNITS, Unit, byte_positions, character_positions, segment_ends
 
@@ -34,7 +34,7 @@ _END: tuple[int, str | None] = (-1, None)
 BOUND = 50.0
 
 
-class Group(NamedTuple):
+class AlignmentGroup(NamedTuple):
     """Source and target tokens of one unit of the text, by position. Under `word`, neighbours may share a token."""
 
     source: range
@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Alignment:
-    """A trace of S source tokens on T target tokens.
+    """Trace of S source tokens on T target tokens.
 
     `target_ids`: the target tokens, EOS last exactly when the response had ended (or as they were given).
     `logprobs`, shape (T,), nats: the aligned value of each target token, NaN where uncovered.
@@ -68,12 +68,12 @@ class Alignment:
 
     @property
     def delta(self) -> float:
-        """The paper's delta_THL = |R|, nats."""
+        """Return the paper's delta_THL = |R|, nats."""
         return abs(self.residual)
 
     @property
-    def groups(self) -> tuple[Group, ...]:
-        """The units, in the order of the text, then the pairs of special tokens, EOS last."""
+    def groups(self) -> tuple[AlignmentGroup, ...]:
+        """Return the units, in the order of the text, then the pairs of special tokens, EOS last."""
         source, target = self.units.source, self.units.target
         at = np.arange(self.units.count)
         bounds = [
@@ -84,8 +84,8 @@ class Alignment:
             [range(token[a], token[b - 1] + 1) if b > a else range(0) for a, b in zip(first, stop, strict=True)]
             for first, stop, token in bounds
         ]
-        groups = [Group(*ranges) for ranges in zip(*sides, strict=True)]
-        return (*groups, *(Group(range(s, s + 1), range(t, t + 1)) for s, t in self.paired))
+        groups = [AlignmentGroup(*ranges) for ranges in zip(*sides, strict=True)]
+        return (*groups, *(AlignmentGroup(range(s, s + 1), range(t, t + 1)) for s, t in self.paired))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _Side:
 
     ids: Ints
     table: TokenTable
-    placed: Placement
+    placed: TokenSpans
     ended: bool
 
 
@@ -119,9 +119,9 @@ def align_logprobs(
     `anchor`: what mass is gathered in and spread over:
 
     - `span`: a group closes where both tokenizations end on the same byte; 1:1 tokens are copied.
-    - `word`: words with the blanks before them (`unit="auto"`: characters in a text with CJK); a token that
+    - `word`: words with the whitespace before them (`unit="auto"`: characters in a text with CJK); a token that
       spans several words gives each its part by characters, and gets its part from each.
-    - `char`: `word` with every non-blank character as a unit.
+    - `char`: `word` with every non-whitespace character as a unit.
     - `paper`: the paper's algorithms by position, without the clip; it drifts on real text: for reproduction.
 
     An end-of-sequence token (an id of `source_eos_ids`, `target_eos_ids`, by default the tokenizers' own) goes to the
@@ -153,7 +153,8 @@ def align_logprobs(
 
 
 def check_trace(logprobs: npt.ArrayLike, tokens: int) -> Floats:
-    """`logprobs` in double precision, shape (tokens,). Raises TraceError for another number of them, a NaN or +inf."""
+    """Return `logprobs` in double precision, shape (tokens,). Raises TraceError for another number of them, a NaN or
+    +inf."""
     try:
         trace = np.asarray(logprobs, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -167,9 +168,9 @@ def check_trace(logprobs: npt.ArrayLike, tokens: int) -> Floats:
 
 
 def _check_choices(anchor: str, unit: str, bound: float) -> None:
-    for name, found, known in (("anchor", anchor, ANCHORS), ("unit", unit, UNITS)):
-        if found not in known:
-            raise AlignmentError(f"{name}: found {found!r}, expected one of: {', '.join(known)}")
+    for name, value, known in (("anchor", anchor, ANCHORS), ("unit", unit, UNITS)):
+        if value not in known:
+            raise AlignmentError(f"{name}: found {value!r}, expected one of: {', '.join(known)}")
     if not bound > 0:
         raise AlignmentError(f"bound: found {bound}, expected a number above 0")
 
@@ -179,19 +180,19 @@ def _ends(tokenizer: PreTrainedTokenizerBase, named: Collection[int] | None) -> 
 
 
 def _side(given: Sequence[int], table: TokenTable, data: bytes, ends: Collection[int]) -> _Side:
-    """Ids on the text that they decode to. A last id that is an end is no text, whatever kind of token it is."""
+    """Return ids on the text that they decode to. A last id that is an end is no text, whatever kind of token it is."""
     ids = table.check(given)
     if not len(ids) or int(ids[-1]) not in ends:
-        return _Side(ids, table, place(ids, table, data), False)
-    return _Side(ids, table, _with_end(place(ids[:-1], table, data)), True)
+        return _Side(ids, table, place_tokens(ids, table, data), False)
+    return _Side(ids, table, _with_end(place_tokens(ids[:-1], table, data)), True)
 
 
-def _with_end(placed: Placement) -> Placement:
-    """The placement with one more control token, the end."""
+def _with_end(placed: TokenSpans) -> TokenSpans:
+    """Return the placement with one more control token, the end."""
     control = np.zeros(len(placed.ends), dtype=np.bool_) if placed.control is None else placed.control
     changed = None if placed.changed is None else np.append(placed.changed, False)
     ends = np.append(placed.ends, placed.ends[-1] if len(placed.ends) else 0)
-    return Placement(ends, np.append(control, True), changed, placed.lost)
+    return TokenSpans(ends, np.append(control, True), changed, placed.lost)
 
 
 def _target(
@@ -202,7 +203,7 @@ def _target(
     ends: Collection[int],
     ended: bool,
 ) -> _Side:
-    """The target's tokens: those given, or the text's own. Only the tokenizer's own ids may change the text."""
+    """Return the target's tokens: those given, or the text's own. Only the tokenizer's own ids may change the text."""
     table = table_of(tokenizer)
     if given is not None:
         try:
@@ -223,7 +224,7 @@ def _target(
 
 
 def _pairs(source: _Side, target: _Side) -> tuple[tuple[int, int], ...]:
-    """Special tokens that correspond: end to end, any other to the same token at the same byte."""
+    """Return special tokens that correspond: end to end, any other to the same token at the same byte."""
     if source.placed.control is None or target.placed.control is None:
         return ()
     both_end = source.ended and target.ended
@@ -234,21 +235,22 @@ def _pairs(source: _Side, target: _Side) -> tuple[tuple[int, int], ...]:
 
 
 def _controls(side: _Side, both_end: bool) -> list[tuple[int, tuple[int, str | None]]]:
-    """Control tokens by position, each with what it corresponds by: its byte and content, or that it is the end."""
+    """Return control tokens by position, each with what it corresponds by: its byte and content, or that it is the
+    end."""
     assert side.placed.control is not None
-    found, last = [], len(side.ids) - 1
+    positions, last = [], len(side.ids) - 1
     for at in np.flatnonzero(side.placed.control).tolist():
         token = int(side.ids[at])
         if both_end and at == last:
-            found.append((at, _END))
+            positions.append((at, _END))
         elif token != side.table.unknown or side.placed.changed is None:  # else it stands for a character of the text
-            found.append((at, (int(side.placed.ends[at]), side.table.names.get(token))))
-    return found
+            positions.append((at, (int(side.placed.ends[at]), side.table.names.get(token))))
+    return positions
 
 
 def _result(
     units: Units,
-    moved: Transfer,
+    moved: AlignedValues,
     trace: Floats,
     clipped: float,
     target: _Side,

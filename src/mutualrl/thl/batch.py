@@ -39,7 +39,8 @@ class AlignedBatch:
     uncovered: npt.NDArray[np.int64]
 
     def behaviour(self, own: Tensor) -> Tensor:
-        """The denominator on `own`'s device and dtype, shape (B, T): the peer's log-probs where covered, else `own`.
+        """Return the denominator on `own`'s device and dtype, shape (B, T): the peer's log-probs where covered, else
+        `own`.
 
         `own`: the learner's log-probs of `target_ids`; what is taken from them carries no gradient (ratio 1).
         """
@@ -67,7 +68,8 @@ def align_batch(
     source_eos_ids: Collection[int] | None = None,
     target_eos_ids: Collection[int] | None = None,
 ) -> AlignedBatch:
-    """`align_logprobs` for B responses. `own_logprobs`: the learner's, one number a target token, where there are any.
+    """Return `align_logprobs` for B responses. `own_logprobs`: the learner's, one number a target token, where there
+    are any.
 
     Raises what `align_logprobs` raises, with the row, and TraceError when the lists differ in length.
     """
@@ -82,12 +84,19 @@ def align_batch(
         try:
             aligned.append(
                 align_logprobs(
-                    text, source_ids[row], source_logprobs[row], source_tokenizer, target_tokenizer,
+                    text,
+                    source_ids[row],
+                    source_logprobs[row],
+                    source_tokenizer,
+                    target_tokenizer,
                     target_ids=None if target_ids is None else target_ids[row],
-                    anchor=anchor, unit=unit, bound=bound,
-                    source_eos_ids=source_eos_ids, target_eos_ids=target_eos_ids,
+                    anchor=anchor,
+                    unit=unit,
+                    bound=bound,
+                    source_eos_ids=source_eos_ids,
+                    target_eos_ids=target_eos_ids,
                 )
-            )  # fmt: skip
+            )
             length = len(aligned[-1].target_ids)
             own.append(np.zeros(length) if own_logprobs is None else check_trace(own_logprobs[row], length))
         except ValueError as error:

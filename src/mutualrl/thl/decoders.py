@@ -1,4 +1,4 @@
-"""What a tokenizer's decoder makes of one token: its bytes in the middle of a text.
+"""Bytes that a tokenizer's decoder makes of one token: its bytes in the middle of a text.
 
 Known are the decoders of byte-level BPE and of SentencePiece models (metaspace, byte fallback), which is what
 causal language models use. Anything else is refused by name rather than guessed.
@@ -17,7 +17,7 @@ from mutualrl.errors import TokenizerError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: `TokenBytes.strips` of a decoder that takes all leading blanks of the first token
+#: `TokenBytes.strips` of a decoder that takes all leading whitespace of the first token
 FIRST_TOKEN = -1
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -25,10 +25,10 @@ _KNOWN = "byte-level BPE (ByteLevel) and SentencePiece (Metaspace, or Replace wi
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
-    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = [byte for byte in range(256) if byte not in set(kept)]
-    return {chr(byte): byte for byte in kept} | {chr(256 + n): byte for n, byte in enumerate(moved)}
+    """Return the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(moved)}
 
 
 ALPHABET = _byte_alphabet()
@@ -36,7 +36,8 @@ ALPHABET = _byte_alphabet()
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """How a decoder reads tokens: `bytes_of` one, whether it `is_byte` of a fallback, leading blanks it `strips`."""
+    """Bytes of tokens as a decoder reads them: `bytes_of` one, whether it `is_byte` of a fallback, leading whitespace
+    it `strips`."""
 
     bytes_of: Callable[[str], bytes]
     is_byte: Callable[[str], bool]
@@ -59,7 +60,7 @@ def _is_byte(piece: str) -> bool:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes:
-    """How the decoder of a fast tokenizer reads tokens.
+    """Return how the decoder of a fast tokenizer reads tokens.
 
     Raises TokenizerError for a slow tokenizer, and for a decoder that is not known.
     """
@@ -86,7 +87,8 @@ def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _sentencepiece(steps: list[dict[str, Any]]) -> TokenBytes | None:
-    """Replacements on each token, perhaps a byte fallback, perhaps a blank stripped from the whole; else None."""
+    """Return replacements on each token, perhaps a byte fallback, perhaps a space stripped from the whole; else
+    None."""
     replaced: list[tuple[str, str]] = []
     fallback, strips = False, 0
     for step in steps:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def word_map(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int | None]]:
-    """The paper's PerTokenWordMapBySegments: ids of the whole text, and a word index (or None) for each.
+    """Return the paper's PerTokenWordMapBySegments: ids of the whole text, and a word index (or None) for each.
 
     Both are cut to the shorter of the whole's and the words' number of tokens when these differ.
     """
@@ -48,7 +48,7 @@ def paper_units(
     sources: int,
     targets: int,
 ) -> Units:
-    """The words of the paper's maps as units; `sources`, `targets`: how many response tokens each side has."""
+    """Return the words of the paper's maps as units; `sources`, `targets`: how many response tokens each side has."""
     source = _touch(*word_map(text, source_tokenizer), sources)
     target = _touch(*word_map(text, target_tokenizer), targets)
     count = 1 + max((int(side.unit.max()) for side in (source, target) if len(side.unit)), default=-1)
@@ -63,6 +63,6 @@ def _touch(full_ids: Sequence[int], words: Sequence[int | None], tokens: int) ->
 
 
 def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The paper's Tokenize: ids of a text by itself, without special tokens around it."""
+    """Return the paper's Tokenize: ids of a text by itself, without special tokens around it."""
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)  # no word on the context's length
     return ids

@@ -1,4 +1,4 @@
-"""The bytes of every token of a vocabulary, computed once for each tokenizer.
+"""Bytes of every token of a vocabulary, computed once for each tokenizer.
 
 From it come the byte intervals of any id sequence, canonical or not, without encoding anything again.
 """
@@ -30,12 +30,11 @@ _PROBES = 64  # ids that a new table is checked on
 class TokenTable:
     """Bytes of the V ids of a vocabulary.
 
-    `pieces[id]`: the token's bytes in a text, empty for a control token (one that decoding skips) and for an id that
-    is no token. `lengths`, shape (V,): their number, -1 for an id that is no token. `control`, shape (V,).
-    `byte_tokens`, shape (V,): a lone byte of a byte fallback. `strips`: how many leading blanks the decoder takes from
-    a text (`decoders.FIRST_TOKEN`: those of the first token). `names`: content of the control tokens by id.
-    `unknown`: the id that stands for what the vocabulary lacks, or -1.
-    """
+    `pieces[id]`: the token's bytes in a text, empty for a control token (one that decoding skips) and for an id that is
+    no token. `lengths`, shape (V,): their number, -1 for an id that is no token. `control`, shape (V,). `byte_tokens`,
+    shape (V,): a lone byte of a byte fallback. `strips`: how many leading whitespace the decoder takes from a text
+    (`decoders.FIRST_TOKEN`: those of the first token). `names`: content of the control tokens by id. `unknown`: the id
+    that stands for what the vocabulary lacks, or -1."""
 
     pieces: list[bytes]
     lengths: npt.NDArray[np.int32]
@@ -46,7 +45,7 @@ class TokenTable:
     unknown: int
 
     def check(self, ids: Sequence[int]) -> Ints:
-        """`ids` as an array, shape (n,). Raises TokenError for one that is no token of the vocabulary."""
+        """Return `ids` as an array, shape (n,). Raises TokenError for one that is no token of the vocabulary."""
         array = np.asarray(ids)
         if array.size == 0:
             return np.zeros(0, dtype=np.int64)
@@ -63,11 +62,12 @@ class TokenTable:
         return array.astype(np.int64, copy=False)
 
     def raw(self, ids: list[int]) -> bytes:
-        """The bytes of the ids' text, as they follow something; they need not be valid UTF-8."""
+        """Return the bytes of the ids' text, as they follow something; they need not be valid UTF-8."""
         return b"".join(map(self.pieces.__getitem__, ids))
 
     def read(self, ids: Ints) -> tuple[bytes, Ints]:
-        """UTF-8 of the text that `ids` decode to in context, and the byte of it where each token ends, shape (n,).
+        """Return UTF-8 of the text that `ids` decode to in context, and the byte of it where each token ends, shape
+        (n,).
 
         Invalid bytes become U+FFFD as the decoder has it; a token that ends inside such a sequence ends before it.
         """
@@ -79,7 +79,7 @@ class TokenTable:
         return raw, ends
 
     def _read_bytes(self, ids: Ints) -> tuple[bytes, Ints]:
-        """A byte fallback replaces each byte of a run of byte tokens that is not UTF-8 as a whole."""
+        """Return a byte fallback replaces each byte of a run of byte tokens that is not UTF-8 as a whole."""
         listed = ids.tolist()
         pieces = [self.pieces[i] for i in listed]
         is_byte = [bool(self.byte_tokens[i]) for i in listed]
@@ -106,7 +106,7 @@ def _valid(data: bytes) -> bool:
 
 
 def _replaced(raw: bytes, ends: Ints) -> tuple[bytes, Ints]:
-    """`raw` with every maximal invalid sequence replaced, and `ends` moved along."""
+    """Return `raw` with every maximal invalid sequence replaced, and `ends` moved along."""
     moved = np.zeros(len(raw) + 1, dtype=np.int64)  # raw position -> position in the result
     result, place = b"", 0
     while place < len(raw):
@@ -126,7 +126,8 @@ def _replaced(raw: bytes, ends: Ints) -> tuple[bytes, Ints]:
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that are no text: those that `decode(skip_special_tokens=True)` leaves out, and the tokenizer's own specials.
+    """Return ids that are no text: those that `decode(skip_special_tokens=True)` leaves out, and the tokenizer's own
+    specials.
 
     (transformers' `all_special_ids` alone lacks most of them: of Qwen's it has two of fourteen.)
     """
@@ -144,7 +145,8 @@ _TABLES: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
 
 def table_of(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
-    """The table of a tokenizer, made on first use, and again when its vocabulary or its special tokens changed.
+    """Return the table of a tokenizer, made on first use, and again when its vocabulary or its special tokens
+    changed.
 
     (Not seen is only an existing piece that is added once more, as special, without being any of the named specials.)
     Raises TokenizerError for a slow tokenizer, and for a decoder that is neither byte-level nor SentencePiece.
@@ -157,7 +159,7 @@ def table_of(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
 
 
 def known_table(tokenizer: PreTrainedTokenizerBase) -> TokenTable | None:
-    """The table of a tokenizer, or None when it is of a kind for which there is none."""
+    """Return the table of a tokenizer, or None when it is of a kind for which there is none."""
     try:
         return table_of(tokenizer)
     except TokenizerError:
@@ -192,10 +194,11 @@ def _compare(table: TokenTable, tokenizer: PreTrainedTokenizerBase) -> None:
     ids = np.flatnonzero((table.lengths > 0) & ~table.control)
     probe = ids[:: max(1, len(ids) // _PROBES)]
     ours = table.read(probe)[0].decode()
-    theirs = tokenizer.decode(probe.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    if ours.lstrip(" ") != theirs.lstrip(" "):
-        place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
+    decoded = tokenizer.decode(probe.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if ours.lstrip(" ") != decoded.lstrip(" "):
+        place = next((n for n, (a, b) in enumerate(zip(ours, decoded, strict=False)) if a != b), len(ours))
         raise TokenizerError(
             f"tokenizer {tokenizer.name_or_path!r} decodes its tokens in a way that is not known: expected "
-            f"{ours[max(0, place - 10) : place + 10]!r}, its decode() gives {theirs[max(0, place - 10) : place + 10]!r}"
+            f"{ours[max(0, place - 10) : place + 10]!r}, its decode() gives "
+            f"{decoded[max(0, place - 10) : place + 10]!r}"
         )

@@ -2,7 +2,7 @@
 
 Source: paper, Section "Tokenizer Heterogeneity Layer", text adaptation: decode the peer response, encode it with
 the learner's tokenizer, append it to the learner's own prompt tokens. Three things go wrong when that is
-done naively, and are taken care of here: a SentencePiece completion decoded alone loses its first blank; a
+done naively, and are taken care of here: a SentencePiece completion decoded alone loses its first space; a
 text that spells a control token must not become one; a truncated response must not be given an end.
 """
 
@@ -29,30 +29,30 @@ _ANCHORS = ("\n", "x")
 
 @dataclass(frozen=True, slots=True)
 class Retokenized:
-    """A text in the learner's vocabulary, and what is lost on the way there.
+    """Text in the learner's vocabulary, and what is lost on the way there.
 
     `ids` are the text's tokens, with the end-of-sequence token last exactly when the response had ended. Nothing is
-    ever cut. `carried`: the text that `ids` decode to in a completion. `exact`: it is the text itself. `excess`:
+    ever cut. `retokenized`: the text that `ids` decode to in a completion. `exact`: it is the text itself. `excess`:
     tokens beyond the limit, the end included. `unknown`: tokens that stand for what the vocabulary lacks (<unk>).
     """
 
     ids: tuple[int, ...]
-    carried: str
+    retokenized: str
     exact: bool
     excess: int = 0
     unknown: int = 0
 
     @property
     def fits(self) -> bool:
-        """All tokens are within the limit."""
+        """Return whether all tokens are within the limit."""
         return self.excess == 0
 
     @property
     def lost(self) -> str:
-        """What is lost, in words; empty when nothing is."""
+        """Return what is lost, in words; empty when nothing is."""
         return "; ".join(
-            said
-            for said, true in (
+            text
+            for text, true in (
                 (f"{self.unknown} tokens stand for characters that the vocabulary lacks", self.unknown > 0),
                 ("the tokenizer changes the text", not self.exact and self.unknown == 0),
                 (f"{self.excess} tokens are beyond the limit", self.excess > 0),
@@ -62,28 +62,28 @@ class Retokenized:
 
 
 def decode_completion(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Text of sampled completion ids, special tokens left out, as it reads after a prompt.
+    """Return text of sampled completion ids, special tokens left out, as it reads after a prompt.
 
-    Decoding happens behind an anchor: alone, a SentencePiece completion would lose its first blank.
+    Decoding happens behind an anchor: alone, a SentencePiece completion would lose its first space.
     Invalid byte sequences become U+FFFD, as everywhere in transformers.
     """
     table = known_table(tokenizer)
     special = control_ids(tokenizer) if table is None else table.names.keys()
     ids = [i for i in token_ids if i not in special]
     anchor, alone = _anchor(tokenizer, _ANCHORS[0])
-    whole = _decode([*anchor, *ids], tokenizer)
-    return whole[len(alone) :] if whole.startswith(alone) else _decode(ids, tokenizer)
+    joined = _decode([*anchor, *ids], tokenizer)
+    return joined[len(alone) :] if joined.startswith(alone) else _decode(ids, tokenizer)
 
 
 def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
-    """Whether a sampled completion closed with an end-of-sequence token (else it was truncated)."""
+    """Return whether a sampled completion closed with an end-of-sequence token (else it was truncated)."""
     return bool(token_ids) and token_ids[-1] in eos_token_ids
 
 
 def retokenize(
     text: str, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None, *, ended: bool = False
 ) -> Retokenized:
-    """`text` as the learner's tokens, to stand after the learner's prompt tokens.
+    """Return `text` as the learner's tokens, to stand after the learner's prompt tokens.
 
     Control tokens spelled out in the text stay text (or `exact` is false). The end-of-sequence token is appended when
     `ended` and only then. `max_length` counts all tokens; what is beyond it is counted in the result, not cut.
@@ -92,16 +92,16 @@ def retokenize(
     """
     utf8(text)
     ids, exact = encode_in_context(text, tokenizer)
-    carried = text if exact else decode_completion(ids, tokenizer)
+    retokenized = text if exact else decode_completion(ids, tokenizer)
     unknown = 0 if exact or tokenizer.unk_token_id is None else ids.count(tokenizer.unk_token_id)
     if ended:
         ids = [*ids, end_id(tokenizer)]
     excess = 0 if max_length is None else max(0, len(ids) - max_length)
-    return Retokenized(tuple(ids), carried, exact, excess, unknown)
+    return Retokenized(tuple(ids), retokenized, exact, excess, unknown)
 
 
 def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id of a tokenizer's end-of-sequence token. Raises TokenizerError when it has none."""
+    """Return the id of a tokenizer's end-of-sequence token. Raises TokenizerError when it has none."""
     if tokenizer.eos_token_id is None:
         raise TokenizerError(
             f"tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token; set tokenizer.eos_token"
@@ -110,9 +110,9 @@ def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def encode_in_context(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], bool]:
-    """Ids of `text` as a continuation, and whether they decode to it.
+    """Return ids of `text` as a continuation, and whether they decode to it.
 
-    A tokenizer that puts a blank before every text (SentencePiece) is shown the text behind an anchor. One that has its
+    A tokenizer that puts a space before every text (SentencePiece) is shown the text behind an anchor. One that has its
     control tokens among its pieces (Unigram) is shown a text that spells one in two parts.
     """
     ids = _encode(text, tokenizer)
@@ -132,7 +132,7 @@ def encode_in_context(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[li
 
 
 def _behind_anchors(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    """Ids of `text` as they come out behind each anchor that stays a token of its own there."""
+    """Yield ids of `text` as they come out behind each anchor that stays a token of its own there."""
     for anchor in _ANCHORS:
         before, _ = _anchor(tokenizer, anchor)
         behind = _encode(anchor + text, tokenizer)
@@ -141,7 +141,8 @@ def _behind_anchors(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[l
 
 
 def _cut_controls(text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """`text` cut behind the first character of every control token that it spells and that `ids` have for real."""
+    """Return `text` cut behind the first character of every control token that it spells and that `ids` have for
+    real."""
     table = known_table(tokenizer)
     names = set() if table is None else {table.names[i] for i in ids if i in table.names and len(table.names[i]) > 1}
     spelled = re.compile("|".join(map(re.escape, sorted(names)))) if names else None
@@ -150,7 +151,8 @@ def _cut_controls(text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerB
 
 
 def _carries(ids: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether `decode_completion` of `ids` is `text`: by the token table, or the decoder itself where there is none."""
+    """Return whether `decode_completion` of `ids` is `text`: by the token table, or the decoder itself where there
+    is none."""
     table = known_table(tokenizer)
     if table is None:
         return decode_completion(ids, tokenizer) == text
@@ -159,13 +161,13 @@ def _carries(ids: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> b
 
 @lru_cache(maxsize=64)
 def _anchor(tokenizer: PreTrainedTokenizerBase, anchor: str) -> tuple[tuple[int, ...], str]:
-    """An anchor's ids, and the text they decode to; the same for a tokenizer's whole life."""
+    """Return an anchor's ids, and the text they decode to; the same for a tokenizer's whole life."""
     ids = _encode(anchor, tokenizer)
     return tuple(ids), _decode(ids, tokenizer)
 
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids of `text`, nothing added, control tokens spelled in it split like any text."""
+    """Return ids of `text`, nothing added, control tokens spelled in it split like any text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     ids: list[int]
     if backend is None or backend.truncation is not None or backend.padding is not None:

@@ -17,7 +17,7 @@ from mutualrl.thl.units import Floats, Touch, Units
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class AlignedValues:
     """Aligned values of T target tokens, NaN where uncovered.
 
     `residual`: mass of units without a valid target token; `stranded`: how many source tokens touch such a unit.
@@ -37,7 +37,7 @@ def transfer(
     *,
     rotate: int = 0,
     empty_is_zero: bool = False,
-) -> Transfer:
+) -> AlignedValues:
     """Gather the source mass of every unit and spread it evenly over the unit's valid target tokens.
 
     `logprobs`, shape (S,): of the source tokens; `targets`: T. `changed`, shape (T,): target tokens that are not the
@@ -46,7 +46,7 @@ def transfer(
     without source tokens gives its target tokens 0, once any unit has some (the paper's pseudocode).
     """
     source, target = units.source, units.target
-    mass = gather(source, logprobs, units.count)
+    mass = gather_units(source, logprobs, units.count)
     sources = np.bincount(source.unit, minlength=units.count)
     if rotate:
         mass, sources = np.roll(mass, rotate), np.roll(sources, rotate)
@@ -70,18 +70,19 @@ def transfer(
         values = _sums(token, part[unit], targets)
         values[np.bincount(token, minlength=targets) == 0] = np.nan
     if all_good:
-        return Transfer(values, ~np.isnan(values), 0.0, 0)
+        return AlignedValues(values, ~np.isnan(values), 0.0, 0)
     nowhere = ~np.roll(good, -rotate)[source.unit]
     stranded = len(np.unique(source.token[nowhere]))
-    return Transfer(values, ~np.isnan(values), float(mass[~good].sum()), stranded)
+    return AlignedValues(values, ~np.isnan(values), float(mass[~good].sum()), stranded)
 
 
-def gather(touch: Touch, values: Floats, count: int) -> Floats:
-    """Sum of the tokens' values in every one of `count` units, shape (count,), each token by its part."""
+def gather_units(touch: Touch, values: Floats, count: int) -> Floats:
+    """Return the sum of the tokens' values in every one of `count` units, shape (count,), each token by its part."""
     weights = values[touch.token]
     return _sums(touch.unit, weights if touch.share is None else weights * touch.share, count)
 
 
 def _sums(index: Ints, weights: Floats, size: int) -> Floats:
-    """Sum of the weights at every index 0..size - 1, in their order (of no weights, bincount would make integers)."""
+    """Return the sum of the weights at every index 0..size - 1, in their order (of no weights, bincount would make
+    integers)."""
     return np.bincount(index, weights, minlength=size).astype(np.float64, copy=False)

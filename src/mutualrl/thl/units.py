@@ -1,7 +1,7 @@
-"""Which tokens touch which unit of the text: the incidence that an alignment moves mass along.
+"""Incidence of tokens and units of the text: the incidence that an alignment moves mass along.
 
 A unit is what mass is gathered in and spread over: a byte-synchronous group of tokens (`span`), a word with the
-blanks before it (`word`), or a character (`char`).
+whitespace before it (`word`), or a character (`char`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mutualrl.thl.offsets import Bools, Placement
+from mutualrl.thl.offsets import Bools, TokenSpans
 from mutualrl.thl.table import Ints
 
 Floats = npt.NDArray[np.float64]
@@ -40,14 +40,15 @@ class Units:
     broken: Bools | None = None
 
 
-def span_units(source: Placement, target: Placement, size: int) -> Units:
-    """Byte-synchronous groups: a group closes where both tokenizations end on the same byte of the N = `size`.
+def span_units(source: TokenSpans, target: TokenSpans, size: int) -> Units:
+    """Return byte-synchronous groups: a group closes where both tokenizations end on the same byte of the N =
+    `size`.
 
     A token that covers no byte belongs to the group of the next token, unless the other side has one there too:
     then the two are a group. The text's end closes a group in any case.
     """
     of_source, of_target = _text_tokens(source), _text_tokens(target)
-    if source.whole and target.whole:
+    if source.all_text and target.all_text:
         keys, other, scale = source.ends, target.ends, 1
     else:
         keys, other, scale = _keys(source.ends[of_source], target.ends[of_target])
@@ -60,8 +61,8 @@ def span_units(source: Placement, target: Placement, size: int) -> Units:
     return Units(len(closes), Touch(of_source, group), touching, _broken(target, closes // scale, touching))
 
 
-def _broken(target: Placement, edges: Ints, touching: Touch) -> Bools | None:
-    """Units, ending at the bytes `edges`, of which a part was changed; None when the target carries the text.
+def _broken(target: TokenSpans, edges: Ints, touching: Touch) -> Bools | None:
+    """Return units, ending at the bytes `edges`, of which a part was changed; None when the target carries the text.
 
     Bytes were lost, or a token has others beside the text's own. What was put in between covers no byte and spoils
     nothing.
@@ -75,13 +76,13 @@ def _broken(target: Placement, edges: Ints, touching: Touch) -> Bools | None:
     return broken
 
 
-def _text_tokens(side: Placement) -> Ints:
-    """Indices of the tokens that are text, not control tokens."""
+def _text_tokens(side: TokenSpans) -> Ints:
+    """Return indices of the tokens that are text, not control tokens."""
     return np.arange(len(side.ends)) if side.control is None else np.flatnonzero(~side.control)
 
 
 def _keys(ends: Ints, other: Ints) -> tuple[Ints, Ints, int]:
-    """Positions of token ends that are all different within a side, and their scale.
+    """Return positions of token ends that are all different within a side, and their scale.
 
     The k-th token in a row that covers no byte after byte p stands at p * scale + k.
     """
@@ -94,7 +95,7 @@ def _keys(ends: Ints, other: Ints) -> tuple[Ints, Ints, int]:
 
 
 def _ranks(ends: Ints) -> Ints | None:
-    """Number of each token among those that cover no byte in a row (from 1); 0 for a token that covers some."""
+    """Return number of each token among those that cover no byte in a row (from 1); 0 for a token that covers some."""
     lengths = np.diff(ends, prepend=0)
     if lengths.all():
         return None
@@ -103,8 +104,9 @@ def _ranks(ends: Ints) -> Ints | None:
     return place - last
 
 
-def segment_units(source: Placement, target: Placement, edges: Ints, characters: Floats) -> Units:
-    """Segments of the text that end at the bytes `edges`, shape (W,); `characters`, shape (N + 1,): see `words`.
+def segment_units(source: TokenSpans, target: TokenSpans, edges: Ints, characters: Floats) -> Units:
+    """Return segments of the text that end at the bytes `edges`, shape (W,); `characters`, shape (N + 1,): see
+    `words`.
 
     A token that spans several segments lies in each by the share of its characters there. A token that covers no byte
     belongs to the segment where the next token starts.
@@ -115,9 +117,9 @@ def segment_units(source: Placement, target: Placement, edges: Ints, characters:
     return Units(len(edges), touched, touching, _broken(target, edges, touching))
 
 
-def _touches(side: Placement, edges: Ints, characters: Floats, size: int) -> Touch:
+def _touches(side: TokenSpans, edges: Ints, characters: Floats, size: int) -> Touch:
     of_text = _text_tokens(side)
-    if not side.whole:  # a token that covers no byte and has none behind it is in no segment
+    if not side.all_text:  # a token that covers no byte and has none behind it is in no segment
         of_text = of_text[(side.ends[of_text] > side.starts[of_text]) | (side.ends[of_text] < size)]
     ends, starts = side.ends[of_text], side.starts[of_text]
     first = np.searchsorted(edges, starts, side="right")
@@ -131,7 +133,7 @@ def _touches(side: Placement, edges: Ints, characters: Floats, size: int) -> Tou
     unit = first[token] + within
     left = np.maximum(np.concatenate(([0], edges))[unit], starts[token])
     width = characters[np.minimum(edges[unit], ends[token])] - characters[left]
-    whole = characters[ends] - characters[starts]
-    share = width / np.where(whole > 0, whole, 1.0)[token]
+    widths = characters[ends] - characters[starts]
+    share = width / np.where(widths > 0, widths, 1.0)[token]
     share[extra[token] == 0] = 1.0
     return Touch(of_text[token], unit, share)

@@ -24,15 +24,15 @@ _CJK = re.compile(
 
 
 def has_cjk(text: str) -> bool:
-    """Whether `text` holds a code point of the CJK, kana, bopomofo or hangul blocks."""
+    """Return whether `text` holds a code point of the CJK, kana, bopomofo or hangul blocks."""
     return not text.isascii() and _CJK.search(text) is not None
 
 
 def word_spans(text: str, unit: Unit = "auto") -> list[tuple[int, int]]:
-    r"""Character intervals `[start, end)` of the words of `text`, in order.
+    r"""Return character intervals `[start, end)` of the words of `text`, in order.
 
-    `word`: maximal runs of non-blanks (the regular expression `\S+`, the paper's rule); `char`: single
-    non-blank characters (code points); `auto`: `char` when the text holds CJK, else `word`. The switch is
+    `word`: maximal runs of non-whitespace (the regular expression `\S+`, the paper's rule); `char`: single
+    non-whitespace characters (code points); `auto`: `char` when the text holds CJK, else `word`. The switch is
     per text. Blanks are in no span. Raises ValueError for another unit.
     """
     if unit not in UNITS:
@@ -42,9 +42,9 @@ def word_spans(text: str, unit: Unit = "auto") -> list[tuple[int, int]]:
 
 
 def segment_ends(text: str, unit: Unit = "auto") -> list[int]:
-    """Character ends of the segments that partition `text`: a word with the blanks before it.
+    """Return character ends of the segments that partition `text`: a word with the whitespace before it.
 
-    Trailing blanks are a segment of their own; a text of blanks is one segment; an empty text has none.
+    Trailing whitespace are a segment of their own; a text of whitespace is one segment; an empty text has none.
     """
     ends = [end for _, end in word_spans(text, unit)]
     if text and (not ends or ends[-1] < len(text)):
@@ -53,7 +53,7 @@ def segment_ends(text: str, unit: Unit = "auto") -> list[int]:
 
 
 def character_positions(data: bytes) -> npt.NDArray[np.float64]:
-    """For every byte position 0..N of UTF-8 `data`: how many characters lie before it, shape (N + 1,).
+    """Return for every byte position 0..N of UTF-8 `data`: how many characters lie before it, shape (N + 1,).
 
     Inside a character the count is fractional: each of its k bytes is 1/k of a character.
     """
@@ -65,7 +65,7 @@ def character_positions(data: bytes) -> npt.NDArray[np.float64]:
 
 
 def byte_positions(text: str, data: bytes, characters: list[int]) -> npt.NDArray[np.int64]:
-    """Byte positions of character positions 0..len(text) in UTF-8 `data`."""
+    """Return byte positions of character positions 0..len(text) in UTF-8 `data`."""
     at = np.asarray(characters, dtype=np.int64)
     if len(text) == len(data):
         return at
@@ -73,6 +73,6 @@ def byte_positions(text: str, data: bytes, characters: list[int]) -> npt.NDArray
 
 
 def _edges(data: bytes) -> npt.NDArray[np.int64]:
-    """Byte where each character of UTF-8 `data` starts, and where the last ends."""
+    """Return byte where each character of UTF-8 `data` starts, and where the last ends."""
     raw = np.frombuffer(data, dtype=np.uint8)
     return np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(data))

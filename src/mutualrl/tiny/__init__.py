@@ -1,4 +1,4 @@
-"""The embedded models: tiny, shipped with their warmed weights, so that every machine starts from the same floats."""
+"""Embedded models: tiny, shipped with their warmed weights, so that every machine starts from the same floats."""
 
 from __future__ import annotations
 

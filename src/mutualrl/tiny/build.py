@@ -31,7 +31,7 @@ _ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 
 
 def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on the spot; digits are isolated or merged, as the spec says."""
+    """Return a byte-level BPE trained on the spot; digits are isolated or merged, as the spec says."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -60,7 +60,7 @@ def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
 
 
 def build_model(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """An untrained model of the spec's architecture; its weights come from the spec's seed alone."""
+    """Return an untrained model of the spec's architecture; its weights come from the spec's seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1000 + spec.seed)
         sizes: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the embedded pool is made of. Numbers only."""
+"""Specification of the embedded pool. Numbers only."""
 
 from __future__ import annotations
 

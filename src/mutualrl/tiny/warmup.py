@@ -1,4 +1,4 @@
-"""The short supervised warm-up that gives each embedded policy its strong skill, and hardly the other."""
+"""Short supervised warm-up that gives each embedded policy its strong skill, and hardly the other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(name: str, directory: Path) -> None:
 
 
 def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: TinySpec) -> None:
-    """Next-token training on right solutions, the completion alone; AdamW, cosine to 5 % of the rate."""
+    """Train on the next token of correct solutions, the completion alone; AdamW, cosine to 5 % of the rate."""
     rng = random.Random(spec.seed)
     draw = _sampler(spec, rng)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
@@ -57,7 +57,7 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: Ti
 
 
 def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Problem]:
-    """Draws warm-up problems: the strong operation, and a few of the scarce one."""
+    """Return a sampler of warm-up problems: the strong operation, and a few of the scarce one."""
     weak: Operation = "*" if spec.strong == "+" else "+"
     strong = split_problems(spec.strong)[0]
     scarce = random.Random(2).sample(split_problems(weak)[0], spec.scarce_problems) if spec.scarce else []
@@ -71,7 +71,7 @@ def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Problem]:
 
 
 def batch(problems: list[Problem], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels, padded on the right; the prompt and the padding carry no label (-100)."""
+    """Return ids and labels, padded on the right; the prompt and the padding carry no label (-100)."""
     rows, labels = [], []
     for problem in problems:
         prompt = tokenizer.encode(problem.prompt, add_special_tokens=False)

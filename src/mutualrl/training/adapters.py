@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def lora_config(section: LoraSection | None) -> LoraConfig | None:
-    """`peft`'s configuration; None where the policy trains its weights."""
+    """Return `peft`'s configuration; None where the policy trains its weights."""
     if section is None:
         return None
     targets = section.target_modules
@@ -32,7 +32,7 @@ def lora_config(section: LoraSection | None) -> LoraConfig | None:
 
 
 def save_adapter(trainer: GRPOTrainer, state: dict[str, Any], model: Path, adapter: Path) -> None:
-    """The adapter alone into `adapter`, and the model with the adapter merged into `model`; by one process.
+    """Save the adapter alone into `adapter`, and the model with the adapter merged into `model`; by one process.
 
     The model is read again from where the policy started: under ZeRO-3 no process holds its weights.
     """

@@ -12,11 +12,11 @@ from transformers.utils import logging
 
 from mutualrl.errors import DataError, ModelError
 from mutualrl.recipes import Recipe
-from mutualrl.recipes.agreement import compare, fingerprint, load_prompts, require_enough, solutions
-from mutualrl.recipes.batch import BatchPlan, plan_batch
+from mutualrl.recipes.agreement import compare, fingerprint, load_recipe_prompts, require_enough, solutions
+from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
 from mutualrl.records import Prompt
 from mutualrl.regimes import get_regime
-from mutualrl.see import Absences, Exchange, Heartbeat
+from mutualrl.see import Exchange, Heartbeat, MissingPeers
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
@@ -32,11 +32,11 @@ from mutualrl.training.safe_deepspeed import keep_loads_safe
 from mutualrl.training.sharing import Sharing, publish_schema
 from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
-from mutualrl.training.vllm_engine import prepare_vllm
+from mutualrl.training.vllm_generation import prepare_vllm
 
 
-class Built(NamedTuple):
-    """What `build_trainer` gives: the trainer, its side of the exchange, the validation prompts."""
+class BuiltTrainer(NamedTuple):
+    """Result of `build_trainer`: the trainer, its side of the exchange, the validation prompts."""
 
     trainer: MutualGRPOTrainer
     sharing: Sharing
@@ -51,22 +51,29 @@ def build_trainer(
     exchange: Exchange,
     heartbeat: Heartbeat,
     stopping: Callable[[], bool] = lambda: False,
-) -> Built:
-    """Everything one policy trains with, after its batch plan was found to be the run's."""
+) -> BuiltTrainer:
+    """Build everything that one policy trains with, after its batch plan was found to be the run's."""
     logging.disable_progress_bar()
-    seat = info.placement[policy]
-    batch = plan_batch(recipe, policy, seat.processes)
-    prompts = load_prompts(recipe, "train")
+    allocation = info.placement[policy]
+    batch = plan_batch(recipe, policy, allocation.processes)
+    prompts = load_recipe_prompts(recipe, "train")
     compare(policy, fingerprint(recipe, batch, prompts), info.fingerprint)
     tokenizers = load_tokenizers(recipe)
     prompts, validation = _fitting(recipe, prompts, tokenizers, batch)
-    cpu = not torch.cuda.is_available() or not seat.gpus
+    cpu = not torch.cuda.is_available() or not allocation.gpus
     output = run.policy(policy).root / "trainer"
     args = grpo_config(
-        recipe, policy, batch, seat.strategy, output, cpu=cpu, tenants=seat.tenants, memory=seat.memory,
+        recipe,
+        policy,
+        batch,
+        allocation.strategy,
+        output,
+        cpu=cpu,
+        policies_per_gpu=allocation.policies_per_gpu,
+        memory=allocation.memory,
         trackers=tracker_keys(recipe, run, policy),
-    )  # fmt: skip
-    if seat.strategy != "ddp":
+    )
+    if allocation.strategy != "ddp":
         keep_loads_safe()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
     spec = get_regime(recipe.regime_name)
@@ -76,7 +83,7 @@ def build_trainer(
             peers=[p.name for p in recipe.policies if p.name != policy],
             heartbeat=heartbeat,
             stopping=stopping,
-            absences=Absences(exchange.store, policy),
+            missing_peers=MissingPeers(exchange.store, policy),
         ),
         spec=spec,
         settings=recipe.regime_settings(policy),
@@ -101,13 +108,13 @@ def build_trainer(
     except (OSError, SafetensorError) as error:
         raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
-    return Built(trainer, sharing, validation)
+    return BuiltTrainer(trainer, sharing, validation)
 
 
 def _fitting(
     recipe: Recipe, prompts: list[Prompt], tokenizers: dict[str, Any], batch: BatchPlan
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Training and validation prompts that are short enough for every policy."""
+    """Return training and validation prompts that are short enough for every policy."""
     limit = recipe.task.max_prompt_tokens
     readers = [
         (tokenizer, recipe.trainer_settings(name).get("chat_template_kwargs") or {})
@@ -115,7 +122,7 @@ def _fitting(
     ]
     training = within_limit(prompts, readers, limit)
     require_enough(training, batch)
-    validation = within_limit(load_prompts(recipe, "validation"), readers, limit)
+    validation = within_limit(load_recipe_prompts(recipe, "validation"), readers, limit)
     if not validation:
         raise DataError(f"no validation prompt is within task.max_prompt_tokens ({limit}) for every policy")
     return training, validation

@@ -47,7 +47,7 @@ class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
 
 
 class AlreadyTrainedError(Exception):
-    """The checkpoint that was loaded is the last one: nothing is left to train, where transformers would go on."""
+    """Checkpoint that was loaded is the last one: nothing is left to train, where transformers would go on."""
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
@@ -75,10 +75,10 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transforme
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """One JSON line a step in `metrics.jsonl`, flushed when the step ends; greedy validation every N steps.
+    """One JSON line per step in `metrics.jsonl`, flushed when the step ends; greedy validation every N steps.
 
     A value that is not finite is written as null: JSON has no NaN. On a GPU the line has the peak of the memory that
-    the first rank's tensors took so far. `tell` hears of every validation.
+    the first rank's tensors took so far. `log_validation` hears of every validation.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
         validate: Callable[[], Validation],
         every: int,
         steps: int,
-        tell: Callable[[Validation], None] = lambda validation: None,
+        log_validation: Callable[[Validation], None] = lambda validation: None,
     ) -> None:
-        self._tell = tell
+        self._log_validation = log_validation
         self._path = path
         self._validate = validate
         self._every = every
@@ -101,7 +101,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
         step = state.global_step
         if self._every and step % self._every == 0 and step < self._steps:
             self._validation = self._validate()
-            self._tell(self._validation)
+            self._log_validation(self._validation)
 
     def on_log(
         self, args: Args, state: State, control: Control, logs: dict[str, Any] | None = None, **kwargs: object
@@ -128,9 +128,9 @@ def keep_until(path: Path, step: int) -> None:
     goes too."""
     if not path.exists():
         return
-    kept = []
+    lines = []
     for line in path.read_bytes().splitlines(keepends=True):
         if not line.endswith(b"\n") or int(json.loads(line)["step"]) > step:
             break
-        kept.append(line)
-    write_atomic(path, b"".join(kept))
+        lines.append(line)
+    write_atomic(path, b"".join(lines))

@@ -1,4 +1,4 @@
-"""Saving a policy's checkpoint whole: transformers writes the files, every rank sums its share, the main rank
+"""Saving a complete checkpoint of a policy: transformers writes the files, every rank sums its share, the main rank
 commits."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Checkpointer:
-    """Where and as what a trainer's checkpoints are kept. `saved`: the step of the last one, made or gone on from;
+    """Writer of a trainer's checkpoints. `saved`: the step of the last one, made or gone on from;
     `progress` gives what the policy reports across restarts; `on_commit` is called on the main rank when a checkpoint
     is complete."""
 
@@ -47,7 +47,7 @@ class Checkpointer:
         step, accelerator = trainer.state.global_step, trainer.accelerator
         if step == self.saved:
             return
-        staging = self.store.staging(step)
+        staging = self.store.staged(step)
         if accelerator.is_main_process:
             self.store.require_space(step, self.store.size() or estimated_bytes(trainer))
             if staging.exists():
@@ -65,8 +65,8 @@ class Checkpointer:
             raise DiskError(
                 f"{self.store.path(step)}: cannot be written ({error}); a checkpoint needs "
                 f"{self.store.size() or estimated_bytes(trainer):,} bytes, the disk has "
-                f"{shutil.disk_usage(self.store.root).free:,} free; earlier checkpoints are whole. When there is room: "
-                "mutualrl train --resume"
+                f"{shutil.disk_usage(self.store.root).free:,} free; earlier checkpoints are intact. "
+                "When there is room: mutualrl train --resume"
             ) from error
         self.saved = step
         accelerator.wait_for_everyone()
@@ -74,17 +74,18 @@ class Checkpointer:
     def _commit(self, trainer: GRPOTrainer, staging: Path) -> None:
         accelerator = trainer.accelerator
         names = [relative_files(staging)] if accelerator.is_main_process else [None]
-        every = broadcast_object_list(names, from_process=0)[0]  # one list: a network file system may show each another
-        assert every is not None
-        share = every[accelerator.process_index :: accelerator.num_processes]
+        file_names = broadcast_object_list(names, from_process=0)[
+            0
+        ]  # one list: a network file system may show each another
+        assert file_names is not None
+        share = file_names[accelerator.process_index :: accelerator.num_processes]
         sums = dict(gather_object([(name, file_sum(staging / name)) for name in share]))
         if not accelerator.is_main_process:
             return
         if set(sums) != set(relative_files(staging)):
             raise DiskError(
                 f"{staging}: its list of files changed while they were summed; is the file system's cache of names "
-                f"slow? "
-                "(mutualrl doctor --run-dir DIR)"
+                "slow? (mutualrl doctor --run-dir DIR)"
             )
         marker = CheckpointMarker(
             run_id=self.run_id,
@@ -102,7 +103,7 @@ class Checkpointer:
 
 
 def estimated_bytes(trainer: GRPOTrainer) -> int:
-    """Size of a first checkpoint: the weights, and two moments in single precision for each that is trained."""
+    """Return size of a first checkpoint: the weights, and two moments in single precision for each that is trained."""
     total = 0
     for p in trainer.model.parameters():
         count = getattr(p, "ds_numel", p.numel())
@@ -111,7 +112,7 @@ def estimated_bytes(trainer: GRPOTrainer) -> int:
 
 
 class StepEnd(NamedTuple):
-    """What a begun round moves although the step is not made: the generators, and TRL's count of tokens."""
+    """State that a begun round moves although the step is not made: the generators, and TRL's count of tokens."""
 
     random: RandomState
     tokens: int
@@ -121,7 +122,7 @@ RandomState = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
 
 
 def random_state() -> RandomState:
-    """The states of all generators that training draws from: Python, NumPy, torch, and torch on each GPU."""
+    """Return the states of all generators that training draws from: Python, NumPy, torch, and torch on each GPU."""
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), gpus
 

@@ -8,9 +8,9 @@ from typing import Any
 from trl import GRPOConfig
 
 from mutualrl.errors import MachineError, RecipeError
-from mutualrl.recipes.batch import BatchPlan
+from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
-from mutualrl.training.vllm_engine import vllm_keys
+from mutualrl.training.vllm_generation import vllm_keys
 
 # TRL's defaults are for GPUs; on CPU bf16 is 4.5 times slower and checkpointing saves nothing that is scarce.
 CPU_DEFAULTS: dict[str, Any] = {
@@ -29,11 +29,11 @@ def grpo_config(
     output: Path,
     *,
     cpu: bool,
-    tenants: int = 1,
+    policies_per_gpu: int = 1,
     memory: float | None = None,
     trackers: dict[str, Any] | None = None,
 ) -> GRPOConfig:
-    """The trainer's configuration: TRL's defaults < ours for the device < recipe < what the run decides.
+    """Return the trainer's configuration: TRL's defaults < ours for the device < recipe < what the run decides.
 
     Raises RecipeError when TRL refuses the combination, MachineError when a package is missing.
     """
@@ -56,7 +56,7 @@ def grpo_config(
         "remove_unused_columns": False,
         "trust_remote_code": recipe.policy(policy).trust_remote_code,
         **deepspeed_config(strategy),
-        **vllm_keys(recipe.trainer_settings(policy), tenants, memory),
+        **vllm_keys(recipe.trainer_settings(policy), policies_per_gpu, memory),
     }
     if cpu and strategy != "ddp":
         keys["use_cpu"] = False  # else accelerate would not look at DeepSpeed
@@ -75,7 +75,7 @@ def grpo_config(
 
 
 def deepspeed_config(strategy: str) -> dict[str, object]:
-    """The DeepSpeed configuration of a strategy; nothing for DDP. The batch sizes are the trainer's."""
+    """Return the DeepSpeed configuration of a strategy; nothing for DDP. The batch sizes are the trainer's."""
     if strategy == "ddp":
         return {}
     stage: dict[str, Any] = {"stage": 3 if strategy == "zero3" else 2}

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[str, Any]]], limit: int) -> list[Prompt]:
-    """The prompts of at most `limit` tokens under every policy's tokenizer and chat template arguments.
+    """Return the prompts of at most `limit` tokens under every policy's tokenizer and chat template arguments.
 
     One that is too long for any policy is dropped for all, so that every policy sees the identical batch
     (paper, Section "Implementation details").
     """
-    kept = set(range(len(prompts)))
+    fitting = set(range(len(prompts)))
     for tokenizer, template in readers:
         contents = [prompt.content for prompt in prompts]
         for place, ids in enumerate(prompt_ids(contents, tokenizer, template)):
             if len(ids) > limit:
-                kept.discard(place)
-    return [prompts[i] for i in sorted(kept)]
+                fitting.discard(place)
+    return [prompts[i] for i in sorted(fitting)]
 
 
 def as_dataset(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Columns `prompt` (text, or a conversation), `answer`, `prompt_id`, `group` and those of the data set."""
+    """Return columns `prompt` (text, or a conversation), `answer`, `prompt_id`, `group` and those of the data set."""
     others: dict[str, list[object]] = {}
     for key in dict.fromkeys(key for p in prompts for key in p.columns):
         others[key] = [p.columns.get(key) for p in prompts]

@@ -15,8 +15,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mutualrl.regimes.losses import BY_ROWS, Shares, aggregate, bounded_loss, nll_loss, row_nll, shares
-from mutualrl.regimes.microbatches import Slot, assign_to_microbatches
+from mutualrl.regimes.losses import (
+    BY_ROWS,
+    NormalizerFactors,
+    aggregate,
+    bounded_loss,
+    nll_loss,
+    normalizer_factors,
+    row_nll,
+)
+from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.round import PPO, Bound, ExtraRow, Mean, RowStatistics
 from mutualrl.training.tensors import as_batch, concatenated, padded
 from mutualrl.training.trl_compat import (
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Term(NamedTuple):
-    """What rows must have in common to go through one pass."""
+    """Properties that rows must have in common to go through one pass."""
 
     loss: str
     mean: Mean
@@ -61,11 +69,11 @@ class Chunk(NamedTuple):
 
 @dataclass
 class TermRows:
-    """The rows of a term, and where each of them goes."""
+    """Rows of a term, and where each of them goes."""
 
     term: Term
     rows: list[int]
-    table: dict[Slot, list[int]]
+    table: dict[MicrobatchSlot, list[int]]
 
     def of_step(self, step: int) -> list[int]:
         """Return the rows of an optimizer step, over all ranks and micro-batches."""
@@ -73,7 +81,7 @@ class TermRows:
 
 
 class ExtraRows:
-    """The extra rows of one round, micro-batch by micro-batch.
+    """Extra rows of one round, micro-batch by micro-batch.
 
     Ranks stay in step: all run the same chunks of the same number of rows in a micro-batch, masked rows standing in
     where a rank has fewer (a missing forward hangs DDP and ZeRO-3, and TRL gathers one number per row). A micro-batch
@@ -156,8 +164,8 @@ class ExtraRows:
         """Return this rank's rows in a micro-batch, in chunks as large as those of the rank with the most rows."""
         size = self._trainer.args.per_device_train_batch_size
         ranks = range(self._trainer.accelerator.num_processes)
-        most = max(len(term.table[Slot(step, micro, rank)]) for rank in ranks)
-        own = term.table[Slot(step, micro, self._trainer.accelerator.process_index)]
+        most = max(len(term.table[MicrobatchSlot(step, micro, rank)]) for rank in ranks)
+        own = term.table[MicrobatchSlot(step, micro, self._trainer.accelerator.process_index)]
         return [Chunk(own[at : at + size], min(size, most - at)) for at in range(0, most, size)]
 
     def _tokens(self, indices: Iterable[int]) -> int:
@@ -278,13 +286,13 @@ class ExtraRows:
             step_items=step_items / trainer.accelerator.num_processes,
         )
 
-    def _pool_shares(self, step: int, micro: int, inputs: Inputs, chunk: Chunk | None = None) -> Shares:
+    def _pool_shares(self, step: int, micro: int, inputs: Inputs, chunk: Chunk | None = None) -> NormalizerFactors:
         """Return the shares of own rows and of a chunk in the mean over own and pooled extra rows."""
         args, accelerator = self._trainer.args, self._trainer.accelerator
         loss_type, ranks = self._trainer.loss_type, accelerator.num_processes
         pooled = self._pooled_terms()
         if loss_type in BY_ROWS:
-            return shares(
+            return normalizer_factors(
                 loss_type,
                 own=args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks,
                 extra=sum(len(term.of_step(step)) for term in pooled),
@@ -293,12 +301,12 @@ class ExtraRows:
                 ranks=ranks,
             )
         if loss_type == "bnpo":
-            slot = Slot(step, micro, accelerator.process_index)
+            slot = MicrobatchSlot(step, micro, accelerator.process_index)
             extra = sum(self._tokens(term.table[slot]) for term in pooled)
             tokens = 0 if chunk is None else self._tokens(chunk.rows)
-            return shares(loss_type, own=float(loss_mask(inputs).sum()), extra=extra, chunk=tokens)
+            return normalizer_factors(loss_type, own=float(loss_mask(inputs).sum()), extra=extra, chunk=tokens)
         extra = self._tokens(self._pooled_rows())
-        return shares(loss_type, own=float(inputs["num_items_in_batch"]), extra=extra)
+        return normalizer_factors(loss_type, own=float(inputs["num_items_in_batch"]), extra=extra)
 
     def _pooled_terms(self) -> list[TermRows]:
         return [term for term in self._terms if term.term.mean == "pool"]

@@ -1,4 +1,4 @@
-"""The tokenizers of a pool."""
+"""Tokenizers of a pool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mutualrl.tiny import located
 
 
 def load_tokenizers(recipe: Recipe) -> dict[str, object]:
-    """The tokenizer of every policy by name. Raises ModelError naming the one that cannot be loaded."""
+    """Return the tokenizer of every policy by name. Raises ModelError naming the one that cannot be loaded."""
     return {
         p.name: load_tokenizer(located(p.model), revision=p.revision, trust_remote_code=p.trust_remote_code)
         for p in recipe.policies

@@ -1,4 +1,4 @@
-"""One policy's link to its peers: publish a round, wait for theirs, and say who is waited for."""
+"""One policy's link to its peers: publish a round, wait for the peers' rounds, and report who is waited for."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mutualrl.console.lines import say
-from mutualrl.see import Absences, Exchange, Heartbeat, Listener, Shard
+from mutualrl.console.lines import notify
+from mutualrl.see import Exchange, Heartbeat, MissingPeers, Shard, WaitCallbacks
 
 
 @dataclass
 class PeerLink:
-    """The exchange as one policy uses it.
+    """Exchange as one policy uses it.
 
-    `stopping` is asked while it waits; a true answer ends the wait with RoundAbortedError. `absences`: the rounds in
-    which the policy went on without a peer. `waited_for`: the seconds that each peer was waited for.
-    """
+    `stopping` is asked while it waits; a true answer ends the wait with RoundAbortedError. `missing_peers`: the rounds
+    in which the policy went on without a peer. `waited_for`: the seconds that each peer was waited for."""
 
     exchange: Exchange
     peers: Sequence[str]
     heartbeat: Heartbeat | None = None
     stopping: Callable[[], bool] = lambda: False
-    absences: Absences = field(default_factory=Absences)
+    missing_peers: MissingPeers = field(default_factory=MissingPeers)
     wait_seconds: float = 0.0
     waited_for: Counter[str] = field(default_factory=Counter)
 
     @property
     def policy(self) -> str:
-        """The policy whose link this is."""
+        """Return the policy whose link this is."""
         return self.exchange.policy
 
     def read(self, round_index: int) -> tuple[dict[str, Shard], float]:
         """Wait for the round of every peer; return them by name, and the seconds waited."""
         began = time.monotonic()
-        expected = [peer for peer in self.peers if not self.absences.absent(peer, round_index)]
-        listener = Listener(self.set_phase, self._arrived, self._slow, self.stopping)
-        shards = self.exchange.wait(expected, round_index, listener)
+        expected = [peer for peer in self.peers if not self.missing_peers.is_missing(peer, round_index)]
+        callbacks = WaitCallbacks(self.set_phase, self._arrived, self._slow, self.stopping)
+        shards = self.exchange.wait(expected, round_index, callbacks)
         for peer in set(expected) - set(shards):
-            self.absences.lose(peer, round_index)
+            self.missing_peers.mark_missing(peer, round_index)
             self._warn(f"peer {peer!r} is lost; from round {round_index} on the pool does without it")
         waited = time.monotonic() - began
         self.set_phase("training")
@@ -59,4 +58,4 @@ class PeerLink:
         self._warn(words)
 
     def _warn(self, words: str) -> None:
-        say(f"policy {self.policy!r}: {words}")
+        notify(f"policy {self.policy!r}: {words}")

@@ -1,4 +1,4 @@
-"""What a policy learnt from its peers, written down as it happens: `rescues.jsonl`, one line per nll row.
+"""Log of what a policy learnt from its peers: `rescues.jsonl`, one line per nll row.
 
 A line: `step`, `round`, `prompt_id`, `prompt`, the learner's own rollouts (`own`: `text`, `reward`), and whose text it
 learnt (`peer`, `rollout`, `answer`). Texts are cut at LONGEST characters.
@@ -14,7 +14,7 @@ from pathlib import Path
 from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow
 
-LONGEST = 4000  # characters of a text; what is cut away is said
+LONGEST = 4000  # characters of a text; truncation is marked
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list
 
-from mutualrl.console.lines import say
+from mutualrl.console.lines import notify
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
-class Career:
-    """What a policy reports across restarts: its first validation, its training time, what it waited for."""
+class PolicyProgress:
+    """Progress of a policy across restarts: its first validation, its training time, what it waited for."""
 
     def __init__(self, run: RunDirectory, policy: str, attempt: int, sharing: Sharing) -> None:
         self.run = run
@@ -36,12 +36,13 @@ class Career:
         self._resumed_from: list[int] = []
 
     def checkpointer(self, recipe: Recipe, run_id: str) -> Checkpointer:
-        """The keeper of this policy's checkpoints. With each one, the policy's rounds that nobody needs any more go."""
+        """Return the keeper of this policy's checkpoints. With each one, the policy's rounds that nobody needs any
+        more go."""
 
         def free_rounds() -> None:
             if recipe.run.keep_rounds is not None:
                 needed = oldest_cursor([self.run.policy(p.name).root for p in recipe.policies])
-                retention.collect(self.run.exchange, self.policy, needed, recipe.run.keep_rounds)
+                retention.prune_rounds(self.run.exchange, self.policy, needed, recipe.run.keep_rounds)
 
         return Checkpointer(
             store=Checkpoints(self.run.policy(self.policy).root),
@@ -54,27 +55,27 @@ class Career:
         )
 
     def progress(self) -> dict[str, object]:
-        """What a checkpoint keeps of it."""
+        """Return what a checkpoint keeps of it."""
         return {
             "initial_validation": None if self.initial_validation is None else self.initial_validation.to_json(),
             "train_seconds": self.train_seconds,
             "resumed_from": self._resumed_from,
         }
 
-    def go_on(self, marker: CheckpointMarker) -> None:
+    def resume(self, marker: CheckpointMarker) -> None:
         """Take up what a checkpoint kept."""
-        kept = marker.progress["initial_validation"]
-        self.initial_validation = None if kept is None else Validation.model_validate(kept)
+        validation = marker.progress["initial_validation"]
+        self.initial_validation = None if validation is None else Validation.model_validate(validation)
         self._seconds = marker.progress["train_seconds"]
         self._resumed_from = [*marker.progress["resumed_from"], marker.step]
 
     def end(self) -> None:
-        """Training is over: its clock stops."""
+        """Stop the clock of the training time."""
         self._seconds, self.began = self.train_seconds, None
 
     @property
     def train_seconds(self) -> float:
-        """Seconds spent in training by all attempts, up to now."""
+        """Return seconds spent in training by all attempts, up to now."""
         return self._seconds + (0.0 if self.began is None else time.monotonic() - self.began)
 
     def result(self, validation: Validation, steps: int) -> PolicyResult:
@@ -89,14 +90,15 @@ class Career:
             train_seconds=self.train_seconds,
             wait_seconds=link.wait_seconds,
             waited_for_seconds=dict(sorted(link.waited_for.items())),
-            lost_peers=link.absences.away(),
+            lost_peers=link.missing_peers.current(),
             attempts=self.attempt + 1,
             resumed_from=self._resumed_from,
         )
 
 
-def resume_point(trainer: GRPOTrainer, career: Career, files: PolicyFiles) -> str | None:
-    """The checkpoint that all ranks go on from, or None to begin at the start; metrics after it are taken out.
+def resume_point(trainer: GRPOTrainer, progress: PolicyProgress, files: PolicyFiles) -> str | None:
+    """Return the checkpoint that all ranks resume from, or None to begin at the start; metrics after it are taken
+    out.
 
     Raises PlanMismatchError when it was made by another number of ranks.
     """
@@ -105,7 +107,7 @@ def resume_point(trainer: GRPOTrainer, career: Career, files: PolicyFiles) -> st
     answer: list[CheckpointMarker | None] = [None]
     if accelerator.is_main_process:
         store.clear_partial()
-        answer = [store.newest(checkpointer.run_id, checkpointer.policy, say)]
+        answer = [store.newest(checkpointer.run_id, checkpointer.policy, notify)]
         _require_rounds(trainer.sharing, 0 if answer[0] is None else answer[0].round)
         for file in (files.metrics, files.rescues):
             keep_until(file, 0 if answer[0] is None else answer[0].step)
@@ -114,13 +116,13 @@ def resume_point(trainer: GRPOTrainer, career: Career, files: PolicyFiles) -> st
         return None
     if marker.ranks != accelerator.num_processes:
         raise PlanMismatchError(
-            f"policy {career.policy!r}: the checkpoint of step {marker.step} was made by {marker.ranks} ranks, this "
+            f"policy {progress.policy!r}: the checkpoint of step {marker.step} was made by {marker.ranks} ranks, this "
             f"is a group of {accelerator.num_processes}; start it with as many as before"
         )
-    career.go_on(marker)
+    progress.resume(marker)
     checkpointer.saved = marker.step
     if accelerator.is_main_process:
-        say(f"policy {career.policy!r}, attempt {career.attempt}: going on from the checkpoint of step {marker.step}")
+        notify(f"policy {progress.policy!r}, attempt {progress.attempt}: resuming from checkpoint step-{marker.step}")
     return str(store.path(marker.step))
 
 
@@ -129,7 +131,7 @@ def _require_rounds(sharing: Sharing, cursor: int) -> None:
     link = sharing.link
     for peer in link.peers if sharing.spec.reads_peers else ():
         rounds = link.exchange.rounds(peer)
-        if rounds and rounds[0] > cursor and not link.absences.absent(peer, cursor):
+        if rounds and rounds[0] > cursor and not link.missing_peers.is_missing(peer, cursor):
             raise ExchangeDamagedError(
                 f"policy {link.policy!r} resumes from round {cursor}, and the exchange has rounds of {peer!r} from "
                 f"{rounds[0]} on only: the ones before were deleted. Restore a newer checkpoint, or train anew"

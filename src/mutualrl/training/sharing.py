@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelerate.utils import broadcast_object_list, gather_object
 
-from mutualrl.console.lines import say
+from mutualrl.console.lines import notify
 from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
 from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes import Plan, RegimeSettings, RegimeSpec, RoundView, Transfer, check_plan, get_regime, plain_state
@@ -28,14 +28,14 @@ PromptTokens = dict[str, tuple[int, ...]]
 
 
 class OwnBatch(NamedTuple):
-    """A rank's share of the learner's rollouts in a round, and the token ids of their prompts."""
+    """Rank's share of the learner's rollouts in a round, and the token ids of their prompts."""
 
     rollouts: Sequence[Rollout]
     prompts: PromptTokens
 
 
 class SharedRound(NamedTuple):
-    """A round after the exchange: all ranks' own rollouts and prompts; the peers' rounds, on the main rank alone."""
+    """Round after the exchange: all ranks' own rollouts and prompts; the peers' rounds, on the main rank alone."""
 
     number: int
     rollouts: Sequence[Rollout]
@@ -139,12 +139,12 @@ class Sharing:
 
     @property
     def active(self) -> bool:
-        """Whether a round publishes or changes anything."""
+        """Return whether a round publishes or changes anything."""
         return self.schema is not None or self.spec.plan is not None
 
     @property
     def traced(self) -> bool:
-        """Whether somebody reads the behaviour policy's log-probs, so that a pass for them is due."""
+        """Return whether somebody reads the behaviour policy's log-probs, so that a pass for them is due."""
         return self.schema is not None and self.schema.traced
 
     def publishes(self, field_name: str) -> bool:
@@ -183,7 +183,7 @@ class Sharing:
                 try:
                     peers, waited = self.link.read(round_index)
                 except RoundAbortedError as error:
-                    say(error)
+                    notify(error)
                     aborted = [True]
         if broadcast_object_list(aborted, from_process=0)[0]:  # every rank leaves the round together
             raise RoundAbortedError(f"asked to stop in round {round_index}")

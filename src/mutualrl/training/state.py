@@ -1,4 +1,4 @@
-"""What a trainer knows beyond transformers' own checkpoint, as plain tensors, numbers and texts: the generation batch
+"""Trainer state beyond transformers' own checkpoint, as plain tensors, numbers and texts: the generation batch
 that is being used up, the round's extra rows, the regime's state. Saved with it and restored, a killed run goes on as
 if it had not been."""
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mutualrl.errors import CheckpointDamagedError
-from mutualrl.regimes import PPO, Band, Bound, ExtraRow, SequenceLevel, Source, UpperBound
+from mutualrl.regimes import PPO, Band, Bound, ExtraRow, RowSource, SequenceLevel, UpperBound
 from mutualrl.training.trl_compat import buffered_batches, micro_step, restore_position, round_in_use
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ torch.serialization.register_package(
 
 
 def state_file(directory: str | Path, rank: int) -> Path:
-    """Where a rank's state lies in a checkpoint."""
+    """Return where a rank's state lies in a checkpoint."""
     return Path(directory) / f"mutualrl_state_{rank}.pt"
 
 
@@ -105,4 +105,4 @@ def unpack(packed: Mapping[str, Any]) -> ExtraRow:
     bound = dict(packed["bound"])
     kind = _BOUNDS[bound.pop("kind")]
     arrays = {name: None if packed[name] is None else packed[name].numpy() for name in ("mask", "logprobs")}
-    return ExtraRow(**{**packed, **arrays, "source": Source(*packed["source"]), "bound": kind(**bound)})
+    return ExtraRow(**{**packed, **arrays, "source": RowSource(*packed["source"]), "bound": kind(**bound)})

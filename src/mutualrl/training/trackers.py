@@ -1,4 +1,4 @@
-"""The experiment trackers that TRL knows: trackio, wandb, tensorboard. metrics.jsonl is written beside them."""
+"""Experiment trackers that TRL knows: trackio, wandb, tensorboard. metrics.jsonl is written beside them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, object]:
-    """What TRL's configuration says of trackers: one tracked run a policy, named after the run's directory.
+    """Return what TRL's configuration says of trackers: one tracked run a policy, named after the run's directory.
 
     What only the environment can say is set where the user has not: the project `mutualrl` and a group for the run
     (wandb), and a directory inside the run (tensorboard).
@@ -30,12 +30,13 @@ def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, ob
     return {"report_to": list(recipe.run.report_to), "run_name": f"{run.root.name}-{policy}", "project": "mutualrl"}
 
 
-def teller(trainer: GRPOTrainer) -> Callable[[Validation], None]:
-    """Puts a validation among the numbers that TRL logs with the step: `validation/accuracy`, and by group."""
+def validation_logger(trainer: GRPOTrainer) -> Callable[[Validation], None]:
+    """Return a function that puts a validation among the numbers that TRL logs with the step: `validation/accuracy`,
+    and by group."""
 
-    def tell(validation: Validation) -> None:
+    def log_validation(validation: Validation) -> None:
         log_value(trainer, "validation/accuracy", validation.accuracy)
         for group, value in validation.by_group.items():
             log_value(trainer, f"validation/accuracy/{group}", value)
 
-    return tell
+    return log_validation

@@ -15,7 +15,7 @@ from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
 from mutualrl.records import Rollout, prompt_id
 from mutualrl.regimes import Plan
-from mutualrl.tasks.rewards import named
+from mutualrl.tasks.rewards import wrap_errors
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.callback import SharingCallback
 from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A rank's generation batch as TRL scored it; `rewards` are this rank's, summed over reward functions."""
+    """Rank's generation batch as TRL scored it; `rewards` are this rank's, summed over reward functions."""
 
     inputs: list[Inputs]
     completion_ids: list[list[int]]
@@ -80,7 +80,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)
         self.reward_funcs: list[Any] = [
-            named(function, name) for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+            wrap_errors(function, name)
+            for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
 
     def _check_settings(self, sharing: Sharing) -> None:
@@ -160,7 +161,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             self._share_round(self.sharing, batch)
 
     def _share_round(self, sharing: Sharing, batch: Inputs) -> None:
-        """The data flow of a round. It knows no regime: what a plan has in it, it carries out."""
+        """Run the data flow of a round. It knows no regime and carries out what a plan contains."""
         round_index = micro_step(self) // micro_steps_per_round(self)
         own = self._collect(sharing, batch)  # TRL's batch as our nouns
         shared = sharing.sync(round_index, self.state.global_step, own, self.accelerator)  # SEE: publish, wait, read
@@ -179,7 +180,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     def compute_loss(
         self, model: PreTrainedModel, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """TRL's loss, with the round's extra rows."""
+        """Return TRL's loss, with the round's extra rows."""
         own_loss = super().compute_loss
         if self.sharing is None or not self.model.training:
             alone: torch.Tensor = own_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -253,7 +254,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             log_value(self, name, value)
 
     def _log_ppo_kl(self, inputs: Inputs) -> None:
-        """`ppo_kl`: mean over own tokens of log pi_old - log pi (paper, Section "Optimization Diagnostics")."""
+        """Log `ppo_kl`: mean over own tokens of log pi_old - log pi (paper, Section "Optimization Diagnostics")."""
         old, mask = inputs.get("old_per_token_logps"), inputs["completion_mask"] * inputs.get("tool_mask", 1)
         if old is None:  # the policy has not moved since it sampled
             log_value(self, "ppo_kl", 0.0)

@@ -1,4 +1,4 @@
-"""The Tokenizer Heterogeneity Layer for one learner, over real tokenizers."""
+"""Tokenizer Heterogeneity Layer for one learner, over real tokenizers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Inputs = dict[str, Any]
 
 
 class Assumption(NamedTuple):
-    """A private member: where it lives, what we assume of it, and the test that fails when that no longer holds."""
+    """Private member: where it lives, what we assume of it, and the test that fails when that no longer holds."""
 
     member: str
     meaning: str
@@ -235,7 +235,7 @@ def policy_loss(trainer: GRPOTrainer, model: Any, inputs: Inputs) -> torch.Tenso
 def surrogate_alone(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
     """Let `policy_loss` be the two-sided surrogate alone: no KL, entropy or router term, no metrics; `delta` its dual
     clip."""
-    kept = (trainer.beta, trainer.args.delta, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
+    saved = (trainer.beta, trainer.args.delta, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
     metrics = trainer._metrics["train"]
     trainer.beta, trainer.args.delta = 0.0, delta
     trainer._entropy_bonus_enabled = trainer.aux_loss_enabled = False
@@ -243,7 +243,7 @@ def surrogate_alone(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
     try:
         yield
     finally:
-        trainer.beta, trainer.args.delta, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled = kept
+        trainer.beta, trainer.args.delta, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled = saved
         trainer._metrics["train"] = metrics
 
 
@@ -292,8 +292,8 @@ def allow_zero_on_cpu() -> None:
 
     def prepare(self: PartialState, *args: object, **kwargs: object) -> tuple[str | None, DistributedType]:
         backend_name, kind = original(self, *args, **kwargs)
-        asked = "LOCAL_RANK" in os.environ and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
-        return ("gloo", DistributedType.MULTI_CPU) if kind == DistributedType.NO and asked else (backend_name, kind)
+        requested = "LOCAL_RANK" in os.environ and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+        return ("gloo", DistributedType.MULTI_CPU) if kind == DistributedType.NO and requested else (backend_name, kind)
 
     prepare.zero_on_cpu = True  # type: ignore[attr-defined]
     PartialState._prepare_backend = prepare

@@ -18,14 +18,14 @@ from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import weighted
 from mutualrl.tasks.scoring import score, score_rewards
 from mutualrl.training.trl_compat import tokenizer_of
-from mutualrl.training.vllm_engine import greedy
+from mutualrl.training.vllm_generation import greedy
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
 class Validator:
-    """Greedy pass@1 of the model under training: one completion a prompt, exact boxed match, or the mean reward where
+    """Greedy pass@1 of the model under training: one completion per prompt, exact boxed match, or the mean reward where
     the task has reward functions of its own.
 
     The prompts are shared out over the ranks; every rank returns the score of all.
@@ -41,17 +41,17 @@ class Validator:
         accelerator = self._trainer.accelerator
         # Ranks with unequal shares would run unequal numbers of batches, and hang where a forward is a collective.
         share = -(-len(self._prompts) // accelerator.num_processes)
-        mine = list(self._prompts[accelerator.process_index :: accelerator.num_processes])
-        mine += [self._prompts[0]] * (share - len(mine))
-        completions = self._with_vllm(mine) if self._trainer.use_vllm else self._with_transformers(mine)
-        answers = gather_object([(p.id, completion) for p, completion in zip(mine, completions, strict=True)])
+        prompts = list(self._prompts[accelerator.process_index :: accelerator.num_processes])
+        prompts += [self._prompts[0]] * (share - len(prompts))
+        completions = self._with_vllm(prompts) if self._trainer.use_vllm else self._with_transformers(prompts)
+        answers = gather_object([(p.id, completion) for p, completion in zip(prompts, completions, strict=True)])
         by_id = dict(answers)
         score: list[Validation | None] = [None]
         if accelerator.is_main_process:  # a reward may be slow, or cost money
             score = [self._score([by_id[p.id] for p in self._prompts])]
-        found: Validation | None = broadcast_object_list(score, from_process=0)[0]
-        assert found is not None
-        return found
+        validation: Validation | None = broadcast_object_list(score, from_process=0)[0]
+        assert validation is not None
+        return validation
 
     def _with_transformers(self, prompts: list[Prompt]) -> list[Completion]:
         trainer = self._trainer
@@ -79,7 +79,7 @@ class Validator:
         return score_rewards(self._prompts, self._rewards(completions))
 
     def _rewards(self, completions: list[Completion]) -> list[float]:
-        """The weighted sum of the reward functions, each called as TRL does; None and NaN count as 0."""
+        """Return the weighted sum of the reward functions, each called as TRL does; None and NaN count as 0."""
         trainer = self._trainer
         answered = list(zip(self._prompts, completions, strict=True))
         arguments = reward_arguments(answered, tokenizer_of(trainer), trainer.state)

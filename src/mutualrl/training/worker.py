@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from mutualrl.console.lines import say
+from mutualrl.console.lines import notify
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
 from mutualrl.process.parent_watch import watch_parent
-from mutualrl.process.status import Standing
+from mutualrl.process.status import StatusReader
 from mutualrl.process.stopping import StopRequest
 from mutualrl.recipes import Recipe, load
-from mutualrl.see import Exchange, Heartbeat, Patience
+from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.storage.files import is_disk_failure, write_json
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
@@ -30,7 +30,7 @@ from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
-    from mutualrl.training.resume import Career
+    from mutualrl.training.resume import PolicyProgress
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         work(run, given.policy, given.attempt, stop)
     except MutualRLError as error:
-        say(error)
+        notify(error)
         if not isinstance(error, RunInterruptedError):  # who was told to stop is not the cause of anything
             _report(files, error.kind, str(error))
         leave(error.exit_code)
@@ -67,8 +67,8 @@ def _report(files: PolicyFiles, kind: str, message: str) -> None:
 
 
 def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoReturn:
-    """The life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest checkpoint
-    on, if there is one."""
+    """Return the life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest
+    checkpoint on, if there is one."""
     info = run.info()
     recipe = load(run.recipe, run_code=True)
     rank = int(os.environ.get("RANK", "0"))
@@ -85,48 +85,50 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     from mutualrl.training.adapters import save_model
     from mutualrl.training.build import build_trainer, seed_policy
     from mutualrl.training.callback import MetricsCallback, StopCallback
-    from mutualrl.training.resume import Career, resume_point
-    from mutualrl.training.trackers import teller
+    from mutualrl.training.resume import PolicyProgress, resume_point
+    from mutualrl.training.trackers import validation_logger
     from mutualrl.training.validation import Validator
 
     trainer, sharing, validation = build_trainer(run, recipe, policy, info, exchange, heartbeat, lambda: bool(stop))
     validator = Validator(trainer, validation)
     seed_policy(recipe, policy, rank)
     files = run.policy(policy)
-    career = Career(run, policy, attempt, sharing)
-    trainer.checkpointer = career.checkpointer(recipe, info.run_id)
-    checkpoint = resume_point(trainer, career, files)
-    tell = [teller(trainer)] if recipe.run.report_to else []
-    trainer.add_callback(MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps, *tell))
+    progress = PolicyProgress(run, policy, attempt, sharing)
+    trainer.checkpointer = progress.checkpointer(recipe, info.run_id)
+    checkpoint = resume_point(trainer, progress, files)
+    log_validation = [validation_logger(trainer)] if recipe.run.report_to else []
+    trainer.add_callback(
+        MetricsCallback(files.metrics, validator, recipe.run.validate_every, recipe.run.steps, *log_validation)
+    )
     trainer.add_callback(StopCallback(trainer, lambda: bool(stop)))
-    if career.initial_validation is None:
+    if progress.initial_validation is None:
         heartbeat.set("validating")
-        career.initial_validation = validator()
+        progress.initial_validation = validator()
         if rank == 0:
-            write_json(files.before, career.initial_validation.to_json())
-    _train(trainer, career, checkpoint, stop, heartbeat)
+            write_json(files.before, progress.initial_validation.to_json())
+    _train(trainer, progress, checkpoint, stop, heartbeat)
     heartbeat.set("validating")
     final = validator()
     heartbeat.set("saving")
     save_model(trainer, files.model, files.adapter)
     if rank == 0:
-        write_json(files.result, career.result(final, trainer.state.global_step).to_json())
+        write_json(files.result, progress.result(final, trainer.state.global_step).to_json())
     heartbeat.stop("finished")
     leave_group(trainer)
 
 
 def _train(
-    trainer: GRPOTrainer, career: Career, checkpoint: str | None, stop: StopRequest, heartbeat: Heartbeat
+    trainer: GRPOTrainer, progress: PolicyProgress, checkpoint: str | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> None:
     """Train to the last step. Asked to stop, it leaves a complete checkpoint and raises RunInterruptedError."""
     from mutualrl.training.callback import AlreadyTrainedError
 
     stop.graceful = True
-    career.began = time.monotonic()
+    progress.began = time.monotonic()
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except AlreadyTrainedError:
-        say("it was trained to its last step before")
+        notify("it was trained to its last step before")
     except RoundAbortedError:
         heartbeat.set("saving")
         trainer.save_as_of_step_end()
@@ -134,13 +136,13 @@ def _train(
     if trainer.state.global_step < trainer.args.max_steps:
         raise RunInterruptedError(f"stopped after step {trainer.state.global_step}; its checkpoint is complete")
     stop.graceful = False
-    career.end()
+    progress.end()
 
 
 def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, attempt: int) -> Exchange:
-    patience = Patience(recipe.run.peer_timeout, recipe.run.round_timeout, recipe.run.on_peer_loss)
-    standing = Standing(run.root)
-    return Exchange(run.exchange, policy, info.run_id, attempt=attempt, patience=patience, standing=standing)
+    timeouts = WaitTimeouts(recipe.run.peer_timeout, recipe.run.round_timeout, recipe.run.on_peer_loss)
+    status_reader = StatusReader(run.root)
+    return Exchange(run.exchange, policy, info.run_id, attempt=attempt, timeouts=timeouts, status_reader=status_reader)
 
 
 def leave(code: int) -> NoReturn:
@@ -153,7 +155,7 @@ def leave(code: int) -> NoReturn:
 
 def leave_group(trainer: GRPOTrainer) -> NoReturn:
     """Leave the process group together and end this process, with exit code 0. Everything is written by now."""
-    from mutualrl.training.vllm_engine import shut_down
+    from mutualrl.training.vllm_generation import shut_down
 
     trainer.accelerator.wait_for_everyone()
     shut_down(trainer)
@@ -162,9 +164,9 @@ def leave_group(trainer: GRPOTrainer) -> NoReturn:
 
 
 def _is_alone(info: RunInfo, policy: str) -> bool:
-    """Whether the policy is one process that needs no process group."""
-    seat = info.placement[policy]
-    return seat.processes == 1 and seat.strategy == "ddp"
+    """Return whether the policy is one process that needs no process group."""
+    allocation = info.placement[policy]
+    return allocation.processes == 1 and allocation.strategy == "ddp"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The two ends of a pair: a tokenizer, and a model where there is one."""
+"""Two ends of a pair: a tokenizer, and a model where there is one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A model or tokenizer by name, where it lies, and whether it has weights."""
+    """Model or tokenizer by name, where it lies, and whether it has weights."""
 
     name: str
     path: str
@@ -28,7 +28,7 @@ class Endpoint:
 
     @classmethod
     def of(cls, flag: str, value: str, *, trust_remote_code: bool = False) -> Endpoint:
-        """What `--source` or `--target` names: an embedded model, a directory, or a hub id.
+        """Return what `--source` or `--target` names: an embedded model, a directory, or a hub id.
 
         Raises UsageError for a directory without a tokenizer, and for what is none of these.
         """

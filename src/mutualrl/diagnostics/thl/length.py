@@ -10,9 +10,9 @@ import numpy as np
 from mutualrl.diagnostics.passages import Corpus
 from mutualrl.diagnostics.results import Length, LengthRow
 from mutualrl.diagnostics.thl.traces import (
+    LazyModel,
     OnBatch,
     Scored,
-    Voice,
     common_corpus,
     relative_error,
     score_texts,
@@ -26,15 +26,15 @@ _TRIES = 200
 LENGTHS = (1024, 2048, 4096, 8192)  # target tokens
 
 
-def stretches(corpus: Corpus, tokens: int, count: int, target: Voice, seed: int) -> list[str]:
-    """Contiguous stretches of whole words of at most so many target tokens, and hardly fewer.
+def stretches(corpus: Corpus, tokens: int, count: int, target: LazyModel, seed: int) -> list[str]:
+    """Return contiguous stretches of whole words of at most so many target tokens, and hardly fewer.
 
     Raises DataError when the text has none that the target carries.
     """
     rng = random.Random(seed)
     width, failures = 1.0, 0
-    found: list[str] = []
-    while len(found) < count:
+    texts: list[str] = []
+    while len(texts) < count:
         text = corpus.stretch(round(tokens * width), rng)
         ids = target.encode(text)
         if ids is None:
@@ -43,17 +43,18 @@ def stretches(corpus: Corpus, tokens: int, count: int, target: Voice, seed: int)
                 raise DataError(f"the text has no stretch of {tokens} tokens that {target.name} carries unchanged")
             continue
         if len(ids) <= tokens:
-            width *= 1.3  # characters a token, to be safe
+            width *= 1.3  # characters per token, to be safe
             continue
         end = int(token_offsets(ids, target.tokenizer, text)[tokens - 1, 1])
-        whole = len(text.encode()[:end].decode(errors="ignore"))
-        ends = [stop for _, stop in word_spans(text) if stop <= whole]
-        found.append(text[: ends[-1]] if ends else text[:whole])
-    return found
+        limit = len(text.encode()[:end].decode(errors="ignore"))
+        ends = [stop for _, stop in word_spans(text) if stop <= limit]
+        texts.append(text[: ends[-1]] if ends else text[:limit])
+    return texts
 
 
 def naive(trace: Floats, targets: int) -> Floats:
-    """The paper's baseline: source log-probs at the same positions, cut at the target's length, padded with zeros."""
+    """Return the paper's baseline: source log-probs at the same positions, cut at the target's length, padded with
+    zeros."""
     values = np.zeros(targets)
     shared = min(len(trace), targets)
     values[:shared] = trace[:shared]
@@ -62,15 +63,16 @@ def naive(trace: Floats, targets: int) -> Floats:
 
 def length(
     passages: Sequence[str],
-    source: Voice,
-    target: Voice,
+    source: LazyModel,
+    target: LazyModel,
     anchor: Anchor,
     count: int,
     seed: int,
     on_batch: OnBatch,
     lengths: Sequence[int] = LENGTHS,
 ) -> Length:
-    """Relative MAE at each number of target tokens: of the alignment, of the paper's map, of copying by position.
+    """Return relative MAE at each number of target tokens: of the alignment, of the paper's map, of copying by
+    position.
 
     Only the source's model runs. What is longer than its context is scored in windows.
     """
@@ -109,5 +111,5 @@ def length(
     }
 
 
-def _mass(scored: Scored, values: Floats, target: Voice) -> Floats:
+def _mass(scored: Scored, values: Floats, target: LazyModel) -> Floats:
     return unit_mass(scored.text, scored.target_ids, values, target.tokenizer)

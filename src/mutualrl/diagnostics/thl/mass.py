@@ -9,7 +9,7 @@ import numpy as np
 
 from mutualrl.diagnostics.passages import Corpus
 from mutualrl.diagnostics.results import Mass, MassRow
-from mutualrl.diagnostics.thl.traces import OnBatch, Scored, Voice, common_corpus, score_texts, unit_mass
+from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch, Scored, common_corpus, score_texts, unit_mass
 from mutualrl.errors import DataError
 from mutualrl.thl import Anchor
 from mutualrl.thl.units import Floats
@@ -18,30 +18,37 @@ SHORTEST, LONGEST = 5, 80  # tokens of a span, of the source
 _TRIES = 200
 
 
-def spans(corpus: Corpus, count: int, source: Voice, target: Voice, seed: int) -> list[str]:
-    """Contiguous stretches of whole words with 5 to 80 source tokens that both tokenizers carry.
+def spans(corpus: Corpus, count: int, source: LazyModel, target: LazyModel, seed: int) -> list[str]:
+    """Return contiguous stretches of whole words with 5 to 80 source tokens that both tokenizers carry.
 
     Raises DataError when the text has none.
     """
     rng = random.Random(seed)
     per_token = len(corpus.text) / max(1, len(source.encode(corpus.text) or corpus.text))
-    found: list[str] = []
+    texts: list[str] = []
     for _ in range(count * _TRIES):
-        if len(found) == count:
+        if len(texts) == count:
             break
         text = corpus.stretch(round(rng.uniform(SHORTEST, LONGEST) * per_token), rng)
         ids = source.encode(text)
         if ids is not None and SHORTEST <= len(ids) <= LONGEST and target.encode(text) is not None:
-            found.append(text)
-    if not found:
+            texts.append(text)
+    if not texts:
         raise DataError(f"the text has no stretch of {SHORTEST} to {LONGEST} tokens of {source.name}")
-    return found
+    return texts
 
 
 def mass(
-    passages: Sequence[str], source: Voice, target: Voice, anchor: Anchor, count: int, seed: int, on_batch: OnBatch
+    passages: Sequence[str],
+    source: LazyModel,
+    target: LazyModel,
+    anchor: Anchor,
+    count: int,
+    seed: int,
+    on_batch: OnBatch,
 ) -> Mass:
-    """Per-word errors in nats, between source and aligned, and between aligned and the target's own log-probs.
+    """Return per-word errors in nats, between source and aligned, and between aligned and the target's own
+    log-probs.
 
     Rows: each model onto itself (the paper's controls), source onto target with `anchor`, and with the paper's map.
     `prefix_leak_max`: the largest |sum over the words so far of source - aligned|.
@@ -64,20 +71,22 @@ def mass(
     return {"spans": len(texts), "passages_left_out": left_out, "rows": rows}
 
 
-def _row(source: Voice, target: Voice, anchor: Anchor, scored: Sequence[Scored], own: Sequence[Floats]) -> MassRow:
+def _row(
+    source: LazyModel, target: LazyModel, anchor: Anchor, scored: Sequence[Scored], own: Sequence[Floats]
+) -> MassRow:
     given = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in scored]
     aligned = [unit_mass(s.text, s.target_ids, s.align(source, target, anchor), target.tokenizer) for s in scored]
     native = [unit_mass(s.text, s.target_ids, values, target.tokenizer) for s, values in zip(scored, own, strict=True)]
-    kept = np.concatenate([a - b for a, b in zip(given, aligned, strict=True)])
+    differences = np.concatenate([a - b for a, b in zip(given, aligned, strict=True)])
     apart = np.abs(np.concatenate([a - b for a, b in zip(aligned, native, strict=True)]))
     leaks = [float(np.abs(np.cumsum(a - b)).max(initial=0.0)) for a, b in zip(given, aligned, strict=True)]
     return {
         "source": source.name,
         "target": target.name,
         "anchor": anchor,
-        "words": len(kept),
-        "source_aligned_mae": float(np.abs(kept).mean()),
-        "source_aligned_max": float(np.abs(kept).max()),
+        "words": len(differences),
+        "source_aligned_mae": float(np.abs(differences).mean()),
+        "source_aligned_max": float(np.abs(differences).max()),
         "aligned_target_mae": float(apart.mean()),
         "aligned_target_max": float(apart.max()),
         "prefix_leak_max": max(leaks),

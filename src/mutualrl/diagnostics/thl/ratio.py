@@ -15,7 +15,7 @@ import numpy as np
 
 from mutualrl.diagnostics.results import SequenceRatioRow, TokenRatioRow
 from mutualrl.diagnostics.thl.responses import Response, Responses
-from mutualrl.diagnostics.thl.traces import Voice
+from mutualrl.diagnostics.thl.traces import LazyModel
 from mutualrl.thl import BOUND, Anchor, align_logprobs
 from mutualrl.thl.transfer import transfer
 from mutualrl.thl.units import Floats
@@ -27,38 +27,53 @@ DENOMINATORS = ("aligned", "shuffled prompt", "broken alignment", "paper's map")
 BINS = np.linspace(-6.0, 6.0, 49)
 
 
-def log_ratios(sampled: Responses, source: Voice, target: Voice, anchor: Anchor) -> dict[str, list[Floats]]:
-    """Log-ratios of the covered target tokens of every response, by denominator."""
-    kept = [
+def log_ratios(sampled: Responses, source: LazyModel, target: LazyModel, anchor: Anchor) -> dict[str, list[Floats]]:
+    """Return log-ratios of the covered target tokens of every response, by denominator."""
+    variants = [
         ("aligned", sampled.behaviour, anchor),
         ("shuffled prompt", sampled.shuffled, anchor),
         *([] if anchor == "paper" else [("paper's map", sampled.behaviour, "paper")]),
     ]
-    found = {name: _aligned(sampled, traces, how, source, target) for name, traces, how in kept}
-    found["broken alignment"] = [
+    aligned = {name: _aligned(sampled, traces, how, source, target) for name, traces, how in variants}
+    aligned["broken alignment"] = [
         _broken(response, trace, own, source, target)
         for response, trace, own in zip(sampled.responses, sampled.behaviour, sampled.own, strict=True)
     ]
-    return {name: found[name] for name in DENOMINATORS if name in found}
+    return {name: aligned[name] for name in DENOMINATORS if name in aligned}
 
 
-def _aligned(sampled: Responses, traces: Sequence[Floats], anchor: Any, source: Voice, target: Voice) -> list[Floats]:
-    found = []
+def _aligned(
+    sampled: Responses, traces: Sequence[Floats], anchor: Any, source: LazyModel, target: LazyModel
+) -> list[Floats]:
+    ratios = []
     for response, trace, own in zip(sampled.responses, traces, sampled.own, strict=True):
         alignment = align_logprobs(
-            response.text, response.source_ids, trace, source.tokenizer, target.tokenizer,
-            target_ids=response.target_ids, anchor=anchor, source_eos_ids=source.engine.eos_token_ids,
-        )  # fmt: skip
-        found.append((own - alignment.logprobs)[alignment.covered])
-    return found
+            response.text,
+            response.source_ids,
+            trace,
+            source.tokenizer,
+            target.tokenizer,
+            target_ids=response.target_ids,
+            anchor=anchor,
+            source_eos_ids=source.engine.eos_token_ids,
+        )
+        ratios.append((own - alignment.logprobs)[alignment.covered])
+    return ratios
 
 
-def _broken(response: Response, trace: Floats, own: Floats, source: Voice, target: Voice) -> Floats:
-    """The word map rotated by one word: every word gets the mass of the word before it, the first that of the last."""
+def _broken(response: Response, trace: Floats, own: Floats, source: LazyModel, target: LazyModel) -> Floats:
+    """Return the word map rotated by one word: every word gets the mass of the word before it, the first that of the
+    last."""
     alignment = align_logprobs(
-        response.text, response.source_ids, trace, source.tokenizer, target.tokenizer,
-        target_ids=response.target_ids, anchor="word", source_eos_ids=source.engine.eos_token_ids,
-    )  # fmt: skip
+        response.text,
+        response.source_ids,
+        trace,
+        source.tokenizer,
+        target.tokenizer,
+        target_ids=response.target_ids,
+        anchor="word",
+        source_eos_ids=source.engine.eos_token_ids,
+    )
     moved = transfer(alignment.units, np.maximum(trace, -BOUND), len(response.target_ids), rotate=1)
     values = moved.logprobs
     for s, t in alignment.paired:  # the end is no word
@@ -68,7 +83,8 @@ def _broken(response: Response, trace: Floats, own: Floats, source: Voice, targe
 
 
 def token_rows(ratios: dict[str, list[Floats]]) -> list[TokenRatioRow]:
-    """Per denominator: p99 of the token ratio, share outside [0.8, 1.2], share of responses with a ratio over 10."""
+    """Return per denominator: p99 of the token ratio, share outside [0.8, 1.2], share of responses with a ratio over
+    10."""
     rows: list[TokenRatioRow] = []
     for name, responses in ratios.items():
         logs = np.concatenate(responses)
@@ -89,7 +105,8 @@ def token_rows(ratios: dict[str, list[Floats]]) -> list[TokenRatioRow]:
 
 
 def sequence_rows(ratios: dict[str, list[Floats]]) -> list[SequenceRatioRow]:
-    """Per denominator, over responses: exp(mean log-ratio), TRL's `sequence` level; and the logarithm of exp(sum)."""
+    """Return per denominator, over responses: exp(mean log-ratio), TRL's `sequence` level; and the logarithm of
+    exp(sum)."""
     rows: list[SequenceRatioRow] = []
     for name, responses in ratios.items():
         some = [r for r in responses if len(r)]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mutualrl.diagnostics.thl.traces import OnBatch, Voice
+from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError
 from mutualrl.thl import Retokenized, decode_completion, retokenize
@@ -17,7 +17,7 @@ Track = Callable[[str, int], OnBatch]
 
 @dataclass(frozen=True)
 class Response:
-    """A response of the source: its prompt's number, ids, text, and the target's ids."""
+    """Response of the source: its prompt's number, ids, text, and the target's ids."""
 
     prompt: int
     source_ids: tuple[int, ...]
@@ -50,34 +50,36 @@ class Prompts:
     target_context: int
 
 
-def respond(prompts: Sequence[str], source: Voice, target: Voice, sampling: Sampling, track: Track) -> Responses:
+def respond(
+    prompts: Sequence[str], source: LazyModel, target: LazyModel, sampling: Sampling, track: Track
+) -> Responses:
     """Let the source answer the prompts, all different, and score the answers.
 
     Left out and counted: prompts too long for either context, empty responses, and such as the target's tokenizer
     changes or its context does not hold. Raises DataError when fewer than two prompts, or no response, are left.
     """
-    asked = _fitting(prompts, source, target, sampling.max_new_tokens)
-    first = asked.source[asked.fitting[0]]
+    requested = _fitting(prompts, source, target, sampling.max_new_tokens)
+    first = requested.source[requested.fitting[0]]
     _score(source, [first[:1]], [first[1:]], track)  # a model that gives no numbers is refused here, with its name
-    responses, left_out = _sample(prompts, asked, source, target, sampling, track)
+    responses, left_out = _sample(prompts, requested, source, target, sampling, track)
     if not responses:
         raise DataError(f"no response of {source.name} can be scored by {target.name}; left out: {left_out}")
-    other = _derangement(asked.fitting, sampling.seed)
+    other = _derangement(requested.fitting, sampling.seed)
     given, learner = [r.source_ids for r in responses], [r.target_ids for r in responses]
     return Responses(
         responses,
-        behaviour=_score(source, [asked.source[r.prompt] for r in responses], given, track),
-        shuffled=_score(source, [asked.source[other[r.prompt]] for r in responses], given, track),
-        own=_score(target, [asked.target[r.prompt] for r in responses], learner, track),
-        left_out={"prompts": len(prompts) - len(asked.fitting), **left_out},
+        behaviour=_score(source, [requested.source[r.prompt] for r in responses], given, track),
+        shuffled=_score(source, [requested.source[other[r.prompt]] for r in responses], given, track),
+        own=_score(target, [requested.target[r.prompt] for r in responses], learner, track),
+        left_out={"prompts": len(prompts) - len(requested.fitting), **left_out},
     )
 
 
-def _fitting(prompts: Sequence[str], source: Voice, target: Voice, new_tokens: int) -> Prompts:
+def _fitting(prompts: Sequence[str], source: LazyModel, target: LazyModel, new_tokens: int) -> Prompts:
     from mutualrl.tasks.prompting import prompt_ids
 
-    ids = [prompt_ids(prompts, voice.tokenizer) for voice in (source, target)]
-    limits = [voice.engine.context for voice in (source, target)]
+    ids = [prompt_ids(prompts, model.tokenizer) for model in (source, target)]
+    limits = [model.engine.context for model in (source, target)]
     fitting = [
         number
         for number in range(len(prompts))
@@ -94,44 +96,44 @@ def _fitting(prompts: Sequence[str], source: Voice, target: Voice, new_tokens: i
 
 
 def _sample(
-    prompts: Sequence[str], asked: Prompts, source: Voice, target: Voice, sampling: Sampling, track: Track
+    prompts: Sequence[str], requested: Prompts, source: LazyModel, target: LazyModel, sampling: Sampling, track: Track
 ) -> tuple[list[Response], dict[str, int]]:
-    on_batch = track(f"{source.name}: sampling", len(asked.fitting))
-    ids = [asked.source[number] for number in asked.fitting]
+    on_batch = track(f"{source.name}: sampling", len(requested.fitting))
+    ids = [requested.source[number] for number in requested.fitting]
     groups = source.engine.generate_ids(ids, sampling, on_batch)
     responses: list[Response] = []
     left_out = {"empty": 0, "changed": 0, "too_long": 0}
-    for number, group in zip(asked.fitting, groups, strict=True):
-        room = asked.target_context - len(asked.target[number])
+    for number, group in zip(requested.fitting, groups, strict=True):
+        room = requested.target_context - len(requested.target[number])
         for completion in group:
             text = decode_completion(completion.token_ids, source.tokenizer)
-            carried = retokenize(text, target.tokenizer, room, ended=completion.ended)
-            reason = _unfit(text, carried)
+            retokenized = retokenize(text, target.tokenizer, room, ended=completion.ended)
+            reason = _why_unencodable(text, retokenized)
             if reason:
                 left_out[reason] += 1
             else:
-                responses.append(Response(number, completion.token_ids, text, carried.ids))
+                responses.append(Response(number, completion.token_ids, text, retokenized.ids))
     return responses, left_out
 
 
-def _unfit(text: str, carried: Retokenized) -> str | None:
+def _why_unencodable(text: str, retokenized: Retokenized) -> str | None:
     if not text:
         return "empty"
-    if not carried.exact:
+    if not retokenized.exact:
         return "changed"
-    return None if carried.fits else "too_long"
+    return None if retokenized.fits else "too_long"
 
 
 def _derangement(items: Sequence[int], seed: int) -> dict[int, int]:
-    """Each item's partner: another one, at random."""
+    """Return each item's partner: another one, at random."""
     order = list(items)
     random.Random(seed).shuffle(order)
     return dict(zip(order, [*order[1:], order[0]], strict=True))
 
 
 def _score(
-    voice: Voice, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], track: Track
+    model: LazyModel, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], track: Track
 ) -> list[Floats]:
 
-    on_batch = track(f"{voice.name}: scoring", len(completions))
-    return voice.engine.logprobs(prompts, completions, on_batch)
+    on_batch = track(f"{model.name}: scoring", len(completions))
+    return model.engine.logprobs(prompts, completions, on_batch)

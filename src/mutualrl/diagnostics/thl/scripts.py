@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mutualrl.diagnostics.passages import family
 from mutualrl.diagnostics.results import ScriptRow, Scripts
-from mutualrl.diagnostics.thl.traces import OnBatch, Voice, relative_error, score_texts, unit_mass
+from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch, relative_error, score_texts, unit_mass
 from mutualrl.thl import Anchor
 from mutualrl.thl.words import Unit
 
@@ -20,8 +20,8 @@ RULES: tuple[tuple[str, Anchor, Unit], ...] = (
 )
 
 
-def scripts(passages: Sequence[str], source: Voice, target: Voice, on_batch: OnBatch) -> Scripts:
-    """Relative MAE of each rule by family of script, per word, or per character in a text with CJK."""
+def scripts(passages: Sequence[str], source: LazyModel, target: LazyModel, on_batch: OnBatch) -> Scripts:
+    """Return relative MAE of each rule by family of script, per word, or per character in a text with CJK."""
     scored = score_texts([passage.strip() for passage in passages], source, target, on_batch)
     rows: list[ScriptRow] = []
     for name in FAMILIES:

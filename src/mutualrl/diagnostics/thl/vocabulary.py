@@ -1,6 +1,6 @@
 """Tokenizers alone: how two vocabularies meet on a text, and whether a trace can cross from one to the other.
 
-No model is needed. Every figure is over the passages given; shares are between 0 and 1.
+No model is needed. Every figure is over the passages given; fractions are between 0 and 1.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PairCounts:
 def check_vocabularies(
     texts: Sequence[str], source: Any, target: Any, anchor: Anchor, on_text: Callable[[int], None]
 ) -> TokenizerCheck:
-    """The check of one ordered pair: figures, `safe`, and the `reasons` when it is not.
+    """Return the check of one ordered pair: figures, `safe`, and the `reasons` when it is not.
 
     A pair is unsafe when a tokenizer is of a kind whose tokens cannot be placed, has no end-of-sequence token, or when
     more than `UNSAFE_SHARE` of either side's tokens cannot be placed on these texts.
@@ -93,37 +93,38 @@ def check_vocabularies(
     return {"safe": not reasons, "reasons": reasons, "figures": _figures(counts, source, target)}
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _share(part: int, total: int) -> float:
+    return part / total if total else 0.0
 
 
 def _count(counts: PairCounts, text: str, source: Any, target: Any, anchor: Anchor) -> None:
     sampled = retokenize(text, source, ended=True)
     ids = list(sampled.ids)
-    carried = decode_completion(ids, source)  # what the target would be given
+    retokenized = decode_completion(ids, source)  # what the target would be given
     counts.texts += 1
-    counts.characters += len(carried)
+    counts.characters += len(retokenized)
     counts.source.exact_texts += sampled.exact
     trace = -np.ones(len(ids))
-    aligned = align_logprobs(carried, ids, trace, source, target, anchor=anchor)
+    aligned = align_logprobs(retokenized, ids, trace, source, target, anchor=anchor)
     counts.target.exact_texts += aligned.exact
     counts.ends_met += bool(aligned.covered[-1])
     counts.source.tokens += len(ids)
     counts.target.tokens += len(aligned.target_ids)
     counts.source.unplaced += aligned.mismatched
     counts.target.unplaced += int((~aligned.covered).sum())
-    span = aligned if anchor == "span" else align_logprobs(carried, ids, trace, source, target, anchor="span")
+    span = aligned if anchor == "span" else align_logprobs(retokenized, ids, trace, source, target, anchor="span")
     counts.sizes.update((len(group.source), len(group.target)) for group in span.groups)
-    words = align_logprobs(carried, ids, trace, source, target, anchor="word", unit="word")
-    _count_words(counts.source, carried, ids, source, words.units.source)
-    _count_paper(counts.source, carried, source)
+    words = align_logprobs(retokenized, ids, trace, source, target, anchor="word", unit="word")
+    _count_words(counts.source, retokenized, ids, source, words.units.source)
+    _count_paper(counts.source, retokenized, source)
     if words.exact:
-        _count_words(counts.target, carried, list(words.target_ids), target, words.units.target)
-        _count_paper(counts.target, carried, target)
+        _count_words(counts.target, retokenized, list(words.target_ids), target, words.units.target)
+        _count_paper(counts.target, retokenized, target)
 
 
 def _touched(ids: list[int], tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[Ints, Ints]:
-    """First and last word (with the blanks before it) that each token touches; trailing blanks count as one more."""
+    """Return first and last word (with the whitespace before it) that each token touches; trailing whitespace count as
+    one more."""
     spans = word_spans(text, "word")
     ends = byte_positions(text, text.encode(), [end for _, end in spans])
     offsets = token_offsets(ids, tokenizer, text)

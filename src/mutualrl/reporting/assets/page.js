@@ -73,10 +73,10 @@
       if (rescue.later === "unknown") entry(parts, "Asked again", "not known: rounds are missing from the exchange");
       else if (rescue.later === null) entry(parts, "Asked again", "not so far");
       else {
-        const [round, right, of, words] = rescue.later;
-        const said = [element("div", `in round ${round}: ${right} of ${of} right`, right ? "good" : "bad")];
-        if (words !== null) said.push(text(words, "good"));
-        entry(parts, "Asked again", ...said);
+        const [round, correct, of, words] = rescue.later;
+        const answers = [element("div", `in round ${round}: ${correct} of ${of} correct`, correct ? "good" : "bad")];
+        if (words !== null) answers.push(text(words, "good"));
+        entry(parts, "Asked again", ...answers);
       }
       box.append(parts);
       return box;

@@ -1,4 +1,4 @@
-"""Completions of an evaluation, in Parquet parts that survive a kill; a part is there whole or not at all.
+"""Completions of an evaluation, in Parquet parts that survive a kill; a part is complete or does not exist.
 
 The columns are those of an exchange (`mutualrl.see.schema`), with `task`, `group`, `answer`, `tokens` and `too_long`,
 so that the parts are also rollouts files for the diagnostics."""
@@ -43,14 +43,14 @@ SCHEMA = pa.schema(
 
 
 class Store:
-    """Where an evaluation keeps its completions: `DIR/completions/MODEL/TASK.NNNNN.parquet`; without DIR nowhere."""
+    """Completions of an evaluation on disk: `DIR/completions/MODEL/TASK.NNNNN.parquet`; without DIR nowhere."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     @classmethod
     def open(cls, out: Path | None, request: JsonObject) -> Store:
-        """A store for a request: new, or of the same request, which then goes on.
+        """Return a store for a request: new, or of the same request, which then goes on.
 
         Raises UsageError when the directory holds another evaluation, with what differs, or anything else.
         """
@@ -59,16 +59,16 @@ class Store:
         directory = user_path(out)
         if directory.exists() and not directory.is_dir():
             raise UsageError(f"--out {out} is a file, expected a directory")
-        kept = read_json(directory / REQUEST) if (directory / REQUEST).is_file() else None
-        if kept is None and directory.is_dir() and any(not _LEFT.fullmatch(p.name) for p in directory.iterdir()):
+        stored = read_json(directory / REQUEST) if (directory / REQUEST).is_file() else None
+        if stored is None and directory.is_dir() and any(not _LEFT.fullmatch(p.name) for p in directory.iterdir()):
             raise UsageError(f"--out {out} holds files that are no evaluation's; name another directory")
-        if kept is not None and kept != request:
-            differs = sorted(key for key in {*kept, *request} if kept.get(key) != request.get(key))
+        if stored is not None and stored != request:
+            differs = sorted(key for key in {*stored, *request} if stored.get(key) != request.get(key))
             raise UsageError(
                 f"--out {out} holds another evaluation (it differs in {', '.join(differs)}); name another directory, "
                 "or remove it"
             )
-        if kept is None:
+        if stored is None:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -77,7 +77,7 @@ class Store:
         return cls(directory)
 
     def get(self, model: str, task: str, part: int) -> list[JsonObject] | None:
-        """The rows of a part; None when it is not there. Raises DataError when its file is damaged."""
+        """Return the rows of a part; None when it is not there. Raises DataError when its file is damaged."""
         if self._directory is None or not (path := self._path(model, task, part)).is_file():
             return None
         try:
@@ -112,7 +112,8 @@ class Store:
 
 
 def folder_of(model: str) -> str:
-    """A directory name for a model: its own where it is one, else with a hash, so that no two models share one."""
+    """Return a directory name for a model: its own where it is one, else with a hash, so that no two models share
+    one."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[-80:]
     if plain == model:
         return plain
@@ -120,12 +121,12 @@ def folder_of(model: str) -> str:
 
 
 def identity(path: str, revision: str | None, trust_remote_code: bool) -> str:
-    """What a model directory holds, as far as names, sizes and times tell; of a model of the hub, its commit."""
+    """Return what a model directory holds, as far as names, sizes and times tell; of a model of the hub, its commit."""
     directory = Path(path)
     if not directory.is_dir():
         from mutualrl.engines.transformers_engine import commit_of
 
         return f"{path}@{commit_of(path, revision=revision, trust_remote_code=trust_remote_code)}"
     files = sorted(p for p in directory.iterdir() if p.is_file())
-    told = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]

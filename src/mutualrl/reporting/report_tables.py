@@ -1,4 +1,4 @@
-"""The tables of a report, as rows of texts."""
+"""Tables of a report, as rows of texts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mutualrl.regimes import baseline
-from mutualrl.reporting.comparing import Comparison
-from mutualrl.reporting.reading import Point, Run, number, part
-from mutualrl.reporting.series import deviation, first_reaching, mean_of, over_runs, policies_of
+from mutualrl.reporting.comparability import Comparison
+from mutualrl.reporting.run_reader import Point, Run, finite_number, part
+from mutualrl.reporting.series import first_reaching, mean_of, over_runs, policies_of, standard_deviation
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A titled table."""
+    """Titled table."""
 
     title: str
     head: Sequence[str]
@@ -23,39 +23,47 @@ class Table:
 
 
 def figure(value: float | None) -> str:
-    """An accuracy or a share, four digits; nothing where there is none."""
+    """Return an accuracy or a share, four digits; nothing where there is none."""
     return "" if value is None else f"{value:.4f}"
 
 
-def named(group: str | None) -> str:
-    """A group's name; `all` for none."""
+def group_label(group: str | None) -> str:
+    """Return a group's name; `all` for none."""
     return "all" if group is None else group or "(no name)"
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± sample deviation; the value alone of a single one."""
+def format_mean(values: Sequence[float]) -> str:
+    """Return mean ± standard deviation (n - 1); the value alone of a single one."""
     if not values:
         return ""
     mean = f"{statistics.fmean(values):.4f}"
-    return mean if len(values) == 1 else f"{mean} ± {deviation(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ± {standard_deviation(values):.4f}"
 
 
 def overview(runs: Sequence[Run]) -> Table:
-    """One line a run."""
+    """Return one line per run."""
     rows = []
     for run in runs:
-        seconds = None if run.summary is None else number(run.summary.get("seconds"))
+        seconds = None if run.summary is None else finite_number(run.summary.get("seconds"))
         done = [str(policy.steps) for policy in run.policies.values()]
         planned = "?" if run.planned_steps is None else str(run.planned_steps)
         rows.append(
-            [run.name, run.state, run.arm, run.pool, run.task, str(run.seed),
-             f"{', '.join(dict.fromkeys(done)) or '0'} of {planned}", "" if seconds is None else f"{seconds:.1f}"]
-        )  # fmt: skip
+            [
+                run.name,
+                run.state,
+                run.arm,
+                run.pool,
+                run.task,
+                str(run.seed),
+                f"{', '.join(dict.fromkeys(done)) or '0'} of {planned}",
+                "" if seconds is None else f"{seconds:.1f}",
+            ]
+        )
     return Table("Runs", ("run", "state", "regime", "pool", "task", "seed", "steps", "seconds"), rows)
 
 
 def accuracy(run: Run) -> Table:
-    """Greedy accuracy before and after, by policy and group."""
+    """Return greedy accuracy before and after, by policy and group."""
     rows = []
     for policy in run.policies.values():
         for group in (None, *policy.groups):
@@ -65,29 +73,37 @@ def accuracy(run: Run) -> Table:
             before = points[0].value if points[0].step == 0 else None
             last = points[-1]
             change = "" if before is None else f"{last.value - before:+.4f}"
-            rows.append([policy.name, named(group), figure(before), figure(last.value), str(last.step), change])
+            rows.append([policy.name, group_label(group), figure(before), figure(last.value), str(last.step), change])
     return Table("Greedy accuracy", ("policy", "group", "before training", "last", "at step", "change"), rows)
 
 
 def sharing(run: Run) -> Table:
-    """What each policy did besides learning: rescues, waiting, restarts."""
+    """Return what each policy did besides learning: rescues, waiting, restarts."""
     rows = []
     for policy in run.policies.values():
         result = policy.result or {}
         pairs = sum(point.value for point in policy.by_role("rescues"))
         waited = sum(point.value for point in policy.series("see/wait_seconds"))
         rows.append(
-            [policy.name, policy.model, str(policy.steps), f"{pairs:.0f}", str(result.get("rescued_prompts", "")),
-             f"{waited:.1f}", str(result.get("attempts", "")), ", ".join(part(result, "lost_peers"))]
-        )  # fmt: skip
+            [
+                policy.name,
+                policy.model,
+                str(policy.steps),
+                f"{pairs:.0f}",
+                str(result.get("rescued_prompts", "")),
+                f"{waited:.1f}",
+                str(result.get("attempts", "")),
+                ", ".join(part(result, "lost_peers")),
+            ]
+        )
     head = ("policy", "model", "steps", "rescued pairs", "on prompts", "waited (s)", "attempts", "peers lost")
     return Table("Policies", head, rows)
 
 
 def arms(comparison: Comparison) -> Table:
-    """One line an arm: final accuracy of each policy and of the pool, mean ± sample deviation over its finished runs
-    (of the pool: those in which no policy was lost), and the first validation step at which the pool's mean curve is at
-    the final accuracy of the finished GRPO runs."""
+    """Return one line per arm: final accuracy of each policy and of the pool, mean ± standard deviation (n - 1) over
+    its finished runs (of the pool: those in which no policy was lost), and the first validation step at which the
+    pool's mean curve is at the final accuracy of the finished GRPO runs."""
     names = policies_of(comparison.runs)
     ended: dict[str, list[Run]] = {}
     for arm, runs in comparison.arms.items():
@@ -104,10 +120,14 @@ def arms(comparison: Comparison) -> Table:
                 by_name[name].append(value)
             if names and len(finals) == len(names):
                 pools.append(statistics.fmean(finals.values()))
-        by_policy, pool = [spread(by_name[name]) for name in names], spread(pools)
+        by_policy, pool = [format_mean(by_name[name]) for name in names], format_mean(pools)
         reached = None if target is None else first_reaching(_pool_curve(members, names), target)
-        told = "" if target is None else "not reached" if reached is None else str(reached)
-        rows.append([arm, str(len(members)), ", ".join(str(run.seed) for run in members), *by_policy, pool, told])
+        reached_text = "not reached" if reached is None else str(reached)
+        if target is None:
+            reached_text = ""
+        rows.append(
+            [arm, str(len(members)), ", ".join(str(run.seed) for run in members), *by_policy, pool, reached_text]
+        )
     head = ("regime", "finished runs", "seeds", *names, "mean of the pool", "steps to GRPO's final accuracy")
     return Table(f"Final accuracy, {comparison.name}", head, rows)
 
@@ -117,7 +137,7 @@ def _pool_curve(runs: Sequence[Run], names: Sequence[str]) -> list[Point]:
 
 
 def commands(runs: Sequence[Run]) -> Table:
-    """The command and the versions that made each run."""
+    """Return the command and the versions that made each run."""
     rows = []
     for run in runs:
         versions = ", ".join(f"{name} {version}" for name, version in part(run.info, "versions").items())
@@ -126,7 +146,7 @@ def commands(runs: Sequence[Run]) -> Table:
 
 
 def settings(run: Run) -> Table:
-    """The resolved recipe, flat."""
+    """Return the resolved recipe, flat."""
     rows = []
     for section, value in run.recipe.items():
         if isinstance(value, dict):

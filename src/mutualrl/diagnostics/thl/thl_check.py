@@ -15,10 +15,10 @@ from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.length import length
 from mutualrl.diagnostics.thl.mass import mass
 from mutualrl.diagnostics.thl.ratio import log_ratios, sequence_rows, token_rows
-from mutualrl.diagnostics.thl.request import OPENING, SAMPLED, ThlRequest
 from mutualrl.diagnostics.thl.responses import Track, respond
 from mutualrl.diagnostics.thl.scripts import scripts
-from mutualrl.diagnostics.thl.traces import OnBatch, Voice, common_corpus
+from mutualrl.diagnostics.thl.thl_request import OPENING, SAMPLED, ThlRequest
+from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch, common_corpus
 from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
 from mutualrl.engines.base import Sampling
 
@@ -26,9 +26,9 @@ _TRIES = 4  # draws for each opening that is wanted: some come up twice
 
 
 def check(request: ThlRequest, console: Console) -> ThlCheck:
-    """`{"safe", "anchor", "seed", "text", "prompts", "pairs": [{"source", "target", "safe", "reasons", "tokenizers",
-    and one key a suite}]}`."""
-    voices: dict[Endpoint, Voice] = {end: Voice(end) for pair in request.pairs for end in pair}
+    """Return `{"safe", "anchor", "seed", "text", "prompts", "pairs": [{"source", "target", "safe", "reasons",
+    "tokenizers", and one key a suite}]}`."""
+    pool: dict[Endpoint, LazyModel] = {end: LazyModel(end) for pair in request.pairs for end in pair}
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
@@ -36,10 +36,10 @@ def check(request: ThlRequest, console: Console) -> ThlCheck:
             bar = bars.add_task(cell(label), total=total or None)
             return lambda done: bars.advance(bar, done)
 
-        pairs = [_tokenizers(request, voices[a], voices[b], track) for a, b in request.pairs]
+        pairs = [_tokenizers(request, pool[a], pool[b], track) for a, b in request.pairs]
         for (a, b), pair in zip(request.pairs, pairs, strict=True):
             if request.suites and pair["tokenizers"]:  # both are of a kind whose tokens can be placed
-                _add_suites(pair, request, voices[a], voices[b], track)
+                _add_suites(pair, request, pool[a], pool[b], track)
     return {
         "safe": all(pair["safe"] for pair in pairs),
         "anchor": request.anchor,
@@ -50,20 +50,20 @@ def check(request: ThlRequest, console: Console) -> ThlCheck:
     }
 
 
-def _tokenizers(request: ThlRequest, source: Voice, target: Voice, track: Track) -> PairCheck:
+def _tokenizers(request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> PairCheck:
     texts = request.passages if request.limit is None else pick(request.passages, request.limit, request.seed)
     on_text = track(f"{source.name} -> {target.name}: tokenizers", len(texts))
-    found = check_vocabularies(texts, source.tokenizer, target.tokenizer, request.anchor, on_text)
+    check = check_vocabularies(texts, source.tokenizer, target.tokenizer, request.anchor, on_text)
     return {
         "source": source.name,
         "target": target.name,
-        "safe": found["safe"],
-        "reasons": found["reasons"],
-        "tokenizers": found["figures"],
+        "safe": check["safe"],
+        "reasons": check["reasons"],
+        "tokenizers": check["figures"],
     }
 
 
-def _add_suites(pair: PairCheck, request: ThlRequest, source: Voice, target: Voice, track: Track) -> None:
+def _add_suites(pair: PairCheck, request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> None:
     label = f"{source.name} -> {target.name}"
     common = (request.passages, source, target, request.anchor)
     if "mass" in request.suites:
@@ -77,7 +77,7 @@ def _add_suites(pair: PairCheck, request: ThlRequest, source: Voice, target: Voi
         _add_ratios(pair, request, source, target, track)
 
 
-def _add_ratios(pair: PairCheck, request: ThlRequest, source: Voice, target: Voice, track: Track) -> None:
+def _add_ratios(pair: PairCheck, request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> None:
     sampling = Sampling(request.max_new_tokens, temperature=1.0, samples=request.samples, seed=request.seed)
     sampled = respond(_prompts(request, source, target), source, target, sampling, track)
     ratios = log_ratios(sampled, source, target, request.anchor)
@@ -88,8 +88,8 @@ def _add_ratios(pair: PairCheck, request: ThlRequest, source: Voice, target: Voi
         pair["sequence"] = {"responses": responses, "left_out": left_out, "rows": sequence_rows(ratios)}
 
 
-def _prompts(request: ThlRequest, source: Voice, target: Voice) -> list[str]:
-    """The task's prompts, or openings of the text: a few words from random places."""
+def _prompts(request: ThlRequest, source: LazyModel, target: LazyModel) -> list[str]:
+    """Return the task's prompts, or openings of the text: a few words from random places."""
     if request.prompts is not None:
         return list(request.prompts)
     corpus, _ = common_corpus(request.passages, source, target)

@@ -1,4 +1,4 @@
-"""The figures of runs side by side: the paper's, drawn from our data."""
+"""Figures of runs side by side: the paper's, drawn from our data."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from mutualrl.regimes import at_level, baseline
-from mutualrl.reporting.comparing import Comparison
-from mutualrl.reporting.plots import Bars, Figure, Panel, filled, over
-from mutualrl.reporting.reading import Point, Policy, Run
-from mutualrl.reporting.series import deviation, mean_of, policies_of, tokens_per_second
+from mutualrl.reporting.comparability import Comparison
+from mutualrl.reporting.figure_specs import Bars, Figure, Panel, filled, over
+from mutualrl.reporting.run_reader import Point, PolicyRun, Run
+from mutualrl.reporting.series import mean_of, policies_of, standard_deviation, tokens_per_second
 
 PLAIN_TRL = "trl"  # the regime in run.json of a run of plain TRL (benchmarks/fidelity.py)
 Arms = Mapping[str, Sequence[Run]]
 
 
 def figures(comparison: Comparison, slug: str) -> list[Figure]:
-    """The paper's figures that a comparison has the arms for."""
+    """Return the paper's figures that a comparison has the arms for."""
     arms = comparison.arms
     main = _main(arms)
     drawn = [
@@ -35,26 +35,27 @@ MOST_ARMS = 6  # in one panel
 
 
 def _main(arms: Arms) -> Arms:
-    """Of many arms the paper's four probes; the others have figures of their own."""
+    """Return the paper's four probes among many arms; the others have figures of their own."""
     probes = {arm: runs for arm, runs in arms.items() if _is_probe(arm, runs)}
     return probes if len(arms) > MOST_ARMS and len(probes) > 1 else arms
 
 
 def _is_probe(arm: str, runs: Sequence[Run]) -> bool:
-    """Whether an arm is a regime under its default settings, and no control."""
+    """Return whether an arm is a regime under its default settings, and no control."""
     rule = runs[0].rule
     return arm == rule.name and not rule.control
 
 
 def _of_level(arms: Arms, level: str) -> dict[str, Sequence[Run]]:
-    """The baseline, and the arms that share at a level of the paper's: as it stands first, then variants, controls."""
+    """Return the baseline, and the arms that share at a level of the paper's: as it stands first, then variants,
+    controls."""
     plain = baseline().name
     chosen = {arm: runs for arm, runs in arms.items() if runs[0].rule.level == level}
     order = sorted(chosen, key=lambda arm: (not _is_probe(arm, chosen[arm]), arm))
     return {arm: arms[arm] for arm in (plain, *order) if arm in arms}
 
 
-Take = Callable[[Policy], list[Point]]
+Take = Callable[[PolicyRun], list[Point]]
 
 
 def _names(arms: Arms) -> list[str]:
@@ -62,7 +63,7 @@ def _names(arms: Arms) -> list[str]:
 
 
 def _panels(arms: Arms, what: str, unit: str, take: Take, *, smooth: bool, average: bool) -> list[Panel]:
-    """A panel a policy, and one of the mean over the pool; a line an arm."""
+    """Return a panel a policy, and one of the mean over the pool; a line per arm."""
     names, panels = _names(arms), []
     for name in names:
         lines = []
@@ -77,7 +78,7 @@ def _panels(arms: Arms, what: str, unit: str, take: Take, *, smooth: bool, avera
 
 
 def _pool_means(runs: Sequence[Run], names: Sequence[str], take: Take) -> list[list[Point]]:
-    """The mean over the pool's policies in every run in which none was lost."""
+    """Return the mean over the pool's policies in every run in which none was lost."""
     means = []
     for run in runs:
         if _whole(run):
@@ -92,19 +93,19 @@ def _accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
 
 
 def _accuracy_figure(arms: Arms, name: str, title: str, paper: str = "") -> Figure:
-    """Validation accuracy of each policy and of the pool."""
+    """Return validation accuracy of each policy and of the pool."""
     return Figure(
         name,
         title,
-        "Greedy validation accuracy; mean over runs, the band is one sample deviation.",
+        "Greedy validation accuracy; mean over runs, the band is one standard deviation (n - 1).",
         filled(*_accuracy_panels(arms, average=True)),
         columns=_columns(arms),
         paper=paper,
     )
 
 
-def _there(runs: Sequence[Run], name: str) -> list[Policy]:
-    """The policy in the runs, but for those that ended without it."""
+def _there(runs: Sequence[Run], name: str) -> list[PolicyRun]:
+    """Return the policy in the runs, but for those that ended without it."""
     return [run.policies[name] for run in runs if run.state != "finished" or run.policies[name].result is not None]
 
 
@@ -122,7 +123,7 @@ def _probes(arms: Arms, slug: str) -> Figure:
         f"{slug}-probes",
         "Probe comparison",
         "Greedy validation accuracy (top) and training reward (below, moving mean) of each policy and of the pool's "
-        "mean; mean over runs, the band is one sample deviation.",
+        "mean; mean over runs, the band is one standard deviation (n - 1).",
         filled(
             *_accuracy_panels(arms, average=True),
             *_panels(arms, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=True),
@@ -135,11 +136,11 @@ def _probes(arms: Arms, slug: str) -> Figure:
 def _regularizers(arms: Arms, slug: str) -> Figure:
     panels: list[Panel] = []
     for what, key in (("entropy", "entropy"), ("PPO KL", "ppo_kl"), ("KL loss", "kl")):
-        panels += _panels(arms, what, "nats a token", lambda p, key=key: p.series(key), smooth=True, average=False)  # type: ignore[misc]
+        panels += _panels(arms, what, "nats per token", lambda p, key=key: p.series(key), smooth=True, average=False)  # type: ignore[misc]
     return Figure(
         f"{slug}-regularizers",
         "Optimization diagnostics by regime",
-        "Entropy, PPO KL and KL to the model before training; moving means, mean over runs, one sample deviation.",
+        "Entropy, PPO KL and KL to the model before training; moving means, ± standard deviation (n - 1) over runs.",
         filled(*panels),
         columns=max(1, len(_names(arms))),
         paper="The regimes have distinct optimization signatures; SGT preserves entropy",
@@ -150,7 +151,7 @@ def _gates(arms: Arms, slug: str) -> Figure:
     return Figure(
         f"{slug}-gate",
         "Gate rate over time",
-        "Share of a round's prompts that the gate opens on; moving mean, mean over runs, one sample deviation.",
+        "Share of a round's prompts that the gate opens on; moving mean, mean over runs ± standard deviation (n - 1).",
         filled(
             *_panels(
                 arms,
@@ -184,7 +185,7 @@ _ABLATIONS = (
 
 
 def _ablations(arms: Arms, slug: str) -> list[Figure]:
-    """A figure per level at which some arm is a variant or a control."""
+    """Return a figure per level at which some arm is a variant or a control."""
     figures = []
     for name, title, paper, level in _ABLATIONS:
         chosen = _of_level(arms, level)
@@ -195,7 +196,7 @@ def _ablations(arms: Arms, slug: str) -> list[Figure]:
 
 
 def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
-    """Arms that no other figure has room for, beside GRPO."""
+    """Return arms that no other figure has room for, beside GRPO."""
     plain = baseline().name
     rest = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == plain}
     if not set(rest) - {plain}:
@@ -204,7 +205,7 @@ def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
 
 
 def _fidelity(arms: Arms, slug: str) -> Figure | None:
-    """Our grpo beside plain TRL."""
+    """Return our grpo beside plain TRL."""
     plain = baseline().name
     if PLAIN_TRL not in arms or plain not in arms:
         return None
@@ -213,11 +214,15 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
         *_accuracy_panels(chosen, average=False),
         *_panels(chosen, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=False),
         *_panels(
-            chosen, "speed on steps without validation", "tokens a second",
-            lambda p: tokens_per_second(p, without_validation=True), smooth=True, average=False,
+            chosen,
+            "speed on steps without validation",
+            "tokens per second",
+            lambda p: tokens_per_second(p, without_validation=True),
+            smooth=True,
+            average=False,
         ),
         *_panels(chosen, "policy-gradient loss", "loss", lambda p: p.series("loss"), smooth=True, average=False),
-    ]  # fmt: skip
+    ]
     return Figure(
         f"{slug}-fidelity",
         "Fidelity against plain TRL",
@@ -229,16 +234,16 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
 
 
 def _group_bars(arms: Arms, slug: str) -> Figure | None:
-    """Accuracy by group (of a mixture: by task) before training and after each arm."""
+    """Return accuracy by group (of a mixture: by task) before training and after each arm."""
     names = _names(arms)
     ended: dict[str, list[Run]] = {}
-    found: set[str] = set()
+    group_names: set[str] = set()
     for arm, runs in arms.items():
         for run in runs:
             if run.state == "finished":
                 ended.setdefault(arm, []).append(run)
-                found.update(*(run.policies[name].groups for name in names))
-    groups = sorted(found)
+                group_names.update(*(run.policies[name].groups for name in names))
+    groups = sorted(group_names)
     if not 1 < len(groups) <= 12 or not names:
         return None
     panels = []
@@ -250,7 +255,7 @@ def _group_bars(arms: Arms, slug: str) -> Figure | None:
     return Figure(
         f"{slug}-groups",
         "Accuracy by group",
-        "Greedy accuracy at the end by group (of a mixture: by task); mean over runs, one sample deviation.",
+        "Greedy accuracy at the end by group (of a mixture: by task); mean over runs, one standard deviation (n - 1).",
         filled(*panels),
         columns=1 if len(groups) > 4 else max(1, min(len(names), 2)),
         paper="Outcome-level transfer extends beyond the main MATH comparison (per-task bars)",
@@ -260,21 +265,21 @@ def _group_bars(arms: Arms, slug: str) -> Figure | None:
 def _bars(label: str, groups: Sequence[str], runs: Sequence[Run], name: str, *, before: bool) -> Bars:
     values: list[float] = []
     errors: list[float | None] = []
-    kept: list[str] = []
+    labels: list[str] = []
     for group in groups:
         curves = [curve for policy in _there(runs, name) if (curve := policy.accuracy(group))]
-        found = [curve[0 if before else -1].value for curve in curves if not before or curve[0].step == 0]
-        if found:
-            kept.append(group)
-            values.append(statistics.fmean(found))
-            errors.append(deviation(found) if len(found) > 1 else None)
-    return Bars(label, tuple(kept), tuple(values), tuple(errors))
+        finals = [curve[0 if before else -1].value for curve in curves if not before or curve[0].step == 0]
+        if finals:
+            labels.append(group)
+            values.append(statistics.fmean(finals))
+            errors.append(standard_deviation(finals) if len(finals) > 1 else None)
+    return Bars(label, tuple(labels), tuple(values), tuple(errors))
 
 
-def across(found: Sequence[Comparison]) -> list[Figure]:
-    """Figures over several comparisons of one task: GRPO and XGRPO pool by pool."""
+def across(comparisons: Sequence[Comparison]) -> list[Figure]:
+    """Return figures over several comparisons of one task: GRPO and XGRPO pool by pool."""
     by_task: dict[str, list[Panel]] = {}
-    for comparison in found:
+    for comparison in comparisons:
         pair = (baseline().name, at_level("value").name)
         arms = {arm: runs for arm, runs in comparison.arms.items() if arm in pair}
         if len(arms) == 2:
@@ -288,7 +293,7 @@ def across(found: Sequence[Comparison]) -> list[Figure]:
         Figure(
             "value-level-pools" if number == 1 else f"value-level-pools-{number}",
             f"Value-level sharing across pools ({task})",
-            "Greedy validation accuracy, mean over the pool's policies; mean over runs, one sample deviation.",
+            "Greedy validation accuracy, mean over the pool's policies; mean over runs ± standard deviation (n - 1).",
             filled(*panels),
             columns=min(3, len(panels)),
             paper="Value-level sharing preserves the GRPO stability profile across model pools",

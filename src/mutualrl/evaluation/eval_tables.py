@@ -1,17 +1,17 @@
-"""An evaluation as Markdown: one table over models and tasks, then accuracy by group and facet."""
+"""Evaluation as Markdown: one table over models and tasks, then accuracy by group and facet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from mutualrl.console.markdown import name, number, table
-from mutualrl.evaluation.figures import Row
+from mutualrl.evaluation.accuracy import Row
 
 MOST_GROUPS = 12
 
 
 def markdown(result: Row) -> str:
-    """All tables of an evaluation."""
+    """Return all tables of an evaluation."""
     return "\n\n".join([_main(result), *_broken_down(result), *_notes(result)])
 
 
@@ -37,8 +37,8 @@ def _main(result: Row) -> str:
 
 
 def how(result: Row) -> str:
-    """How completions were decoded, in words."""
-    rewards = "; ".join(dict.fromkeys(name(about["reward"]) for about in result["tasks"].values()))
+    """Return how completions were decoded, in words."""
+    rewards = "; ".join(dict.fromkeys(name(details["reward"]) for details in result["tasks"].values()))
     if result["temperature"] == 0:
         return f"greedy pass@1, {rewards}"
     return f"{result['samples']} samples at temperature {result['temperature']:g}, {rewards}"
@@ -64,6 +64,8 @@ def _broken_down(result: Row) -> Iterator[str]:
 
 
 def _notes(result: Row) -> Iterator[str]:
-    for task, about in result["tasks"].items():
-        if about["dropped"]:
-            yield f"{task}: {len(about['dropped'])} rows were left out: " + "; ".join(map(name, about["dropped"][:5]))
+    for task, details in result["tasks"].items():
+        if details["dropped"]:
+            yield f"{task}: {len(details['dropped'])} rows were left out: " + "; ".join(
+                map(name, details["dropped"][:5])
+            )

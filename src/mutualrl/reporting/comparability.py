@@ -1,4 +1,4 @@
-"""Which runs may be compared, and in what they are not matched.
+"""Comparability of runs: which may be compared, and in what they are not matched.
 
 A comparison is of runs of one task and one pool; an arm is a regime with its settings, its runs differ in their seeds.
 """
@@ -10,14 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mutualrl.reporting.reading import Run, part
+from mutualrl.reporting.run_reader import Run, part
 from mutualrl.reporting.series import by_arm
 from mutualrl.storage.files import JsonObject
 
 #: what two runs may differ in and still be compared: what is compared, and what does not change a result
 _FREE = {"regime", "hardware", "launch", "pool"}
-_FREE_RUN = {"seed", "dir", "publish", "save_every", "keep_checkpoints", "keep_rounds", "max_restarts", "on_peer_loss",
-             "peer_timeout", "round_timeout", "report_to"}  # fmt: skip
+_FREE_RUN = {
+    "seed",
+    "dir",
+    "publish",
+    "save_every",
+    "keep_checkpoints",
+    "keep_rounds",
+    "max_restarts",
+    "on_peer_loss",
+    "peer_timeout",
+    "round_timeout",
+    "report_to",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +41,23 @@ class Comparison:
 
     @property
     def arms(self) -> dict[str, list[Run]]:
-        """Its runs by regime and settings."""
+        """Return its runs by regime and settings."""
         return by_arm(self.runs)
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """The runs by task and pool. Runs of different ones are never put side by side."""
+    """Return the runs by task and pool. Runs of different ones are never put side by side."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(_identity(run), []).append(run)
-    found: list[Comparison] = []
+    comparisons_found: list[Comparison] = []
     for group in groups.values():
         name = f"{group[0].task}, pool {group[0].pool}"
-        twice = [other for other in found if other.name == name]
-        found.append(
+        twice = [other for other in comparisons_found if other.name == name]
+        comparisons_found.append(
             Comparison(f"{name} ({len(twice) + 1})" if twice else name, tuple(group), tuple(_unmatched(group)))
         )
-    return found
+    return comparisons_found
 
 
 def _identity(run: Run) -> tuple[str, ...]:
@@ -56,8 +67,8 @@ def _identity(run: Run) -> tuple[str, ...]:
 
 
 def _unmatched(runs: Sequence[Run]) -> list[str]:
-    """Settings in which runs of a comparison differ beyond regime and seed; runs that are not finished; a seed
-    twice."""
+    """Return settings in which runs of a comparison differ beyond regime and seed; runs that are not finished; a
+    seed twice."""
     flat = {run.name: _flat(run.recipe) for run in runs}
     keys = sorted(set().union(*flat.values()))
     notes = []
@@ -70,8 +81,8 @@ def _unmatched(runs: Sequence[Run]) -> list[str]:
     notes += _other_data(runs)
     seeds_of = {arm: sorted({str(run.seed) for run in members}) for arm, members in by_arm(runs).items()}
     if len({tuple(seeds) for seeds in seeds_of.values()}) > 1:
-        told = "; ".join(f"{arm} {', '.join(seeds)}" for arm, seeds in seeds_of.items())
-        notes.append(f"not matched: the arms have different seeds: {told}")
+        seeds_text = "; ".join(f"{arm} {', '.join(seeds)}" for arm, seeds in seeds_of.items())
+        notes.append(f"not matched: the arms have different seeds: {seeds_text}")
     for arm, members in by_arm(runs).items():
         seeds = [run.seed for run in members]
         if len(set(map(str, seeds))) < len(seeds):
@@ -86,7 +97,7 @@ def _by_value(names: Mapping[str, Sequence[str]]) -> str:
 
 
 def _other_data(runs: Sequence[Run]) -> list[str]:
-    """Runs of one seed that saw other prompts, and runs of other versions."""
+    """Return runs of one seed that saw other prompts, and runs of other versions."""
     notes = []
     by_seed: dict[str, dict[str, list[str]]] = {}
     by_version: dict[str, list[str]] = {}
@@ -94,24 +105,24 @@ def _other_data(runs: Sequence[Run]) -> list[str]:
         data = str(part(run.info, "fingerprint").get("data_sha256", "?"))[:12]
         by_seed.setdefault(str(run.seed), {}).setdefault(data, []).append(run.name)
         versions = part(run.info, "versions")
-        told = ", ".join(f"{name} {versions.get(name, '?')}" for name in ("mutualrl", "trl", "torch"))
-        by_version.setdefault(told, []).append(run.name)
-    for seed, found in by_seed.items():
-        if len(found) > 1:
-            notes.append(f"not matched: the training data of seed {seed} are {_by_value(found)}")
+        versions_text = ", ".join(f"{name} {versions.get(name, '?')}" for name in ("mutualrl", "trl", "torch"))
+        by_version.setdefault(versions_text, []).append(run.name)
+    for seed, fingerprints in by_seed.items():
+        if len(fingerprints) > 1:
+            notes.append(f"not matched: the training data of seed {seed} are {_by_value(fingerprints)}")
     if len(by_version) > 1:
         notes.append(f"not matched: made by {_by_value(by_version)}")
     return notes
 
 
 def _flat(recipe: Mapping[str, Any]) -> dict[str, object]:
-    found: JsonObject = {}
+    flat: JsonObject = {}
     for section, value in recipe.items():
         if section in _FREE:
             continue
         if isinstance(value, dict):
             free = _FREE_RUN if section == "run" else set()
-            found |= {f"{section}.{key}": each for key, each in value.items() if key not in free}
+            flat |= {f"{section}.{key}": each for key, each in value.items() if key not in free}
         else:
-            found[section] = value
-    return found
+            flat[section] = value
+    return flat

@@ -1,5 +1,5 @@
-"""A run as its files tell it: finished, still going on, stopped or broken. Nothing is repaired, nothing is guessed:
-what cannot be read is said in `notes`, and the rest is shown."""
+"""Run as its files describe it: finished, still going on, stopped or broken. Nothing is repaired, nothing is guessed:
+what cannot be read is listed in `notes`, and the rest is shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mutualrl.recipes import yaml_file
 from mutualrl.recipes.schema import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE
-from mutualrl.storage.files import JsonObject, glance, user_path
+from mutualrl.storage.files import JsonObject, try_read_json, user_path
 from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of
 
 Row = JsonObject
@@ -25,14 +25,14 @@ LARGEST = 1e100  # no metric is; sums of larger ones would overflow
 
 
 class Point(NamedTuple):
-    """A value at an optimizer step."""
+    """Value at an optimizer step."""
 
     step: int
     value: float
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PolicyRun:
     """One policy of a run. `metrics`: the lines of metrics.jsonl; `before`: its validation before training; `result`:
     its result.json, None until its end."""
 
@@ -45,120 +45,124 @@ class Policy:
     rule: RegimeInfo
 
     def by_role(self, role: str) -> list[Point]:
-        """The values of the metric that its regime logs in a role; none where it logs no such metric."""
+        """Return the values of the metric that its regime logs in a role; none where it logs no such metric."""
         key = self.rule.metric(role)
         return [] if key is None else self.series(key)
 
     def series(self, key: str) -> list[Point]:
-        """The finite values of a metric, by step."""
-        return [Point(row["step"], value) for row in self.metrics if (value := number(row.get(key))) is not None]
+        """Return the finite values of a metric, by step."""
+        return [Point(row["step"], value) for row in self.metrics if (value := finite_number(row.get(key))) is not None]
 
     def validations(self) -> list[tuple[int, Row]]:
-        """Greedy validation by step: before training (step 0), during it, and at its end, as `{"accuracy",
+        """Return greedy validation by step: before training (step 0), during it, and at its end, as `{"accuracy",
         "by_group"}` with finite numbers alone."""
         result = self.result or {}
-        found = {row["step"]: row.get("validation") for row in self.metrics}
-        found |= {0: self.before} | ({0: result["initial_validation"]} if "initial_validation" in result else {})
+        by_step = {row["step"]: row.get("validation") for row in self.metrics}
+        by_step |= {0: self.before} | ({0: result["initial_validation"]} if "initial_validation" in result else {})
         if type(result.get("steps")) is int:
-            found[result["steps"]] = result.get("validation")
-        return [(step, told) for step, value in sorted(found.items()) if (told := _validation(value)) is not None]
+            by_step[result["steps"]] = result.get("validation")
+        return [
+            (step, validation)
+            for step, value in sorted(by_step.items())
+            if (validation := _validation(value)) is not None
+        ]
 
     @property
     def final(self) -> float | None:
-        """Its accuracy at its end; None of a policy that has not ended, or was lost."""
-        told = None if self.result is None else _validation(self.result.get("validation"))
-        return None if told is None else told["accuracy"]
+        """Return its accuracy at its end; None of a policy that has not ended, or was lost."""
+        validation = None if self.result is None else _validation(self.result.get("validation"))
+        return None if validation is None else validation["accuracy"]
 
     def accuracy(self, group: str | None = None) -> list[Point]:
-        """Validation accuracy by step, of a group or of all."""
+        """Return validation accuracy by step, of a group or of all."""
         points = []
-        for step, found in self.validations():
-            value = found["accuracy"] if group is None else found["by_group"].get(group)
+        for step, validation in self.validations():
+            value = validation["accuracy"] if group is None else validation["by_group"].get(group)
             if value is not None:
                 points.append(Point(step, value))
         return points
 
     @property
     def groups(self) -> list[str]:
-        """The groups that accuracy is reported by."""
-        return sorted({group for _, found in self.validations() for group in found["by_group"]})
+        """Return the groups that accuracy is reported by."""
+        return sorted({group for _, validation in self.validations() for group in validation["by_group"]})
 
     @property
     def steps(self) -> int:
-        """The last step that it wrote down."""
+        """Return the last step that it wrote down."""
         return self.metrics[-1]["step"] if self.metrics else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run. `name`: its directory's, or more of its path where two have the same. `state`: finished, running, stopped,
-    failed or ended; `notes`: what is wrong or missing, in words."""
+    """Run. `name`: its directory's, or more of its path where two have the same. `state`: finished, running,
+    stopped, failed or ended; `notes`: what is wrong or missing, in words."""
 
     root: Path
     name: str
     info: Row
     recipe: Row
-    policies: Mapping[str, Policy]
+    policies: Mapping[str, PolicyRun]
     summary: Row | None
     state: str
     notes: tuple[str, ...]
 
     @property
     def seed(self) -> Any:
-        """The run's seed."""
+        """Return the run's seed."""
         return self.info.get("seed")
 
     @property
     def regime(self) -> str:
-        """The regime's name."""
+        """Return the regime's name."""
         return self.rule.name
 
     @property
     def rule(self) -> RegimeInfo:
-        """What the run says of its regime."""
+        """Return what the run says of its regime."""
         return RegimeInfo.from_run(self.info)
 
     @property
     def pool(self) -> str:
-        """The pool's name, or its policies."""
+        """Return the pool's name, or its policies."""
         return str(self.info.get("pool") or ", ".join(self.policies))
 
     @property
     def task(self) -> str:
-        """The task's name."""
+        """Return the task's name."""
         return str(part(self.recipe, "task").get("name") or part(self.info, "fingerprint").get("task") or "unknown")
 
     @property
     def command(self) -> str:
-        """The command that began it."""
+        """Return the command that began it."""
         words = self.info.get("command")
         return " ".join(map(str, words)) if isinstance(words, list) else "unknown"
 
     @property
     def planned_steps(self) -> int | None:
-        """How many steps it was to make."""
+        """Return how many steps it was to make."""
         steps = part(self.recipe, "run").get("steps")
         return steps if isinstance(steps, int) else None
 
     def success_above(self, policy: str) -> float:
-        """The reward above which a rollout is a success for a policy's regime."""
+        """Return the reward above which a rollout is a success for a policy's regime."""
         own = next((part(p, "regime") for p in _policies(self.recipe) if p["name"] == policy), {})
-        given = [number(section.get("success_above")) for section in (own, part(self.recipe, "regime"))]
+        given = [finite_number(section.get("success_above")) for section in (own, part(self.recipe, "regime"))]
         return next((value for value in given if value is not None), SUCCESS_ABOVE)
 
     @property
     def arm(self) -> str:
-        """The regime, with those of its settings that are not the defaults: `sgt (weight=0.3)`; a policy's own as
-        `sgt (bob: weight=0.9)`."""
+        """Return the regime, with those of its settings that are not the defaults: `sgt (weight=0.3)`; a policy's
+        own as `sgt (bob: weight=0.9)`."""
         own = {policy["name"]: part(policy, "regime") for policy in _policies(self.recipe)}
         return self.rule.label(part(self.recipe, "regime"), own)
 
 
 def read_run(path: Path) -> Run:
-    """A run's directory, in whatever state. Raises UsageError when it is none."""
+    """Return a run's directory, in whatever state. Raises UsageError when it is none."""
     root = user_path(path)
     run = RunDirectory(root)
-    info = glance(run.run_json)
+    info = try_read_json(run.run_json)
     if info is None:
         what = "run.json cannot be read" if run.run_json.exists() else "it has no run.json"
         raise UsageError(f"{path} is not a run directory ({what}); expected what `mutualrl train` leaves")
@@ -172,19 +176,21 @@ def read_run(path: Path) -> Run:
     summary = _summary(run, notes)  # before the policies: a run that ends meanwhile is one that was still going on
     recipe = _recipe(run.recipe, notes)
     models = {policy["name"]: str(policy.get("model", "")) for policy in _policies(recipe)}
-    found = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
+    names = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
     policies, rule = {}, RegimeInfo.from_run(info)
-    for name in dict.fromkeys([*models, *found]):
+    for name in dict.fromkeys([*models, *names]):
         files = run.policy(name)
         metrics = _lines(files.metrics, notes, root)
         if not metrics:
             notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
         rescues = _lines(files.rescues, notes, root)
-        result = glance(files.result) or part(part(summary or {}, "policies"), name) or None
+        result = try_read_json(files.result) or part(part(summary or {}, "policies"), name) or None
         if summary is not None and result is None:
             what = "was lost on the way" if name in (summary.get("lost") or ()) else "has no result that can be read"
             notes.append(f"policy {name!r} {what}: its curve ends where it did, and it has no final accuracy")
-        policies[name] = Policy(name, models.get(name, ""), metrics, rescues, glance(files.before), result, rule)
+        policies[name] = PolicyRun(
+            name, models.get(name, ""), metrics, rescues, try_read_json(files.before), result, rule
+        )
     if not policies:
         notes.append("it has no policies: it ended before any of them began")
     state = _state(run, summary, notes)
@@ -194,37 +200,39 @@ def read_run(path: Path) -> Run:
 
 
 def part(tree: Mapping[str, Any], key: str) -> JsonObject:
-    """A section of a file that may lack it."""
+    """Return a section of a file that may lack it."""
     value = tree.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def number(value: Any) -> float | None:
-    """A finite number that can be drawn, or None."""
+def finite_number(value: Any) -> float | None:
+    """Return a finite number that can be drawn, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         return None
     return float(value)
 
 
 def _validation(value: Any) -> Row | None:
-    """`{"accuracy", "by_group"}` of a validation as it is written down; None of anything else."""
-    accuracy = number(value.get("accuracy")) if isinstance(value, dict) else None
+    """Return `{"accuracy", "by_group"}` of a validation as it is written down; None of anything else."""
+    accuracy = finite_number(value.get("accuracy")) if isinstance(value, dict) else None
     if accuracy is None or not isinstance(value.get("by_group"), dict):
         return None
-    groups = {str(group): number(each) for group, each in value["by_group"].items()}
+    groups = {str(group): finite_number(each) for group, each in value["by_group"].items()}
     return {"accuracy": accuracy, "by_group": {group: each for group, each in groups.items() if each is not None}}
 
 
 def _policies(recipe: Row) -> list[Row]:
-    """The policies of a recipe whose names could be a policy's: a name is a directory here."""
+    """Return the policies of a recipe whose names could be a policy's: a name is a directory here."""
     value = recipe.get("policies")
-    every = value if isinstance(value, list) else []
-    return [p for p in every if isinstance(p, dict) and isinstance(p.get("name"), str) and POLICY.fullmatch(p["name"])]
+    entries = value if isinstance(value, list) else []
+    return [
+        p for p in entries if isinstance(p, dict) and isinstance(p.get("name"), str) and POLICY.fullmatch(p["name"])
+    ]
 
 
 def _summary(run: RunDirectory, notes: list[str]) -> Row | None:
-    """The summary of a finished run; None of one that is not, or that cannot be read, which is said."""
-    summary = glance(run.summary)
+    """Return the summary of a finished run; None of one that is not, or that cannot be read, which is noted."""
+    summary = try_read_json(run.summary)
     results = [] if summary is None else list(part(summary, "policies").values())
     needed = ("initial_validation", "validation")
     if results and all(
@@ -248,7 +256,8 @@ def _recipe(path: Path, notes: list[str]) -> Row:
 
 
 def _lines(path: Path, notes: list[str], root: Path) -> tuple[Row, ...]:
-    """The rows of a JSON Lines file that have a step. A last line without its end is being written, or was torn."""
+    """Return the rows of a JSON Lines file that have a step. A last line without its end is being written, or was
+    torn."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -284,7 +293,7 @@ def _state(run: RunDirectory, summary: Row | None, notes: list[str]) -> str:
     if holder is not None:
         notes.append("it is still going on: this page shows it as it was when the page was made")
         return "running"
-    outcome = (glance(node_file(run.root, 0)) or {}).get("outcome")
+    outcome = (try_read_json(node_file(run.root, 0)) or {}).get("outcome")
     if not isinstance(outcome, str):
         notes.append("it ended without a last word (killed, or on another machine); `mutualrl train --resume` goes on")
         return "ended"

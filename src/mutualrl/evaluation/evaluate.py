@@ -14,18 +14,19 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from mutualrl.console.display import cell, clean
 from mutualrl.engines.base import Engine
 from mutualrl.engines.vllm_engine import installed_version
-from mutualrl.evaluation.answer import PART, answers, pieces
-from mutualrl.evaluation.figures import Row, figures
-from mutualrl.evaluation.request import EvalRequest, ModelRequest, TaskRequest
-from mutualrl.evaluation.store import Store, identity
-from mutualrl.evaluation.tables import markdown
+from mutualrl.evaluation.accuracy import Row, figures
+from mutualrl.evaluation.completion_store import Store, identity
+from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest, TaskRequest
+from mutualrl.evaluation.eval_tables import markdown
+from mutualrl.evaluation.generate_rows import PART, chunks, generate_rows
 from mutualrl.evaluation.verify import verified
 from mutualrl.tasks.rewarding import BOXED
 
 
 def evaluate_models(request: EvalRequest, console: Console, out: Path | None = None) -> Row:
-    """`{"suite", "engine", "samples", "temperature", "seed", "tasks": {task: {"evaluated", "n", "dropped"}}, "models":
-    {name: {"engine", "tasks": {task: figures}, and the figures over all prompts}}}`; with `out` also `"files"`.
+    """Return `{"suite", "engine", "samples", "temperature", "seed", "tasks": {task: {"evaluated", "n", "dropped"}},
+    "models": {name: {"engine", "tasks": {task: figures}, and the figures over all prompts}}}`; with `out` also
+    `"files"`.
 
     Raises ModelError, UsageError or DataError.
     """
@@ -43,10 +44,10 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
     }
     store = Store.open(out, _described(request, paths, engines))
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    found: Row = {}
+    results: Row = {}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         for model in request.models:
-            found[model.name] = _evaluate(request, model, paths[model.name], engines[model.name], store, bars)
+            results[model.name] = _evaluate(request, model, paths[model.name], engines[model.name], store, bars)
     result = {
         "suite": request.suite,
         "engine": ", ".join(dict.fromkeys(engines.values())),
@@ -62,7 +63,7 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
             }
             for t in request.tasks
         },
-        "models": found,
+        "models": results,
     }
     if files := store.results(result, markdown(result)):
         result["files"] = files
@@ -101,11 +102,18 @@ def _evaluate(
     try:
         for task in request.tasks:
             bar = bars.add_task(cell(f"{model.name}: {task.name}"), total=len(task.prompts))
-            cut = pieces([len(row) for row in ids[task.name]], context, task.max_new_tokens, size)
-            rows[task.name] = answers(
-                model.name, task, ids[task.name], cut, engine, tokenizer, request.sampling, store,
+            cut = chunks([len(row) for row in ids[task.name]], context, task.max_new_tokens, size)
+            rows[task.name] = generate_rows(
+                model.name,
+                task,
+                ids[task.name],
+                cut,
+                engine,
+                tokenizer,
+                request.sampling,
+                store,
                 lambda done, bar=bar: bars.advance(bar, done),  # type: ignore[misc]
-            )  # fmt: skip
+            )
     finally:
         for each in loaded:
             each.close()
@@ -131,17 +139,17 @@ def _counted(request: EvalRequest, rows: dict[str, list[Row]], console: Console)
         for task in request.tasks:
             pairs = [(row["y_text"], row["answer"]) for row in rows[task.name]]
             tasks[task.name]["math_verify"] = verified(pairs, console)
-    every = figures(
+    all_items = figures(
         [p for t in request.tasks for p in t.prompts], [row for t in request.tasks for row in rows[t.name]], samples
     )
     if len(tasks) == 1:  # what stands beside the figures of the only task holds for all
-        every |= next(iter(tasks.values()))
-    every["mean_accuracy"] = sum(t["accuracy"] for t in tasks.values()) / len(tasks)
-    return {**every, "tasks": tasks}
+        all_items |= next(iter(tasks.values()))
+    all_items["mean_accuracy"] = sum(t["accuracy"] for t in tasks.values()) / len(tasks)
+    return {**all_items, "tasks": tasks}
 
 
 def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, str]) -> dict[str, object]:
-    """The request in comparable form: the same description gives the same completions."""
+    """Return the request in comparable form: the same description gives the same completions."""
     models = {m.name: [identity(paths[m.name], m.revision, m.trust_remote_code), m.template] for m in request.models}
     return {
         "tasks": {t.name: [_digest(t), t.max_new_tokens, list(t.rewards)] for t in request.tasks},
@@ -154,5 +162,5 @@ def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, s
 
 
 def _digest(task: TaskRequest) -> str:
-    told = [[p.id, p.content, p.answer, p.group, dict(p.facets)] for p in task.prompts]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    summaries = [[p.id, p.content, p.answer, p.group, dict(p.facets)] for p in task.prompts]
+    return hashlib.sha256(json.dumps(summaries).encode()).hexdigest()[:16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mutualrl.reporting.reading import Point
+from mutualrl.reporting.run_reader import Point
 from mutualrl.reporting.series import Curve, over_runs, smoothed, window_of
 
 MOST_POINTS = 2000  # of a curve: more than a drawing shows
@@ -13,7 +13,7 @@ MOST_POINTS = 2000  # of a curve: more than a drawing shows
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve; `low` and `high` bound a band around it, where there is one."""
+    """Curve; `low` and `high` bound a band around it, where there is one."""
 
     label: str
     x: tuple[int, ...]
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One bar a category; `errors` are half the length of its error bar, None where there is none."""
+    """One bar per category; `errors` are half the length of its error bar, None where there is none."""
 
     label: str
     categories: tuple[str, ...]
@@ -56,7 +56,7 @@ class Figure:
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, object]:
-        """Everything that is drawn, as plain values."""
+        """Return everything that is drawn, as plain values."""
         return {
             "name": self.name,
             "title": self.title,
@@ -86,7 +86,7 @@ class Figure:
 
 
 def line(label: str, points: Sequence[Point]) -> Line:
-    """A curve through points; of very many, MOST_POINTS evenly spaced ones and the last."""
+    """Return a curve through points; of very many, MOST_POINTS evenly spaced ones and the last."""
     if len(points) > MOST_POINTS:
         places = [place * (len(points) - 1) // (MOST_POINTS - 1) for place in range(MOST_POINTS)]
         points = [points[place] for place in places]
@@ -94,12 +94,12 @@ def line(label: str, points: Sequence[Point]) -> Line:
 
 
 def smooth_line(label: str, points: Sequence[Point]) -> Line:
-    """A curve through the moving mean of points."""
+    """Return a curve through the moving mean of points."""
     return line(label, smoothed(points, window_of(len(points))))
 
 
 def banded(label: str, curve: Curve) -> Line:
-    """A mean over runs with its spread around it; without a band where there is one run."""
+    """Return a mean over runs with its spread around it; without a band where there is one run."""
     if curve.runs < 2:
         return Line(label, curve.steps, curve.mean)
     low = tuple(mean - spread for mean, spread in zip(curve.mean, curve.spread, strict=True))
@@ -108,17 +108,17 @@ def banded(label: str, curve: Curve) -> Line:
 
 
 def over(label: str, series: Sequence[Sequence[Point]], *, smooth: bool = False) -> Line:
-    """Mean and spread over runs, each smoothed first if asked for."""
+    """Return mean and spread over runs, each smoothed first if asked for."""
     shown = [smoothed(points, window_of(len(points))) for points in series] if smooth else series
     return banded(label, over_runs(shown))
 
 
 def filled(*panels: Panel) -> tuple[Panel, ...]:
-    """The panels that have something in them, with the lines that have points."""
-    kept = []
+    """Return the panels that have something in them, with the lines that have points."""
+    nonempty = []
     for panel in panels:
         lines = tuple(each for each in panel.lines if each.x)
         bars = tuple(each for each in panel.bars if each.categories)
         if lines or bars:
-            kept.append(Panel(panel.title, panel.y, lines, bars, panel.x))
-    return tuple(kept)
+            nonempty.append(Panel(panel.title, panel.y, lines, bars, panel.x))
+    return tuple(nonempty)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mutualrl.see.store import ExchangeStore
-from mutualrl.storage.files import parse_sealed, sealed_bytes
+from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
 FILE = "absences.json"
 
 
-class Absences:
+class MissingPeers:
     """Intervals of rounds [first, end) for each lost peer; `end` is None while it is away. In memory alone without a
     store."""
 
@@ -16,18 +16,18 @@ class Absences:
         self._store = store
         self._policy = policy
         data = None if store is None else store.get(policy, FILE)
-        stored = None if data is None or store is None else parse_sealed(data, store.describe(policy, FILE))
+        stored = None if data is None or store is None else parse_checksummed(data, store.describe(policy, FILE))
         self._intervals: dict[str, list[list[int | None]]] = {} if stored is None else stored["peers"]
 
-    def absent(self, peer: str, round_: int) -> bool:
-        """Whether the learner did, or does, this round without the peer."""
+    def is_missing(self, peer: str, round_index: int) -> bool:
+        """Return whether the learner did, or does, this round without the peer."""
         return any(
-            first is not None and first <= round_ and (end is None or round_ < end)
+            first is not None and first <= round_index and (end is None or round_index < end)
             for first, end in self._intervals.get(peer, ())
         )
 
-    def away(self) -> dict[str, int]:
-        """The peers that are away now, and since which round."""
+    def current(self) -> dict[str, int]:
+        """Return the peers that are away now, and since which round."""
         return {
             peer: first
             for peer, intervals in self._intervals.items()
@@ -35,18 +35,18 @@ class Absences:
             if end is None and first is not None
         }
 
-    def lose(self, peer: str, round_: int) -> None:
-        """From `round_` on the learner does without the peer. Durable before this returns."""
-        self._intervals.setdefault(peer, []).append([round_, None])
+    def mark_missing(self, peer: str, round_index: int) -> None:
+        """Mark a peer as missing from `round_index` on. Durable before this returns."""
+        self._intervals.setdefault(peer, []).append([round_index, None])
         self._write()
 
-    def welcome_back(self, round_: int) -> None:
-        """A resumed run starts every policy again: from `round_` on all peers are waited for."""
+    def readmit_all(self, round_index: int) -> None:
+        """Wait for all peers again from `round_index` on: a resumed run starts every policy again."""
         for peer, intervals in self._intervals.items():
-            self._intervals[peer] = [[first, round_ if end is None else end] for first, end in intervals]
+            self._intervals[peer] = [[first, round_index if end is None else end] for first, end in intervals]
         if self._intervals:
             self._write()
 
     def _write(self) -> None:
         if self._store is not None:
-            self._store.put(self._policy, FILE, sealed_bytes({"peers": self._intervals}))
+            self._store.put(self._policy, FILE, checksummed_bytes({"peers": self._intervals}))

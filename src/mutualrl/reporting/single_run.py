@@ -1,16 +1,16 @@
-"""The figures of a single run."""
+"""Figures of a single run."""
 
 from __future__ import annotations
 
-from mutualrl.reporting.plots import Figure, Panel, filled, line, smooth_line
-from mutualrl.reporting.reading import Run
+from mutualrl.reporting.figure_specs import Figure, Panel, filled, line, smooth_line
+from mutualrl.reporting.run_reader import Run
 from mutualrl.reporting.series import cumulative, tokens_per_second
 
 MOST_GROUPS = 8
 
 
 def figures(run: Run) -> list[Figure]:
-    """Learning, optimization, sharing and time; those that the run has data for."""
+    """Return the figures of learning, optimization, sharing and time; those that the run has data for."""
     drawn = [_learning(run), _optimization(run), _gate(run), _regime(run), _time(run)]
     return [figure for figure in drawn if figure.panels]
 
@@ -19,7 +19,7 @@ SMOOTHED = " Values of single steps are noise: these curves are moving means ove
 
 
 def _panel(run: Run, title: str, unit: str, key: str) -> Panel:
-    """A metric of every policy."""
+    """Return a metric of every policy."""
     return Panel(title, unit, tuple(smooth_line(n, p.series(key)) for n, p in run.policies.items()))
 
 
@@ -47,9 +47,9 @@ def _optimization(run: Run) -> Figure:
         "Entropy of the own rollouts, mean log-ratio to the sampling policy (PPO KL), and KL to the model before "
         f"training (KL loss).{SMOOTHED}",
         filled(
-            _panel(run, "entropy", "nats a token", "entropy"),
-            _panel(run, "PPO KL", "nats a token", "ppo_kl"),
-            _panel(run, "KL loss", "nats a token", "kl"),
+            _panel(run, "entropy", "nats per token", "entropy"),
+            _panel(run, "PPO KL", "nats per token", "ppo_kl"),
+            _panel(run, "KL loss", "nats per token", "kl"),
         ),
         columns=3,
     )
@@ -68,7 +68,7 @@ def _gate(run: Run) -> Figure:
 
 
 def _regime(run: Run) -> Figure:
-    """The further metrics that the regime wants drawn."""
+    """Return the further metrics that the regime wants drawn."""
     panels = [_panel(run, m.panel, m.unit, m.key) for m in run.rule.metrics if m.panel is not None]
     meanings = "; ".join(f"{m.panel}: {m.meaning}" for m in run.rule.metrics if m.panel is not None)
     return Figure("regime", f"Metrics of {run.regime}", f"{meanings}.{SMOOTHED}", filled(*panels))
@@ -82,5 +82,5 @@ def _time(run: Run) -> Figure:
         "Time",
         f"Seconds that a step waited for peers; tokens of prompts and completions over the step's time, generation and "
         f"waiting included, validation not.{SMOOTHED}",
-        filled(Panel("waiting for peers", "seconds a step", waits), Panel("speed", "tokens a second", speeds)),
+        filled(Panel("waiting for peers", "seconds per step", waits), Panel("speed", "tokens per second", speeds)),
     )

@@ -1,4 +1,4 @@
-"""The rollouts that a request names: sampled from a pool, read from a run's exchange, or from files."""
+"""Rollouts that a request names: sampled from a pool, read from a run's exchange, or from files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.console.display import cell
-from mutualrl.diagnostics.reading import TYPES, read_rollouts
-from mutualrl.diagnostics.request import DiagnosticRequest, Recorded, Sampled
-from mutualrl.diagnostics.rollouts import Rollouts, arranged
-from mutualrl.diagnostics.voices import Voices
+from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Recorded, Sampled
+from mutualrl.diagnostics.model_pool import ModelPool
+from mutualrl.diagnostics.rollout_reader import TYPES, read_rollouts
+from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError, MutualRLError, UsageError
 from mutualrl.records import Prompt
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Bars:
+class ProgressBars:
     """Progress bars on the console, when it is a terminal."""
 
     def __init__(self, console: Console) -> None:
@@ -37,13 +37,13 @@ class Bars:
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def track(self, label: str, total: int) -> Any:
-        """A new bar; returns what is told how many are done."""
+        """Return a new bar; returns a callback that receives how many are done."""
         bar = self.progress.add_task(cell(label), total=total or None)
         return lambda done: self.progress.advance(bar, done)
 
 
-def gather(request: DiagnosticRequest, bars: Bars) -> tuple[Rollouts, Voices]:
-    """The rollouts, arranged, and the models behind them. Raises DataError, UsageError, ModelError, or
+def load_rollouts(request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollouts, ModelPool]:
+    """Return the rollouts as arrays, and the models behind them. Raises DataError, UsageError, ModelError, or
     ExchangeDamagedError."""
     if request.sampled is not None:
         rollouts = _sample(request, request.sampled, bars)
@@ -51,32 +51,32 @@ def gather(request: DiagnosticRequest, bars: Bars) -> tuple[Rollouts, Voices]:
         rollouts = _from_run(request.recorded, request.origin)
     else:
         more = ": name a second file, or one with a column 'policy' of several"
-        rollouts = arranged(read_rollouts(request.files), request.origin, more=more)
+        rollouts = to_arrays(read_rollouts(request.files), request.origin, more=more)
     if unknown := sorted({text.partition("=")[0] for text in request.flags.models} - set(rollouts.policies)):
         raise UsageError(
             f"--model {unknown[0]}=...: no such policy in the rollouts; there are {', '.join(rollouts.policies)}"
         )
     ends = {name: end for name, end in request.ends.items() if name in rollouts.policies}
-    return rollouts, Voices(rollouts, ends, request.templates, bars.track)
+    return rollouts, ModelPool(rollouts, ends, request.templates, bars.track)
 
 
 def _from_run(recorded: Recorded, origin: str) -> Rollouts:
-    from mutualrl.see.survey import tables
+    from mutualrl.see.inspection import tables
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
-    found = list(tables(run.exchange, run.info().run_id, policies, recorded.rounds))
-    wrote = {str(table["policy"][0]) for table in found if len(table)}
+    rounds = list(tables(run.exchange, run.info().run_id, policies, recorded.rounds))
+    wrote = {str(table["policy"][0]) for table in rounds if len(table)}
     if missing := [name for name in policies if name not in wrote]:
-        asked = "" if recorded.rounds is None else " in these rounds"
+        requested = "" if recorded.rounds is None else " in these rounds"
         raise UsageError(
-            f"the exchange of {origin} holds no records of {', '.join(missing)}{asked}; under regimes that read no "
+            f"the exchange of {origin} holds no records of {', '.join(missing)}{requested}; under regimes that read no "
             "peer nothing is published: train with --exchange full, or sample the models with --pool"
         )
-    return arranged(pa.concat_tables(found), origin, _Asked(recorded))
+    return to_arrays(pa.concat_tables(rounds), origin, _Asked(recorded))
 
 
 class _Asked(dict[str, Content]):
-    """The prompts of a run's task by id, loaded when the first one is asked for."""
+    """Prompts of a run's task by id, loaded when the first one is asked for."""
 
     def __init__(self, recorded: Recorded) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class _Asked(dict[str, Content]):
         return super().get(key, default)
 
 
-def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollouts:
+def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) -> Rollouts:
     """Let every model answer the prompts. A prompt that leaves any of them no room is dropped for all."""
     from mutualrl.engines.transformers_engine import context_of, load_tokenizer
     from mutualrl.tiny import located
@@ -115,17 +115,19 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollout
         context = context_of(paths[name], revision=revision, trust_remote_code=trust)
         longest = min(context - sampled.max_new_tokens, sampled.recipe.task.max_prompt_tokens)  # as in training
         fits &= np.array([0 < len(row) <= longest for row in ids[name]], dtype=bool)
-    kept = np.flatnonzero(fits).tolist()
-    if not kept:
+    fitting = np.flatnonzero(fits).tolist()
+    if not fitting:
         raise DataError(
             f"none of {len(sampled.prompts)} prompts leaves room for {sampled.max_new_tokens} new tokens under every "
             f"model of the pool, and is within task.max_prompt_tokens ({sampled.recipe.task.max_prompt_tokens}); lower "
             "--max-new-tokens, or choose shorter prompts"
         )
-    prompts = [sampled.prompts[i] for i in kept]
+    prompts = [sampled.prompts[i] for i in fitting]
     table = pa.concat_tables(
         [
-            _answers(request, sampled, name, paths[name], tokenizers[name], prompts, [ids[name][i] for i in kept], bars)
+            _answers(
+                request, sampled, name, paths[name], tokenizers[name], prompts, [ids[name][i] for i in fitting], bars
+            )
             for name in names
         ]
     )
@@ -134,24 +136,33 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: Bars) -> Rollout
         pq.write_table(table, sink, compression="zstd")
         write_atomic(sampled.save, sink.getvalue().to_pybytes())
     contents = {p.id: p.content for p in prompts}
-    rollouts = arranged(table, request.origin, contents)
-    return replace(rollouts, left_out=rollouts.left_out + len(fits) - len(kept))
+    rollouts = to_arrays(table, request.origin, contents)
+    return replace(rollouts, left_out=rollouts.left_out + len(fits) - len(fitting))
 
 
 def _answers(
-    request: DiagnosticRequest, sampled: Sampled, name: str, path: str, tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt], ids: Sequence[list[int]], bars: Bars,
-) -> pa.Table:  # fmt: skip
+    request: DiagnosticRequest,
+    sampled: Sampled,
+    name: str,
+    path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    ids: Sequence[list[int]],
+    bars: ProgressBars,
+) -> pa.Table:
     from mutualrl.engines.choice import chosen_engine, load_engine
     from mutualrl.tasks.rewarding import rewards_of
 
     end = request.ends[name]
     engine_name = chosen_engine(sampled.engine, path, revision=end.revision, trust_remote_code=end.trust_remote_code)
     engine = load_engine(
-        engine_name, path, longest=max(map(len, ids)) + sampled.max_new_tokens,
+        engine_name,
+        path,
+        longest=max(map(len, ids)) + sampled.max_new_tokens,
         batch_size=max(1, 256 // sampled.samples),
-        revision=end.revision, trust_remote_code=end.trust_remote_code,
-    )  # fmt: skip
+        revision=end.revision,
+        trust_remote_code=end.trust_remote_code,
+    )
     sampling = Sampling(
         sampled.max_new_tokens, sampled.temperature, sampled.samples, policy_seed(request.seed, name, 0)
     )

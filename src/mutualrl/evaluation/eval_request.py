@@ -1,4 +1,4 @@
-"""What an evaluation is asked to do, checked before any model is loaded."""
+"""The request of an evaluation, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from mutualrl.records import Prompt
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TaskSource, get_task
-from mutualrl.tasks.base import spread
+from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
 
 ALIASES = {"paper": PAPER}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The command's flags as they were typed; None means not given."""
+class EvalFlags:
+    """Command's flags as they were typed; None means not given."""
 
     run: Path | None = None
     models: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Flags:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """The prompts of a task, where they come from, what was left out, and what rewards a completion."""
+    """Prompts of a task, where they come from, what was left out, and what rewards a completion."""
 
     name: str
     prompts: list[Prompt]
@@ -63,7 +63,7 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A model by name, and how it is loaded and prompted."""
+    """Model by name, and how it is loaded and prompted."""
 
     name: str
     path: str
@@ -85,7 +85,7 @@ class EvalRequest:
     also: tuple[str, ...]
 
     @classmethod
-    def of(cls, flags: Flags) -> EvalRequest:
+    def of(cls, flags: EvalFlags) -> EvalRequest:
         """Check the flags; a run's own task and completion limit are the defaults for its models.
 
         Raises UsageError, RecipeError or DataError with what was expected.
@@ -96,7 +96,8 @@ class EvalRequest:
         sampling = _sampling(flags)
         recipe = {} if flags.run is None else _recipe_of(RunDirectory(user_path(flags.run)))
         pool = None if flags.pool is None else resolve(Request(pool=flags.pool))
-        own = _section(recipe, flags) if recipe else pool.task if pool is not None else TaskSection()
+        pools_task = pool.task if pool is not None else TaskSection()
+        own = _section(recipe, flags) if recipe else pools_task
         suite = flags.suite or own.name
         tokens = flags.max_new_tokens or _get(recipe, "trainer", "max_completion_length")
         if pool is not None and tokens is None and suite == own.name:
@@ -113,34 +114,35 @@ class EvalRequest:
 
 
 def _rewarded(task: TaskRequest, own: TaskSection, weights: Any) -> TaskRequest:
-    """A run's or pool's own task is rewarded as its recipe says."""
+    """Return how a run's or pool's own task is rewarded: as its recipe says."""
     if task.name != own.name or own.reward == task.rewards:
         return task
     given = tuple(float(w) for w in weights) if isinstance(weights, list) else None
     return replace(task, rewards=own.reward, reward_weights=given)
 
 
-def _sampling(flags: Flags) -> Sampling:
+def _sampling(flags: EvalFlags) -> Sampling:
     samples = flags.samples or 1
     check_temperature(flags.temperature)
-    temperature = flags.temperature if flags.temperature is not None else (1.0 if samples > 1 else 0.0)
+    default_temperature = 1.0 if samples > 1 else 0.0
+    temperature = default_temperature if flags.temperature is None else flags.temperature
     if samples > 1 and temperature == 0:
         raise UsageError(f"--samples {samples} at --temperature 0 are {samples} times the same; expected more than 0")
     return Sampling(0, temperature=temperature, samples=samples, seed=flags.seed)
 
 
 def suite_of(text: str) -> list[str]:
-    """The tasks of `--suite`: names with commas between; `paper` is the paper's seven. Raises UsageError."""
+    """Return the tasks of `--suite`: names with commas between; `paper` is the paper's seven. Raises UsageError."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise UsageError(f"--suite {text!r}: expected task names with commas between, such as math,arc")
-    every = [member for name in names for member in ALIASES.get(name, (name,))]
-    for name in every:
+    members = [member for name in names for member in ALIASES.get(name, (name,))]
+    for name in members:
         get_task(name)
-    return list(dict.fromkeys(every))
+    return list(dict.fromkeys(members))
 
 
-def _tasks(suite: str, own: TaskSection, flags: Flags, tokens: int | None) -> list[TaskRequest]:
+def _tasks(suite: str, own: TaskSection, flags: EvalFlags, tokens: int | None) -> list[TaskRequest]:
     names = suite_of(suite)
     if flags.data is not None and flags.data_dir is not None:
         raise UsageError("--data names the rows of one task, --data-dir a directory with those of several; give one")
@@ -157,7 +159,7 @@ def _tasks(suite: str, own: TaskSection, flags: Flags, tokens: int | None) -> li
     data = None if named is None else Path(data_path(named))
     if flags.data_dir is not None and data is not None and not data.is_dir():
         raise UsageError(f"--data-dir {flags.data_dir}: expected a directory that holds the tasks' files")
-    found: list[TaskRequest] = []
+    results: list[TaskRequest] = []
     for name in names:
         if name == own.name and data is None:
             source = own.source(flags.seed)
@@ -166,32 +168,33 @@ def _tasks(suite: str, own: TaskSection, flags: Flags, tokens: int | None) -> li
             source = TaskSource(None, data if reads else None, flags.seed, flags.template, flags.answer or "answer")
         task = get_task(name)
         if isinstance(task, MixtureTask):
-            found += _members(task, source, flags, tokens)
+            results += _members(task, source, flags, tokens)
         else:
-            found.append(_task(name, source, flags, tokens))
-    return list({task.name: task for task in reversed(found)}.values())[::-1]
+            results.append(_task(name, source, flags, tokens))
+    return list({task.name: task for task in reversed(results)}.values())[::-1]
 
 
-def _members(mixture: MixtureTask, source: TaskSource, flags: Flags, tokens: int | None) -> list[TaskRequest]:
+def _members(mixture: MixtureTask, source: TaskSource, flags: EvalFlags, tokens: int | None) -> list[TaskRequest]:
     """Return the members of a mixture, which is evaluated member by member."""
     return [_task(name, m.source, flags, tokens) for name, (_, m) in mixture.members(source).items()]
 
 
-def _task(name: str, source: TaskSource, flags: Flags, tokens: int | None) -> TaskRequest:
+def _task(name: str, source: TaskSource, flags: EvalFlags, tokens: int | None) -> TaskRequest:
     task = get_task(name)
     data = task.read("validation", source)
     if not data.prompts:
         raise UsageError(f"task {name!r}: {data.origin} has no rows to evaluate on (too few to hold some out)")
-    prompts = data.prompts if flags.limit is None else spread(data.prompts, flags.limit)
+    prompts = data.prompts if flags.limit is None else sample_evenly(data.prompts, flags.limit)
     return TaskRequest(name, prompts, data.origin, data.dropped, tokens or task.max_new_tokens)
 
 
 def _recipe_of(run: RunDirectory) -> dict[str, Any]:
-    """The recipe of a run as it was written. Its models need not be there any more, only the trained ones."""
+    """Return the recipe of a run as it was written. Its models need not be there any more, only the trained ones."""
     run.info()
     recipe = read(run.recipe)
     policies = recipe.get("policies")
-    names = [p.get("name") if isinstance(p, dict) else None for p in policies] if isinstance(policies, list) else []
+    entries = policies if isinstance(policies, list) else []
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
     if not names or not all(isinstance(name, str) and re.match(POLICY_NAME, name) for name in names):
         raise UsageError(f"{run.recipe} is damaged: expected `policies:` with a name each, found {repr(policies)[:80]}")
     tokens = _get(recipe, "trainer", "max_completion_length")
@@ -200,7 +203,7 @@ def _recipe_of(run: RunDirectory) -> dict[str, Any]:
     return recipe
 
 
-def _section(recipe: dict[str, Any], flags: Flags) -> TaskSection:
+def _section(recipe: dict[str, Any], flags: EvalFlags) -> TaskSection:
     try:
         return TaskSection.model_validate(recipe["task"])
     except ValidationError as error:
@@ -213,16 +216,16 @@ def _get(recipe: dict[str, Any], section: str, key: str) -> Any:
 
 
 def _models_of(run: RunDirectory, recipe: dict[str, Any], trust_remote_code: bool) -> list[ModelRequest]:
-    """The trained models of a run, by policy. Raises UsageError when one is missing."""
-    found = []
+    """Return the trained models of a run, by policy. Raises UsageError when one is missing."""
+    results = []
     for policy in recipe["policies"]:
         path = run.policy(policy["name"]).model
         if not (path / "config.json").is_file():
             raise UsageError(f"{path}: the run has no trained model of {policy['name']!r} (did it finish?)")
         template = _get(policy, "trainer", "chat_template_kwargs") or _get(recipe, "trainer", "chat_template_kwargs")
-        kept = template if isinstance(template, dict) else {}
-        found.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, kept))
-    return found
+        selected = template if isinstance(template, dict) else {}
+        results.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, selected))
+    return results
 
 
 def _of_policy(pool: Recipe, policy: Policy, trust_remote_code: bool) -> ModelRequest:

@@ -29,14 +29,14 @@ def plot(result: ThlCheck, directory: Path) -> list[Path]:
     return files
 
 
-def _tokenizers(axis: Axes, found: Columns) -> None:
-    sizes = sorted(found.get("group_sizes", {}).items(), key=lambda item: -item[1])[:12]
+def _tokenizers(axis: Axes, columns: Columns) -> None:
+    sizes = sorted(columns.get("group_sizes", {}).items(), key=lambda item: -item[1])[:12]
     axis.bar([size for size, _ in sizes], [count for _, count in sizes])
     axis.set(yscale="log", xlabel="group, source : target tokens", ylabel="groups")
 
 
-def _mass(axis: Axes, found: Columns) -> None:
-    rows = found["rows"]
+def _mass(axis: Axes, columns: Columns) -> None:
+    rows = columns["rows"]
     places = np.arange(len(rows))
     axis.bar(places - 0.2, [row["source_aligned_mae"] for row in rows], 0.4, label="Src→Aligned")
     axis.bar(places + 0.2, [row["aligned_target_mae"] for row in rows], 0.4, label="Aligned→Target")
@@ -46,10 +46,10 @@ def _mass(axis: Axes, found: Columns) -> None:
     axis.legend()
 
 
-def _length(axis: Axes, found: Columns) -> None:
-    tokens = [row["target_tokens"] for row in found["rows"]]
-    for name, label in (("aligned", found["anchor"]), ("paper", "the paper's map"), ("naive", "copy by position")):
-        axis.plot(tokens, [100 * row[name] for row in found["rows"]], marker="o", label=label)
+def _length(axis: Axes, columns: Columns) -> None:
+    tokens = [row["target_tokens"] for row in columns["rows"]]
+    for name, label in (("aligned", columns["anchor"]), ("paper", "the paper's map"), ("naive", "copy by position")):
+        axis.plot(tokens, [100 * row[name] for row in columns["rows"]], marker="o", label=label)
     axis.set_xscale("log", base=2)
     axis.set_yscale("symlog", linthresh=0.01)
     axis.set_ylim(bottom=0)
@@ -57,18 +57,18 @@ def _length(axis: Axes, found: Columns) -> None:
     axis.legend()
 
 
-def _scripts(axis: Axes, found: Columns) -> None:
-    places = np.arange(len(found["rows"]))
+def _scripts(axis: Axes, columns: Columns) -> None:
+    places = np.arange(len(columns["rows"]))
     for number, rule in enumerate(("word", "char", "auto", "span")):
-        axis.bar(places + 0.2 * (number - 1.5), [100 * row[rule] for row in found["rows"]], 0.2, label=rule)
-    axis.set_xticks(places, [row["family"] for row in found["rows"]])
+        axis.bar(places + 0.2 * (number - 1.5), [100 * row[rule] for row in columns["rows"]], 0.2, label=rule)
+    axis.set_xticks(places, [row["family"] for row in columns["rows"]])
     axis.set(ylabel="relative MAE (%)")
     axis.legend()
 
 
 def _histogram(label: str) -> Callable[[Axes, Columns], None]:
-    def draw(axis: Axes, found: Columns) -> None:
-        for row in found["rows"]:
+    def draw(axis: Axes, columns: Columns) -> None:
+        for row in columns["rows"]:
             counts = np.array(row["histogram"]) / max(1, sum(row["histogram"]))
             axis.stairs(counts, BINS, label=row["denominator"])
         axis.axvspan(np.log(0.8), np.log(1.2), alpha=0.15)

@@ -10,16 +10,16 @@ from pathlib import Path
 from rich.console import Console
 
 from mutualrl.console.display import clean
-from mutualrl.distillation.harvest import Harvest, Lesson, harvest, lessons
 from mutualrl.distillation.settings import DistillSettings, new_directory
-from mutualrl.distillation.sources import Source, require_same_prompts, sources
+from mutualrl.distillation.sources import SourceRun, require_same_prompts, sources
+from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
 from mutualrl.errors import UsageError
-from mutualrl.evaluation.request import EvalRequest, Flags, ModelRequest
-from mutualrl.evaluation.run import evaluate_models
+from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest, ModelRequest
+from mutualrl.evaluation.evaluate import evaluate_models
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
-from mutualrl.reporting.reading import part
 from mutualrl.reporting.report import read_runs
+from mutualrl.reporting.run_reader import part
 from mutualrl.storage.files import JsonObject, user_path, write_json
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 
@@ -29,41 +29,59 @@ FILE = "distill.json"
 
 
 def distill(
-    runs: Sequence[Path], beside: Sequence[Path], out: Path, settings: DistillSettings, engine: str | None,
+    runs: Sequence[Path],
+    beside: Sequence[Path],
+    out: Path,
+    settings: DistillSettings,
+    engine: str | None,
     console: Console,
-) -> JsonObject:  # fmt: skip
-    """Harvest the runs' exchanges, fine-tune each policy on its peers' successes, and evaluate it beside the model
-    before training, the standalone one, and those of the runs `beside`. Writes `out`/distill.json and returns it.
+) -> JsonObject:
+    """Collect the successes in the runs' exchanges, fine-tune each policy on its peers' successes, and evaluate it
+    beside the model before training, the standalone one, and those of the runs `beside`. Writes `out`/distill.json and
+    returns it.
 
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """
-    found = sources(runs)
-    others = _others(beside, found, console)
-    harvests = {
-        name: harvest(s.run.exchange, s.info.run_id, name, settings.success_above, s.rounds)
-        for name, s in found.items()
+    source_runs = sources(runs)
+    others = _others(beside, source_runs, console)
+    success_sets = {
+        name: collect_successes(s.run.exchange, s.info.run_id, name, settings.success_above, s.rounds)
+        for name, s in source_runs.items()
     }
-    prompts = {name: source.prompts for name, source in found.items()}
+    prompts = {name: source.prompts for name, source in source_runs.items()}
     require_same_prompts(prompts)
-    texts = {name: {key: prompt.text for key, prompt in mine.items()} for name, mine in prompts.items()}
-    requests = {name: _request(source, engine) for name, source in found.items()}
+    texts = {name: {key: prompt.text for key, prompt in own_prompts.items()} for name, own_prompts in prompts.items()}
+    requests = {name: _request(source, engine) for name, source in source_runs.items()}
     directory = new_directory(user_path(out))
-    for name, each in harvests.items():
-        _say(console, f"{name}: {len(each.distinct)} distinct successes of {each.rollouts} rollouts")
+    for name, each in success_sets.items():
+        _print(console, f"{name}: {len(each.distinct)} distinct successes of {each.rollouts} rollouts")
     learners = {}
-    for name, source in found.items():
-        taught = _learner(source, lessons(harvests, texts, name), prompts[name].values(), settings, directory, console)
-        learners[name] = {**_told(harvests[name]), "peers": [other for other in found if other != name], **taught}
-    accuracy = {name: _evaluated(source, requests[name], others, directory, console) for name, source in found.items()}
+    for name, source in source_runs.items():
+        taught = _learner(
+            source,
+            distillation_examples(success_sets, texts, name),
+            prompts[name].values(),
+            settings,
+            directory,
+            console,
+        )
+        learners[name] = {
+            **_summary(success_sets[name]),
+            "peers": [other for other in source_runs if other != name],
+            **taught,
+        }
+    accuracy = {
+        name: _evaluated(source, requests[name], others, directory, console) for name, source in source_runs.items()
+    }
     result = {
         "command": command_line(),
         "versions": versions(),
         "runs": [str(user_path(run)) for run in runs],
-        "task": next(iter(found.values())).recipe.task.name,
-        "seeds": sorted({source.recipe.run.seed for source in found.values()}),
+        "task": next(iter(source_runs.values())).recipe.task.name,
+        "seeds": sorted({source.recipe.run.seed for source in source_runs.values()}),
         "settings": settings.model_dump(mode="json"),
         "learners": {
-            name: {**learners[name], "accuracy": accuracy[name], "bars": bars(accuracy[name])} for name in found
+            name: {**learners[name], "accuracy": accuracy[name], "bars": bars(accuracy[name])} for name in source_runs
         },
     }
     write_json(directory / FILE, result)
@@ -71,8 +89,9 @@ def distill(
 
 
 def bars(accuracy: dict[str, JsonObject]) -> dict[str, dict[str, float | None]]:
-    """The bars of the paper's figure "Online gating versus sequential offline distillation": of each treatment but
-    standalone GRPO, its accuracy minus GRPO's (`points`) and over GRPO's, minus one (`relative`; None over 0)."""
+    """Return the bars of the paper's figure "Online gating versus sequential offline distillation": of each
+    treatment but standalone GRPO, its accuracy minus GRPO's (`points`) and over GRPO's, minus one (`relative`; None
+    over 0)."""
     base = accuracy[BASELINE]["accuracy"]
     return {
         name: {
@@ -84,16 +103,20 @@ def bars(accuracy: dict[str, JsonObject]) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _told(own: Harvest) -> dict[str, object]:
+def _summary(own: SuccessSet) -> dict[str, object]:
     return {
         "found": {"rollouts": own.rollouts, "rewarded": own.rewarded, "cut": own.cut, "distinct": len(own.distinct)}
     }
 
 
 def _learner(
-    source: Source, taught: Sequence[Lesson], prompts: Iterable[Prompt], settings: DistillSettings, out: Path,
+    source: SourceRun,
+    taught: Sequence[DistillationExample],
+    prompts: Iterable[Prompt],
+    settings: DistillSettings,
+    out: Path,
     console: Console,
-) -> dict[str, object]:  # fmt: skip
+) -> dict[str, object]:
     from mutualrl.distillation.sft import examples, fine_tune
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.tiny import located
@@ -103,57 +126,57 @@ def _learner(
     start = str(source.run.policy(policy.name).model) if trained else located(policy.model)
     revision = None if trained else policy.revision
     tokenizer = load_tokenizer(start, revision=revision, trust_remote_code=policy.trust_remote_code)
-    made = examples(taught, prompts, tokenizer, source.template, settings.limit)
-    _say(console, f"{policy.name}: fine-tuning on {len(made.data)} successes of its peers")
-    about = fine_tune(
-        start, revision, policy.trust_remote_code, tokenizer, made.data, settings, out / "policies" / policy.name
+    dataset = examples(taught, prompts, tokenizer, source.template, settings.limit)
+    _print(console, f"{policy.name}: fine-tuning on {len(dataset.data)} successes of its peers")
+    training = fine_tune(
+        start, revision, policy.trust_remote_code, tokenizer, dataset.data, settings, out / "policies" / policy.name
     )
-    return {"examples": len(made.data), "unfit": made.unfit, **about}
+    return {"examples": len(dataset.data), "unfit": dataset.unencodable, **training}
 
 
-def _others(beside: Sequence[Path], found: dict[str, Source], console: Console) -> list[tuple[str, RunDirectory]]:
-    """The runs whose models are evaluated too, by their regime and settings. Raises UsageError for one of other models
-    or another task; says in what else it is not matched."""
+def _others(beside: Sequence[Path], learners: dict[str, SourceRun], console: Console) -> list[tuple[str, RunDirectory]]:
+    """Return the runs whose models are evaluated too, by their regime and settings. Raises UsageError for one of
+    other models or another task; says in what else it is not matched."""
     named: dict[str, RunDirectory] = {}
     for read in read_runs(beside):
         run = RunDirectory(read.root)
-        lacking = [name for name in found if not (run.policy(name).model / "config.json").is_file()]
+        lacking = [name for name in learners if not (run.policy(name).model / "config.json").is_file()]
         if lacking:
             raise UsageError(f"--beside {read.root}: it has no trained model of {', '.join(lacking)}")
-        for name, source in found.items():
-            mine = source.recipe.policy(name).model
-            if (theirs := read.policies[name].model) != mine or read.task != source.recipe.task.name:
+        for name, source in learners.items():
+            model = source.recipe.policy(name).model
+            if (other_model := read.policies[name].model) != model or read.task != source.recipe.task.name:
                 raise UsageError(
-                    f"--beside {read.root}: its {name!r} is {theirs} trained on {read.task}, here it is {mine} "
+                    f"--beside {read.root}: its {name!r} is {other_model} trained on {read.task}, here it is {model} "
                     f"trained on {source.recipe.task.name}"
                 )
             plan, its = source.info.fingerprint, part(read.info, "fingerprint")
-            if told := [
+            if differences := [
                 f"{key} is {its.get(key)!r}, here {plan[key]!r}" for key in _MATCHED if its.get(key) != plan[key]
             ]:
-                _say(console, f"Note: {read.root} is not matched: {'; '.join(told)}")
+                _print(console, f"Note: {read.root} is not matched: {'; '.join(differences)}")
         label = read.arm if read.arm not in (BASELINE, *named) else f"{read.arm} ({read.name})"
         named[label] = run
     return list(named.items())
 
 
-def _request(source: Source, engine: str | None) -> EvalRequest:
-    """The evaluation of one policy's run: made before any work, so that missing data are found then."""
+def _request(source: SourceRun, engine: str | None) -> EvalRequest:
+    """Return the evaluation of one policy's run: made before any work, so that missing data are found then."""
     trust = source.recipe.policy(source.policy).trust_remote_code
-    return EvalRequest.of(Flags(run=source.run.root, engine=engine, trust_remote_code=trust))
+    return EvalRequest.of(EvalFlags(run=source.run.root, engine=engine, trust_remote_code=trust))
 
 
 def _evaluated(
-    source: Source, request: EvalRequest, others: Sequence[tuple[str, RunDirectory]], out: Path, console: Console
+    source: SourceRun, request: EvalRequest, others: Sequence[tuple[str, RunDirectory]], out: Path, console: Console
 ) -> JsonObject:
-    """Greedy figures of a learner under each treatment, on its own run's task."""
+    """Return greedy figures of a learner under each treatment, on its own run's task."""
     policy = source.recipe.policy(source.policy)
     own = next(model for model in request.models if model.name == policy.name)
     paths = {BASELINE: own.path, DISTILLED: str(out / "policies" / policy.name / "model")}
     paths |= {label: str(run.policy(policy.name).model) for label, run in others}
     models = [ModelRequest(BEFORE, policy.model, policy.revision, own.trust_remote_code, own.template)]
     models += [replace(own, name=label, path=path) for label, path in paths.items()]
-    _say(console, f"{policy.name}: evaluating")
+    _print(console, f"{policy.name}: evaluating")
     results = evaluate_models(replace(request, models=models), console)
     return {
         label: {key: figures[key] for key in ("accuracy", "stderr", "n")} | {"by_group": _groups(figures)}
@@ -162,21 +185,25 @@ def _evaluated(
 
 
 def _groups(figures: JsonObject) -> dict[str, float]:
-    return {group: found["accuracy"] for task in figures["tasks"].values() for group, found in task["groups"].items()}
+    return {
+        group: group_accuracy["accuracy"]
+        for task in figures["tasks"].values()
+        for group, group_accuracy in task["groups"].items()
+    }
 
 
-def _say(console: Console, words: str) -> None:
+def _print(console: Console, words: str) -> None:
     console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
 
 
 def markdown(result: JsonObject) -> str:
-    """The result as a table: what each was taught, and the bars of the paper's figure."""
+    """Return the result as a table: what each was taught, and the bars of the paper's figure."""
     from mutualrl.console.markdown import name, number, table
 
     rows = []
-    for learner, about in result["learners"].items():
-        for treatment, figures in about["accuracy"].items():
-            bar = about["bars"].get(treatment)
+    for learner, details in result["learners"].items():
+        for treatment, figures in details["accuracy"].items():
+            bar = details["bars"].get(treatment)
             relative = None if bar is None else bar["relative"]
             rows.append(
                 [
@@ -203,7 +230,7 @@ def markdown(result: JsonObject) -> str:
         [
             table(
                 f"Sequential Peer Distillation, from the {result['settings']['start']} models",
-                ["learner", "taught by", "successes", "not carried", "steps", "loss (nats a token)"],
+                ["learner", "taught by", "successes", "not encoded exactly", "steps", "loss (nats per token)"],
                 taught,
             ),
             table(

@@ -1,4 +1,4 @@
-"""Where a diagnostic takes its rollouts from, checked before any model is loaded."""
+"""The request of a diagnostic: where its rollouts come from, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mutualrl.regimes.sgt import SGTSettings
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import get_task, load_prompts
-from mutualrl.tasks.base import spread
+from mutualrl.tasks.base import sample_evenly
 
 PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The command's flags as they were typed; None and empty mean not given."""
+class DiagnosticFlags:
+    """Command's flags as they were typed; None and empty mean not given."""
 
     run: Path | None = None
     rollouts: tuple[Path, ...] = ()
@@ -74,7 +74,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class DiagnosticRequest:
-    """Where rollouts come from (one of `sampled`, `recorded`, `files`), the models behind them, and thresholds."""
+    """Source of the rollouts (one of `sampled`, `recorded`, `files`), the models behind them, and thresholds."""
 
     sampled: Sampled | None
     recorded: Recorded | None
@@ -85,10 +85,10 @@ class DiagnosticRequest:
     scales: Scales
     seed: int
     origin: str
-    flags: Flags = field(repr=False, default_factory=Flags)
+    flags: DiagnosticFlags = field(repr=False, default_factory=DiagnosticFlags)
 
     @classmethod
-    def of(cls, flags: Flags) -> DiagnosticRequest:
+    def of(cls, flags: DiagnosticFlags) -> DiagnosticRequest:
         """Check the flags. Raises UsageError, RecipeError or DataError with what was expected."""
         given = {"--run": flags.run, "--rollouts": flags.rollouts, "--pool": flags.pool}
         named = [flag for flag, value in given.items() if value]
@@ -115,6 +115,7 @@ class DiagnosticRequest:
             ends = {**_pool_models(recipe, flags.trust_remote_code), **extra}
             origin = f"pool {recipe.pool}"
         templates = {p.name: recipe.trainer_settings(p.name).get("chat_template_kwargs") or {} for p in recipe.policies}
+        default_seed = recipe.run.seed if recorded is not None else 0
         return cls(
             sampled=_sampled(recipe, flags) if recorded is None else None,
             recorded=recorded,
@@ -123,19 +124,25 @@ class DiagnosticRequest:
             templates=templates,
             thresholds=_thresholds(flags, recipe),
             scales=Scales(own={p.name: _scale(recipe, p.name) for p in recipe.policies}),
-            seed=(recipe.run.seed if recorded is not None else 0) if flags.seed is None else flags.seed,
+            seed=default_seed if flags.seed is None else flags.seed,
             origin=origin,
             flags=flags,
         )
 
 
 _SAMPLING = {
-    "--task": "task", "--data": "data", "--prompts": "prompts", "--samples": "samples",
-    "--max-new-tokens": "max_new_tokens", "--temperature": "temperature", "--engine": "engine", "--save": "save",
-}  # fmt: skip
+    "--task": "task",
+    "--data": "data",
+    "--prompts": "prompts",
+    "--samples": "samples",
+    "--max-new-tokens": "max_new_tokens",
+    "--temperature": "temperature",
+    "--engine": "engine",
+    "--save": "save",
+}
 
 
-def _refuse_idle(flags: Flags, source: str) -> None:
+def _refuse_idle(flags: DiagnosticFlags, source: str) -> None:
     """Raise UsageError for a flag that the source of the rollouts does not read."""
     if source != "--pool" and (idle := [flag for flag, name in _SAMPLING.items() if getattr(flags, name) is not None]):
         raise UsageError(f"{', '.join(idle)}: no effect with {source}, whose rollouts are there already; use --pool")
@@ -143,8 +150,8 @@ def _refuse_idle(flags: Flags, source: str) -> None:
         raise UsageError("--rounds: only a run has rounds; add --run DIR")
 
 
-def _thresholds(flags: Flags, recipe: Recipe | None) -> Thresholds:
-    """What counts as success and failure: the flags', else those of a run under SGT, else the paper's."""
+def _thresholds(flags: DiagnosticFlags, recipe: Recipe | None) -> Thresholds:
+    """Return what counts as success and failure: the flags', else those of a run under SGT, else the paper's."""
     own: dict[str, Thresholds] = {}
     if recipe is not None and recipe.regime_name == at_level("outcome").name:
         own = {p.name: _sgt(recipe, p.name) for p in recipe.policies}
@@ -173,7 +180,7 @@ def _sgt(recipe: Recipe, policy: str) -> Thresholds:
 
 
 def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
-    """What a policy's local and pooled advantages are divided by."""
+    """Return what a policy's local and pooled advantages are divided by."""
     local = str(recipe.trainer_settings(policy).get("scale_rewards", "group"))
     local = {"True": "group", "False": "none"}.get(local, local)
     pooled = (
@@ -182,7 +189,7 @@ def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
     return local, pooled or local
 
 
-def _named_models(flags: Flags) -> dict[str, Endpoint]:
+def _named_models(flags: DiagnosticFlags) -> dict[str, Endpoint]:
     ends = {}
     for text in flags.models:
         name, equals, path = text.partition("=")
@@ -203,7 +210,7 @@ def _pool_models(recipe: Recipe, trust_remote_code: bool) -> dict[str, Endpoint]
 
 
 def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoint]:
-    """The trained models of a run where they are there, else those that it began with, if they are there."""
+    """Return the trained models of a run where they are there, else those that it began with, if they are there."""
     ends = _pool_models(recorded.recipe, trust_remote_code)
     for name, end in list(ends.items()):
         path = recorded.run.policy(name).model
@@ -214,7 +221,7 @@ def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoi
     return ends
 
 
-def _recorded(flags: Flags) -> Recorded:
+def _recorded(flags: DiagnosticFlags) -> Recorded:
     assert flags.run is not None
     run = RunDirectory(user_path(flags.run))
     run.info()
@@ -226,17 +233,17 @@ def _recorded(flags: Flags) -> Recorded:
 
 def _rounds(text: str) -> range:
     match = re.fullmatch(r"(?P<one>[0-9]{1,9})|(?P<first>[0-9]{0,9}):(?P<last>[0-9]{0,9})", text)
-    begin = int((match["one"] or match["first"] or "0") if match else "0")
+    first_round = int((match["one"] or match["first"] or "0") if match else "0")
     end = int((match["one"] or match["last"] or 2**62) if match else -1)
-    if end < begin:
+    if end < first_round:
         raise UsageError(f"--rounds {text}: expected FIRST:LAST (both included), FIRST:, :LAST or one number")
-    return range(begin, end + 1)
+    return range(first_round, end + 1)
 
 
-def _sampled(recipe: Recipe, flags: Flags) -> Sampled:
+def _sampled(recipe: Recipe, flags: DiagnosticFlags) -> Sampled:
     loaded = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
-    every = list({(prompt.text, prompt.answer): prompt for prompt in loaded}.values())
-    if not every:
+    distinct = list({(prompt.text, prompt.answer): prompt for prompt in loaded}.values())
+    if not distinct:
         raise DataError(f"task {recipe.task.name!r} has no training prompts; name some with --data")
     check_temperature(flags.temperature)
     temperature = 1.0 if flags.temperature is None else flags.temperature
@@ -248,7 +255,7 @@ def _sampled(recipe: Recipe, flags: Flags) -> Sampled:
         _check_save(save, flags.save)
     return Sampled(
         recipe=recipe,
-        prompts=tuple(spread(every, flags.prompts or PROMPTS)),
+        prompts=tuple(sample_evenly(distinct, flags.prompts or PROMPTS)),
         samples=samples,
         max_new_tokens=flags.max_new_tokens or int(recipe.trainer.get("max_completion_length", 256)),
         temperature=temperature,
@@ -261,13 +268,13 @@ def _check_save(path: Path, given: Path | None) -> None:
     if path.suffix != ".parquet":
         raise UsageError(f"--save {given}: expected a name that ends in .parquet")
     if path.exists():
-        raise UsageError(f"--save {given}: it is there already; name another file, or remove it")
+        raise UsageError(f"--save {given}: the file already exists; name another, or remove it")
     if not path.parent.is_dir():
         raise UsageError(f"--save {given}: there is no directory {path.parent}")
 
 
 def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
-    """The K at which a gate rate is asked for: `--k 1,4,8`, or powers of two up to the number of rollouts.
+    """Return the K at which a gate rate is asked for: `--k 1,4,8`, or powers of two up to the number of rollouts.
 
     Raises UsageError.
     """

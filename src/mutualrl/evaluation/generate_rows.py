@@ -1,4 +1,4 @@
-"""A model's completions of a task's prompts, part by part: what is stored already is not generated again."""
+"""Model's completions of a task's prompts, part by part: what is stored already is not generated again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, Sampling
-from mutualrl.evaluation.figures import Row
-from mutualrl.evaluation.request import TaskRequest
-from mutualrl.evaluation.store import Store
+from mutualrl.evaluation.accuracy import Row
+from mutualrl.evaluation.completion_store import Store
+from mutualrl.evaluation.eval_request import TaskRequest
 from mutualrl.records import Completion, Prompt
 from mutualrl.seeds import seed_of
 from mutualrl.tasks.boxed import content_score, last_boxed
@@ -23,7 +23,7 @@ PART = {"transformers": 512, "vllm": 4096}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """Some prompts, by their place in the task, that are answered together with room for `new_tokens`; 0: none fits."""
 
     number: int
@@ -31,8 +31,8 @@ class Piece:
     new_tokens: int
 
 
-def pieces(lengths: Sequence[int], context: int, max_new_tokens: int, size: int) -> list[Piece]:
-    """The prompts of a task in parts of at most `size`, by length, so that little is padded.
+def chunks(lengths: Sequence[int], context: int, max_new_tokens: int, size: int) -> list[Chunk]:
+    """Return the prompts of a task in parts of at most `size`, by length, so that little is padded.
 
     A prompt that leaves less room in the context than `max_new_tokens` shares a part with others of the same room only:
     no completion runs past the end of the context. One that leaves none is never generated for.
@@ -40,31 +40,31 @@ def pieces(lengths: Sequence[int], context: int, max_new_tokens: int, size: int)
     rooms: dict[int, list[int]] = {}
     for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], place)):
         rooms.setdefault(max(0, min(max_new_tokens, context - lengths[place])), []).append(place)
-    found: list[Piece] = []
+    results: list[Chunk] = []
     for room in sorted(rooms, reverse=True):
         places = rooms[room]
         for start in range(0, len(places), size):
-            found.append(Piece(len(found), tuple(places[start : start + size]), room))
-    return found
+            results.append(Chunk(len(results), tuple(places[start : start + size]), room))
+    return results
 
 
 def part_seed(seed: int, task: str, number: int) -> int:
-    """Seed of a part's sampling noise: the same whether or not the parts before it were stored already."""
+    """Return seed of a part's sampling noise: the same whether or not the parts before it were stored already."""
     return seed_of(seed, task, number)
 
 
-def answers(
+def generate_rows(
     model: str,
     task: TaskRequest,
     ids: Sequence[list[int]],
-    cut: Sequence[Piece],
+    cut: Sequence[Chunk],
     engine: Callable[[], Engine],
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
     store: Store,
     on_done: Callable[[int], None],
 ) -> list[Row]:
-    """The rows of all completions of a task, prompts in order, samples in order.
+    """Return the rows of all completions of a task, prompts in order, samples in order.
 
     `engine` gives the loaded model, and is called only when something is left to generate.
     """
@@ -84,7 +84,7 @@ def _generated(
     model: str,
     task: TaskRequest,
     ids: Sequence[list[int]],
-    piece: Piece,
+    piece: Chunk,
     engine: Callable[[], Engine],
     tokenizer: PreTrainedTokenizerBase,
     how: Sampling,

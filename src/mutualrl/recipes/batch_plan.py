@@ -1,4 +1,4 @@
-"""The batch plan: how many prompts a round has, and how TRL's batching keys follow from it and the devices."""
+"""Batch plan: how many prompts a round has, and how TRL's batching keys follow from it and the devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BatchPlan:
     optimizer_steps: int
 
     def trainer_keys(self) -> dict[str, int]:
-        """The plan as GRPOConfig keys."""
+        """Return the plan as GRPOConfig keys."""
         return {
             "per_device_train_batch_size": self.per_device,
             "gradient_accumulation_steps": self.micro_batches,
@@ -35,7 +35,7 @@ class BatchPlan:
 
 
 def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
-    """The batch plan of a policy on `processes` ranks.
+    """Return the batch plan of a policy on `processes` ranks.
 
     rows of a round = prompts * rollouts = per_device * processes * micro_batches * optimizer_steps.
     Raises RecipeError when that cannot be met in whole numbers.
@@ -60,7 +60,7 @@ def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
     if rows % unit:
         raise RecipeError(
             [
-                f"policy {policy!r}: {recipe.round.prompts} prompts x {rollouts} rollouts = {rows} completions a "
+                f"policy {policy!r}: {recipe.round.prompts} prompts x {rollouts} rollouts = {rows} completions per "
                 f"round do not divide into {recipe.round.optimizer_steps} optimizer steps x {processes} processes x "
                 f"{per_device} completions; change round.prompts or trainer.per_device_train_batch_size"
             ]
@@ -69,7 +69,7 @@ def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
 
 
 def _from_trl_keys(trainer: dict[str, Any], policy: str, rollouts: int, processes: int) -> BatchPlan:
-    """The plan that TRL makes of its own keys (GRPOConfig.__post_init__)."""
+    """Return the plan that TRL makes of its own keys (GRPOConfig.__post_init__)."""
     per_device = int(trainer.get("per_device_train_batch_size", TRL_DEFAULT_BATCH))
     micro_batches = int(trainer.get("gradient_accumulation_steps", 1))
     per_generation = trainer.get("steps_per_generation")

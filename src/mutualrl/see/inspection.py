@@ -1,4 +1,4 @@
-"""What lies in the exchange of a run: rounds, bytes, gaps, damage. Reads files alone; no torch."""
+"""Inspection of the exchange of a run: rounds, bytes, gaps, damage. Reads files alone; no torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mutualrl.see.store import ExchangeStore, open_store
 
 
 @dataclass
-class PolicySurvey:
-    """One policy's directory. `gaps`: rounds missing between the first and the last that are there; `freed`: how many
-    before the first were deleted; `damaged`: what is wrong, each with its file; `stray`: parts that no marker names (a
-    writer died before it committed them, or an older attempt's), which no reader looks at."""
+class PolicyInspection:
+    """One policy's directory. `gaps`: rounds missing between the first and the last that are there; `pruned`: how many
+    before the first were deleted; `damaged`: what is wrong, each with its file; `orphaned`: parts that no marker names
+    (a writer died before it committed them, or an older attempt's), which no reader looks at."""
 
     policy: str
     rounds: list[int] = field(default_factory=list)
@@ -31,15 +31,15 @@ class PolicySurvey:
     bytes: int = 0
     gaps: list[int] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-    stray: list[str] = field(default_factory=list)
+    orphaned: list[str] = field(default_factory=list)
 
     @property
-    def freed(self) -> int:
-        """Rounds before the first that is there."""
+    def pruned(self) -> int:
+        """Return rounds before the first that is there."""
         return self.rounds[0] if self.rounds else 0
 
     def to_json(self) -> dict[str, object]:
-        """Everything, with the rounds as first and last."""
+        """Return everything, with the rounds as first and last."""
         return {
             "policy": self.policy,
             "rounds": len(self.rounds),
@@ -48,9 +48,9 @@ class PolicySurvey:
             "rows": self.rows,
             "bytes": self.bytes,
             "gaps": self.gaps,
-            "freed": self.freed,
+            "freed": self.pruned,
             "damaged": self.damaged,
-            "stray": self.stray,
+            "stray": self.orphaned,
         }
 
 
@@ -59,40 +59,41 @@ def writers(exchange: Path | ExchangeStore) -> list[str]:
     return open_store(exchange).policies()
 
 
-def survey(exchange: Path | ExchangeStore, run_id: str, policy: str, *, verify: bool) -> PolicySurvey:
+def inspect_policy(exchange: Path | ExchangeStore, run_id: str, policy: str, *, verify: bool) -> PolicyInspection:
     """Look at a policy's rounds: at their markers, and with `verify` at every byte of every part."""
     reader = Reader(exchange, run_id)
-    found = PolicySurvey(policy, reader.rounds(policy))
+    inspection = PolicyInspection(policy, reader.rounds(policy))
     named: set[str] = set()
-    for round_ in list(found.rounds):
+    for round_index in list(inspection.rounds):
         try:
-            marker = reader.marker_of(policy, round_)
-            if marker is None:  # a running policy has freed it meanwhile
-                found.rounds.remove(round_)
+            marker = reader.marker_of(policy, round_index)
+            if marker is None:  # a running policy has pruned it meanwhile
+                inspection.rounds.remove(round_index)
                 continue
             named |= {part.file for part in marker.parts}
-            found.rows += marker.rows
-            found.bytes += marker.bytes
-            if verify and (shard := reader.read(policy, round_)) is not None:
+            inspection.rows += marker.rows
+            inspection.bytes += marker.bytes
+            if verify and (shard := reader.read(policy, round_index)) is not None:
                 decode(shard)
         except ExchangeDamagedError as error:
-            found.damaged.append(str(error))
+            inspection.damaged.append(str(error))
     parts = {name for name in reader.store.names(policy) if PART_NAME.fullmatch(name)}
-    found.stray = sorted(parts - named) if not found.damaged else []
-    if found.rounds:
-        found.gaps = sorted(set(range(found.rounds[0], found.rounds[-1] + 1)) - set(found.rounds))
-    return found
+    inspection.orphaned = sorted(parts - named) if not inspection.damaged else []
+    if inspection.rounds:
+        inspection.gaps = sorted(set(range(inspection.rounds[0], inspection.rounds[-1] + 1)) - set(inspection.rounds))
+    return inspection
 
 
 class Reader(Exchange):
-    """A door to a run's exchange that only reads: it is no policy's."""
+    """Door to a run's exchange that only reads: it is no policy's."""
 
     def __init__(self, exchange: Path | ExchangeStore, run_id: str) -> None:
         super().__init__(exchange, "", run_id)
 
 
 def decode(shard: Shard) -> pa.Table:
-    """Every column of a shard. Raises ExchangeDamagedError when the bytes, though they match, cannot be decoded."""
+    """Return every column of a shard. Raises ExchangeDamagedError when the bytes, though they match, cannot be
+    decoded."""
     try:
         return shard.table()
     except (pa.ArrowException, OSError) as error:
@@ -102,15 +103,15 @@ def decode(shard: Shard) -> pa.Table:
 def tables(
     exchange: Path | ExchangeStore, run_id: str, policies: list[str], rounds: range | None = None
 ) -> Iterator[pa.Table]:
-    """The records of every committed round (among `rounds`), round by round, policies in order. Damage raises
+    """Yield the records of every committed round (among `rounds`), round by round, policies in order. Damage raises
     ExchangeDamagedError."""
     reader = Reader(exchange, run_id)
-    every = {policy: set(reader.rounds(policy)) for policy in policies}
-    for round_ in sorted(set().union(*every.values())):
-        if rounds is not None and round_ not in rounds:
+    rounds_of = {policy: set(reader.rounds(policy)) for policy in policies}
+    for round_index in sorted(set().union(*rounds_of.values())):
+        if rounds is not None and round_index not in rounds:
             continue
         for policy in policies:
-            if round_ in every[policy] and (shard := reader.read(policy, round_)) is not None:
+            if round_index in rounds_of[policy] and (shard := reader.read(policy, round_index)) is not None:
                 yield decode(shard)
 
 
@@ -148,5 +149,5 @@ def _export_lines(exchange: Path | ExchangeStore, run_id: str, policies: list[st
 
 
 def _plain(record: dict[str, Any]) -> dict[str, object]:
-    """JSON has no NaN: an unscorable reward is null."""
+    """Replace NaN, which JSON lacks: an unscorable reward is null."""
     return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in record.items()}

@@ -11,12 +11,12 @@ from rich.console import Console
 from mutualrl.diagnostics.channels import channels
 from mutualrl.diagnostics.complementarity import complementarity
 from mutualrl.diagnostics.cost import cost
-from mutualrl.diagnostics.gathering import Bars, gather
-from mutualrl.diagnostics.request import DiagnosticRequest, gate_sizes
+from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, gate_sizes
+from mutualrl.diagnostics.load_rollouts import ProgressBars, load_rollouts
+from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.results import Activation, Channels, Complementarity, Cost, ValueCheck
 from mutualrl.diagnostics.rollouts import Rollouts
 from mutualrl.diagnostics.sgt_check import activation, teacher_nll
-from mutualrl.diagnostics.voices import Voices
 from mutualrl.diagnostics.xgrpo_check import xgrpo_check
 from mutualrl.errors import DataError, UsageError
 
@@ -26,25 +26,26 @@ Result = Complementarity | ValueCheck | Activation | Channels | Cost
 def diagnose(
     which: str, request: DiagnosticRequest, console: Console, *, success: str = "first", gates: str | None = None
 ) -> dict[str, Any]:
-    """The result of a diagnostic as plain values; figures that are not defined are null. See each diagnostic's module.
+    """Return the result of a diagnostic as plain values; figures that are not defined are null. See each
+    diagnostic's module.
 
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """
-    bars = Bars(console)
+    bars = ProgressBars(console)
     with bars.progress:
-        rollouts, voices = gather(request, bars)
-        found = _computed(which, request, rollouts, voices, success, gates)
-    found["rounds"] = len(np.unique(rollouts.rounds))
-    found["origin"] = rollouts.origin
-    found["left_out_prompts"] = rollouts.left_out
-    found["seed"] = request.seed
-    found["thresholds"] = {"success_above": request.thresholds.success, "failure_below": request.thresholds.failure}
-    plain: dict[str, Any] = _plain(found)
+        rollouts, pool = load_rollouts(request, bars)
+        results = _computed(which, request, rollouts, pool, success, gates)
+    results["rounds"] = len(np.unique(rollouts.rounds))
+    results["origin"] = rollouts.origin
+    results["left_out_prompts"] = rollouts.left_out
+    results["seed"] = request.seed
+    results["thresholds"] = {"success_above": request.thresholds.success, "failure_below": request.thresholds.failure}
+    plain: dict[str, Any] = _plain(results)
     return plain
 
 
 def _computed(
-    which: str, request: DiagnosticRequest, rollouts: Rollouts, voices: Voices, success: str, gates: str | None
+    which: str, request: DiagnosticRequest, rollouts: Rollouts, pool: ModelPool, success: str, gates: str | None
 ) -> Result:
     thresholds, seed = request.thresholds, request.seed
     if which == "complementarity":
@@ -53,21 +54,21 @@ def _computed(
     if which == "xgrpo-check":
         return xgrpo_check(rollouts, request.scales, seed)
     if which == "channels":
-        return channels(rollouts, thresholds, voices, request.scales)
+        return channels(rollouts, thresholds, pool, request.scales)
     if which == "cost":
-        return cost(rollouts, thresholds, voices, seed)
-    found = activation(rollouts, thresholds)
-    found["nll"], found["nll_needs"] = None, None
+        return cost(rollouts, thresholds, pool, seed)
+    result = activation(rollouts, thresholds)
+    result["nll"], result["nll_needs"] = None, None
     try:
-        voices.require("the teachers' NLL")
-        found["nll"] = teacher_nll(rollouts, thresholds, voices, seed)
+        pool.require("the teachers' NLL")
+        result["nll"] = teacher_nll(rollouts, thresholds, pool, seed)
     except (UsageError, DataError) as error:  # the profile stands without it; the table says why it is missing
-        found["nll_needs"] = str(error)
-    return found
+        result["nll_needs"] = str(error)
+    return result
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: what is not defined is null."""
+    """Replace NaN, which JSON lacks: what is not defined is null."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, dict):

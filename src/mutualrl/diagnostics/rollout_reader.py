@@ -22,16 +22,26 @@ ALIASES = {
     "y_text": ("y_text", "completion", "text"),
 }
 TYPES: dict[str, pa.DataType] = {
-    "policy": pa.string(), "round": pa.int64(), "prompt_id": pa.string(), "rollout": pa.int64(),
-    "reward": pa.float64(), "ended": pa.bool_(), "task": pa.string(), "group": pa.string(), "x_text": pa.string(),
-    "y_text": pa.string(), "tokens": pa.int64(), "token_ids": pa.list_(pa.int64()), "logprobs": pa.list_(pa.float64()),
-}  # fmt: skip
+    "policy": pa.string(),
+    "round": pa.int64(),
+    "prompt_id": pa.string(),
+    "rollout": pa.int64(),
+    "reward": pa.float64(),
+    "ended": pa.bool_(),
+    "task": pa.string(),
+    "group": pa.string(),
+    "x_text": pa.string(),
+    "y_text": pa.string(),
+    "tokens": pa.int64(),
+    "token_ids": pa.list_(pa.int64()),
+    "logprobs": pa.list_(pa.float64()),
+}
 NEEDED = ("policy", "prompt_id", "reward")
 
 
 def read_rollouts(paths: Sequence[Path]) -> pa.Table:
-    """The rows of all files as one table. A file without `policy` is its name's; without `rollout`, rows are numbered
-    in their order. Raises DataError naming file, row and field."""
+    """Return the rows of all files as one table. A file without `policy` is its name's; without `rollout`, rows are
+    numbered in their order. Raises DataError naming file, row and field."""
     files = [file for path in paths for file in _files(user_path(path))]
     seen: set[Path] = set()
     for file in files:
@@ -63,15 +73,16 @@ def _check_stems(files: Sequence[Path], tables: Sequence[pa.Table]) -> None:
 
 
 def _filled(table: pa.Table, path: Path) -> pa.Table:
-    """With a round and a rollout number in every row, NaN for a reward that is null, and `ended` unless it is said."""
+    """Return the table with a round and a rollout number in every row, NaN for a reward that is null, and `ended`
+    unless the column is given."""
     table = _with(table, "round", table["round"].fill_null(0) if "round" in table.column_names else _zeros(len(table)))
     if "ended" in table.column_names:
         table = _with(table, "ended", table["ended"].fill_null(True))
     rewards = table["reward"].fill_null(float("nan"))
-    if np.isinf(found := rewards.to_numpy()).any():
-        row = int(np.flatnonzero(np.isinf(found))[0])
+    if np.isinf(values := rewards.to_numpy()).any():
+        row = int(np.flatnonzero(np.isinf(values))[0])
         raise DataError(
-            f"{path}, row {table['line'][row]}, field 'reward': found {found[row]}, expected a finite number"
+            f"{path}, row {table['line'][row]}, field 'reward': found {values[row]}, expected a finite number"
         )
     table = _with(table, "reward", rewards)
     missing = table["rollout"].null_count if "rollout" in table.column_names else len(table)
@@ -92,7 +103,7 @@ def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
 
 
 def _counted(table: pa.Table) -> pa.Array:
-    """Rollout numbers in the order of the rows."""
+    """Return rollout numbers in the order of the rows."""
     seen: dict[tuple[str, int, str], int] = {}
     numbers = []
     for key in zip(*(table[name].to_pylist() for name in ("policy", "round", "prompt_id")), strict=True):
@@ -105,10 +116,10 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         if (path / "run.json").is_file() or any((p / "run.json").is_file() for p in path.absolute().parents[:2]):
             raise DataError(f"{path}: these are a run's own files; --run DIR reads them, compared with their markers")
-        found = sorted(p for p in path.rglob("*") if p.suffix in (".parquet", ".jsonl") and not p.name.startswith("."))
-        if not found:
+        files = sorted(p for p in path.rglob("*") if p.suffix in (".parquet", ".jsonl") and not p.name.startswith("."))
+        if not files:
             raise DataError(f"{path}: the directory holds no .parquet or .jsonl file of rollouts")
-        return found
+        return files
     if not path.is_file():
         raise DataError(f"rollouts file not found: {path} (expected .jsonl or .parquet; check --rollouts)")
     return [path]
@@ -132,28 +143,37 @@ def _lines(path: Path) -> pa.Table:
                     )
             columns.setdefault(name, []).append(str(value) if name == "prompt_id" and value is not None else value)
         numbers.append(number)
-    kept = {n: values for n, values in columns.items() if n in NEEDED[1:] or any(v is not None for v in values)}
-    if None in kept.get("policy", ()):
-        number = numbers[kept["policy"].index(None)]
+    present = {n: values for n, values in columns.items() if n in NEEDED[1:] or any(v is not None for v in values)}
+    if None in present.get("policy", ()):
+        number = numbers[present["policy"].index(None)]
         raise DataError(f"{path}, row {number}: no field 'policy' (or 'model'), which other rows have")
-    arrays = {name: _array(values, TYPES[name], path, name, numbers) for name, values in kept.items()}
+    arrays = {name: _array(values, TYPES[name], path, name, numbers) for name, values in present.items()}
     return pa.table({**arrays, "line": pa.array(numbers, pa.int64())})
 
 
 def _missing(name: str, row: dict[str, Any], field: str | None) -> str:
     if field is not None:
         return f"field '{field}' is null, expected {_WORDS[name]}"
-    found = ", ".join(sorted(row)[:12])[:200] or "none"
+    fields = ", ".join(sorted(row)[:12])[:200] or "none"
     other = f" (or '{ALIASES[name][1]}')" if name in ALIASES else ""
-    return f"no field '{name}'{other} (found: {found}); rollouts need a prompt's id and a reward each"
+    return f"no field '{name}'{other} (found: {fields}); rollouts need a prompt's id and a reward each"
 
 
 _WORDS = {
-    "policy": "a text", "round": "an integer from 0 on", "prompt_id": "a text or an integer",
-    "rollout": "an integer from 0 on", "reward": "a number", "ended": "true or false", "task": "a text",
-    "group": "a text", "x_text": "a text", "y_text": "a text", "tokens": "an integer from 0 on",
-    "token_ids": "a list of integers from 0 on", "logprobs": "a list of numbers",
-}  # fmt: skip
+    "policy": "a text",
+    "round": "an integer from 0 on",
+    "prompt_id": "a text or an integer",
+    "rollout": "an integer from 0 on",
+    "reward": "a number",
+    "ended": "true or false",
+    "task": "a text",
+    "group": "a text",
+    "x_text": "a text",
+    "y_text": "a text",
+    "tokens": "an integer from 0 on",
+    "token_ids": "a list of integers from 0 on",
+    "logprobs": "a list of numbers",
+}
 
 
 def _fits(name: str, value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A THL check as Markdown: a table for the tokenizers of each pair, and the paper's tables."""
+"""THL check as Markdown: a table for the tokenizers of each pair, and the paper's tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mutualrl.diagnostics.results import Columns, PairCheck, SideFigures, ThlChe
 
 
 def markdown(result: ThlCheck) -> str:
-    """All tables of a check, then what makes a pair unsafe."""
+    """Return all tables of a check, then what makes a pair unsafe."""
     pairs = result["pairs"]
     parts = [_tokenizer_table(pairs)]
-    asked = {key for pair in pairs for key in pair}
-    parts += [make(pairs) for suite, make in _TABLES.items() if suite in asked]
+    requested = {key for pair in pairs for key in pair}
+    parts += [make(pairs) for suite, make in _TABLES.items() if suite in requested]
     return "\n\n".join(parts)
 
 
@@ -35,11 +35,11 @@ def _tokenizer_table(pairs: Sequence[PairCheck]) -> str:
 
 
 def _both(read: Callable[[SideFigures], str]) -> Callable[[TokenizerFigures], str]:
-    return lambda found: f"{read(found['source'])} / {read(found['target'])}"
+    return lambda counts: f"{read(counts['source'])} / {read(counts['target'])}"
 
 
 _TOKENIZER_ROWS: tuple[tuple[str, Callable[[TokenizerFigures], str]], ...] = (
-    ("texts carried unchanged, source / target (%)", _both(lambda side: _percent(side["round_trip"]))),
+    ("texts encoded unchanged, source / target (%)", _both(lambda side: _percent(side["round_trip"]))),
     ("tokens", _both(lambda side: str(side["tokens"]))),
     ("1:1 groups (%)", lambda found: _percent(found["one_to_one"])),
     ("mean group", lambda found: "{source:.2f} : {target:.2f}".format(**found["mean_group"])),
@@ -58,9 +58,9 @@ _TOKENIZER_ROWS: tuple[tuple[str, Callable[[TokenizerFigures], str]], ...] = (
 def _rows(pairs: Sequence[PairCheck], suite: str) -> list[tuple[PairCheck, Columns]]:
     rows: list[tuple[PairCheck, Columns]] = []
     for pair in pairs:
-        found = columns_of(pair).get(suite)
-        if found is not None:
-            rows += [(pair, row) for row in found["rows"]]
+        columns = columns_of(pair).get(suite)
+        if columns is not None:
+            rows += [(pair, row) for row in columns["rows"]]
     return rows
 
 
@@ -114,11 +114,16 @@ def _scripts(pairs: Sequence[PairCheck]) -> str:
 def _ratio(pairs: Sequence[PairCheck]) -> str:
     rows = [
         [
-            _pair(pair), row["denominator"], str(row["responses"]), str(row["tokens"]), f"{row['p99']:.4g}",
-            f"{row['clip_rate']:.4f}", f"{row['responses_over_10']:.4f}",
+            _pair(pair),
+            row["denominator"],
+            str(row["responses"]),
+            str(row["tokens"]),
+            f"{row['p99']:.4g}",
+            f"{row['clip_rate']:.4f}",
+            f"{row['responses_over_10']:.4f}",
         ]
         for pair, row in _rows(pairs, "ratio")
-    ]  # fmt: skip
+    ]
     head = ["pair", "denominator", "responses", "tokens", "token ratio p99", "clip rate", "responses with a ratio > 10"]
     return _table("ratio: token-level importance ratios", head, rows)
 
@@ -126,11 +131,17 @@ def _ratio(pairs: Sequence[PairCheck]) -> str:
 def _sequence(pairs: Sequence[PairCheck]) -> str:
     rows = [
         [
-            _pair(pair), row["denominator"], str(row["responses"]), f"{row['median']:.4f}", f"{row['p99']:.4f}",
-            f"{row['clip_rate']:.4f}", f"{row['log_sum_median']:.2f}", f"{row['log_sum_p99']:.2f}",
+            _pair(pair),
+            row["denominator"],
+            str(row["responses"]),
+            f"{row['median']:.4f}",
+            f"{row['p99']:.4f}",
+            f"{row['clip_rate']:.4f}",
+            f"{row['log_sum_median']:.2f}",
+            f"{row['log_sum_p99']:.2f}",
         ]
         for pair, row in _rows(pairs, "sequence")
-    ]  # fmt: skip
+    ]
     head = ["pair", "denominator", "responses", "median", "p99", "clip rate", "log of exp(sum): median", "p99"]
     return _table("sequence: exp(mean log-ratio) of a response", head, rows)
 

@@ -1,4 +1,4 @@
-"""What `thl-check` is asked to do, checked before any model is loaded."""
+"""The request of `thl-check`, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mutualrl.errors import UsageError
 from mutualrl.recipes import Request, resolve
 from mutualrl.recipes.schema import Recipe
 from mutualrl.tasks import TASKS, TaskSource, get_task, load_prompts
-from mutualrl.tasks.base import spread
+from mutualrl.tasks.base import sample_evenly
 from mutualrl.thl import ANCHORS, DEFAULT_ANCHOR, Anchor
 
 SUITES = ("mass", "length", "scripts", "ratio", "sequence")
@@ -24,8 +24,8 @@ OPENING = 8  # words of a prompt that is taken from the text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The command's flags as they were typed; None means not given."""
+class ThlFlags:
+    """Command's flags as they were typed; None means not given."""
 
     pool: str | None = None
     source: str | None = None
@@ -63,7 +63,7 @@ class ThlRequest:
     seed: int
 
     @classmethod
-    def of(cls, flags: Flags) -> ThlRequest:
+    def of(cls, flags: ThlFlags) -> ThlRequest:
         """Check the flags. Raises UsageError, RecipeError or DataError with what was expected."""
         recipe = _recipe(flags)
         pairs = _pairs(flags, recipe)
@@ -94,13 +94,13 @@ def _size(default: int, limit: int | None) -> int:
     return default if limit is None else min(default, limit)
 
 
-def _prompt_count(flags: Flags) -> int:
-    """How many prompts at most; two are needed to shuffle them."""
+def _prompt_count(flags: ThlFlags) -> int:
+    """Return how many prompts at most; two are needed to shuffle them."""
     return max(2, _size(flags.prompts or PROMPTS, flags.limit))
 
 
-def _recipe(flags: Flags) -> Recipe | None:
-    """The recipe of the pool that is asked for; None for a pair of models."""
+def _recipe(flags: ThlFlags) -> Recipe | None:
+    """Return the recipe of the pool that is asked for; None for a pair of models."""
     if flags.source is None and flags.target is None:
         return resolve(Request(pool=flags.pool or "tiny"))
     if flags.pool is not None:
@@ -108,7 +108,7 @@ def _recipe(flags: Flags) -> Recipe | None:
     return None
 
 
-def _pairs(flags: Flags, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endpoint], ...]:
+def _pairs(flags: ThlFlags, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endpoint], ...]:
     if recipe is not None:
         ends = [
             Endpoint(p.name, p.model, True, p.revision, p.trust_remote_code or flags.trust_remote_code)
@@ -129,28 +129,31 @@ def _pairs(flags: Flags, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endpoin
     )
 
 
-def _suites(asked: str | None, pairs: tuple[tuple[Endpoint, Endpoint], ...]) -> tuple[str, ...]:
+def _suites(requested: str | None, pairs: tuple[tuple[Endpoint, Endpoint], ...]) -> tuple[str, ...]:
     known = (TOKENIZERS, *SUITES, "all")
-    if asked is not None and asked not in known:
-        raise UsageError(f"--suite {asked}: expected one of: {', '.join(known)}")
+    if requested is not None and requested not in known:
+        raise UsageError(f"--suite {requested}: expected one of: {', '.join(known)}")
     without = [end.name for pair in pairs for end in pair if not end.has_model]
-    if asked == TOKENIZERS or (asked is None and without):
+    if requested == TOKENIZERS or (requested is None and without):
         return ()
     if without:
         raise UsageError(
-            f"--suite {asked} needs models, and {without[0]!r} has no weights (a tokenizer alone); "
+            f"--suite {requested} needs models, and {without[0]!r} has no weights (a tokenizer alone); "
             f"use --suite {TOKENIZERS}, or name a model directory"
         )
-    return SUITES if asked in (None, "all") else (str(asked),)
+    return SUITES if requested in (None, "all") else (str(requested),)
 
 
-def _refuse_idle(flags: Flags, suites: tuple[str, ...]) -> None:
+def _refuse_idle(flags: ThlFlags, suites: tuple[str, ...]) -> None:
     """Raise UsageError for a flag about responses when none are sampled."""
-    about = {
-        "--task": flags.task, "--data": flags.data, "--prompts": flags.prompts,
-        "--samples": flags.samples, "--max-new-tokens": flags.max_new_tokens,
-    }  # fmt: skip
-    idle = [flag for flag, value in about.items() if value is not None]
+    details = {
+        "--task": flags.task,
+        "--data": flags.data,
+        "--prompts": flags.prompts,
+        "--samples": flags.samples,
+        "--max-new-tokens": flags.max_new_tokens,
+    }
+    idle = [flag for flag, value in details.items() if value is not None]
     if idle and not set(suites) & set(SAMPLED):
         chosen = ", ".join(suites) or TOKENIZERS
         raise UsageError(
@@ -158,17 +161,17 @@ def _refuse_idle(flags: Flags, suites: tuple[str, ...]) -> None:
         )
 
 
-def _anchor(asked: str | None) -> Anchor:
+def _anchor(requested: str | None) -> Anchor:
     for anchor in ANCHORS:
-        if asked == anchor:
+        if requested == anchor:
             return anchor
-    if asked is not None:
-        raise UsageError(f"--anchor {asked}: expected one of: {', '.join(ANCHORS)}")
+    if requested is not None:
+        raise UsageError(f"--anchor {requested}: expected one of: {', '.join(ANCHORS)}")
     return DEFAULT_ANCHOR
 
 
-def _prompts(flags: Flags, recipe: Recipe | None) -> tuple[tuple[str, ...] | None, str]:
-    """Training prompts of a task, the one asked for or the pool's own; or None for openings of the text."""
+def _prompts(flags: ThlFlags, recipe: Recipe | None) -> tuple[tuple[str, ...] | None, str]:
+    """Return training prompts of a task, the one asked for or the pool's own; or None for openings of the text."""
     name = flags.task or (recipe.task.name if recipe else None)
     if name is None:
         if flags.data is not None:
@@ -176,4 +179,4 @@ def _prompts(flags: Flags, recipe: Recipe | None) -> tuple[tuple[str, ...] | Non
         return None, f"openings of {OPENING} words"
     loaded = load_prompts(get_task(name), "train", TaskSource(data=flags.data, seed=flags.seed))
     prompts = list({prompt.text: prompt for prompt in loaded}.values())
-    return tuple(prompt.text for prompt in spread(prompts, _prompt_count(flags))), f"task {name}"
+    return tuple(prompt.text for prompt in sample_evenly(prompts, _prompt_count(flags))), f"task {name}"

@@ -1,4 +1,4 @@
-"""The diagnostics as Markdown, in the form of the paper's tables."""
+"""Diagnostics as Markdown, in the form of the paper's tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutualrl.diagnostics.results import (
     Cost,
     GateRow,
     Header,
-    Shares,
+    SuccessRate,
     ValueCheck,
     columns_of,
 )
@@ -33,7 +33,7 @@ def _with(value: float | None, interval: Sequence[float | None]) -> str:
 
 
 def complementarity(result: Complementarity) -> str:
-    """Pairs, pool, buckets, gate rates, and the recommendation."""
+    """Return pairs, pool, buckets, gate rates, and the recommendation."""
     rows = []
     for row in map(columns_of, result["pairs"]):
         cells = [name(row["learner"]), name(row["peer"])]
@@ -63,17 +63,17 @@ def complementarity(result: Complementarity) -> str:
         rows.append([b["bucket"], str(b["prompts"]), *rates])
     head = ["bucket", "prompts", "mean reward", "Jaccard", "exactly one"]
     parts.append(table("Difficulty-conditioned diversity", head, rows))
-    ks = [at["k"] for at in result["gate"][0]["at"]]
+    k_values = [at["k"] for at in result["gate"][0]["at"]]
     stars = {at["k"]: "*" if at["extrapolated"] else "" for at in result["gate"][0]["at"]}
     text = table(
-        "SGT's gate: share of prompts that open it, G_n(x), with K rollouts a model",
-        ["learner", "in these rollouts", *(f"K = {k}{stars[k]}" for k in ks)],
+        "SGT's gate: share of prompts that open it, G_n(x), with K rollouts per model",
+        ["learner", "in these rollouts", *(f"K = {k}{stars[k]}" for k in k_values)],
         [_gate_cells(gate) for gate in result["gate"]],
     )
     if any(stars.values()):
         text += "\n\n\\* more than was sampled: (1 - c/n)^K, which counts a prompt without a success as hopeless"
     parts.append(text)
-    parts.append(f"Recommendation: {name_of(result['recommendation'])}")
+    parts.append(f"Recommendation: {clean_sentence(result['recommendation'])}")
     return "\n\n".join(parts)
 
 
@@ -82,18 +82,25 @@ def _gate_cells(gate: GateRow) -> list[str]:
     return [name(gate["learner"]), _with(gate["observed"], gate["observed_ci"]), *rates]
 
 
-def name_of(text: str) -> str:
-    """A sentence with names of the user's in it, cleaned."""
+def clean_sentence(text: str) -> str:
+    """Return a sentence with names of the user's in it, cleaned."""
     from mutualrl.console.display import clean
 
     return clean(text, 1000).replace("\n", " ")
 
 
 def xgrpo_check(result: ValueCheck) -> str:
-    """True against shuffled pool."""
+    """Return the table of true against shuffled pool."""
     keys = ("correlation", "sign_flips", "sign_changes", "advantage_change", "signed_change")
-    head = ["learner", "pool", "corr. peer spread ↔ adv. change", "adv. sign-flip rate", "the same, from and to 0 too",
-            "mean abs. adv. change", "mean signed change"]  # fmt: skip
+    head = [
+        "learner",
+        "pool",
+        "corr. peer spread ↔ adv. change",
+        "adv. sign-flip rate",
+        "the same, from and to 0 too",
+        "mean abs. adv. change",
+        "mean signed change",
+    ]
     lines = [(row["learner"], columns_of(row)) for row in result["rows"]]
     rows = []
     for learner, row in [*lines, ("mean", columns_of(result["mean"]))]:
@@ -103,7 +110,7 @@ def xgrpo_check(result: ValueCheck) -> str:
 
 
 def sgt_check(result: Activation) -> str:
-    """Activation profile, by task where there are several, and the teachers' NLL."""
+    """Return activation profile, by task where there are several, and the teachers' NLL."""
     prompts = result["prompts"]
     rows = []
     for row in result["rows"]:
@@ -115,30 +122,35 @@ def sgt_check(result: Activation) -> str:
     if 1 < len(tasks) <= MOST_TASKS:
         cells = []
         for row in result["rows"]:
-            shares = [f"{t['gated']}/{t['prompts']} ({100 * t['rate']:.2f} %)" for t in row["by_task"].values()]
-            cells.append([name(row["learner"]), *shares])
+            rates = [f"{t['gated']}/{t['prompts']} ({100 * t['rate']:.2f} %)" for t in row["by_task"].values()]
+            cells.append([name(row["learner"]), *rates])
         parts.append(table("Prompts that open the gate, by task", ["learner", *map(name, tasks)], cells))
     nll = result["nll"]
     if nll is None:
-        parts.append(f"Teacher NLL: not measured; {name_of(str(result['nll_needs']))}")
+        parts.append(f"Teacher NLL: not measured; {clean_sentence(str(result['nll_needs']))}")
         return "\n\n".join(parts)
     cells = [
-        [name(row["learner"]), str(row["lessons"]), number(row["matched"]), number(row["mismatched"]),
-         _with(row["difference"], row["difference_ci"])]
+        [
+            name(row["learner"]),
+            str(row["lessons"]),
+            number(row["matched"]),
+            number(row["mismatched"]),
+            _with(row["difference"], row["difference_ci"]),
+        ]
         for row in nll["rows"]
-    ]  # fmt: skip
+    ]
     head = ["learner", "prompts", "matched teacher NLL", "mismatched teacher NLL", "difference [95 %]"]
     without = f"; {nll['without']} gated prompts without such a pair" if nll["without"] else ""
-    parts.append(table(f"Matched vs. mismatched teacher, nats a token{without}", head, cells))
+    parts.append(table(f"Matched vs. mismatched teacher, nats per token{without}", head, cells))
     return "\n\n".join(parts)
 
 
-def _fraction(shares: Shares) -> str:
-    return f"{shares['successes']}/{shares['rollouts']} ({number(shares['rate'], 3)})"
+def _fraction(rates: SuccessRate) -> str:
+    return f"{rates['successes']}/{rates['rollouts']} ({number(rates['rate'], 3)})"
 
 
 def channels(result: Channels) -> str:
-    """The six rows, over all learners and for each."""
+    """Return the six rows, over all learners and for each."""
     learners = [name(row["learner"]) for row in result["learners"]]
     head = ["usable regimes on a prompt", "all learners (%)", *(f"{learner} (%)" for learner in learners)]
     own: list[dict[str, float]] = []
@@ -146,15 +158,15 @@ def channels(result: Channels) -> str:
         own.append({row["usable"]: row["share"] for row in learner["rows"]})
     rows = []
     for row in result["rows"]:
-        shares = [row["share"], *(each.get(row["usable"], 0.0) for each in own)]
-        rows.append([row["usable"], *(f"{100 * share:.2f}" for share in shares)])
+        rates = [row["share"], *(each.get(row["usable"], 0.0) for each in own)]
+        rows.append([row["usable"], *(f"{100 * share:.2f}" for share in rates)])
     left = {reason: count for reason, count in result["left_out"].items() if count}
     note = "" if not left else f"\n\nPeer responses without a ratio: {', '.join(f'{r} {c}' for r, c in left.items())}"
     return table(f"Joint usability of the three regimes ({_about(result)})", head, rows) + note
 
 
 def cost(result: Cost) -> str:
-    """Extra tokens by regime, over all learners and for each; the analytic bound."""
+    """Return extra tokens by regime, over all learners and for each; the analytic bound."""
     rows = [
         [row["regime"].upper(), f"{row['extra_tokens']:,}", f"{number(row['ratio'])}x rollout"]
         for row in result["rows"]

@@ -1,4 +1,4 @@
-"""The models behind rollouts: each learner's view of its peers' texts. Loaded on first use."""
+"""Models behind rollouts: each learner's view of its peers' texts. Loaded on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mutualrl.diagnostics.rollouts import Floats, Rollouts
 from mutualrl.diagnostics.thl.endpoints import Endpoint
-from mutualrl.diagnostics.thl.traces import OnBatch, Voice
+from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch
 from mutualrl.errors import MutualRLError, UsageError
 from mutualrl.tasks.prompting import Content
 from mutualrl.thl import Retokenized, align_logprobs, decode_completion, retokenize
@@ -18,23 +18,25 @@ from mutualrl.thl import Retokenized, align_logprobs, decode_completion, retoken
 Template = Mapping[str, Any]
 
 
-class Voices:
-    """The models of a pool by policy. `templates`: arguments of each one's chat template. `track`: told what is
-    done."""
+class ModelPool:
+    """Models of a pool by policy. `templates`: arguments of each one's chat template. `track`: told what is done."""
 
     def __init__(
-        self, rollouts: Rollouts, ends: Mapping[str, Endpoint], templates: Mapping[str, Template] | None = None,
+        self,
+        rollouts: Rollouts,
+        ends: Mapping[str, Endpoint],
+        templates: Mapping[str, Template] | None = None,
         track: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rollouts = rollouts
-        self._voices = {name: Voice(end) for name, end in ends.items()}
+        self._models = {name: LazyModel(end) for name, end in ends.items()}
         self._templates = templates or {}
         self._track = track or (lambda label, total: lambda done: None)
         self._ids: dict[tuple[int, str], list[int]] = {}
 
     def missing(self) -> list[str]:
-        """The policies whose models are not known."""
-        return [name for name in self.rollouts.policies if name not in self._voices]
+        """Return the policies whose models are not known."""
+        return [name for name in self.rollouts.policies if name not in self._models]
 
     def require(self, what: str) -> None:
         """Raise UsageError, with what to type, when the model of a policy is not known."""
@@ -42,27 +44,27 @@ class Voices:
             flags = " ".join(f"--model {name}=PATH" for name in missing)
             raise UsageError(f"{what} needs the models of {', '.join(missing)}: add {flags}")
 
-    def voice(self, policy: int) -> Voice:
-        """A policy's tokenizer and model."""
-        return self._voices[self.rollouts.policies[policy]]
+    def model(self, policy: int) -> LazyModel:
+        """Return a policy's tokenizer and model."""
+        return self._models[self.rollouts.policies[policy]]
 
     def context(self, policy: int) -> int:
-        """How many positions a policy's model has."""
-        return int(self.voice(policy).engine.context)
+        """Return how many positions a policy's model has."""
+        return int(self.model(policy).engine.context)
 
     def prompt(self, policy: int, unit: int) -> list[int]:
-        """A prompt as the policy is asked it, token ids. Raises UsageError when its text is not known."""
+        """Return a prompt as the policy is asked it, token ids. Raises UsageError when its text is not known."""
         from mutualrl.tasks.prompting import prompt_ids
 
         prompt_id = self.rollouts.prompt_ids[unit]
         if (policy, prompt_id) not in self._ids:
             template = self._templates.get(self.rollouts.policies[policy])
             content = self._content(unit)
-            self._ids[policy, prompt_id] = prompt_ids([content], self.voice(policy).tokenizer, template)[0]
+            self._ids[policy, prompt_id] = prompt_ids([content], self.model(policy).tokenizer, template)[0]
         return self._ids[policy, prompt_id]
 
     def _content(self, unit: int) -> Content:
-        """The prompt as its task has it, else as it was recorded with any response to it."""
+        """Return the prompt as its task has it, else as it was recorded with any response to it."""
         problem: MutualRLError | None = None
         try:
             known = self.rollouts.contents.get(self.rollouts.prompt_ids[unit])
@@ -81,50 +83,57 @@ class Voices:
         )
 
     def text(self, policy: int, unit: int, place: int) -> str | None:
-        """A response's text: decoded from its sampled ids where they and the tokenizer are there, else as it was
-        recorded."""
+        """Return a response's text: decoded from its sampled ids where they and the tokenizer are there, else as it
+        was recorded."""
         ids = self.rollouts.cell("token_ids", policy, unit, place) if self.rollouts.has("token_ids") else None
-        if ids and self.rollouts.policies[policy] in self._voices:
-            decoded = decode_completion(ids, self.voice(policy).tokenizer)
+        if ids and self.rollouts.policies[policy] in self._models:
+            decoded = decode_completion(ids, self.model(policy).tokenizer)
             if decoded:
                 return decoded
         text = self.rollouts.cell("y_text", policy, unit, place) if self.rollouts.has("y_text") else None
-        return text if isinstance(text, str) else "" if ids else None
+        if isinstance(text, str):
+            return text
+        return "" if ids else None
 
-    def carried(self, learner: int, unit: int, text: str, ended: bool) -> Retokenized:
-        """A peer's text in the learner's vocabulary, with the room that its prompt leaves."""
+    def retokenized(self, learner: int, unit: int, text: str, ended: bool) -> Retokenized:
+        """Return a peer's text in the learner's vocabulary, with the room that its prompt leaves."""
         room = self.context(learner) - len(self.prompt(learner, unit))
-        return retokenize(text, self.voice(learner).tokenizer, room, ended=ended)
+        return retokenize(text, self.model(learner).tokenizer, room, ended=ended)
 
-    def fit(self, learner: int, unit: int, text: str, ended: bool) -> tuple[int, ...] | None:
-        """The learner's ids of a peer's text; None when it is too long or cannot be carried."""
-        carried = self.carried(learner, unit, text, ended)
-        return carried.ids if carried.fits and carried.exact and carried.ids else None
+    def to_learner_ids(self, learner: int, unit: int, text: str, ended: bool) -> tuple[int, ...] | None:
+        """Return the learner's ids of a peer's text; None when it is too long or cannot be carried."""
+        retokenized = self.retokenized(learner, unit, text, ended)
+        return retokenized.ids if retokenized.fits and retokenized.exact and retokenized.ids else None
 
     def logprobs(
         self, policy: int, units: Sequence[int], ids: Sequence[Sequence[int]], label: str = "scoring"
     ) -> list[Floats]:
-        """Log-probs of responses after the policy's own prompts, nats, token by token."""
+        """Return log-probs of responses after the policy's own prompts, nats, token by token."""
 
         on_batch: OnBatch = self._track(f"{self.rollouts.policies[policy]}: {label}", len(units))
         prompts = [self.prompt(policy, unit) for unit in units]
-        return self.voice(policy).engine.logprobs(prompts, ids, on_batch) if units else []
+        return self.model(policy).engine.logprobs(prompts, ids, on_batch) if units else []
 
     def nll(self, policy: int, units: Sequence[int], ids: Sequence[Sequence[int]]) -> Floats:
-        """Per-token mean negative log-likelihood of each response, shape (N,), nats."""
+        """Return per-token mean negative log-likelihood of each response, shape (N,), nats."""
         return np.array([-values.mean() for values in self.logprobs(policy, units, ids, "NLL")], dtype=np.float64)
 
     def align(
         self, learner: int, peer: int, text: str, ids: Sequence[int], trace: Floats, target_ids: Sequence[int]
     ) -> tuple[Floats, Any]:
-        """A peer's trace on the learner's tokens: log-probs, 0 where there is none, and where there is one."""
-        found = align_logprobs(
-            text, ids, trace, self.voice(peer).tokenizer, self.voice(learner).tokenizer,
-            target_ids=target_ids, source_eos_ids=self.voice(peer).engine.eos_token_ids,
-        )  # fmt: skip
-        return np.where(found.covered, found.logprobs, 0.0), found.covered
+        """Return a peer's trace on the learner's tokens: log-probs, 0 where there is none, and where there is one."""
+        alignment = align_logprobs(
+            text,
+            ids,
+            trace,
+            self.model(peer).tokenizer,
+            self.model(learner).tokenizer,
+            target_ids=target_ids,
+            source_eos_ids=self.model(peer).engine.eos_token_ids,
+        )
+        return np.where(alignment.covered, alignment.logprobs, 0.0), alignment.covered
 
     @cached_property
     def sampled(self) -> bool:
-        """Whether the sampled ids of the responses are recorded."""
+        """Return whether the sampled ids of the responses are recorded."""
         return self.rollouts.has("token_ids")

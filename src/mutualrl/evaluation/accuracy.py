@@ -11,15 +11,15 @@ from mutualrl.tasks.scoring import breakdown, pass_at_k, standard_error
 Row = dict[str, Any]
 
 
-def ks(samples: int) -> list[int]:
-    """The k of pass@k that are reported: 1, 2, 4, ... and the number of samples."""
+def k_values(samples: int) -> list[int]:
+    """Return the k of pass@k that are reported: 1, 2, 4, ... and the number of samples."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return sorted({*powers, samples})
 
 
 def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dict[str, Any]:
-    """`{"n", "accuracy", "stderr", "by_group", "groups", "facets", "no_box", "truncated", "too_long", "pass_at_k"}`
-    over all prompts, `samples` rows each in the prompts' order.
+    """Return `{"n", "accuracy", "stderr", "by_group", "groups", "facets", "no_box", "truncated", "too_long",
+    "pass_at_k"}` over all prompts, `samples` rows each in the prompts' order.
 
     accuracy: mean reward; stderr: over prompts, of their mean rewards. Shares are of all completions. `groups` and
     `facets` (subject, level) hold `{"n", "accuracy", "stderr"}` by name. Raises ValueError when the numbers differ.
@@ -37,7 +37,7 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
     facets = {}
     for name in sorted({name for p in prompts for name in p.facets}):
         facets[name] = breakdown([p.facets.get(name, "none") for p in prompts], means)
-    found = {
+    summary = {
         "n": len(prompts),
         "accuracy": sum(means) / len(means),
         "stderr": standard_error(means),
@@ -51,14 +51,14 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
     }
     if samples > 1:
         pass_rates = {}
-        for k in ks(samples):
+        for k in k_values(samples):
             pass_rates[str(k)] = sum(pass_at_k(samples, hit, k) for hit in hits) / len(hits)
-        found["pass_at_k"] = pass_rates
-    return found
+        summary["pass_at_k"] = pass_rates
+    return summary
 
 
 def _share(rows: Sequence[Row], name: str) -> float | None:
-    """Share of the rows in which something holds; None where it was not looked for."""
+    """Return the fraction of the rows in which something holds; None where it was not looked for."""
     if any(row[name] is None for row in rows):
         return None
     return sum(bool(row[name]) for row in rows) / len(rows)

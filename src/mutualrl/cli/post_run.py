@@ -1,4 +1,4 @@
-"""What a finished run leaves for people: the cards of its models, its page, its models on the hub."""
+"""After a run: the cards of its models, its page, its models on the hub."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from mutualrl.errors import MutualRLError
 
 def close(root: Path, console: Console, *, report: bool, push_to: str | None) -> None:
     """Write model cards and the report, say where it lies, and push the models where that was asked for. A report that
-    cannot be written is said, and takes nothing from a run that has ended well."""
+    cannot be written is reported, and does not fail a run that has ended well."""
     from mutualrl.reporting.card import write_cards
 
     write_cards(root)
-    say = f"A page of curves and rescues: mutualrl report {root}"
+    message = f"A page of curves and rescues: mutualrl report {root}"
     if report:
         from mutualrl.reporting.report import write_report
         from mutualrl.storage.rundir import command_line
 
         try:
-            say = f"Report: {write_report([root], root / 'report', ' '.join(command_line())).page}"
+            message = f"Report: {write_report([root], root / 'report', ' '.join(command_line())).page}"
         except (OSError, MutualRLError) as error:
-            say = f"The report could not be written ({error}); later: mutualrl report {root} --out DIR"
-    console.print(clean(say, 4096), markup=False, highlight=False, soft_wrap=True)
+            message = f"The report could not be written ({error}); later: mutualrl report {root} --out DIR"
+    console.print(clean(message, 4096), markup=False, highlight=False, soft_wrap=True)
     if push_to is not None:
         from mutualrl.reporting.upload import push
 

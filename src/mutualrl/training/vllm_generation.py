@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY_SHARE = 0.3  # TRL's
 
 
-def vllm_keys(settings: Mapping[str, Any], tenants: int, memory: float | None = None) -> dict[str, Any]:
-    """GRPOConfig keys that follow from where a policy runs; empty without vLLM.
+def vllm_keys(settings: Mapping[str, Any], policies_per_gpu: int, memory: float | None = None) -> dict[str, Any]:
+    """Return GRPOConfig keys that follow from where a policy runs; empty without vLLM.
 
-    `tenants`: policies on each of its GPUs; `memory`: the policy's share of them where a device map gave one, else they
-    get equal parts. In colocate mode `vllm_gpu_memory_utilization` is the share of a GPU that all of them may take
-    together. In server mode the port over which weights travel is a free one, unless it is given: TRL's default is the
-    same for every run and policy of a machine."""
+    `policies_per_gpu`: policies on each of its GPUs; `memory`: the policy's share of them where a device map gave one,
+    else they get equal parts. In colocate mode `vllm_gpu_memory_utilization` is the share of a GPU that all of them may
+    take together. In server mode the port over which weights travel is a free one, unless it is given: TRL's default is
+    the same for every run and policy of a machine."""
     if not settings.get("use_vllm"):
         return {}
     if settings.get("vllm_mode", "colocate") == "server":
         return {} if "vllm_group_port" in settings else {"vllm_group_port": free_port()}
     share = float(settings.get("vllm_gpu_memory_utilization", DEFAULT_MEMORY_SHARE))
-    return {"vllm_gpu_memory_utilization": share * memory if memory is not None else share / tenants}
+    return {"vllm_gpu_memory_utilization": share * memory if memory is not None else share / policies_per_gpu}
 
 
 def prepare_vllm(settings: Mapping[str, Any], *, cpu: bool) -> None:
@@ -68,8 +68,8 @@ def shut_down(trainer: GRPOTrainer) -> None:
 
 
 def greedy(trainer: GRPOTrainer, prompts: Sequence[Sequence[int]]) -> list[Completion]:
-    """Greedy completions of the prompts (token ids) from the engine that training samples from, with its weights, and
-    none of the settings that training samples with.
+    """Return greedy completions of the prompts (token ids) from the engine that training samples from, with its
+    weights, and none of the settings that training samples with.
 
     All ranks call this with equally many prompts. Greedy decoding draws no random number.
     """
@@ -77,12 +77,12 @@ def greedy(trainer: GRPOTrainer, prompts: Sequence[Sequence[int]]) -> list[Compl
     load_weights_into_engine(trainer)
     plain: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     plain |= {"generation_kwargs": {}, "structured_outputs_regex": None}
-    kept = {name: getattr(engine, name) for name in plain}
+    saved = {name: getattr(engine, name) for name in plain}
     try:
         vars(engine).update(plain)
         _, completions, _, _ = engine.generate(prompts=[list(ids) for ids in prompts], images=None, num_generations=1)
     finally:
-        vars(engine).update(kept)
+        vars(engine).update(saved)
     texts = tokenizer_of(trainer).batch_decode(completions, skip_special_tokens=True)
     return [
         Completion(tuple(ids), text, ended(list(ids), trainer.eos_token_ids))

@@ -1,0 +1,305 @@
+"""Policies of a run as one node's supervisor sees them: started, watched, started again, given up."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
+from mutualrl.mwra.group import Launcher, ProcessGroup, ProcessTag, end, failure_of, next_attempt, tail
+from mutualrl.mwra.placement import Allocation
+from mutualrl.process.ports import free_port
+from mutualrl.process.status import PolicyStatus, StatusReader, StatusWriter, node_file
+from mutualrl.recipes import Recipe
+from mutualrl.see.liveness import NOT_STARTED, HeartbeatMonitor, clear_heartbeats
+from mutualrl.storage.checkpoints import Checkpoints
+from mutualrl.storage.rundir import RunDirectory
+
+#: a policy that ends because a peer ended is not the cause; the others get so long to be found.
+CAUSE_SECONDS = 1.0
+BACK_OFF_SECONDS = 1.0  # before the first restart; twice as long before each further one
+LONGEST_BACK_OFF_SECONDS = 60.0
+START_SECONDS = 300.0  # from the start of a process group to its first heartbeat, at most
+#: a worker ends with these when a peer of its ended: consequences, not causes
+_CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
+
+
+@dataclass
+class ManagedPolicy:
+    """Policy with a part on this node. `due`: when it is started again, on the monotonic clock; `died`: when it last
+    died; `reason`: why it was given up."""
+
+    allocation: Allocation
+    attempt: int = 0
+    state: str = "starting"
+    group: ProcessGroup | None = None
+    restarts: int = 0
+    due: float | None = None
+    died: float | None = None
+    rendezvous: str = ""
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the policy."""
+        return self.allocation.policy
+
+
+class PolicySupervisor:
+    """Supervisor of the policies on one node: starts, polls and restarts them, or gives them up. A policy over several
+    nodes is led by the first of them, whose status the others follow."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        recipe: Recipe,
+        allocations: tuple[Allocation, ...],
+        node: int,
+        address: str,
+        status_writer: StatusWriter,
+        console: Console,
+        launcher: Launcher,
+    ) -> None:
+        self.run = run
+        self.recipe = recipe
+        self.managed_policies = [ManagedPolicy(allocation) for allocation in allocations]
+        self.stopping = False
+        self._node = node
+        self._address = address
+        self._status_writer = status_writer
+        self._console = console
+        self._launcher = launcher
+        self._heartbeats = HeartbeatMonitor(run.exchange)
+        self._status_reader = StatusReader(run.root)
+
+    @property
+    def groups(self) -> list[ProcessGroup]:
+        """Return the process groups that were started and not ended."""
+        return [m.group for m in self.managed_policies if m.group is not None]
+
+    @property
+    def active(self) -> bool:
+        """Return whether a policy runs, or will."""
+        return any(m.state in ("starting", "running", "restarting") for m in self.managed_policies)
+
+    def is_leader(self, managed: ManagedPolicy) -> bool:
+        """Return whether this node decides about a policy."""
+        return managed.allocation.nodes[0] == self._node
+
+    def start(self) -> None:
+        """Start every policy that has not finished in an earlier session."""
+        for managed in self.managed_policies:
+            if self.run.policy(managed.name).result.exists():
+                self._set_state(managed, "finished")
+            elif self.is_leader(managed):
+                self._start(managed)
+
+    def poll(self) -> None:
+        """Poll every policy once. Raises the error that ends the run."""
+        self._status_writer.beat()
+        for policy in self.recipe.policies:
+            self._status_reader.of(policy.name)  # a supervisor is believed once its counter was seen to move
+        for managed in sorted(self.managed_policies, key=self._is_consequence):  # causes first
+            if not self.is_leader(managed):
+                self._follow(managed)
+            elif managed.state == "running":
+                self._poll_one(managed)
+            elif managed.state == "restarting" and self.stopping:
+                self._set_state(managed, "stopped")
+            elif managed.state == "restarting" and managed.due is not None and time.monotonic() >= managed.due:
+                self._start(managed)
+
+    def lost(self) -> dict[str, str]:
+        """Return the policies that were given up, and why."""
+        return {m.name: m.reason for m in self.managed_policies if m.state == "lost"}
+
+    # ---- one policy
+
+    def _start(self, managed: ManagedPolicy) -> None:
+        if managed.group is not None:  # its agent is dead; a worker below it may have a moment left
+            end([managed.group], self._tag(managed), grace=0)
+        managed.attempt = next_attempt(self.run, managed.name)
+        self.run.policy(managed.name).failure.unlink(missing_ok=True)
+        if len(managed.allocation.nodes) > 1:
+            managed.rendezvous = f"{self._address}:{free_port()}"
+        clear_heartbeats(self.run.exchange, managed.name)
+        self._heartbeats.reset(managed.name)
+        managed.group = self._launcher.start(
+            self.run, managed.allocation, managed.attempt, self._node, managed.rendezvous
+        )
+        managed.due = None
+        self._set_state(managed, "running")
+
+    def _tag(self, managed: ManagedPolicy) -> ProcessTag:
+        return ProcessTag(str(self.run.root), managed.name, self._node)
+
+    def _set_state(self, managed: ManagedPolicy, state: str) -> None:
+        managed.state = state
+        self._status_writer.publish(managed.name, PolicyStatus(state, managed.attempt, managed.rendezvous))
+
+    def _poll_one(self, managed: ManagedPolicy) -> None:
+        assert managed.group is not None
+        code = managed.group.exit_code()
+        if code == 0:
+            self._set_state(managed, "finished")
+            return
+        if code is not None:
+            failure = failure_of(self.run, managed.name)
+            words = f"exit code {code}, no error of its own" if failure is None else f"exit code {code}: {failure[1]}"
+            self._ended(managed, f"died ({words})")
+        elif (silent := self._frozen_for(managed)) is not None:
+            self._ended(managed, f"is frozen: no heartbeat for {silent}")
+        elif self._died_elsewhere(managed):
+            self._ended(managed, "died on another node")
+
+    def _frozen_for(self, managed: ManagedPolicy) -> str | None:
+        """Return how long a policy that runs has been frozen, in words; None while it is not."""
+        silent, phase = self._heartbeats.seconds_since(managed.name)
+        limit = self.recipe.run.peer_timeout
+        if silent <= (max(limit, START_SECONDS) if phase.startswith(NOT_STARTED) else limit):
+            return None
+        return f"{silent:.0f} s (last seen: {phase})"
+
+    def _died_elsewhere(self, managed: ManagedPolicy) -> bool:
+        statuses = (self._status_of(managed, node) for node in managed.allocation.nodes[1:])
+        return any(status.state == "died" and status.attempt == managed.attempt for status in statuses)
+
+    def _status_of(self, managed: ManagedPolicy, node: int) -> PolicyStatus:
+        message = self._status_reader.read(node_file(self.run.root, node))
+        policies = {} if message is None else message["policies"]
+        return PolicyStatus(**policies[managed.name]) if managed.name in policies else PolicyStatus()
+
+    def _ended(self, managed: ManagedPolicy, what: str) -> None:
+        """Handle the end of a process group: nothing to do when it was asked to stop, an error of the run, or a
+        restart."""
+        assert managed.group is not None
+        if self.stopping:
+            end([managed.group], self._tag(managed), grace=0)
+            self._set_state(managed, "stopped")
+            return
+        error = self._error_of(managed)
+        if error is not None:
+            raise error
+        text = f"policy {managed.name!r} {what}; log: {managed.group.log}\n{tail(managed.group.log)}"
+        end([managed.group], self._tag(managed), grace=0)  # what is left of it: a frozen worker, other ranks, an engine
+        managed.died = time.monotonic() if managed.died is None or self._got_past_its_start(managed) else managed.died
+        self._restart_or_give_up(managed, text)
+
+    def _got_past_its_start(self, managed: ManagedPolicy) -> bool:
+        """Return whether its last attempt got further than its start: its trouble is new then."""
+        return self._heartbeats.seconds_since(managed.name)[1] not in (NOT_STARTED, "loading")
+
+    def _restart_or_give_up(self, managed: ManagedPolicy, text: str) -> None:
+        section, now = self.recipe.run, time.monotonic()
+        pause = min(BACK_OFF_SECONDS * 2.0 ** min(managed.restarts, 10), LONGEST_BACK_OFF_SECONDS)
+        patient = section.on_peer_loss == "wait"
+        assert managed.died is not None
+        if managed.restarts < section.max_restarts or (patient and now + pause < managed.died + section.round_timeout):
+            managed.restarts += 1
+            managed.due = now + pause
+            step = max(Checkpoints(self.run.policy(managed.name).root).steps(), default=0)
+            limit = "until run.round_timeout" if patient else f"{managed.restarts} of {section.max_restarts}"
+            self._print(f"{text}\nStarting it again in {pause:.0f} s from step {step} (restart {limit})")
+            self._set_state(managed, "restarting")
+            return
+        managed.reason = text.partition("\n")[0]
+        self._set_state(managed, "lost")
+        if section.on_peer_loss == "continue" and self._others_left(managed):
+            self._print(f"{text}\nIt is lost; the others go on without it (run.on_peer_loss: continue)")
+            return
+        spent = f"; {managed.restarts} restart(s) spent" if section.max_restarts else ""
+        raise PeerLostError(f"{text.partition(chr(10))[0]}{spent}\n{text.partition(chr(10))[2]}")
+
+    def _others_left(self, managed: ManagedPolicy) -> bool:
+        """Return whether a policy of the run, on whatever node, is still there to go on."""
+        here = {m.name: m for m in self.managed_policies}
+        return any(
+            here[p.name].state in ("starting", "running", "restarting", "finished")
+            if p.name in here
+            else self.run.policy(p.name).result.exists()
+            or self._status_reader.of(p.name).state in ("running", "restarting")
+            for p in self.recipe.policies
+            if p.name != managed.name
+        )
+
+    def mark_node_lost(self, node: int) -> None:
+        """Mark the policies that the supervisor of `node` led, and that have a part here, as lost."""
+        for managed in self.managed_policies:
+            if managed.allocation.nodes[0] == node and managed.state not in ("finished", "lost"):
+                if managed.group is not None:
+                    end([managed.group], self._tag(managed), grace=0)
+                managed.reason = f"node {node}, which led it, is lost"
+                self._set_state(managed, "lost")
+
+    def _error_of(self, managed: ManagedPolicy) -> MutualRLError | None:
+        """Return the error that a policy, or another that failed with it, left; None for a death that a restart may
+        mend."""
+        failure = failure_of(self.run, managed.name)
+        if failure is None or failure[0] == "died":
+            return None
+        kind, message = failure
+        if kind in _CONSEQUENCES:
+            time.sleep(CAUSE_SECONDS)  # whoever caused it is found first
+            if self._another_died(managed):
+                return None
+        assert managed.group is not None
+        code = exit_code_of(kind)
+        error = MutualRLError(
+            f"policy {managed.name!r} failed (exit code {managed.group.exit_code()}): {message}\n"
+            f"log: {managed.group.log}"
+        )
+        error.kind, error.exit_code = (
+            (kind, code) if code is not None else (PeerLostError.kind, PeerLostError.exit_code)
+        )
+        return error
+
+    def _is_consequence(self, managed: ManagedPolicy) -> bool:
+        """Return whether a policy has ended because another did, as it says itself."""
+        if managed.state != "running" or managed.group is None or not managed.group.exit_code():
+            return False
+        failure = failure_of(self.run, managed.name)
+        return failure is not None and failure[0] in _CONSEQUENCES
+
+    def _another_died(self, managed: ManagedPolicy) -> bool:
+        """Return whether another policy died that is to be restarted, or was not yet looked at."""
+        for other in self.managed_policies:
+            if other is not managed and other.state == "restarting":
+                return True
+            if (
+                other is not managed
+                and other.state == "running"
+                and other.group is not None
+                and other.group.exit_code()
+            ):
+                failure = failure_of(self.run, other.name)
+                if failure is None or failure[0] not in _CONSEQUENCES:
+                    return True
+        return False
+
+    # ---- a policy that another node leads
+
+    def _follow(self, managed: ManagedPolicy) -> None:
+        status = self._status_of(managed, managed.allocation.nodes[0])
+        if status.state == "running" and status.attempt >= managed.attempt and managed.rendezvous != status.rendezvous:
+            if managed.group is not None:
+                end([managed.group], self._tag(managed), grace=0)
+            managed.attempt, managed.rendezvous = status.attempt, status.rendezvous
+            managed.group = self._launcher.start(
+                self.run, managed.allocation, managed.attempt, self._node, managed.rendezvous
+            )
+            self._set_state(managed, "running")
+        elif (
+            managed.state == "running" and managed.group is not None and (code := managed.group.exit_code()) is not None
+        ):
+            ended = "stopped" if self.stopping else "died"
+            self._set_state(managed, "finished" if code == 0 else ended)
+        elif status.state in ("restarting", "lost", "finished", "stopped") and managed.state != status.state:
+            if managed.group is not None and status.state != "finished":
+                end([managed.group], grace=0)
+            if status.state != "finished" or managed.group is None or managed.group.exit_code() is not None:
+                self._set_state(managed, status.state)
+
+    def _print(self, words: str) -> None:
+        self._console.print(words, markup=False, highlight=False, soft_wrap=True)
