@@ -1,4 +1,4 @@
-"""What all tests share: the embedded models, the real command line, data that may be absent."""
+"""Fixtures of all tests: the embedded models, the real command line, data that may be absent."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fake_clock import Clock
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 REAL_DATA = REPOSITORY.parent / "shared" / "data"
+#: seconds that a test waits for an event or a process before it gives up; no test asserts how long something took
+PATIENCE = float(os.environ.get("MUTUALRL_TEST_PATIENCE", "1200"))
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run on two processes
 os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; the tests of it ask for it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 @pytest.fixture(scope="session")
 def tiny() -> dict[str, Path]:
-    """The directories of two embedded models."""
+    """Return the directories of two embedded models."""
     from mutualrl.tiny import path_of
 
     return {name: path_of(name) for name in ("ada", "bob")}
@@ -30,7 +36,7 @@ def tiny() -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Real data beside the repository; tests that need it are skipped where it is not."""
+    """Return real data beside the repository; tests that need it are skipped where it is not."""
     if not REAL_DATA.is_dir():
         pytest.skip(f"no real data at {REAL_DATA}")
     return REAL_DATA
@@ -38,12 +44,29 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def unbroken(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> object:
-    """A short run of the tiny pool that nobody disturbs: what disturbed ones are compared with."""
+    """Return a short run of the tiny pool that nobody disturbs: what disturbed ones are compared with."""
     from runs import SHORT, Run
 
     run = Run(tmp_path_factory.mktemp("unbroken"), *SHORT)
-    assert run.process.wait(120) == 0, run.errors.read_text()
+    assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
     return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock for the exchange, heartbeats and supervisors: sleeping takes no time."""
+    clock = Clock()
+    modules = (
+        "see.exchange",
+        "see.liveness",
+        "process.status",
+        "mwra.policy_supervisor",
+        "mwra.nodes",
+        "mwra.progress",
+    )
+    for module in modules:
+        monkeypatch.setattr(f"mutualrl.{module}.time", clock)
+    return clock
 
 
 #: DeepSpeed builds a small C++ operator when a process group first starts on CPU.
@@ -51,25 +74,44 @@ needs_zero = pytest.mark.skipif(
     find_spec("deepspeed") is None or shutil.which("c++") is None, reason="DeepSpeed or a C++ compiler is missing"
 )
 
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Return how many lines of Python a call runs: a measure of work that no other load on the machine changes."""
+    count = 0
+
+    def trace(frame: object, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
 HEAVY = frozenset({"torch", "transformers", "trl"})
 
 
 def imported(importtime: str) -> set[str]:
-    """Modules named in what `python -X importtime` wrote to stderr."""
+    """Return modules named in what `python -X importtime` wrote to stderr."""
     return {line.rpartition("|")[2].strip() for line in importtime.splitlines() if line.startswith("import time:")}
 
 
 def without_importtime(stderr: str) -> str:
-    """What a command itself wrote to stderr under `python -X importtime`."""
+    """Return what a command itself wrote to stderr under `python -X importtime`."""
     return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith("import time:"))
 
 
 @pytest.fixture(scope="session")
 def zero_ready() -> None:
-    """DeepSpeed's CPU operator, compiled: minutes in a fresh home, which no test's own time-out should have to hold."""
+    """Compile DeepSpeed's CPU operator: minutes in a fresh home, which no test's own time-out should have to hold."""
     builder = "deepspeed.ops.op_builder.cpu"
     code = f"from {builder} import ShareMemCommBuilder; ShareMemCommBuilder().load()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1500)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -78,7 +120,8 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def cli_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """The same command line in this process: for what does not depend on a process of its own, without its start."""
+    """Return the same command line in this process: for what does not depend on a process of its own, without its
+    start."""
     from typer.testing import CliRunner
 
     from mutualrl.cli.app import app
@@ -98,7 +141,7 @@ def cli_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 def cli(tmp_path: Path) -> Cli:
     """Run the real command line in an empty directory; returns exit code, stdout and stderr."""
 
-    def run(*arguments: str | Path, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str | Path, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "mutualrl", *map(str, arguments)],
             cwd=tmp_path,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from conftest import HEAVY, Cli, imported, without_importtime
+from conftest import HEAVY, PATIENCE, Cli, imported, without_importtime
 
 TRAIN = "train"
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """Pools and data with one fault each, in the command's working directory."""
+    """Return pools and data with one fault each, in the command's working directory."""
     pools = {
         "one": '[{name: a, model: "tiny:ada"}]',
         "twins": '[{name: a, model: "tiny:ada"}, {name: a, model: "tiny:bob"}]',
@@ -67,11 +67,11 @@ def test_bad_input_gets_one_clear_error_and_writes_nothing(
 ) -> None:
     before = sorted(p.relative_to(files) for p in files.rglob("*"))
     done = cli(TRAIN, *arguments, CUDA_VISIBLE_DEVICES="", PYTHONPROFILEIMPORTTIME="1")
-    said = without_importtime(done.stderr)
+    message = without_importtime(done.stderr)
     assert (done.returncode, done.stdout) == (code, "")
-    assert words in said
-    assert said.count("mutualrl:") == 1
-    assert "Traceback" not in said
+    assert words in message
+    assert message.count("mutualrl:") == 1
+    assert "Traceback" not in message
     assert not imported(done.stderr) & HEAVY  # what makes an answer slow
     assert sorted(p.relative_to(files) for p in files.rglob("*")) == before
 
@@ -142,7 +142,7 @@ def test_many_gpus_are_placed_at_once(cli: Cli) -> None:
         "--json",
         "--set",
         "hardware.gpus=128",
-        timeout=10,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0
 
@@ -162,8 +162,8 @@ def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_pat
         assert words in done.stdout
     assert list(tmp_path.iterdir()) == []
     as_json = json.loads(cli(TRAIN, "--pool", "3qwen", "--dry-run", "--json", CUDA_VISIBLE_DEVICES="").stdout)
-    seats = as_json["placement"]["the recipe's hardware: 8 GPUs"]["seats"]
-    assert [len(seat["gpus"]) for seat in seats] == [2, 2, 4]
+    allocations = as_json["placement"]["the recipe's hardware: 8 GPUs"]["seats"]
+    assert [len(allocation["gpus"]) for allocation in allocations] == [2, 2, 4]
 
 
 def test_recipes_are_listed_and_shown(cli: Cli) -> None:

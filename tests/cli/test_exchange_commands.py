@@ -20,19 +20,21 @@ NAMES = ("ada", "bob")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Eight rounds of two policies; ada's checkpoints have passed 2 and 6 of them, bob's 4 and 8."""
+    """Return eight rounds of two policies; ada's checkpoints have passed 2 and 6 of them, bob's 4 and 8."""
     root = tmp_path / "r"
     root.mkdir()
     (root / "run.json").write_text(json.dumps({"format": 2, "run_id": "x"}))
     (root / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
     for name in NAMES:
-        for round_ in range(8):
-            rows = [Rollout(f"p{round_}", n, float(n), True, text="\x1b[31mtext\u2028" if n else None) for n in (0, 1)]
-            rows += [Rollout(f"p{round_}", 2, float("nan"), False)]
-            Exchange(root / "exchange", name, "x").publish(round_, rows, round_)
+        for round_index in range(8):
+            rows = [
+                Rollout(f"p{round_index}", n, float(n), True, text="\x1b[31mtext\u2028" if n else None) for n in (0, 1)
+            ]
+            rows += [Rollout(f"p{round_index}", 2, float("nan"), False)]
+            Exchange(root / "exchange", name, "x").publish(round_index, rows, round_index)
         store = Checkpoints(root / "policies" / name)
         for cursor in (2, 6) if name == "ada" else (4, 8):
-            weights = store.staging(cursor) / "w"
+            weights = store.staged(cursor) / "w"
             weights.parent.mkdir(parents=True)
             weights.write_bytes(b"w")
             store.commit(CheckpointMarker("x", name, cursor, cursor, 0, 1, {"w": file_sum(weights)}))
@@ -43,12 +45,12 @@ def test_ls_and_verify_count_what_there_is(cli: Cli, run: Path) -> None:
     for command in ("ls", "verify"):
         done = cli("exchange", command, run, "--json")
         assert done.returncode == 0, done.stderr
-        found = {p["policy"]: p for p in json.loads(done.stdout)["policies"]}
-        assert {name: (p["rounds"], p["rows"], p["gaps"]) for name, p in found.items()} == {
+        results = {p["policy"]: p for p in json.loads(done.stdout)["policies"]}
+        assert {name: (p["rounds"], p["rows"], p["gaps"]) for name, p in results.items()} == {
             n: (8, 24, []) for n in NAMES
         }
         size = sum(p.stat().st_size for p in (run / "exchange" / "ada").glob("*.parquet"))
-        assert found["ada"]["bytes"] == size
+        assert results["ada"]["bytes"] == size
 
 
 def test_damage_is_named_and_ends_with_6(cli: Cli, run: Path) -> None:
@@ -86,7 +88,7 @@ def test_exported_files_are_what_datasets_loads(cli: Cli, run: Path, tmp_path: P
     ("arguments", "words"),
     [
         (("--out", "all.csv"), "expected a name that ends in .parquet or .jsonl"),
-        (("--out", "there.parquet"), "is there already"),
+        (("--out", "there.parquet"), "the file already exists"),
         (("--out", "no/where.parquet"), "there is no directory"),
         (("--out", "x.parquet", "--policy", "eve"), "no such policy in the exchange; there are: ada, bob"),
     ],

@@ -1,4 +1,4 @@
-"""A user's own data, reward function and pool: any columns, any prompts, any mixture of tokenizers and templates."""
+"""User's own data, reward function and pool: any columns, any prompts, any mixture of tokenizers and templates."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def nan(completions, **kwargs):
 
 @pytest.fixture
 def own(tmp_path: Path, tiny: dict[str, Path]) -> Path:
-    """Files in the command's working directory: data as JSON Lines, Parquet, CSV and a saved data set; a pool of four
-    with two chat templates, one without a pad token; reward functions."""
+    """Return files in the command's working directory: data as JSON Lines, Parquet, CSV and a saved data set; a pool
+    of four with two chat templates, one without a pad token; reward functions."""
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts[:64]
     plain = [
         {"prompt": p.text, "answer": p.answer, "difficulty": i % 3, "group": p.group} for i, p in enumerate(prompts)
@@ -86,13 +86,23 @@ def own(tmp_path: Path, tiny: dict[str, Path]) -> Path:
         if name == "dan":
             tokenizer.pad_token = None
         tokenizer.save_pretrained(tmp_path / name)
-    four = [{"name": "ada", "model": "tiny:ada"}, {"name": "bob", "model": "tiny:bob"},
-            {"name": "cat", "model": str(tmp_path / "cat")}, {"name": "dan", "model": str(tmp_path / "dan")}]  # fmt: skip
+    four = [
+        {"name": "ada", "model": "tiny:ada"},
+        {"name": "bob", "model": "tiny:bob"},
+        {"name": "cat", "model": str(tmp_path / "cat")},
+        {"name": "dan", "model": str(tmp_path / "dan")},
+    ]
     shared: dict[str, Any] = {
-        "task": "dataset", "round": {"prompts": 8}, "run": {"validate_every": 0, "steps": 3},
-        "trainer": {"num_generations": 4, "per_device_train_batch_size": 32, "max_completion_length": 20,
-                    "learning_rate": 5e-4},
-    }  # fmt: skip
+        "task": "dataset",
+        "round": {"prompts": 8},
+        "run": {"validate_every": 0, "steps": 3},
+        "trainer": {
+            "num_generations": 4,
+            "per_device_train_batch_size": 32,
+            "max_completion_length": 20,
+            "learning_rate": 5e-4,
+        },
+    }
     (tmp_path / "four.yaml").write_text(yaml.safe_dump({"policies": four, **shared}))
     (tmp_path / "chatty.yaml").write_text(yaml.safe_dump({"policies": four[2:], **shared}))
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({"policies": four[:2], **shared}))
@@ -127,9 +137,21 @@ def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path
 )
 def test_any_data_set_with_a_users_reward_function(cli: Cli, own: Path, data: str) -> None:
     done = cli(
-        "train", "--regime", "sgt", "--pool", "chatty.yaml", "--data", data, "--run-dir", "run", "--json",
-        "--set", "task.reward=rewards.py:near", "--set", "regime.success_above=0.5",
-    )  # fmt: skip
+        "train",
+        "--regime",
+        "sgt",
+        "--pool",
+        "chatty.yaml",
+        "--data",
+        data,
+        "--run-dir",
+        "run",
+        "--json",
+        "--set",
+        "task.reward=rewards.py:near",
+        "--set",
+        "regime.success_above=0.5",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = metrics(own / "run", "cat")
     assert {"rewards/near/mean", "difficulty", "rewards/unscorable"} <= set(rows[0])
@@ -142,9 +164,21 @@ def test_any_data_set_with_a_users_reward_function(cli: Cli, own: Path, data: st
 @pytest.mark.slow
 def test_a_reward_function_may_be_asynchronous_and_import_later(cli: Cli, own: Path) -> None:
     done = cli(
-        "train", "--regime", "xgrpo", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--steps", "1",
-        "--set", "task.reward=rewards:asking", "--json",
-    )  # fmt: skip
+        "train",
+        "--regime",
+        "xgrpo",
+        "--pool",
+        "two.yaml",
+        "--data",
+        "plain.jsonl",
+        "--run-dir",
+        "run",
+        "--steps",
+        "1",
+        "--set",
+        "task.reward=rewards:asking",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert metrics(own / "run", "ada")[0]["reward"] == 0.5
     assert json.loads(done.stdout)["policies"]["ada"]["validation"]["accuracy"] == 0.5
@@ -152,10 +186,10 @@ def test_a_reward_function_may_be_asynchronous_and_import_later(cli: Cli, own: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "said"), [("short", "returned 1 rewards, but 32 were expected"), ("endless", "an infinite reward")]
+    ("function", "message"), [("short", "returned 1 rewards, but 32 were expected"), ("endless", "an infinite reward")]
 )
 def test_rewards_of_another_number_or_size_are_named_in_a_script(
-    tiny: dict[str, Path], own: Path, tmp_path: Path, function: str, said: str
+    tiny: dict[str, Path], own: Path, tmp_path: Path, function: str, message: str
 ) -> None:
     from mutualrl.errors import RewardError
     from mutualrl.tasks.rewards import load_reward
@@ -163,7 +197,7 @@ def test_rewards_of_another_number_or_size_are_named_in_a_script(
     from training_harness import sharing, train
 
     shared = sharing(tmp_path / "x", "grpo-noise")
-    with pytest.raises(RewardError, match=f"reward function {function}.*{said}"):
+    with pytest.raises(RewardError, match=f"reward function {function}.*{message}"):
         train(
             MutualGRPOTrainer, tiny["ada"], tmp_path / "a", shared, reward=load_reward(f"{own}/rewards.py:{function}")
         )
@@ -198,9 +232,22 @@ def test_a_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path)
 @pytest.mark.slow
 def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) -> None:
     done = cli(
-        "train", "--regime", "xgrpo", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--steps", "1",
-        "--set", 'task.reward=["boxed","rewards.py:near"]', "--set", "trainer.reward_weights=[1.0,0.5]",
-    )  # fmt: skip
+        "train",
+        "--regime",
+        "xgrpo",
+        "--pool",
+        "two.yaml",
+        "--data",
+        "plain.jsonl",
+        "--run-dir",
+        "run",
+        "--steps",
+        "1",
+        "--set",
+        'task.reward=["boxed","rewards.py:near"]',
+        "--set",
+        "trainer.reward_weights=[1.0,0.5]",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     row = metrics(own / "run", "ada")[0]
     assert {"rewards/boxed_reward/mean", "rewards/near/mean"} <= set(row)
@@ -208,30 +255,53 @@ def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "code", "said"),
+    ("function", "code", "message"),
     [
         ("raises", 1, "reward function raises: KeyError: 'no such column'"),
         pytest.param("words", 1, "reward function words", marks=pytest.mark.long),
     ],
 )
-def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, code: int, said: str) -> None:
+def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, code: int, message: str) -> None:
     done = cli(
-        "train", "--regime", "sgt", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--json",
-        "--set", f"task.reward=rewards.py:{function}",
-    )  # fmt: skip
+        "train",
+        "--regime",
+        "sgt",
+        "--pool",
+        "two.yaml",
+        "--data",
+        "plain.jsonl",
+        "--run-dir",
+        "run",
+        "--json",
+        "--set",
+        f"task.reward=rewards.py:{function}",
+    )
     assert done.returncode == code, done.stderr[-2000:]
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "reward"
-    assert said in error["message"]
+    assert message in error["message"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["nan"])  # what TRL makes of None, too
 def test_rewards_that_are_nothing_train_nothing_and_are_counted(cli: Cli, own: Path, function: str) -> None:
     done = cli(
-        "train", "--regime", "prp", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run", "--steps", "1",
-        "--set", f"task.reward=rewards.py:{function}", "--set", "trainer.beta=0.0",
-    )  # fmt: skip
+        "train",
+        "--regime",
+        "prp",
+        "--pool",
+        "two.yaml",
+        "--data",
+        "plain.jsonl",
+        "--run-dir",
+        "run",
+        "--steps",
+        "1",
+        "--set",
+        f"task.reward=rewards.py:{function}",
+        "--set",
+        "trainer.beta=0.0",
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     row = metrics(own / "run", "ada")[0]
     assert row["rewards/unscorable"] == 32
@@ -251,7 +321,7 @@ CASES = [
     ),
     (["--set", "trainer.multi_objective_aggregation=normalize_then_sum", "--regime", "xgrpo"], 2, "expected 'sum_then"),
     (["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_mode=server"], 2, "both use the vLLM server"),
-    (["--set", "launch.processes=3"], 2, "32 completions a round do not divide"),
+    (["--set", "launch.processes=3"], 2, "32 completions per round do not divide"),
     (["--data", "talk.jsonl"], 4, "has no chat template, which conversational prompts need"),
     (["--set", 'trainer.generation_kwargs={"top_p": 0.5}', "--regime", "prp"], 2, "trainer.top_p: found 0.5"),
     (["--set", 'trainer.generation_kwargs={"typical_p": 0.5}', "--regime", "prp"], 2, "typical_p: found 0.5"),
@@ -266,14 +336,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "said"), CASES, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("arguments", "code", "message"), CASES, ids=lambda value: str(value)[:60])
 def test_what_cannot_be_right_is_refused_by_name(
-    cli: Cli, own: Path, arguments: list[str], code: int, said: str
+    cli: Cli, own: Path, arguments: list[str], code: int, message: str
 ) -> None:
     given = ["--data", "plain.jsonl"] if "--data" not in arguments else []
     done = cli("train", "--pool", "two.yaml", *given, *arguments)
     assert done.returncode == code, done.stderr[-2000:]
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -292,9 +362,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("row", "said"), ROWS, ids=lambda value: str(value)[:40])
-def test_rows_that_do_not_fit_are_named(cli: Cli, own: Path, row: str, said: str) -> None:
+@pytest.mark.parametrize(("row", "message"), ROWS, ids=lambda value: str(value)[:40])
+def test_rows_that_do_not_fit_are_named(cli: Cli, own: Path, row: str, message: str) -> None:
     (own / "bad.jsonl").write_text(row + "\n")
     done = cli("train", "--pool", "two.yaml", "--data", "bad.jsonl")
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr

@@ -1,4 +1,4 @@
-"""What a run directory may not be, and what the commands around it say. Nothing is written when they refuse."""
+"""Run directories that are refused, and the messages. Nothing is written when they refuse."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def a_run(path: Path, **info: object) -> Path:
         ("link", (), "is a symbolic link"),
         ("link", ("--resume",), "is a symbolic link"),
         ("link", ("--clean",), "is not a run directory; nothing was removed"),
-        ("foreign", (), "holds no run of ours"),
+        ("foreign", (), "is not a mutualrl run"),
         ("foreign", ("--resume",), "is not a run directory: it has no run.json"),
         ("foreign", ("--clean",), "is not a run directory; nothing was removed"),
-        ("used", (), "already holds a run (not finished); go on with it: --resume, throw it away: --clean"),
+        ("used", (), "already holds a run (not finished); resume it with --resume, delete it with --clean"),
         ("mixed", ("--clean",), "holds files that are not the run's (thesis.tex); nothing was removed"),
         ("newer", ("--resume",), "written by a newer mutualrl (format 7, this one reads 2); use the version"),
         ("newer", ("--clean",), "written by a newer mutualrl"),
         ("older", ("--resume",), "an older mutualrl wrote it"),
         ("half", ("--resume",), "recipe.yaml is missing"),
-        ("torn", ("--resume",), "--clean throws the run away"),
+        ("torn", ("--resume",), "--clean deletes the run"),
         ("bare", ("--resume",), "run.json lacks fingerprint, placement, versions"),
         ("nothing", ("--resume",), "nothing to resume, there is no directory"),
         ("file", (), "already exists"),
@@ -73,7 +73,7 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
     ("arguments", "words"),
     [
         (("--resume",), "--resume: name the run with --run-dir"),
-        (("--clean",), "--clean: name the run to throw away"),
+        (("--clean",), "--clean: name the run to delete"),
         (("--nnodes", "2"), "--nnodes: name the run's directory"),
         (("--node-rank", "1"), "--node-rank 1: expected 0 to 0"),
         (
@@ -131,6 +131,7 @@ def test_a_port_in_use_is_named(cli: Cli) -> None:
     assert f"port {port} (trainer.vllm_group_port) is in use" in done.stderr
 
 
+@pytest.mark.extended
 def test_clean_throws_a_run_away_and_begins_another(cli: Cli, tmp_path: Path, tiny: dict[str, Path]) -> None:
     run = a_run(tmp_path / "r")
     (run / "exchange" / "a").mkdir(parents=True)
@@ -149,8 +150,18 @@ def test_what_a_kill_left_of_a_start_can_be_thrown_away(cli: Cli, tmp_path: Path
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / ".node-0.lock").touch()
     for name, extra in (("cut", ("--clean",)), ("locks", ()), ("locks", ("--clean",))):
-        done = cli("train", "--steps", "1", "--set", "run.validation_limit=1", "--set", "round.prompts=10000000",
-                   "--run-dir", tmp_path / name, *extra)  # fmt: skip
+        done = cli(
+            "train",
+            "--steps",
+            "1",
+            "--set",
+            "run.validation_limit=1",
+            "--set",
+            "round.prompts=10000000",
+            "--run-dir",
+            tmp_path / name,
+            *extra,
+        )
         assert "training prompts are left, a round needs" in done.stderr
     assert not list(tmp_path.glob("*/recipe.yaml")) or (cut / "recipe.yaml").exists()
 
@@ -174,9 +185,12 @@ def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
     assert recipe["task"]["name"] == ("mixture" if mixed else "math")
     where, there = next(iter(plan["placement"].items()))
     assert where == "the recipe's hardware: 8 GPUs"
-    counts = [seat["processes"] for seat in there["seats"]]
+    counts = [allocation["processes"] for allocation in there["seats"]]
     assert counts == {"3qwen": [2, 2, 4], "4qwen": [2, 2, 2, 2]}.get(recipe["pool"], [4, 4])
-    assert all(seat["batch"]["prompts"] == 1024 and seat["batch"]["optimizer_steps"] == 4 for seat in there["seats"])
+    assert all(
+        allocation["batch"]["prompts"] == 1024 and allocation["batch"]["optimizer_steps"] == 4
+        for allocation in there["seats"]
+    )
     assert set(plan["memory"][where].values()) == {None}
     assert any("8 of the 8 GPUs" in line for line in plan["lacking"])
     trainer = recipe["trainer"]
@@ -218,7 +232,7 @@ def test_every_figure_of_the_paper_that_needs_training_has_its_recipes() -> None
         "Pooled normalization carries": {"2qwen-xgrpo-shuffled"},
     }
     for figure, recipes in wanted.items():
-        assert {name for name, made in makes.items() if figure in made} == recipes, figure
+        assert {name for name, created in makes.items() if figure in created} == recipes, figure
 
 
 def test_the_gold_control_needs_solutions_in_the_data(cli_here: Cli, tmp_path: Path) -> None:
@@ -274,7 +288,7 @@ def test_recipes_and_batch_scripts_are_copied_out(cli: Cli, tmp_path: Path) -> N
         assert (tmp_path / source.name).read_bytes().startswith(b"#!/bin/bash")
     again = cli("recipes", "cp", "slurm/one-node")
     assert again.returncode == 2
-    assert "is there already" in again.stderr
+    assert "already exists" in again.stderr
     unknown = cli("recipes", "cp", "nothing")
     assert unknown.returncode == 2
     assert "slurm/several-nodes" in unknown.stderr
@@ -283,11 +297,25 @@ def test_recipes_and_batch_scripts_are_copied_out(cli: Cli, tmp_path: Path) -> N
 def test_doctor_answers_every_question(cli: Cli, tmp_path: Path) -> None:
     done = cli("doctor", "--run-dir", tmp_path / "runs" / "new", "--json")
     assert done.returncode == 0, done.stdout
-    found = {row["check"]: row for row in json.loads(done.stdout)["checks"]}
-    for check in ("torch", "trl", "GPUs", "NCCL", "vLLM engine", "model hub", "shared memory", "free ports", "disk space",
-                  "rename", "fsync", "O_EXCL", "file locks", "visibility"):  # fmt: skip
-        assert found[check]["status"] in ("ok", "warn")
-        assert found[check]["status"] == "ok" or found[check]["advice"]
+    results = {row["check"]: row for row in json.loads(done.stdout)["checks"]}
+    for check in (
+        "torch",
+        "trl",
+        "GPUs",
+        "NCCL",
+        "vLLM engine",
+        "model hub",
+        "shared memory",
+        "free ports",
+        "disk space",
+        "rename",
+        "fsync",
+        "O_EXCL",
+        "file locks",
+        "visibility",
+    ):
+        assert results[check]["status"] in ("ok", "warn")
+        assert results[check]["status"] == "ok" or results[check]["advice"]
     assert list(tmp_path.iterdir()) == []
     table = cli("doctor")
     assert table.returncode == 0

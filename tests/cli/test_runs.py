@@ -14,15 +14,33 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import Cli
+from conftest import PATIENCE, Cli
 from made_runs import made_run
 from mutualrl.reporting.card import write_cards
 from mutualrl.storage.rundir import RunDirectory, hold
 
-TRAIN = ("train", "--regime", "sgt", "--pool", "tiny", "--steps", "2", "--run-dir", "r", "--set", "run.validate_every=1",
-         "--set", "run.validation_limit=8", "--set", "round.prompts=8", "--set", "trainer.per_device_train_batch_size=32")  # fmt: skip
+TRAIN = (
+    "train",
+    "--regime",
+    "sgt",
+    "--pool",
+    "tiny",
+    "--steps",
+    "2",
+    "--run-dir",
+    "r",
+    "--set",
+    "run.validate_every=1",
+    "--set",
+    "run.validation_limit=8",
+    "--set",
+    "round.prompts=8",
+    "--set",
+    "trainer.per_device_train_batch_size=32",
+)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_train_ends_with_cards_a_report_and_tracked_metrics(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     done = cli(*TRAIN, "--report", "--report-to", "tensorboard")
@@ -65,8 +83,8 @@ def test_the_other_trackers_are_fed_too(cli: Cli, tiny: dict[str, Path], tmp_pat
         pytest.skip(f"{tracker} is not installed")
     done = cli(*TRAIN, "--report-to", tracker, WANDB_MODE="offline", TRACKIO_DIR=str(tmp_path / "trackio"))
     assert done.returncode == 0, done.stderr
-    kept = tmp_path / "trackio" if tracker == "trackio" else tmp_path / "r" / "policies" / "bob" / "wandb"
-    assert sum(path.stat().st_size for path in kept.rglob("*") if path.is_file()) > 1000
+    selected = tmp_path / "trackio" if tracker == "trackio" else tmp_path / "r" / "policies" / "bob" / "wandb"
+    assert sum(path.stat().st_size for path in selected.rglob("*") if path.is_file()) > 1000
 
 
 def test_trackers_are_checked_before_anything_starts(cli_here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,14 +109,14 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "runs" / "broken" / "run.json").write_text("{")
     with ExitStack() as held:
         held.enter_context(hold(RunDirectory(live).lock(0), "live"))
-        found = json.loads(cli_here("runs", "ls", "--json").stdout)
-    assert [(Path(run["run"]).name, run["state"]) for run in found["runs"]] == [
+        result = json.loads(cli_here("runs", "ls", "--json").stdout)
+    assert [(Path(run["run"]).name, run["state"]) for run in result["runs"]] == [
         ("live", "running"),
         ("done", "finished"),
     ]
-    assert found["runs"][1]["policies"]["bob"] == {"step": 20, "before": 0.3, "last": 0.52}
-    assert found["runs"][0]["policies"]["ada"] == {"step": 20, "before": 0.3, "last": 0.45}
-    assert len(found["unreadable"]) == 1
+    assert result["runs"][1]["policies"]["bob"] == {"step": 20, "before": 0.3, "last": 0.52}
+    assert result["runs"][0]["policies"]["ada"] == {"step": 20, "before": 0.3, "last": 0.45}
+    assert len(result["unreadable"]) == 1
     shown = cli_here("runs", "ls", "runs")
     assert "0.30 -> 0.50" in shown.stdout
     assert "run.json cannot be read" in shown.stderr
@@ -148,14 +166,17 @@ def test_a_live_run_is_followed_until_its_lock_is_free(tmp_path: Path) -> None:
     with ExitStack() as held:
         held.enter_context(hold(RunDirectory(run).lock(0), "live"))
         watcher = subprocess.Popen(
-            [sys.executable, "-m", "mutualrl", "runs", "watch", str(run)], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "mutualrl", "runs", "watch", str(run)],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         with pytest.raises(subprocess.TimeoutExpired):
             watcher.wait(4)
         finished = made_run(tmp_path / "f")
         (finished / "summary.json").rename(run / "summary.json")
-    shown, errors = watcher.communicate(timeout=30)
+    shown, errors = watcher.communicate(timeout=PATIENCE)
     assert watcher.returncode == 0, errors
     assert "0.30 -> 0.50" in shown
 
@@ -201,25 +222,26 @@ def test_models_go_to_the_hub_with_their_cards(cli_here: Cli, tmp_path: Path, mo
     for name in ("ada", "bob"):
         (run / "policies" / name / "model").mkdir()
         (run / "policies" / name / "model" / "config.json").write_text("{}")
-    asked: list[tuple[Any, ...]] = []
+    requested: list[tuple[Any, ...]] = []
 
     class Hub:
         def create_repo(self, repo: str, **options: Any) -> None:
-            asked.append(("create", repo, options))
+            requested.append(("create", repo, options))
 
         def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
             assert (folder_path / "README.md").is_file()
-            asked.append(("upload", repo_id, folder_path.parent.name))
+            requested.append(("upload", repo_id, folder_path.parent.name))
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
     monkeypatch.setattr("mutualrl.reporting.upload.hub_problem", lambda: None)
     done = cli_here("runs", "push", run, "someone", "--json")
     assert json.loads(done.stdout) == {"pushed": ["someone/my-run-ada", "someone/my-run-bob"]}
-    assert asked[0] == ("create", "someone/my-run-ada", {"private": True, "exist_ok": True})
-    assert [entry[1:] for entry in asked if entry[0] == "upload"] == [
-        ("someone/my-run-ada", "ada"), ("someone/my-run-bob", "bob"),
-    ]  # fmt: skip
+    assert requested[0] == ("create", "someone/my-run-ada", {"private": True, "exist_ok": True})
+    assert [entry[1:] for entry in requested if entry[0] == "upload"] == [
+        ("someone/my-run-ada", "ada"),
+        ("someone/my-run-bob", "bob"),
+    ]
     from huggingface_hub.utils import validate_repo_id
 
     from mutualrl.reporting.upload import repository_name

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from conftest import Cli
+from conftest import PATIENCE, Cli
 
 pytestmark = pytest.mark.slow
 STEPS = 4
@@ -27,19 +27,23 @@ def without_times(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def run(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One finished run of the README's command, at a few steps."""
+    """Run to the end one run of the README's command, at a few steps."""
     import subprocess
     import sys
 
     directory = tmp_path_factory.mktemp("first")
     done = subprocess.run(
         [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", str(STEPS)],
-        cwd=directory, capture_output=True, text=True, timeout=240, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "COLUMNS": "200"},
+    )
     assert done.returncode == 0, done.stderr
     assert "Greedy accuracy on held-out arithmetic, before -> after 4 steps of sgt" in done.stdout
-    (found,) = (directory / "runs").iterdir()
-    return found
+    (result,) = (directory / "runs").iterdir()
+    return result
 
 
 def test_a_run_leaves_what_it_promises(run: Path) -> None:
@@ -103,11 +107,25 @@ def test_the_exchange_is_readable_as_it_lies(run: Path) -> None:
     assert (by_round["ada"] == by_round["bob"]).all()  # the identical batch, round by round
 
 
+@pytest.mark.extended
 def test_two_policies_never_draw_the_same_noise(tiny: dict[str, Path], cli: Cli, tmp_path: Path) -> None:
     """Two policies of one and the same model, seed and prompts answer differently."""
     (tmp_path / "twins.yaml").write_text('policies: [{name: a, model: "tiny:ada"}, {name: b, model: "tiny:ada"}]\n')
-    done = cli("train", "--regime", "sgt", "--pool", "twins.yaml", "--steps", "1", "--run-dir", "r",
-               "--set", "trainer.max_completion_length=20", "--set", "run.publish=full")  # fmt: skip
+    done = cli(
+        "train",
+        "--regime",
+        "sgt",
+        "--pool",
+        "twins.yaml",
+        "--steps",
+        "1",
+        "--run-dir",
+        "r",
+        "--set",
+        "trainer.max_completion_length=20",
+        "--set",
+        "run.publish=full",
+    )
     assert done.returncode == 0, done.stderr
     table = ds.dataset(sorted((tmp_path / "r" / "exchange").glob("*/*.parquet"))).to_table().to_pandas()
     texts = {name: list(rows["y_text"]) for name, rows in table.groupby("policy")}
@@ -134,6 +152,7 @@ def test_the_same_command_gives_the_same_weights_and_summary(run: Path, cli: Cli
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.extended
 def test_the_resolved_recipe_runs_again_as_it_lies(run: Path, cli: Cli, tmp_path: Path) -> None:
     shutil.copy(run / "recipe.yaml", tmp_path / "recipe.yaml")
     done = cli("train", "recipe.yaml", "--run-dir", "again", "--json")
@@ -150,6 +169,7 @@ def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli: Cli) -
         assert models[name]["n"] == 64
 
 
+@pytest.mark.extended
 def test_files_in_the_user_s_directory_are_not_imported(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     for name in ("torch", "argparse", "random"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')\n")
@@ -157,6 +177,7 @@ def test_files_in_the_user_s_directory_are_not_imported(cli: Cli, tiny: dict[str
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 def test_weights_that_cannot_be_read_end_with_4_and_the_policy_s_name(
     cli: Cli, tiny: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -169,6 +190,7 @@ def test_weights_that_cannot_be_read_end_with_4_and_the_policy_s_name(
     assert "cannot be loaded" in done.stderr
 
 
+@pytest.mark.extended
 def test_regime_grpo_rescues_nothing_and_exchanges_nothing(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     strange = "[/red] a\nb: ["  # Rich markup, and a newline that must not become a key of recipe.yaml
     done = cli("train", "--regime", "grpo", "--pool", "tiny", "--steps", "2", "--run-dir", strange)
@@ -199,21 +221,38 @@ def test_regime_grpo_is_what_a_plain_trl_script_computes(cli: Cli, tiny: dict[st
     tokenizer = load_tokenizer(str(tiny["bob"]))
     keys = resolve(Request(pool="tiny")).trainer
     trainer = GRPOTrainer(
-        model=str(tiny["bob"]), reward_funcs=boxed_reward, processing_class=tokenizer,
+        model=str(tiny["bob"]),
+        reward_funcs=boxed_reward,
+        processing_class=tokenizer,
         args=config(tmp_path / "plain", **{**keys, "max_steps": 3, "seed": 5}),
         train_dataset=as_dataset(get_task("arithmetic").read("train", TaskSource(seed=5)).prompts, tokenizer),
-    )  # fmt: skip
+    )
     set_seed(policy_seed(5, "bob", 0))
     trainer.train()
     saved = load_file(tmp_path / "r" / "policies" / "bob" / "model" / "model.safetensors")
-    mine = trainer.model.state_dict()
-    assert saved.keys() == mine.keys()
-    assert all(torch.equal(saved[name], mine[name]) for name in saved)
+    own_items = trainer.model.state_dict()
+    assert saved.keys() == own_items.keys()
+    assert all(torch.equal(saved[name], own_items[name]) for name in saved)
 
 
+@pytest.mark.extended
 def test_a_policy_of_two_processes(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    done = cli("train", "--regime", "sgt", "--pool", "tiny", "--steps", "2", "--run-dir", "r", "--json",
-               "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=32")  # fmt: skip
+    done = cli(
+        "train",
+        "--regime",
+        "sgt",
+        "--pool",
+        "tiny",
+        "--steps",
+        "2",
+        "--run-dir",
+        "r",
+        "--json",
+        "--set",
+        "launch.processes=2",
+        "--set",
+        "trainer.per_device_train_batch_size=32",
+    )
     assert done.returncode == 0, done.stderr
     assert "4 processes share" in done.stderr
     assert all(p["rescued_pairs"] > 0 for p in json.loads(done.stdout)["policies"].values())
@@ -227,6 +266,7 @@ def test_a_policy_of_two_processes(cli: Cli, tiny: dict[str, Path], tmp_path: Pa
             assert line["prompt"].endswith(":")
 
 
+@pytest.mark.extended
 def test_a_hub_model_that_cannot_be_had_ends_with_4_and_its_name(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "hub.yaml").write_text(
         "policies: [{name: a, model: nobody/nothing}, {name: b, model: nobody/nothing-else}]\n"
@@ -244,15 +284,46 @@ def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Pa
     (tmp_path / "real.yaml").write_text(
         f"policies:\n  - {{name: stories, model: {models / 'stories260K'}}}\n  - {{name: baby, model: {models / 'babyllama-tok361'}}}\n"
     )
-    done = cli("train", "--regime", "sgt", "--pool", "real.yaml", "--task", "math", "--data", real_data / "math" / "math_train.jsonl",
-               "--steps", "3", "--run-dir", "r", "--json", "--set", "trainer.max_completion_length=16", "--set", "round.prompts=2",
-               "--set", "run.validation_limit=8")  # fmt: skip
+    done = cli(
+        "train",
+        "--regime",
+        "sgt",
+        "--pool",
+        "real.yaml",
+        "--task",
+        "math",
+        "--data",
+        real_data / "math" / "math_train.jsonl",
+        "--steps",
+        "3",
+        "--run-dir",
+        "r",
+        "--json",
+        "--set",
+        "trainer.max_completion_length=16",
+        "--set",
+        "round.prompts=2",
+        "--set",
+        "run.validation_limit=8",
+    )
     assert done.returncode == 0, done.stderr
     assert all(
         p["validation"]["accuracy"] == 0 and p["steps"] == 3 for p in json.loads(done.stdout)["policies"].values()
     )
-    scored = cli("eval", "--model", tmp_path / "r" / "policies" / "stories" / "model", "--suite", "math",
-                 "--data", real_data / "math" / "math500.jsonl", "--limit", "8", "--max-new-tokens", "16", "--json")  # fmt: skip
+    scored = cli(
+        "eval",
+        "--model",
+        tmp_path / "r" / "policies" / "stories" / "model",
+        "--suite",
+        "math",
+        "--data",
+        real_data / "math" / "math500.jsonl",
+        "--limit",
+        "8",
+        "--max-new-tokens",
+        "16",
+        "--json",
+    )
     assert scored.returncode == 0, scored.stderr
     (result,) = json.loads(scored.stdout)["models"].values()
     assert (result["n"], result["accuracy"]) == (8, 0.0)
@@ -261,13 +332,22 @@ def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Pa
 @pytest.mark.long
 def test_validation_leaves_training_as_it_is(cli: Cli, tmp_path: Path) -> None:
     weights = []
-    for every in (0, 1):
+    for all_items in (0, 1):
         done = cli(
-            "train", "--regime", "prp", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / f"v{every}",
-            "--set", f"run.validate_every={every}",
-        )  # fmt: skip
+            "train",
+            "--regime",
+            "prp",
+            "--pool",
+            "tiny",
+            "--steps",
+            "3",
+            "--run-dir",
+            tmp_path / f"v{all_items}",
+            "--set",
+            f"run.validate_every={all_items}",
+        )
         assert done.returncode == 0, done.stderr
-        weights.append((tmp_path / f"v{every}" / "policies" / "ada" / "model" / "model.safetensors").read_bytes())
+        weights.append((tmp_path / f"v{all_items}" / "policies" / "ada" / "model" / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
     lines = (tmp_path / "v1" / "policies" / "ada" / "metrics.jsonl").read_text().splitlines()
     assert ["validation" in json.loads(line) for line in lines] == [True, True, False]  # the last is the run's own

@@ -1,4 +1,4 @@
-"""The diagnostics through the real command line: of a pool, of a run, of files; and what bad input gets."""
+"""Diagnostics through the real command line: of a pool, of a run, of files; and what bad input gets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import Cli
+from conftest import PATIENCE, Cli
 
 COMMANDS = ("complementarity", "xgrpo-check", "sgt-check", "channels", "cost")
 FILES_ONLY = ("complementarity", "xgrpo-check", "sgt-check", "cost")
@@ -33,22 +33,45 @@ def write(path: Path, *rows: object) -> Path:
 def rows(policies: tuple[str, ...] = ("a", "b"), **more: Any) -> list[dict[str, Any]]:
     return [
         {"policy": m, "prompt_id": f"p{p}", "rollout": g, "reward": float((p + i + g) % 3 == 0), **more}
-        for i, m in enumerate(policies) for p in range(6) for g in range(2)
-    ]  # fmt: skip
+        for i, m in enumerate(policies)
+        for p in range(6)
+        for g in range(2)
+    ]
 
 
 @pytest.fixture(scope="module")
 def recorded(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run of the tiny pool whose exchange has everything."""
+    """Return a short run of the tiny pool whose exchange has everything."""
     import subprocess
     import sys
 
     path = tmp_path_factory.mktemp("recorded") / "run"
     subprocess.run(
-        [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3", "--run-dir",
-         str(path), "--exchange", "full", "--set", "run.validate_every=0", "--set", "run.validation_limit=2", "--json"],
-        check=True, capture_output=True, timeout=200,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "mutualrl",
+            "train",
+            "--regime",
+            "sgt",
+            "--pool",
+            "tiny",
+            "--steps",
+            "3",
+            "--run-dir",
+            str(path),
+            "--exchange",
+            "full",
+            "--set",
+            "run.validate_every=0",
+            "--set",
+            "run.validation_limit=2",
+            "--json",
+        ],
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
     return path
 
 
@@ -92,6 +115,7 @@ def test_every_diagnostic_of_the_tiny_pool(command: str, cli_here: Cli, tiny: di
         assert result["sequences"] <= result["bound"]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_the_diagnostics_of_a_run_agree_with_what_it_did(cli_here: Cli, recorded: Path) -> None:
     metrics = {
@@ -115,6 +139,7 @@ def test_the_diagnostics_of_a_run_agree_with_what_it_did(cli_here: Cli, recorded
     assert found(cli_here, "xgrpo-check", "--run", recorded, "--rounds", ":1")["prompts"] == one["prompts"] * 2
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_damaged_exchange_is_refused(cli_here: Cli, recorded: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(recorded, tmp_path / "copy")
@@ -144,11 +169,11 @@ def test_two_pretrained_models_are_compared_though_they_solve_nothing(
 
 
 def test_files_of_every_form_give_the_same_figures(cli_here: Cli, tmp_path: Path) -> None:
-    every = rows()
-    write(tmp_path / "all.jsonl", *every)
-    pq.write_table(pa.Table.from_pylist(every), tmp_path / "all.parquet")
+    all_items = rows()
+    write(tmp_path / "all.jsonl", *all_items)
+    pq.write_table(pa.Table.from_pylist(all_items), tmp_path / "all.parquet")
     for name in ("a", "b"):
-        own = [row for row in every if row["policy"] == name]
+        own = [row for row in all_items if row["policy"] == name]
         write(tmp_path / f"{name}.jsonl", *({"id": r["prompt_id"], "reward": bool(r["reward"])} for r in own))
         write(
             tmp_path / f"model-{name}.jsonl",
@@ -156,12 +181,15 @@ def test_files_of_every_form_give_the_same_figures(cli_here: Cli, tmp_path: Path
         )
     write(
         tmp_path / "texts.jsonl",
-        *({**{k: v for k, v in r.items() if k != "prompt_id"}, "prompt": r["prompt_id"]} for r in every),
+        *({**{k: v for k, v in r.items() if k != "prompt_id"}, "prompt": r["prompt_id"]} for r in all_items),
     )
     given: list[tuple[str | Path, ...]] = [
         ("texts.jsonl",),
-        ("all.jsonl",), ("all.parquet",), ("a.jsonl", "b.jsonl"), ("model-a.jsonl", "model-b.jsonl"),
-    ]  # fmt: skip
+        ("all.jsonl",),
+        ("all.parquet",),
+        ("a.jsonl", "b.jsonl"),
+        ("model-a.jsonl", "model-b.jsonl"),
+    ]
     results = []
     for files in given:
         flags = [part for file in files for part in ("--rollouts", file)]
@@ -251,7 +279,7 @@ def test_a_rollouts_file_that_does_not_fit_is_named(
         (("complementarity", "--run", "empty"), "is not a run directory"),
         (("complementarity", "--pool", "one.yaml"), "a pool of two or more is needed"),
         (("complementarity", "--pool", "tiny", "--save", "r.jsonl"), "expected a name that ends in .parquet"),
-        (("complementarity", "--pool", "tiny", "--save", "text.parquet"), "it is there already"),
+        (("complementarity", "--pool", "tiny", "--save", "text.parquet"), "the file already exists"),
         (("complementarity", "--pool", "tiny", "--temperature", "0", "--samples", "2"), "2 times the same"),
     ],
 )
@@ -285,10 +313,10 @@ def test_a_run_that_published_nothing_says_what_to_do(
 
 
 def test_an_export_is_read_back_with_what_could_not_be_scored(cli_here: Cli, tmp_path: Path) -> None:
-    every = rows()
-    every[3]["reward"] = None
-    write(tmp_path / "r.jsonl", *every)
-    pq.write_table(pa.Table.from_pylist(every), tmp_path / "r.parquet")
+    all_items = rows()
+    all_items[3]["reward"] = None
+    write(tmp_path / "r.jsonl", *all_items)
+    pq.write_table(pa.Table.from_pylist(all_items), tmp_path / "r.parquet")
     one, two = (found(cli_here, "complementarity", "--rollouts", f"r.{kind}") for kind in ("jsonl", "parquet"))
     assert one["pairs"] == two["pairs"]
 

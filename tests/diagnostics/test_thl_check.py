@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Cli
+from conftest import PATIENCE, Cli
 from thl_tokenizers import own, sentencepiece_like, unigram
 
 pytestmark = pytest.mark.slow
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.slow
 
 def result_of(done: Any, code: int = 0) -> dict[str, Any]:
     assert done.returncode == code, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def finite(value: Any) -> bool:
-    """Every number of a result is one (JSON would have refused NaN) and no row is empty."""
+    """Return whether every number of a result is one (JSON would have refused NaN) and no row is empty."""
     if isinstance(value, dict):
         return all(map(finite, value.values()))
     if isinstance(value, list):
@@ -31,22 +31,22 @@ def finite(value: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Directories with tokenizers and nothing else."""
+    """Return directories with tokenizers and nothing else."""
     root = tmp_path_factory.mktemp("tokenizers")
-    made = {
+    created = {
         "pieces": sentencepiece_like(),
         "lower": sentencepiece_like("Lowercase"),
         "gaps": unigram(False),
         "ada": own("ada"),
     }
-    for name, tokenizer in made.items():
+    for name, tokenizer in created.items():
         tokenizer.save_pretrained(root / name)
-    return {name: root / name for name in made}
+    return {name: root / name for name in created}
 
 
 @pytest.fixture(scope="module")
 def whole(tiny: dict[str, Path]) -> dict[str, Any]:
-    """The whole check of the tiny pool, small."""
+    """Return the whole check of the tiny pool, small."""
     import os
     import subprocess
     import sys
@@ -54,12 +54,29 @@ def whole(tiny: dict[str, Path]) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
-            [sys.executable, "-m", "mutualrl", "thl-check", "--limit", "12", "--samples", "3", "--json", "--plot", "figures"],
-            cwd=directory, capture_output=True, text=True, env=dict(os.environ), timeout=280, check=False,
-        )  # fmt: skip
-        found = result_of(done)
-        found["sizes"] = {Path(file).name: Path(directory, file).stat().st_size for file in found["figures"]}
-    return found
+            [
+                sys.executable,
+                "-m",
+                "mutualrl",
+                "thl-check",
+                "--limit",
+                "12",
+                "--samples",
+                "3",
+                "--json",
+                "--plot",
+                "figures",
+            ],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            env=dict(os.environ),
+            timeout=PATIENCE,
+            check=False,
+        )
+        results = result_of(done)
+        results["sizes"] = {Path(file).name: Path(directory, file).stat().st_size for file in results["figures"]}
+    return results
 
 
 def test_without_arguments_it_is_the_tiny_pool_in_both_directions(whole: dict[str, Any]) -> None:
@@ -135,6 +152,7 @@ def test_figures_are_drawn(whole: dict[str, Any]) -> None:
     assert min(whole["sizes"].values()) > 5000
 
 
+@pytest.mark.extended
 def test_the_same_command_gives_the_same_result(cli: Cli, tiny: dict[str, Path]) -> None:
     command = (
         "thl-check",
@@ -157,12 +175,12 @@ def test_tokenizers_alone_need_no_model(cli_here: Cli, tokenizers: dict[str, Pat
     done = cli_here("thl-check", "--source", tokenizers["ada"], "--target", tokenizers["pieces"], "--json")
     (pair,) = result_of(done)["pairs"]
     assert set(pair) == {"source", "target", "safe", "reasons", "tokenizers"}
-    found = pair["tokenizers"]
-    assert found["end_to_end"] == 1.0
-    assert found["source"]["round_trip"] == found["target"]["round_trip"] == 1.0
-    assert found["source"]["word_drift"] == found["target"]["word_drift"] == 0.0
-    assert 0 < found["one_to_one"] < 1
-    assert sum(found["group_sizes"].values()) == found["groups"]
+    result = pair["tokenizers"]
+    assert result["end_to_end"] == 1.0
+    assert result["source"]["round_trip"] == result["target"]["round_trip"] == 1.0
+    assert result["source"]["word_drift"] == result["target"]["word_drift"] == 0.0
+    assert 0 < result["one_to_one"] < 1
+    assert sum(result["group_sizes"].values()) == result["groups"]
 
 
 @pytest.mark.parametrize(
@@ -178,9 +196,9 @@ def test_a_pair_that_loses_text_is_unsafe_and_says_why(
     assert "**no**" in done.stdout
     assert f"unsafe: ada -> {target}: " in done.stderr
     assert reason in done.stderr
-    found = result_of(cli_here(*command, "--json"), code=3)
-    assert not found["safe"]
-    assert reason in found["pairs"][0]["reasons"][0]
+    result = result_of(cli_here(*command, "--json"), code=3)
+    assert not result["safe"]
+    assert reason in result["pairs"][0]["reasons"][0]
 
 
 def test_a_tokenizer_of_an_unknown_kind_is_unsafe(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
@@ -213,9 +231,9 @@ def test_own_text_as_json_lines_and_as_plain_text(cli_here: Cli, tokenizers: dic
         done = cli_here(
             "thl-check", "--source", tokenizers["ada"], "--target", tokenizers["pieces"], "--text", name, "--json"
         )
-        found = result_of(done)
-        assert found["text"] == name
-        assert found["pairs"][0]["tokenizers"]["texts"] == 2
+        result = result_of(done)
+        assert result["text"] == name
+        assert result["pairs"][0]["tokenizers"]["texts"] == 2
 
 
 def test_a_hostile_name_and_text_are_inert(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
@@ -252,7 +270,7 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("--suite", "mass", "--samples", "3", "--data", "x"), 2, "--data, --samples: no effect here"),
     (("--suite", "mass", "--plot", "blank.txt"), 2, "blank.txt is a file, expected a directory"),
     (("--suite", "mass", "--plot", "/proc/nope"), 2, "--plot /proc/nope cannot be made"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD, ids=lambda value: str(value)[:60])
@@ -265,8 +283,8 @@ def test_bad_flags_are_refused_with_what_was_expected(
     (tmp_path / "wrong.jsonl").write_text('{"body": "x"}\n')
     (tmp_path / "latin.txt").write_bytes(b"a\xe9b")
     done = cli_here("thl-check", *arguments, "--json")
-    found = result_of(done, code)
-    assert message in found["error"]["message"]
+    result = result_of(done, code)
+    assert message in result["error"]["message"]
     assert "Traceback" not in done.stderr
 
 
@@ -277,13 +295,13 @@ def test_a_suite_that_needs_models_is_refused_for_tokenizers(cli_here: Cli, toke
 
 def test_the_help_says_what_the_defaults_are(cli_here: Cli) -> None:
     shown = " ".join(cli_here("thl-check", "--help", COLUMNS="250").stdout.split())
-    for said in (
+    for message in (
         "Prompts at most (256).",
         "Responses a prompt (5).",
         "paper (span).",
         "all (default: all, of models).",
     ):
-        assert said in shown
+        assert message in shown
 
 
 def test_errors_come_before_torch(cli: Cli) -> None:
@@ -313,8 +331,9 @@ def test_a_text_that_is_repeated_is_said(cli_here: Cli, tiny: dict[str, Path], t
     assert "The text is shorter than 1024 tokens: stretches of so many repeat it." in done.stdout
 
 
+@pytest.mark.extended
 def test_the_real_models_in_both_directions(cli_here: Cli, real_data: Path) -> None:
-    """SentencePiece models with contexts of 512 and 256; the second one's tokenizer collapses blanks."""
+    """SentencePiece models with contexts of 512 and 256; the second one's tokenizer collapses whitespace."""
     a, b = (real_data / "models" / name for name in ("stories260K", "babyllama-tok361"))
     text = real_data / "text" / "wikitext-2-raw.validation.jsonl"
     for source, target in ((a, b), (b, a)):
@@ -345,7 +364,7 @@ def test_the_paper_s_map_drifts_on_real_solutions(cli_here: Cli, real_data: Path
     )
     names = (real_data / "tokenizers" / name for name in ("qwen3", "llama3"))
     source, target = names
-    found = result_of(cli_here("thl-check", "--source", source, "--target", target, "--text", "math.jsonl", "--json"))
-    tokenizers = found["pairs"][0]["tokenizers"]
+    result = result_of(cli_here("thl-check", "--source", source, "--target", target, "--text", "math.jsonl", "--json"))
+    tokenizers = result["pairs"][0]["tokenizers"]
     assert tokenizers["source"]["paper_drift"] > 0.1
     assert tokenizers["source"]["word_drift"] == tokenizers["target"]["word_drift"] == 0.0

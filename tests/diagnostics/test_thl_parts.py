@@ -28,8 +28,8 @@ def test_a_token_over_two_words_gives_each_its_characters() -> None:
 
 
 def test_the_relative_error_is_over_all_texts_together() -> None:
-    found, truth = [np.array([-1.0, -3.0]), np.array([-4.0])], [np.array([-2.0, -2.0]), np.array([-4.0])]
-    assert relative_error(found, truth) == pytest.approx(2 / 8)
+    results, truth = [np.array([-1.0, -3.0]), np.array([-4.0])], [np.array([-2.0, -2.0]), np.array([-4.0])]
+    assert relative_error(results, truth) == pytest.approx(2 / 8)
     assert relative_error([np.zeros(1)], [np.zeros(1)]) == 0.0
 
 
@@ -55,10 +55,10 @@ def test_ratio_figures_by_hand() -> None:
 
 def test_figures_of_two_tokenizers_by_hand() -> None:
     merged, plain = byte_bpe("a·b", ".·Ċ"), byte_bpe()
-    found = check_vocabularies(["ab.\nc"], merged, plain, "span", lambda done: None)
+    result = check_vocabularies(["ab.\nc"], merged, plain, "span", lambda done: None)
     # ab | .\n | c | end against a b . \n c end
-    assert found["safe"]
-    figures = found["figures"]
+    assert result["safe"]
+    figures = result["figures"]
     assert (figures["source"]["tokens"], figures["target"]["tokens"]) == (4, 6)
     assert figures["one_to_one"] == 0.5
     assert figures["group_sizes"] == {"1:1": 2, "1:2": 2}
@@ -75,10 +75,10 @@ def test_the_drift_of_the_paper_s_map_by_hand() -> None:
     r"""a.\n b c d: whole, `a .\n _b _c _d`; by words `a.`, `\n_b`, `_c`, `_d` have 2, 2, 1, 1 tokens: cut to five."""
     tokenizer = byte_bpe(".·Ċ", "Ġ·b", "Ġ·c", "Ġ·d")
     assert len(tokenizer.encode("a.\n b c d")) == 5
-    found = check_vocabularies(["a.\n b c d"], tokenizer, byte_bpe(), "span", lambda done: None)["figures"]
+    result = check_vocabularies(["a.\n b c d"], tokenizer, byte_bpe(), "span", lambda done: None)["figures"]
     # words by the map 0 0 1 1 2; touched 0, 0-1, 1, 2, 3: the last two are wrong
-    assert found["source"]["paper_drift"] == pytest.approx(2 / 5)
-    assert found["source"]["word_drift"] == 0.0
+    assert result["source"]["paper_drift"] == pytest.approx(2 / 5)
+    assert result["source"]["word_drift"] == 0.0
 
 
 def test_families_of_scripts() -> None:

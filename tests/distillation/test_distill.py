@@ -11,9 +11,15 @@ import pytest
 
 from conftest import Cli
 from made_runs import made_run, publish
-from mutualrl.distillation.harvest import Harvest, Lesson, Success, harvest, lessons
-from mutualrl.distillation.run import bars
+from mutualrl.distillation.distill import bars
 from mutualrl.distillation.settings import settings_of
+from mutualrl.distillation.successes import (
+    DistillationExample,
+    SuccessSet,
+    VerifiedText,
+    collect_successes,
+    distillation_examples,
+)
 from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange
@@ -35,11 +41,18 @@ def test_settings_are_read_and_refused() -> None:
     assert settings.trainer == {"weight_decay": 0.1}
     assert settings_of("base", 0, ["lora=null"]).lora is None
     refused = {
-        "learning_rate": "expected key=value", "learning_rate=-1": "learning_rate", "learning=1": "learning",
-        "trainer.learning_rate=1": "sets it itself", "lora.rank=2": "rank", "warmup=2": "warmup", "a.b=1": "a",
-        "learning_rate.x=1": "learning_rate", "seed=3": "say it with --seed", "start=base": "--start",
+        "learning_rate": "expected key=value",
+        "learning_rate=-1": "learning_rate",
+        "learning=1": "learning",
+        "trainer.learning_rate=1": "sets it itself",
+        "lora.rank=2": "rank",
+        "warmup=2": "warmup",
+        "a.b=1": "a",
+        "learning_rate.x=1": "learning_rate",
+        "seed=3": "say it with --seed",
+        "start=base": "--start",
         "trainer.logging_strategy=no": "sets it itself",
-    }  # fmt: skip
+    }
     for assignment, words in refused.items():
         with pytest.raises(UsageError, match=words):
             settings_of("trained", 0, [assignment])
@@ -55,31 +68,49 @@ def published(root: Path, policy: str, rounds: Sequence[Sequence[Rollout]]) -> N
 
 def test_a_harvest_is_the_distinct_finished_successes(tmp_path: Path) -> None:
     rounds = [
-        [Rollout("p", 0, 1.0, True, text="a"), Rollout("p", 1, 1.0, True, text="b"), Rollout("q", 0, 0.0, True, text="c")],
-        [Rollout("p", 0, 1.0, True, text="a"), Rollout("q", 1, 1.0, False, text="cut"), Rollout("q", 2, 0.8, True, text="d")],
+        [
+            Rollout("p", 0, 1.0, True, text="a"),
+            Rollout("p", 1, 1.0, True, text="b"),
+            Rollout("q", 0, 0.0, True, text="c"),
+        ],
+        [
+            Rollout("p", 0, 1.0, True, text="a"),
+            Rollout("q", 1, 1.0, False, text="cut"),
+            Rollout("q", 2, 0.8, True, text="d"),
+        ],
         [Rollout("q", 0, float("nan"), True, text="e"), Rollout("q", 1, 0.81, True, text="a")],
-    ]  # fmt: skip
+    ]
     published(tmp_path, "ada", rounds)
-    found = harvest(tmp_path, "made", "ada", 0.8, 3)
-    assert found == Harvest(8, 5, 1, (Success("p", "a"), Success("p", "b"), Success("q", "a")))
+    result = collect_successes(tmp_path, "made", "ada", 0.8, 3)
+    assert result == SuccessSet(8, 5, 1, (VerifiedText("p", "a"), VerifiedText("p", "b"), VerifiedText("q", "a")))
     with pytest.raises(DataError, match="3 of the run's 4 rounds"):
-        harvest(tmp_path, "made", "ada", 0.8, 4)
+        collect_successes(tmp_path, "made", "ada", 0.8, 4)
     (tmp_path / "ada" / "000001.json").unlink()
     with pytest.raises(DataError, match="2 of the run's 3 rounds"):
-        harvest(tmp_path, "made", "ada", 0.8, 3)
+        collect_successes(tmp_path, "made", "ada", 0.8, 3)
 
 
 def test_lessons_are_the_others_texts_once_a_prompt_whatever_its_id() -> None:
-    ada = Harvest(0, 0, 0, (Success("p", "a"), Success("p2", "a"), Success("q", "b")))
-    bob = Harvest(0, 0, 0, (Success("r", "a"), Success("s", "z")))
-    cyd = Harvest(0, 0, 0, (Success("s", "z"),))
+    ada = SuccessSet(0, 0, 0, (VerifiedText("p", "a"), VerifiedText("p2", "a"), VerifiedText("q", "b")))
+    bob = SuccessSet(0, 0, 0, (VerifiedText("r", "a"), VerifiedText("s", "z")))
+    cyd = SuccessSet(0, 0, 0, (VerifiedText("s", "z"),))
     texts = {"ada": {"p": "1+1", "p2": "1+1", "q": "2+2"}, "bob": {"r": "1+1", "s": "2+2"}, "cyd": {"s": "2+2"}}
-    every = {"ada": ada, "bob": bob, "cyd": cyd}
-    assert lessons(every, texts, "ada") == [Lesson("1+1", "a"), Lesson("2+2", "z")]
-    assert lessons(every, texts, "bob") == [Lesson("1+1", "a"), Lesson("2+2", "b"), Lesson("2+2", "z")]
-    assert lessons({"ada": ada, "bob": bob}, texts, "bob") == [Lesson("1+1", "a"), Lesson("2+2", "b")]
+    all_items = {"ada": ada, "bob": bob, "cyd": cyd}
+    assert distillation_examples(all_items, texts, "ada") == [
+        DistillationExample("1+1", "a"),
+        DistillationExample("2+2", "z"),
+    ]
+    assert distillation_examples(all_items, texts, "bob") == [
+        DistillationExample("1+1", "a"),
+        DistillationExample("2+2", "b"),
+        DistillationExample("2+2", "z"),
+    ]
+    assert distillation_examples({"ada": ada, "bob": bob}, texts, "bob") == [
+        DistillationExample("1+1", "a"),
+        DistillationExample("2+2", "b"),
+    ]
     with pytest.raises(DataError, match="1 prompts of 'ada' are not in its run's training data"):
-        lessons(every, {**texts, "ada": {"p": "1+1", "q": "2+2"}}, "bob")
+        distillation_examples(all_items, {**texts, "ada": {"p": "1+1", "q": "2+2"}}, "bob")
 
 
 def test_an_example_is_the_learners_prompt_and_the_text_with_its_end(tiny: dict[str, Path]) -> None:
@@ -88,16 +119,20 @@ def test_an_example_is_the_learners_prompt_and_the_text_with_its_end(tiny: dict[
     from mutualrl.records import Prompt
 
     prompts = [Prompt("x", "2*3:", "6", "*"), Prompt("y", "4+5:", "9", "+")]
-    taught = [Lesson("2*3:", " 6 \\boxed{6}"), Lesson("4+5:", " 9 \\boxed{9}"), Lesson("4+5:", "\u00e9")]
+    taught = [
+        DistillationExample("2*3:", " 6 \\boxed{6}"),
+        DistillationExample("4+5:", " 9 \\boxed{9}"),
+        DistillationExample("4+5:", "\u00e9"),
+    ]
     for name in ("ada", "bob"):
         tokenizer = load_tokenizer(str(tiny[name]))
-        made = examples(taught[:2], prompts, tokenizer, {}, None)
-        for row, lesson in zip(made.data, taught, strict=False):
+        created = examples(taught[:2], prompts, tokenizer, {}, None)
+        for row, example in zip(created.data, taught, strict=False):
             head = [i for i, counted in zip(row["input_ids"], row["completion_mask"], strict=True) if not counted]
             tail = [i for i, counted in zip(row["input_ids"], row["completion_mask"], strict=True) if counted]
-            assert head == tokenizer(lesson.prompt)["input_ids"]
+            assert head == tokenizer(example.prompt)["input_ids"]
             assert tail[-1] == tokenizer.eos_token_id
-            assert tokenizer.decode(tail[:-1]) == lesson.text
+            assert tokenizer.decode(tail[:-1]) == example.text
             assert row["input_ids"] == head + tail
         assert len(examples(taught, prompts, tokenizer, {}, 2).data) == 2
     tokenizer.chat_template = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
@@ -126,9 +161,9 @@ def test_the_loss_is_sgts_a_mean_over_texts_of_means_over_tokens(tiny: dict[str,
         settings = settings_of(
             "base", 0, [f"batch_size={batch}", f"trainer.gradient_accumulation_steps={accumulate}", "lora.dropout=0"]
         )
-        about = fine_tune(str(tiny["ada"]), None, False, tokenizer, data, settings, tmp_path / str(batch))
-        assert about["steps"] == 1
-        assert about["loss"][0] == pytest.approx(sum(means) / 2, rel=1e-4)
+        details = fine_tune(str(tiny["ada"]), None, False, tokenizer, data, settings, tmp_path / str(batch))
+        assert details["steps"] == 1
+        assert details["loss"][0] == pytest.approx(sum(means) / 2, rel=1e-4)
     for assignment in ("trainer.assistant_only_loss=true", "trainer.loss_type=foo", "lora.target_modules=[nosuch]"):
         with pytest.raises(UsageError, match="TRL refuses these settings"):
             fine_tune(
@@ -138,16 +173,16 @@ def test_the_loss_is_sgts_a_mean_over_texts_of_means_over_tokens(tiny: dict[str,
 
 def test_an_exchange_without_texts_or_rounds_is_refused_with_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--exchange full"):
-        harvest(tmp_path, "made", "ada", 0.8, 1)
+        collect_successes(tmp_path, "made", "ada", 0.8, 1)
     published(tmp_path, "ada", [[Rollout("p", 0, 1.0, True)]])
     with pytest.raises(DataError, match="holds no texts; train with --exchange full"):
-        harvest(tmp_path, "made", "ada", 0.8, 1)
+        collect_successes(tmp_path, "made", "ada", 0.8, 1)
 
 
 def test_bars_are_against_standalone_grpo() -> None:
-    found = bars({"before training": {"accuracy": 0.3}, "grpo": {"accuracy": 0.4}, "sgt": {"accuracy": 0.5}})
-    assert found["before training"] == {"points": pytest.approx(-0.1), "relative": pytest.approx(-0.25)}
-    assert found["sgt"]["relative"] == pytest.approx(0.25)
+    result = bars({"before training": {"accuracy": 0.3}, "grpo": {"accuracy": 0.4}, "sgt": {"accuracy": 0.5}})
+    assert result["before training"] == {"points": pytest.approx(-0.1), "relative": pytest.approx(-0.25)}
+    assert result["sgt"]["relative"] == pytest.approx(0.25)
     assert bars({"grpo": {"accuracy": 0.0}, "sgt": {"accuracy": 0.5}})["sgt"]["relative"] is None
 
 
@@ -199,29 +234,29 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
     arguments = ("distill", "g", "--set", "learning_rate=5e-4", "--set", "limit=16", "--json", "--start")
     done = cli_here(*arguments, "trained", "--out", "d", "--beside", "g")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert json.loads((tmp_path / "d" / "distill.json").read_text()) == found
+    result = json.loads(done.stdout)
+    assert json.loads((tmp_path / "d" / "distill.json").read_text()) == result
     for name, peer in (("ada", "bob"), ("bob", "ada")):
-        about = found["learners"][name]
-        assert about["peers"] == [peer]
-        assert about["examples"] == min(16, found["learners"][peer]["found"]["distinct"])
-        assert about["steps"] == -(-about["examples"] // 8)
-        assert about["found"]["rollouts"] == 3 * 64
-        assert set(about["accuracy"]) == {"before training", "grpo", "sequential distillation", "grpo (g)"}
-        assert about["accuracy"]["grpo"] == about["accuracy"]["grpo (g)"]
+        details = result["learners"][name]
+        assert details["peers"] == [peer]
+        assert details["examples"] == min(16, result["learners"][peer]["found"]["distinct"])
+        assert details["steps"] == -(-details["examples"] // 8)
+        assert details["found"]["rollouts"] == 3 * 64
+        assert set(details["accuracy"]) == {"before training", "grpo", "sequential distillation", "grpo (g)"}
+        assert details["accuracy"]["grpo"] == details["accuracy"]["grpo (g)"]
         assert (
-            about["accuracy"]["grpo"]["accuracy"]
+            details["accuracy"]["grpo"]["accuracy"]
             == json.loads((tmp_path / "g" / "summary.json").read_text())["policies"][name]["validation"]["accuracy"]
         )
-        assert about["bars"]["grpo (g)"] == {"points": 0.0, "relative": 0.0}
+        assert details["bars"]["grpo (g)"] == {"points": 0.0, "relative": 0.0}
         before, after = (
             load_file(tmp_path / where / "policies" / name / "model" / "model.safetensors") for where in ("g", "d")
         )
         assert before.keys() == after.keys()
         assert any((before[key] != after[key]).any() for key in before)
     again = json.loads(cli_here(*arguments, "trained", "--out", "again", "--beside", "g").stdout)
-    assert again["learners"]["ada"]["loss"] == found["learners"]["ada"]["loss"]
-    assert again["learners"]["ada"]["accuracy"] == found["learners"]["ada"]["accuracy"]
+    assert again["learners"]["ada"]["loss"] == result["learners"]["ada"]["loss"]
+    assert again["learners"]["ada"]["accuracy"] == result["learners"]["ada"]["accuracy"]
     assert "is taken" in cli_here(*arguments, "base", "--out", "d").stderr
     page = cli_here("report", "g", "d", "--out", "page", "--json")
     assert page.returncode == 0, page.stderr

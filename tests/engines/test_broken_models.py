@@ -37,7 +37,7 @@ def test_missing_weights_are_not_drawn_at_random(model: Path) -> None:
 def test_weights_that_are_no_numbers(model: Path) -> None:
     rewrite(model, lambda weights: weights["model.norm.weight"].fill_(torch.nan))
     engine = TransformersEngine.load(str(model))
-    with pytest.raises(ModelError, match="gives log-probs that are no numbers"):
+    with pytest.raises(ModelError, match="returned non-finite log-probs"):
         completion_logprobs(engine.model, [[1]], [[2]])
 
 

@@ -30,8 +30,8 @@ ROWS = [([5, 6, 7], [8, 9]), ([4], [30, 31, 32, 33, 34, 35]), ([9] * 20, []), ([
 
 def test_rows_of_all_lengths_score_as_they_do_alone(engine: TransformersEngine) -> None:
     done: list[int] = []
-    found = scoring.completion_logprobs(engine.model, [p for p, _ in ROWS], [c for _, c in ROWS], done.append)
-    for (prompt, completion), values in zip(ROWS, found, strict=True):
+    result = scoring.completion_logprobs(engine.model, [p for p, _ in ROWS], [c for _, c in ROWS], done.append)
+    for (prompt, completion), values in zip(ROWS, result, strict=True):
         assert values.dtype == np.float64
         assert values.tolist() == pytest.approx(reference(engine, prompt, completion), abs=1e-4)
     assert sum(done) == len(ROWS)

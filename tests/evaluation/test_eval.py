@@ -14,15 +14,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import Cli
+from conftest import PATIENCE, Cli
 from mutualrl.tasks.boxed import boxed_score
 
 
 def evaluated(cli: Cli, *arguments: str | Path, **environment: str) -> dict[str, Any]:
     done = cli("eval", *arguments, "--json", "--engine", "transformers", **environment)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def write(path: Path, *values: object) -> Path:
@@ -32,24 +32,27 @@ def write(path: Path, *values: object) -> Path:
 
 @pytest.mark.slow
 def test_the_pool_is_evaluated_and_every_completion_kept(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    found = evaluated(cli_here, "--pool", "tiny", "--out", "o")
-    assert found["tasks"]["arithmetic"] == {
-        "evaluated": "held-out problems", "n": 64, "dropped": [], "reward": "exact match",
-    }  # fmt: skip
+    result = evaluated(cli_here, "--pool", "tiny", "--out", "o")
+    assert result["tasks"]["arithmetic"] == {
+        "evaluated": "held-out problems",
+        "n": 64,
+        "dropped": [],
+        "reward": "exact match",
+    }
     for name in ("ada", "bob"):
         rows = pq.read_table(tmp_path / "o" / "completions" / name).to_pylist()
         assert len(rows) == 64
         hits = [boxed_score(row["y_text"], row["answer"]) for row in rows]
         assert hits == [row["reward"] for row in rows]
-        m = found["models"][name]
+        m = result["models"][name]
         assert m["accuracy"] == sum(hits) / 64 > 0.2
         assert m["accuracy"] == pytest.approx((m["by_group"]["+"] + m["by_group"]["*"]) / 2)
         assert m["tasks"]["arithmetic"]["accuracy"] == m["accuracy"] == m["mean_accuracy"]
-    assert json.loads((tmp_path / "o" / "results.json").read_text())["models"] == found["models"]
+    assert json.loads((tmp_path / "o" / "results.json").read_text())["models"] == result["models"]
     compared = json.loads(cli_here("complementarity", "--rollouts", "o/completions", "--json").stdout)
     assert compared["policies"] == ["ada", "bob"]
     assert [row["learner_success"] for row in compared["pairs"]] == [
-        found["models"][m]["accuracy"] for m in ("ada", "bob")
+        result["models"][m]["accuracy"] for m in ("ada", "bob")
     ]
     shown = cli_here("eval", "--pool", "tiny", "--out", "o", "--engine", "transformers")
     assert (tmp_path / "o" / "results.md").read_text() == shown.stdout
@@ -59,38 +62,62 @@ def test_the_pool_is_evaluated_and_every_completion_kept(cli_here: Cli, tiny: di
 @pytest.mark.slow
 def test_samples_give_pass_at_k_and_the_same_command_the_same_figures(cli_here: Cli, tiny: dict[str, Path]) -> None:
     arguments = ("--model", "tiny:ada", "--samples", "4", "--limit", "16", "--seed", "7")
-    found = evaluated(cli_here, *arguments)
-    assert (found["samples"], found["temperature"]) == (4, 1.0)
-    passes = found["models"]["tiny:ada"]["pass_at_k"]
-    assert found["models"]["tiny:ada"]["accuracy"] == pytest.approx(passes["1"])
+    result = evaluated(cli_here, *arguments)
+    assert (result["samples"], result["temperature"]) == (4, 1.0)
+    passes = result["models"]["tiny:ada"]["pass_at_k"]
+    assert result["models"]["tiny:ada"]["accuracy"] == pytest.approx(passes["1"])
     assert passes["1"] <= passes["2"] <= passes["4"]
-    assert evaluated(cli_here, *arguments) == found
+    assert evaluated(cli_here, *arguments) == result
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_killed_and_started_again_it_goes_on_to_the_same_figures(
     cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
 ) -> None:
-    rows = [{"prompt": f"{a}+{b}+{c}:", "answer": str(a + b + c), "group": str(a)} for a in range(2, 9) for b in range(2, 9) for c in range(2, 25)]  # fmt: skip
+    rows = [
+        {"prompt": f"{a}+{b}+{c}:", "answer": str(a + b + c), "group": str(a)}
+        for a in range(2, 9)
+        for b in range(2, 9)
+        for c in range(2, 25)
+    ]
     data = write(tmp_path / "d.jsonl", *rows)
-    options = ["--model", "tiny:ada", "--model", "tiny:bob", "--suite", "dataset", "--data", str(data), "--max-new-tokens",
-               "24", "--samples", "2", "--engine", "transformers", "--json"]  # fmt: skip
+    options = [
+        "--model",
+        "tiny:ada",
+        "--model",
+        "tiny:bob",
+        "--suite",
+        "dataset",
+        "--data",
+        str(data),
+        "--max-new-tokens",
+        "24",
+        "--samples",
+        "2",
+        "--engine",
+        "transformers",
+        "--json",
+    ]
     whole = evaluated(cli_here, *options[:-3], "--out", "whole")
     process = subprocess.Popen(
         [sys.executable, "-m", "mutualrl", "eval", *options, "--out", "cut"],
-        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ,
-    )  # fmt: skip
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ,
+    )
     parts = tmp_path / "cut" / "completions"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while len(list(parts.rglob("*.parquet"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = {p: p.stat().st_mtime_ns for p in parts.rglob("*.parquet")}
-    assert 2 <= len(kept) < len(list((tmp_path / "whole" / "completions").rglob("*.parquet")))
+    selected = {p: p.stat().st_mtime_ns for p in parts.rglob("*.parquet")}
+    assert 2 <= len(selected) < len(list((tmp_path / "whole" / "completions").rglob("*.parquet")))
     again = evaluated(cli_here, *options[:-3], "--out", "cut")
     assert again["models"] == whole["models"]
-    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    assert {p: p.stat().st_mtime_ns for p in selected} == selected
     changed = cli_here("eval", *options, "--out", "cut", "--seed", "1")
     assert changed.returncode == 2
     assert "holds another evaluation (it differs in sampling)" in json.loads(changed.stdout)["error"]["message"]
@@ -99,18 +126,29 @@ def test_killed_and_started_again_it_goes_on_to_the_same_figures(
 @pytest.mark.slow
 def test_pretrained_models_on_real_sets_count_every_prompt(cli_here: Cli, real_data: Path) -> None:
     models = [real_data / "models" / name for name in ("stories260K", "babyllama-tok361")]
-    found = evaluated(
-        cli_here, "--model", models[0], "--model", models[1], "--suite", "math500,arc,boolq,hellaswag", "--data-dir", real_data,
-        "--limit", "6", "--max-new-tokens", "8",
-    )  # fmt: skip
-    for model in found["models"].values():
+    result = evaluated(
+        cli_here,
+        "--model",
+        models[0],
+        "--model",
+        models[1],
+        "--suite",
+        "math500,arc,boolq,hellaswag",
+        "--data-dir",
+        real_data,
+        "--limit",
+        "6",
+        "--max-new-tokens",
+        "8",
+    )
+    for model in result["models"].values():
         assert model["n"] == 24
         assert model["accuracy"] == 0
-        assert {task: figures["n"] for task, figures in model["tasks"].items()} == dict.fromkeys(found["tasks"], 6)
+        assert {task: figures["n"] for task, figures in model["tasks"].items()} == dict.fromkeys(result["tasks"], 6)
     # a context of 256 characters holds no passage: such a prompt is counted as wrong and said, never dropped
-    assert found["models"][str(models[1])]["tasks"]["boolq"]["too_long"] == 1.0
-    assert found["tasks"]["arc"]["evaluated"] == "ARC-Easy.validation.jsonl, ARC-Challenge.validation.jsonl"
-    assert set(found["models"][str(models[0])]["tasks"]["math500"]["facets"]) == {"level"}
+    assert result["models"][str(models[1])]["tasks"]["boolq"]["too_long"] == 1.0
+    assert result["tasks"]["arc"]["evaluated"] == "ARC-Easy.validation.jsonl, ARC-Challenge.validation.jsonl"
+    assert set(result["models"][str(models[0])]["tasks"]["math500"]["facets"]) == {"level"}
 
 
 def test_prompts_are_shown_exactly_as_a_model_sees_them(cli_here: Cli, tmp_path: Path) -> None:
@@ -186,9 +224,9 @@ def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
         "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
         "task: {name: arithmetic, reward: ['mine.py:short', 'mine.py:right']}\ntrainer: {reward_weights: [2.0, 1.0], max_completion_length: 24}\n"
     )
-    found = evaluated(cli_here, "--pool", "pool.yaml", "--limit", "12", "--out", "o")
-    assert "mine.py:short" in found["tasks"]["arithmetic"]["reward"]
-    for name, model in found["models"].items():
+    result = evaluated(cli_here, "--pool", "pool.yaml", "--limit", "12", "--out", "o")
+    assert "mine.py:short" in result["tasks"]["arithmetic"]["reward"]
+    for name, model in result["models"].items():
         rows = pq.read_table(tmp_path / "o" / "completions" / name).to_pylist()
         expected = [(len(r["y_text"]) < 12) + float(r["answer"] in r["y_text"]) for r in rows]
         assert [r["reward"] for r in rows] == expected

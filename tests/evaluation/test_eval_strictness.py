@@ -1,4 +1,4 @@
-"""What an evaluation must not confuse: requests, prompts, names, processes that were killed."""
+"""Strictness of evaluation: requests, prompts, names, processes that were killed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import Cli
-from mutualrl.evaluation.request import EvalRequest, Flags
+from conftest import HEAVY, PATIENCE, Cli, imported
+from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -38,8 +38,22 @@ def write(path: Path, *rows: object) -> Path:
 def test_completions_are_never_taken_for_another_prompt(
     changed: dict[str, str], cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
 ) -> None:
-    arguments = ("eval", "--model", "tiny:ada", "--suite", "dataset", "--data", "d.jsonl", "--max-new-tokens", "8",
-                 "--engine", "transformers", "--out", "o", "--json")  # fmt: skip
+    arguments = (
+        "eval",
+        "--model",
+        "tiny:ada",
+        "--suite",
+        "dataset",
+        "--data",
+        "d.jsonl",
+        "--max-new-tokens",
+        "8",
+        "--engine",
+        "transformers",
+        "--out",
+        "o",
+        "--json",
+    )
     write(tmp_path / "d.jsonl", {"prompt": "4+3:", "answer": "7", "prompt_id": "p1"})
     assert cli_here(*arguments).returncode == 0
     write(tmp_path / "d.jsonl", changed)
@@ -77,8 +91,9 @@ def test_scorers_of_a_killed_command_end_by_themselves(tmp_path: Path) -> None:
     starting = cpu_seconds_of_starting()
     process = subprocess.Popen(
         [sys.executable, "-m", "mutualrl", "eval", "--score", str(path), "--also", "math-verify", "--json"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     workers: list[psutil.Process] = []
     while process.poll() is None:  # until both are at a tower
         workers = psutil.Process(process.pid).children()
@@ -89,7 +104,7 @@ def test_scorers_of_a_killed_command_end_by_themselves(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert len(workers) == 2
-    _, alive = psutil.wait_procs(workers, timeout=8)
+    _, alive = psutil.wait_procs(workers, timeout=PATIENCE)
     for worker in alive:
         worker.kill()
     assert not alive
@@ -134,7 +149,7 @@ def test_wrong_flags_are_one_json_object_too(
 
 def test_a_task_is_evaluated_once_however_it_is_named(real_data: Path) -> None:
     request = EvalRequest.of(
-        Flags(models=("tiny:ada",), suite="mixture,math,arc", data_dir=real_data, limit=2, engine="transformers")
+        EvalFlags(models=("tiny:ada",), suite="mixture,math,arc", data_dir=real_data, limit=2, engine="transformers")
     )
     names = [task.name for task in request.tasks]
     assert sorted(names) == sorted(set(names))
@@ -147,7 +162,7 @@ def test_prompting_is_the_pools_and_the_policys_own(tmp_path: Path) -> None:
         "policies:\n  - {name: a, model: 'tiny:ada', trainer: {chat_template_kwargs: {think: false}}}\n"
         "  - {name: b, model: 'tiny:bob'}\ntrainer: {chat_template_kwargs: {think: true}}\n"
     )
-    request = EvalRequest.of(Flags(pool=str(pool), limit=1))
+    request = EvalRequest.of(EvalFlags(pool=str(pool), limit=1))
     assert [model.template for model in request.models] == [{"think": False}, {"think": True}]
 
 
@@ -166,16 +181,18 @@ def test_a_tokenizer_without_an_end_is_evaluated(cli_here: Cli, real_data: Path,
     assert json.loads(done.stdout)["models"][str(copy)]["n"] == 2
 
 
-def test_every_help_answers_at_once() -> None:
-    for command in (["eval"], ["tasks", "show"], ["complementarity"], ["channels"]):
-        times = []
-        for _ in range(3):
-            began = time.monotonic()
-            subprocess.run(
-                [sys.executable, "-m", "mutualrl", *command, "--help"], check=True, capture_output=True, env=os.environ
-            )
-            times.append(time.monotonic() - began)
-        assert min(times) < 1.2, command  # 0.6 s on an idle machine
+@pytest.mark.parametrize("command", [["eval"], ["tasks", "show"], ["complementarity"], ["channels"]])
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+    )
+    modules = imported(done.stderr)
+    assert not modules & (HEAVY | {"pyarrow", "numpy", "datasets", "matplotlib", "pandas"})
+    assert len(modules) < 700  # 530 today
 
 
 def test_facets_and_rows_stay_with_their_prompt(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
@@ -184,8 +201,20 @@ def test_facets_and_rows_stay_with_their_prompt(cli_here: Cli, tiny: dict[str, P
         for a in range(9)
     ]
     write(tmp_path / "m.jsonl", *rows)
-    done = cli_here("eval", "--model", "tiny:ada", "--suite", "math", "--data", "m.jsonl", "--max-new-tokens", "2",
-                    "--engine", "transformers", "--json")  # fmt: skip
+    done = cli_here(
+        "eval",
+        "--model",
+        "tiny:ada",
+        "--suite",
+        "math",
+        "--data",
+        "m.jsonl",
+        "--max-new-tokens",
+        "2",
+        "--engine",
+        "transformers",
+        "--json",
+    )
     math = json.loads(done.stdout)["models"]["tiny:ada"]["tasks"]["math"]
     assert {name: group["n"] for name, group in math["groups"].items()} == {"s0": 5, "s1": 4}
     assert {name: group["n"] for name, group in math["facets"]["level"].items()} == {"0": 3, "1": 3, "2": 3}

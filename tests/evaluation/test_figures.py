@@ -1,4 +1,4 @@
-"""The figures of an evaluation, against cases worked by hand."""
+"""Figures of an evaluation, against cases worked by hand."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutualrl.evaluation.answer import pieces
-from mutualrl.evaluation.figures import figures, ks
-from mutualrl.evaluation.store import folder_of
+from mutualrl.evaluation.accuracy import figures, k_values
+from mutualrl.evaluation.completion_store import folder_of
+from mutualrl.evaluation.generate_rows import chunks
 from mutualrl.records import Prompt
 from mutualrl.tasks.scoring import pass_at_k, standard_error
 
 
 def row(prompt: Prompt, reward: float, **more: Any) -> dict[str, Any]:
     return {
-        "prompt_id": prompt.id, "reward": reward, "ended": True, "no_box": False, "too_long": False, "tokens": 3, **more,
-    }  # fmt: skip
+        "prompt_id": prompt.id,
+        "reward": reward,
+        "ended": True,
+        "no_box": False,
+        "too_long": False,
+        "tokens": 3,
+        **more,
+    }
 
 
 PROMPTS = [
@@ -32,22 +38,32 @@ PROMPTS = [
 
 def test_figures_of_three_greedy_answers() -> None:
     rows = [row(PROMPTS[0], 1.0), row(PROMPTS[1], 0.0, no_box=True, ended=False), row(PROMPTS[2], 1.0)]
-    found = figures(PROMPTS, rows, 1)
-    assert (found["n"], found["accuracy"]) == (3, pytest.approx(2 / 3))
-    assert found["stderr"] == pytest.approx(math.sqrt((2 / 9) / 2))  # variance 1/3 over n - 1, over 3
-    assert found["by_group"] == {"Algebra": 0.5, "Geometry": 1.0}
-    assert found["facets"]["level"]["2"] == {"n": 2, "accuracy": 0.5, "stderr": 0.5}
-    assert (found["no_box"], found["truncated"], found["too_long"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 0)
-    assert "pass_at_k" not in found
+    result = figures(PROMPTS, rows, 1)
+    assert (result["n"], result["accuracy"]) == (3, pytest.approx(2 / 3))
+    assert result["stderr"] == pytest.approx(math.sqrt((2 / 9) / 2))  # variance 1/3 over n - 1, over 3
+    assert result["by_group"] == {"Algebra": 0.5, "Geometry": 1.0}
+    assert result["facets"]["level"]["2"] == {"n": 2, "accuracy": 0.5, "stderr": 0.5}
+    assert (result["no_box"], result["truncated"], result["too_long"]) == (
+        pytest.approx(1 / 3),
+        pytest.approx(1 / 3),
+        0,
+    )
+    assert "pass_at_k" not in result
 
 
 def test_figures_of_four_samples() -> None:
-    rows = [row(p, r) for p, rewards in zip(PROMPTS, ([1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]), strict=True) for r in map(float, rewards)]  # fmt: skip
-    found = figures(PROMPTS, rows, 4)
-    assert found["accuracy"] == pytest.approx((1 / 4 + 0 + 3 / 4) / 3)
-    assert found["pass_at_k"] == {
-        "1": pytest.approx(1 / 3), "2": pytest.approx((1 / 2 + 0 + 1) / 3), "4": pytest.approx(2 / 3)
-    }  # fmt: skip
+    rows = [
+        row(p, r)
+        for p, rewards in zip(PROMPTS, ([1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]), strict=True)
+        for r in map(float, rewards)
+    ]
+    result = figures(PROMPTS, rows, 4)
+    assert result["accuracy"] == pytest.approx((1 / 4 + 0 + 3 / 4) / 3)
+    assert result["pass_at_k"] == {
+        "1": pytest.approx(1 / 3),
+        "2": pytest.approx((1 / 2 + 0 + 1) / 3),
+        "4": pytest.approx(2 / 3),
+    }
 
 
 def test_completions_in_another_order_are_refused() -> None:
@@ -76,14 +92,14 @@ def test_the_standard_error_of_one_value_is_not_defined() -> None:
 
 
 def test_reported_ks() -> None:
-    assert [ks(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+    assert [k_values(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
 @given(st.lists(st.integers(1, 60), max_size=80), st.integers(1, 64), st.integers(1, 40), st.integers(1, 20))
 def test_pieces_hold_every_prompt_once_and_never_run_past_the_context(
     lengths: list[int], context: int, new: int, size: int
 ) -> None:
-    cut = pieces(lengths, context, new, size)
+    cut = chunks(lengths, context, new, size)
     assert sorted(place for piece in cut for place in piece.places) == list(range(len(lengths)))
     for piece in cut:
         assert 1 <= len(piece.places) <= size

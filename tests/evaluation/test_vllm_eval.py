@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import Cli
+from conftest import PATIENCE, Cli
 
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 def margin(model: Path, row: dict[str, Any], other: list[int]) -> float:
-    """Log-prob of the first best token less that of the second where two greedy answers part, under transformers."""
+    """Return log-prob of the first best token less that of the second where two greedy answers part, under
+    transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -30,14 +31,34 @@ def margin(model: Path, row: dict[str, Any], other: list[int]) -> float:
 
 @needs_vllm
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(3600)
 def test_both_engines_give_the_same_greedy_answers(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    rows = [{"prompt": f"{a}{op}{b}:", "answer": str(a + b if op == "+" else a * b)} for op in "+*" for a in range(2, 10) for b in range(2, 10)]  # fmt: skip
+    rows = [
+        {"prompt": f"{a}{op}{b}:", "answer": str(a + b if op == "+" else a * b)}
+        for op in "+*"
+        for a in range(2, 10)
+        for b in range(2, 10)
+    ]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answers: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for engine in ("vllm", "transformers"):
-        done = cli("eval", "--pool", "tiny", "--suite", "dataset", "--data", "d.jsonl", "--max-new-tokens", "64",
-                   "--engine", engine, "--out", engine, "--json", timeout=300)  # fmt: skip
+        done = cli(
+            "eval",
+            "--pool",
+            "tiny",
+            "--suite",
+            "dataset",
+            "--data",
+            "d.jsonl",
+            "--max-new-tokens",
+            "64",
+            "--engine",
+            engine,
+            "--out",
+            engine,
+            "--json",
+            timeout=PATIENCE,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         assert json.loads(done.stdout)["engine"] == engine
         answers[engine] = {
@@ -45,9 +66,9 @@ def test_both_engines_give_the_same_greedy_answers(cli: Cli, tiny: dict[str, Pat
         }
     differences = []
     for name, path in tiny.items():
-        found = {row["prompt_id"]: row for row in answers["vllm"][name]}
+        results = {row["prompt_id"]: row for row in answers["vllm"][name]}
         for row in answers["transformers"][name]:
-            other = found[row["prompt_id"]]["token_ids"]
+            other = results[row["prompt_id"]]["token_ids"]
             if other != row["token_ids"]:
                 differences.append((name, row["x_text"], margin(path, row, other)))
     print("differences, with the margin of the two best tokens:", differences)
@@ -57,7 +78,7 @@ def test_both_engines_give_the_same_greedy_answers(cli: Cli, tiny: dict[str, Pat
 
 @needs_vllm
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(3600)
 def test_the_engine_is_refused_by_name_for_heads_without_a_kernel_and_chosen_by_itself(
     cli: Cli, tiny: dict[str, Path], real_data: Path
 ) -> None:
@@ -76,21 +97,37 @@ def test_the_engine_is_refused_by_name_for_heads_without_a_kernel_and_chosen_by_
         "--max-new-tokens",
         "4",
         "--json",
-        timeout=200,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert [m["engine"] for m in found["models"].values()] == ["transformers", "vllm"]
+    result = json.loads(done.stdout)
+    assert [m["engine"] for m in result["models"].values()] == ["transformers", "vllm"]
 
 
 @needs_vllm
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(3600)
 def test_the_engine_draws_other_noise_for_every_prompt(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     rows = [{"prompt": "4*5*3:", "answer": "60", "prompt_id": f"p{i}"} for i in range(24)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = cli("eval", "--model", "tiny:ada", "--suite", "dataset", "--data", "d.jsonl", "--max-new-tokens", "24",
-               "--samples", "2", "--engine", "vllm", "--out", "one", timeout=300)  # fmt: skip
+    done = cli(
+        "eval",
+        "--model",
+        "tiny:ada",
+        "--suite",
+        "dataset",
+        "--data",
+        "d.jsonl",
+        "--max-new-tokens",
+        "24",
+        "--samples",
+        "2",
+        "--engine",
+        "vllm",
+        "--out",
+        "one",
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     texts = [row["y_text"] for row in pq.read_table(tmp_path / "one" / "completions").to_pylist()]
     assert len({*texts[::2]}) > 3

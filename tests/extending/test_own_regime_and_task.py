@@ -1,4 +1,4 @@
-"""A user's own regime and task through the real command line: trained, killed, resumed, reported, refused."""
+"""User's own regime and task through the real command line: trained, killed, resumed, reported, refused."""
 
 from __future__ import annotations
 
@@ -8,32 +8,50 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import Run, stop_at, stopped
 
-from conftest import REPOSITORY, Cli
+from conftest import PATIENCE, REPOSITORY, Cli
+from runs import Run, stop_at, stopped
 
 REGIME = f"{REPOSITORY / 'examples' / 'own_regime.py'}:SPEC"
 TASK = f"{REPOSITORY / 'examples' / 'own_task.py'}:TASK"
 OWN = (
-    "--regime", REGIME, "--task", TASK, "--steps", "4", "--set", "round.prompts=8", "--set", "round.optimizer_steps=2",
-    "--set", "run.save_every=1", "--set", "run.keep_checkpoints=9", "--set", "run.validate_every=0",
-    "--set", "run.validation_limit=4", "--set", "trainer.per_device_train_batch_size=16",
-)  # fmt: skip
+    "--regime",
+    REGIME,
+    "--task",
+    TASK,
+    "--steps",
+    "4",
+    "--set",
+    "round.prompts=8",
+    "--set",
+    "round.optimizer_steps=2",
+    "--set",
+    "run.save_every=1",
+    "--set",
+    "run.keep_checkpoints=9",
+    "--set",
+    "run.validate_every=0",
+    "--set",
+    "run.validation_limit=4",
+    "--set",
+    "trainer.per_device_train_batch_size=16",
+)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_own_regime_and_task_killed_and_resumed_are_the_unbroken_run(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "unbroken").mkdir()
     (tmp_path / "broken").mkdir()
     unbroken = Run(tmp_path / "unbroken", *OWN)
-    assert unbroken.process.wait(200) == 0, unbroken.errors.read_text()
+    assert unbroken.process.wait(PATIENCE) == 0, unbroken.errors.read_text()
 
     mark = tmp_path / "mark"
     broken = Run(tmp_path / "broken", *OWN, **stop_at("in-the-loss", mark, nth=3))
     stopped(mark, broken)
     broken.end()  # SIGKILL to the supervisor and every process of the run
-    done = cli("train", "--resume", "--run-dir", broken.path, timeout=300)
+    done = cli("train", "--resume", "--run-dir", broken.path, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 
     assert broken.weights() == unbroken.weights()
@@ -114,6 +132,7 @@ def test_a_recipe_names_code_beside_itself_and_keeps_its_settings(
     assert by_key.regime == {"name": f"{beside / 'own_regime.py'}:SPEC", "weight": 0.5}
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_run_whose_code_has_changed_is_not_resumed(tmp_path: Path, cli: Cli) -> None:
     own = tmp_path / "own.py"
@@ -155,9 +174,9 @@ def test_a_regime_file_that_is_none_is_named_before_anything_is_made(tmp_path: P
 
 HEAD = (
     "import random\n"
-    "from mutualrl.regimes import ExtraRow, Plan, RegimeSpec, Source\n"
+    "from mutualrl.regimes import ExtraRow, Plan, RegimeSpec, RowSource\n"
     "def row(view, ids=(1,), **more):\n"
-    "    return ExtraRow(view.prompt_ids[0], Source('bob', 0, 0), ids, 'nll', **more)\n"
+    "    return ExtraRow(view.prompt_ids[0], RowSource('bob', 0, 0), ids, 'nll', **more)\n"
 )
 UNSOUND = {
     "Plan(advantages=tuple(random.random() for _ in view.rollouts))": "the same round gives the same plan",
@@ -181,9 +200,9 @@ def test_check_says_what_is_wrong_with_a_regime(tmp_path: Path, cli_here: Cli, p
     path.write_text(f"{HEAD}plan = lambda view, settings: {plan}\nSPEC = RegimeSpec('own', '', plan)\n")
     done = cli_here("regimes", "check", f"{path}:SPEC", "--json")
     assert done.returncode == 3
-    found = json.loads(done.stdout)
-    assert not found["passed"]
-    assert any(UNSOUND[plan] in f"{c['check']}: {c['found']}" for c in found["checks"] if not c["passed"]), found
+    result = json.loads(done.stdout)
+    assert not result["passed"]
+    assert any(UNSOUND[plan] in f"{c['check']}: {c['found']}" for c in result["checks"] if not c["passed"]), result
 
 
 @pytest.mark.parametrize("name", ["grpo", "grpo-noise", "xgrpo", "prp", "sgt", REGIME])
@@ -236,12 +255,13 @@ def test_a_task_file_that_is_none_is_named(tmp_path: Path, cli: Cli, content: st
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.extended
 def test_the_narrative_example_trains_two_policies() -> None:
     script = REPOSITORY / "examples" / "minimal_sgt.py"
     assert len(script.read_text().splitlines()) <= 300
     assert len((REPOSITORY / "examples" / "own_regime.py").read_text().splitlines()) <= 60
     done = subprocess.run(
-        [sys.executable, str(script), "--steps", "2"], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, str(script), "--steps", "2"], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "ada: held-out accuracy" in done.stdout

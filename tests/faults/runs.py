@@ -1,4 +1,4 @@
-"""A training run in the background, and its processes."""
+"""Training run in the background, and its processes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from typing import Any
 
 import psutil
 
+from conftest import PATIENCE
+
 HOOKS = Path(__file__).parent / "hooks"
 
 
 def members(run: Path) -> list[psutil.Process]:
-    """All processes that carry the run directory in their arguments."""
-    found = []
+    """Return all processes that carry the run directory in their arguments."""
+    results = []
     for process in psutil.process_iter(["cmdline"]):
         if f"--run-dir={run}" in (process.info["cmdline"] or []):
-            found.append(process)
-    return found
+            results.append(process)
+    return results
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Poll until it holds."""
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.1)
@@ -50,20 +53,21 @@ class Run:
     def begin(self, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mutualrl", "train", "--run-dir", str(self.path), *arguments],
-            stdout=subprocess.DEVNULL, stderr=self.errors.open("ab"),
+            stdout=subprocess.DEVNULL,
+            stderr=self.errors.open("ab"),
             env={**os.environ, "COLUMNS": "200", **environment},
-        )  # fmt: skip
+        )
 
     def until_training(self) -> None:
-        wait_until(lambda: min(steps_of(self.path, "ada"), steps_of(self.path, "bob")) >= 2, 120)
+        wait_until(lambda: min(steps_of(self.path, "ada"), steps_of(self.path, "bob")) >= 2)
 
     def worker(self, policy: str) -> psutil.Process:
-        (found,) = [
+        (results,) = [
             p
             for p in members(self.path)
             if f"--policy={policy}" in p.cmdline() and "mutualrl.training.worker" in p.cmdline()
         ]
-        return found
+        return results
 
     def end(self) -> None:
         self.process.kill()
@@ -72,7 +76,7 @@ class Run:
             process.kill()
 
     def weights(self) -> dict[str, str]:
-        """sha256 of every policy's trained weights."""
+        """Return sha256 of every policy's trained weights."""
         return {
             path.parent.parent.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted((self.path / "policies").glob("*/model/model.safetensors"))
@@ -84,43 +88,59 @@ class Run:
 
 
 def hooked() -> str:
-    """PYTHONPATH with the hooks in front."""
+    """Return PYTHONPATH with the hooks in front."""
     return os.pathsep.join(filter(None, (str(HOOKS), os.environ.get("PYTHONPATH"))))
 
 
 def stop_at(point: str, mark: Path, policy: str = "bob", nth: int = 0) -> dict[str, str]:
-    """The environment under which a policy's process stops at a point, and writes its process id into `mark`."""
+    """Return the environment under which a policy's process stops at a point, and writes its process id into `mark`."""
     return {"PYTHONPATH": hooked(), "FAULT_POINT": f"{point}:{policy}:{nth}", "FAULT_MARK": str(mark)}
 
 
 def stopped(mark: Path, run: Run) -> psutil.Process:
-    """The process that came to its point."""
-    wait_until(lambda: (mark.exists() and bool(mark.read_text())) or run.process.poll() is not None, 120)
+    """Return the process that came to its point."""
+    wait_until(lambda: (mark.exists() and bool(mark.read_text())) or run.process.poll() is not None)
     assert mark.exists(), f"the run ended before the point was reached: {run.errors.read_text()[-2000:]}"
     return psutil.Process(int(mark.read_text()))
 
 
 def verified(run: Path) -> dict[str, Any]:
-    """`exchange verify`, which must find everything whole."""
+    """Return `exchange verify`, which must find everything intact."""
     answer = subprocess.run(
         [sys.executable, "-m", "mutualrl", "exchange", "verify", str(run), "--json"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert answer.returncode == 0, answer.stdout
-    found: dict[str, Any] = json.loads(answer.stdout)
-    return found
+    result: dict[str, Any] = json.loads(answer.stdout)
+    return result
 
 
 #: rounds of two optimizer steps, so that the checkpoint of step 3 falls inside a generation batch
 SHORT = (
-    "--steps", "6", "--set", "round.optimizer_steps=2", "--set", "round.prompts=16", "--set", "run.save_every=3",
-    "--set", "trainer.per_device_train_batch_size=32",
-    "--set", "run.validate_every=0", "--set", "run.validation_limit=4", "--set", "run.keep_checkpoints=1",
-)  # fmt: skip
+    "--steps",
+    "6",
+    "--set",
+    "round.optimizer_steps=2",
+    "--set",
+    "round.prompts=16",
+    "--set",
+    "run.save_every=3",
+    "--set",
+    "trainer.per_device_train_batch_size=32",
+    "--set",
+    "run.validate_every=0",
+    "--set",
+    "run.validation_limit=4",
+    "--set",
+    "run.keep_checkpoints=1",
+)
 
 
 def rolled_back(run: Path, to: Path, steps: dict[str, int]) -> Path:
-    """A copy of a finished run as it was when each policy's newest checkpoint was that of the given step (0: none)."""
+    """Return a copy of a finished run as it was when each policy's newest checkpoint was that of the given step (0:
+    none)."""
     shutil.copytree(run, to)
     (to / "summary.json").unlink()
     for policy, step in steps.items():

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import SHORT, Run, hooked, members, verified
 
+from conftest import PATIENCE
 from mutualrl.storage.checkpoints import Checkpoints
+from runs import SHORT, Run, hooked, members, verified
 
 pytestmark = pytest.mark.faults
 
@@ -31,15 +32,15 @@ def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
     fault = {"PYTHONPATH": hooked(), "FAULT_DISK": f"bob:{part}:{nth}:{code}"}
     run = Run(tmp_path, *SHORT, **fault)
     try:
-        assert run.process.wait(120) == 4, run.errors.read_text()
-        said = run.errors.read_text()
-        assert words in said
-        assert "bytes" in said
-        assert "Starting it again" not in said  # another start would meet the same disk
+        assert run.process.wait(PATIENCE) == 4, run.errors.read_text()
+        message = run.errors.read_text()
+        assert words in message
+        assert "bytes" in message
+        assert "Starting it again" not in message  # another start would meet the same disk
         assert not members(run.path)
         verified(run.path)
         run.begin("--resume")
-        assert run.process.wait(120) == 0, run.errors.read_text()
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         assert run.weights() == unbroken.weights()
     finally:
         run.end()
@@ -47,7 +48,7 @@ def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 9 MB."""
+    """Yield a file system of 9 MB."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(place)]
@@ -60,18 +61,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_seen_before_a_checkpoint_is_begun(unbroken: Run, small_disk: Path) -> None:
     run = Run(small_disk, *SHORT, "--set", "run.save_every=1", "--set", "run.keep_checkpoints=9")
     try:
-        assert run.process.wait(120) == 4, run.errors.read_text()
-        said = run.errors.read_text()
-        assert "bytes" in said
-        assert "free" in said or "cannot be written" in said
-        kept = {p: Checkpoints(run.path / "policies" / p).steps() for p in ("ada", "bob")}
-        assert all(kept.values())
-        for policy, steps in kept.items():
+        assert run.process.wait(PATIENCE) == 4, run.errors.read_text()
+        message = run.errors.read_text()
+        assert "bytes" in message
+        assert "free" in message or "cannot be written" in message
+        selected = {p: Checkpoints(run.path / "policies" / p).steps() for p in ("ada", "bob")}
+        assert all(selected.values())
+        for policy, steps in selected.items():
             for step in steps:
                 Checkpoints(run.path / "policies" / policy).verify(step)
         subprocess.run(["mount", "-o", "remount,size=99m", str(small_disk)], check=True)
         run.begin("--resume")
-        assert run.process.wait(120) == 0, run.errors.read_text()
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         assert run.weights() == unbroken.weights()
     finally:
         run.end()
@@ -80,7 +81,7 @@ def test_a_full_disk_is_seen_before_a_checkpoint_is_begun(unbroken: Run, small_d
 def test_a_wall_clock_that_jumps_by_days_changes_nothing(unbroken: Run, tmp_path: Path) -> None:
     run = Run(tmp_path, *SHORT, "--set", "run.peer_timeout=10.0", PYTHONPATH=hooked(), FAULT_CLOCK="1")
     try:
-        assert run.process.wait(120) == 0, run.errors.read_text()
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         assert run.weights() == unbroken.weights()
     finally:
         run.end()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from conftest import PATIENCE
 from runs import SHORT, Run, members, stop_at, stopped, verified, wait_until
 
 POINTS = {
@@ -26,9 +28,19 @@ POINTS = {
     "in-validation": 1,
     "before-the-result": 0,
 }
-IN_CI = {("mid-shard", "worker"), ("between-shard-and-marker", "supervisor"), ("checkpoint-marked", "agent")}
-BY_SUPERVISOR = ("mid-shard", "between-shard-and-marker", "in-the-wait", "checkpoint-marked",
-                 "checkpoint-half-pruned", "before-the-result")  # fmt: skip
+MARKS = {
+    ("mid-shard", "worker"): pytest.mark.slow,
+    ("between-shard-and-marker", "supervisor"): pytest.mark.extended,
+    ("checkpoint-marked", "agent"): pytest.mark.extended,
+}
+BY_SUPERVISOR = (
+    "mid-shard",
+    "between-shard-and-marker",
+    "in-the-wait",
+    "checkpoint-marked",
+    "checkpoint-half-pruned",
+    "before-the-result",
+)
 CASES = [(point, "worker") for point in POINTS] + [(point, "supervisor") for point in BY_SUPERVISOR]
 CASES += [("checkpoint-marked", "agent"), ("in-the-wait", "agent")]
 
@@ -51,7 +63,7 @@ def as_if_nothing_had_happened(run: Run, unbroken: Run) -> None:
 
 @pytest.mark.parametrize(
     ("point", "victim"),
-    [pytest.param(*case, marks=pytest.mark.slow if case in IN_CI else pytest.mark.faults) for case in CASES],
+    [pytest.param(*case, marks=MARKS.get(case, pytest.mark.faults)) for case in CASES],
 )
 def test_a_kill_leaves_no_trace(unbroken: Run, tmp_path: Path, point: str, victim: str) -> None:
     mark = tmp_path / "mark"
@@ -61,11 +73,11 @@ def test_a_kill_leaves_no_trace(unbroken: Run, tmp_path: Path, point: str, victi
         if victim == "supervisor":
             run.process.kill()
             run.process.wait()
-            wait_until(lambda: not members(run.path), 5)
+            wait_until(lambda: not members(run.path))
             run.begin("--resume", **stop_at(point, mark))
         else:
             (process if victim == "worker" else process.parent()).kill()
-        assert run.process.wait(120) == 0, run.errors.read_text()
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         as_if_nothing_had_happened(run, unbroken)
     finally:
         run.end()

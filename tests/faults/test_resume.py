@@ -1,4 +1,4 @@
-"""A run that goes on from any of its checkpoints ends as if it had never stopped, bit for bit."""
+"""Run that resumes from any of its checkpoints ends as if it had never stopped, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,19 +7,35 @@ import shutil
 from pathlib import Path
 
 import pytest
+
+from conftest import PATIENCE, Cli, needs_zero
 from runs import Run, rolled_back, verified
 
-from conftest import Cli, needs_zero
-
 BASE = (
-    "--set", "run.save_every=1", "--set", "run.keep_checkpoints=9", "--set", "run.validate_every=0",
-    "--set", "run.validation_limit=4", "--set", "trainer.per_device_train_batch_size=16",
-)  # fmt: skip
-TWICE = ("--steps", "12", "--set", "round.prompts=8", "--set", "round.optimizer_steps=2", "--set",
-         "trainer.num_iterations=2")  # fmt: skip
+    "--set",
+    "run.save_every=1",
+    "--set",
+    "run.keep_checkpoints=9",
+    "--set",
+    "run.validate_every=0",
+    "--set",
+    "run.validation_limit=4",
+    "--set",
+    "trainer.per_device_train_batch_size=16",
+)
+TWICE = (
+    "--steps",
+    "12",
+    "--set",
+    "round.prompts=8",
+    "--set",
+    "round.optimizer_steps=2",
+    "--set",
+    "trainer.num_iterations=2",
+)
 DDP = ("--steps", "4", "--set", "round.prompts=16", "--set", "round.optimizer_steps=2", "--set", "launch.processes=2")
 
-#: what the run is, and the steps that its policies go on from
+#: what the run is, and the steps that its policies resume from
 CASES = {
     "within a generation batch, used twice, in the third epoch": ((*TWICE, "--data"), {"ada": 9, "bob": 6}),
     "two ranks, naive pooling within a batch": (
@@ -28,16 +44,29 @@ CASES = {
     ),
     "ZeRO-3": ((*DDP, "--set", "launch.strategy=zero3"), {"ada": 3, "bob": 2}),
     "adapters with dropout under xgrpo, one policy from its start": (
-        ("--steps", "4", "--set", "round.prompts=8", "--set", "round.optimizer_steps=2", "--set", "lora.r=4",
-         "--set", "lora.dropout=0.1", "--set", "regime={name: xgrpo}"),
+        (
+            "--steps",
+            "4",
+            "--set",
+            "round.prompts=8",
+            "--set",
+            "round.optimizer_steps=2",
+            "--set",
+            "lora.r=4",
+            "--set",
+            "lora.dropout=0.1",
+            "--set",
+            "regime={name: xgrpo}",
+        ),
         {"ada": 0, "bob": 3},
     ),
-}  # fmt: skip
-IN_CI = ("within a generation batch, used twice, in the third epoch",)
+}
+
+EXTENDED = ("within a generation batch, used twice, in the third epoch",)
 
 
 def own_data(directory: Path) -> str:
-    """8 prompts: one round, used for four steps, is an epoch."""
+    """Return 8 prompts: one round, used for four steps, is an epoch."""
     rows = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in (2, 3) for b in (2, 3, 4, 5)]
     path = directory / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -50,14 +79,14 @@ def own_data(directory: Path) -> str:
         pytest.param(
             name,
             marks=[
-                pytest.mark.slow if name in IN_CI else pytest.mark.long,
+                pytest.mark.extended if name in EXTENDED else pytest.mark.long,
                 *([needs_zero] if "ZeRO" in name else []),
             ],
         )
         for name in CASES
     ],
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_a_resumed_run_is_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path, cli: Cli, case: str) -> None:
     arguments, steps = CASES[case]
     if "--data" in arguments:
@@ -70,9 +99,9 @@ def test_a_resumed_run_is_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path
             f"task.validation_data={own_data(tmp_path)}",
         )
     run = Run(tmp_path, *BASE, *arguments)
-    assert run.process.wait(400) == 0, run.errors.read_text()
+    assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
     copy = rolled_back(run.path, tmp_path / "copy", steps)
-    done = cli("train", "--resume", "--run-dir", copy, "--json", timeout=400)
+    done = cli("train", "--resume", "--run-dir", copy, "--json", timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert {name: p["resumed_from"] for name, p in summary["policies"].items()} == {
@@ -91,7 +120,7 @@ def test_a_resumed_run_is_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path
 @pytest.fixture(scope="module")
 def finished(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(tmp_path_factory.mktemp("finished"), *BASE, "--steps", "2", "--set", "round.prompts=8")
-    assert run.process.wait(120) == 0, run.errors.read_text()
+    assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
     return run
 
 
@@ -106,6 +135,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_what_changed_is_refused_by_name_or_said(finished: Run, tmp_path: Path, cli: Cli) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 1, "bob": 1})
@@ -160,7 +190,7 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tm
     log = next((copy / "policies" / "ada" / "logs").glob("attempt-1*")).read_text()
     assert "checkpoint passed over" in log
     assert str(weights) in log
-    assert "going on from the checkpoint of step 1" in log
+    assert "resuming from checkpoint step- 1" in log
     assert verified(copy)["whole"]  # the damaged one was made again
     before, after = Run.__new__(Run), Run.__new__(Run)
     before.path, after.path = finished.path, copy
@@ -185,17 +215,18 @@ def test_damaged_files_of_a_run_are_named_and_passing_ones_are_not_needed(
     for path in ((copy / "exchange" / "ada" / "heartbeat.json"), (copy / "supervisor" / "node-1.json")):
         path.write_bytes(b"")  # not waited for by their writers: a power cut leaves them empty
     weights = [copy / "policies" / "ada" / "checkpoints" / f"step-{step:06d}" / "model.safetensors" for step in (1,)]
-    kept = weights[0].read_bytes()
-    weights[0].write_bytes(kept[:-1])
+    selected = weights[0].read_bytes()
+    weights[0].write_bytes(selected[:-1])
     for _ in range(2):
         done = cli("train", "--resume", "--run-dir", copy)
         assert done.returncode == 6, done.stderr
-        assert "policy 'ada' has no whole checkpoint left" in done.stderr
-    weights[0].write_bytes(kept)
+        assert "policy 'ada' has no intact checkpoint" in done.stderr
+    weights[0].write_bytes(selected)
     done = cli("train", "--resume", "--run-dir", copy)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_verify_misses_rounds_that_a_checkpoint_says_were_published(finished: Run, tmp_path: Path, cli: Cli) -> None:
     for number, gone in enumerate(("000001.json", "")):

@@ -1,4 +1,4 @@
-"""The rules of the house: imports point down, nothing unsafe, nothing unfinished."""
+"""Rules of the house: imports point down, nothing unsafe, nothing unfinished."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_evaluation_and_diagnostics_never_import_training() -> None:
 
 
 def module_imports() -> dict[str, set[str]]:
-    """The modules that each module imports, inside functions too; what only a type checker sees is left out."""
+    """Return the modules that each module imports, inside functions too; what only a type checker sees is left out."""
     paths = {}
     for path in SOURCE.rglob("*.py"):
         name = ".".join(("mutualrl", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
@@ -110,7 +110,7 @@ LOSS_TYPES = {"recipes/trainer_keys.py", "recipes/resolve.py", "regimes/losses.p
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
-    """String constants of a module, docstrings left out."""
+    """Yield string constants of a module, docstrings left out."""
     tree = ast.parse(path.read_text())
     prose = set()
     for node in ast.walk(tree):
@@ -163,14 +163,14 @@ FORBIDDEN = {
 
 
 def test_nothing_unsafe_and_nothing_unfinished_in_the_source() -> None:
-    found = [
+    results = [
         f"{path.relative_to(SOURCE)}:{number}: {what}"
         for path in SOURCE.rglob("*.py")
         for number, line in enumerate(path.read_text().splitlines(), 1)
         for pattern, what in FORBIDDEN.items()
         if re.search(pattern, line) and ".eval()" not in line
     ]
-    assert not found
+    assert not results
 
 
 def test_recipes_are_in_the_source_tree_and_the_wheel_s_configuration() -> None:

@@ -1,4 +1,4 @@
-"""The study's arithmetic by hand, and what its committed results say of themselves."""
+"""Study's arithmetic by hand, and what its committed results say of themselves."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def study() -> ModuleType:
 
 
 def test_intervals_and_verdicts_by_hand(study: ModuleType) -> None:
-    found = study.interval([0.1, 0.2, 0.3])
-    assert found.mean == pytest.approx(0.2)
-    assert found.high - found.mean == pytest.approx(4.303 * 0.1 / math.sqrt(3))
-    assert found.above is None
+    result = study.interval([0.1, 0.2, 0.3])
+    assert result.mean == pytest.approx(0.2)
+    assert result.high - result.mean == pytest.approx(4.303 * 0.1 / math.sqrt(3))
+    assert result.above is None
     assert study.interval([0.2, 0.21, 0.2, 0.2]).above is True
     assert study.interval([-0.2, -0.21, -0.2]).above is False
     assert math.isinf(study.interval([0.5]).high)
@@ -51,15 +51,21 @@ def test_intervals_and_verdicts_by_hand(study: ModuleType) -> None:
 
 
 def piece(pool: str, arm: str, seed: int, after: float, entropy: float = 0.5) -> dict[str, Any]:
-    about = {
-        "before": {"all": 0.3, "+": 0.3}, "after": {"all": after, "+": after}, "curve": [[0, 0.3], [10, after]],
-        "entropy": entropy, "kl": 0.1, "gate": [0.4, 0.1 + 0.01 * seed], "extra_tokens": 0.0, "seconds": 1.0,
-    }  # fmt: skip
+    details = {
+        "before": {"all": 0.3, "+": 0.3},
+        "after": {"all": after, "+": after},
+        "curve": [[0, 0.3], [10, after]],
+        "entropy": entropy,
+        "kl": 0.1,
+        "gate": [0.4, 0.1 + 0.01 * seed],
+        "extra_tokens": 0.0,
+        "seconds": 1.0,
+    }
     return {
         "pool": pool,
         "arm": arm,
         "seed": seed,
-        "policies": {"ada": about, "bob": {**about, "before": {"all": 0.2, "+": 0.2}}},
+        "policies": {"ada": details, "bob": {**details, "before": {"all": 0.2, "+": 0.2}}},
     }
 
 
@@ -70,8 +76,8 @@ def test_claims_follow_from_differences_paired_by_seed(study: ModuleType) -> Non
     pieces += [piece("tiny", "prp naive", s, 0.2 + 0.1 * s + 0.002 * s) for s in range(3)]
     pieces += [piece("tiny", "xgrpo", s, 0.4 + 0.1 * s + 0.001 * s) for s in range(3)]
     pieces += [piece("tiny", "grpo-noise", s, 0.5 + 0.1 * s - 0.001 * s) for s in range(3)]
-    found = study.Study(pieces)
-    verdicts = {claim.text: study.verdict(claim.answers) for claim in study.claims(found)}
+    result = study.Study(pieces)
+    verdicts = {claim.text: study.verdict(claim.answers) for claim in study.claims(result)}
     assert verdicts["SGT above GRPO, for every policy (final accuracy)"] == "held"  # though seeds spread far wider
     assert verdicts["SGT keeps entropy (not more than a quarter below GRPO's)"] == "held"
     assert verdicts["SGT keeps KL low (not more than a quarter above GRPO's)"] == "held"
@@ -84,26 +90,26 @@ def test_claims_follow_from_differences_paired_by_seed(study: ModuleType) -> Non
     assert verdicts["XGRPO above noise"] == "not held"
     assert verdicts["the gate shuts as the learner improves (last tenth of the run minus the first)"] == "held"
     assert "gains of SGT grow with heterogeneity (tiny minus tiny-near)" not in verdicts
-    assert (found.weaker("tiny"), found.stronger("tiny")) == ("bob", "ada")
-    assert study.reached(found, "tiny", "sgt", [0, 1, 2]) == "10, 10, 10"
-    assert study.reached(found, "tiny", "prp", [0]) == "-"
+    assert (result.weaker("tiny"), result.stronger("tiny")) == ("bob", "ada")
+    assert study.reached(result, "tiny", "sgt", [0, 1, 2]) == "10, 10, 10"
+    assert study.reached(result, "tiny", "prp", [0]) == "-"
 
 
 def test_a_run_is_measured_by_hand(study: ModuleType, tmp_path: Path) -> None:
-    made = study.Piece("tiny", "sgt", 1)
-    run = made_run(made.directory(tmp_path), "sgt", seed=1, steps=25)
+    created = study.Piece("tiny", "sgt", 1)
+    run = made_run(created.directory(tmp_path), "sgt", seed=1, steps=25)
     for name in ("ada", "bob"):
         path = run / "policies" / name / "metrics.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for row in rows:
             row |= {"completions/mean_length": 10.0, "sgt/extra_tokens": 16.0, "sgt/gate_rate": row["step"] / 100}
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert made.done(tmp_path, 25)
+    assert created.done(tmp_path, 25)
     with pytest.raises(SystemExit, match="was made with --steps 25, not 160"):
-        made.done(tmp_path, 160)
-    found = study.measured(made, tmp_path)
-    ada = found["policies"]["ada"]
-    assert (found["steps"], found["seed"]) == (25, 1)
+        created.done(tmp_path, 160)
+    result = study.measured(created, tmp_path)
+    ada = result["policies"]["ada"]
+    assert (result["steps"], result["seed"]) == (25, 1)
     assert ada["before"] == {"all": 0.3, "+": pytest.approx(0.4), "*": pytest.approx(0.2)}
     assert ada["after"]["all"] == pytest.approx(0.51)
     assert ada["extra_tokens"] == pytest.approx(16 / (10 * 8 * 4))  # of a round of 8 prompts and 4 rollouts
@@ -126,11 +132,11 @@ def test_the_commands_of_the_arms_differ_in_the_regime_alone(study: ModuleType, 
 
 @pytest.mark.skipif(not (RESULTS / "study.json").exists(), reason="the study has no results yet")
 def test_the_committed_study_is_what_its_pieces_give(study: ModuleType) -> None:
-    found = json.loads((RESULTS / "study.json").read_text())
-    made = study.Study(found["pieces"])
-    assert study.tables(made) == (RESULTS / "study.md").read_text().strip()
-    assert [claim["verdict"] for claim in found["claims"]] == [study.verdict(c.answers) for c in study.claims(made)]
+    result = json.loads((RESULTS / "study.json").read_text())
+    created = study.Study(result["pieces"])
+    assert study.tables(created) == (RESULTS / "study.md").read_text().strip()
+    assert [claim["verdict"] for claim in result["claims"]] == [study.verdict(c.answers) for c in study.claims(created)]
     for pool in study.POOLS:
         for arm in (*study.ARMS, *study.DISTILLED):
-            assert len(made.seeds(pool, arm)) >= 3, (pool, arm)
+            assert len(created.seeds(pool, arm)) >= 3, (pool, arm)
     assert (RESULTS / "study_gains.png").exists()

@@ -16,8 +16,19 @@ from mutualrl.storage.rundir import RunDirectory, check_free, create, default_pa
 
 
 def test_exit_codes_follow_the_kind() -> None:
-    kinds = {"usage": 2, "recipe": 2, "data": 2, "run-directory": 2, "environment": 4, "model": 4, "peer-lost": 5,
-             "wait-timeout": 5, "exchange-damaged": 6, "interrupted": 130, "failed": 1}  # fmt: skip
+    kinds = {
+        "usage": 2,
+        "recipe": 2,
+        "data": 2,
+        "run-directory": 2,
+        "environment": 4,
+        "model": 4,
+        "peer-lost": 5,
+        "wait-timeout": 5,
+        "exchange-damaged": 6,
+        "interrupted": 130,
+        "failed": 1,
+    }
     assert {kind: exit_code_of(kind) for kind in kinds} == kinds
     assert exit_code_of("unheard of") is None
 
@@ -36,11 +47,11 @@ def test_a_run_directory_is_claimed_once(tmp_path: Path) -> None:
 def test_who_looks_at_a_lock_does_not_keep_another_from_it(tmp_path: Path) -> None:
     lock, stop = tmp_path / ".node-0.lock", threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         while not stop.is_set():
             holder_of(lock)
 
-    lookers = [threading.Thread(target=look) for _ in range(2)]
+    lookers = [threading.Thread(target=poll) for _ in range(2)]
     for looker in lookers:
         looker.start()
     try:

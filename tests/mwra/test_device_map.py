@@ -6,8 +6,8 @@ import pytest
 
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.machine.devices import Machine
-from mutualrl.mwra.device_map import Pin, read_device_map
-from mutualrl.mwra.memory import estimate, estimate_seat, in_words, parameter_count
+from mutualrl.mwra.device_map import DevicePin, read_device_map
+from mutualrl.mwra.memory import estimate, estimate_allocation, in_words, parameter_count
 from mutualrl.mwra.placement import best_split, place
 from mutualrl.recipes import Recipe, Request, resolve
 
@@ -33,14 +33,14 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_a_map_pins_policies_to_gpus(tmp_path: Path) -> None:
     pins = read_device_map(written(tmp_path, "policies:\n  ada: {gpus: [3]}\n  bob: {gpus: [0, 1]}\n"))
     placement = place(recipe(), FOUR, pins=pins)
-    assert [(s.gpus, s.processes, s.threads) for s in placement.seats] == [(("3",), 1, 2), (("0", "1"), 2, 2)]
+    assert [(s.gpus, s.processes, s.threads) for s in placement.allocations] == [(("3",), 1, 2), (("0", "1"), 2, 2)]
     assert placement.notes == ("GPU 2 stay idle: the device map does not name them",)
 
 
 def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
     text = "policies:\n  ada: {gpus: [0], memory: 0.25}\n  bob: {gpus: [0, 1], memory: 0.75}\n"
-    ada, bob = place(recipe(), FOUR, pins=read_device_map(written(tmp_path, text))).seats
-    assert (ada.memory, ada.tenants, bob.memory, bob.tenants) == (0.25, 2, 0.75, 2)
+    ada, bob = place(recipe(), FOUR, pins=read_device_map(written(tmp_path, text))).allocations
+    assert (ada.memory, ada.policies_per_gpu, bob.memory, bob.policies_per_gpu) == (0.25, 2, 0.75, 2)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,19 @@ def test_a_wrong_map_is_refused_with_what_was_expected(tmp_path: Path, text: str
 
 def test_on_cpu_a_map_gives_processes_and_nodes(tmp_path: Path) -> None:
     pins = read_device_map(written(tmp_path, "policies:\n  ada: {processes: 2}\n  bob: {nodes: [0, 1]}\n"))
-    assert pins == {"ada": Pin(processes=2), "bob": Pin(nodes=(0, 1))}
-    ada, bob = place(recipe(), Machine((), 8), 2, pins).seats
-    assert (ada.processes, ada.nodes, bob.processes, bob.nodes, bob.processes_a_node) == (2, (0,), 2, (0, 1), 1)
+    assert pins == {"ada": DevicePin(processes=2), "bob": DevicePin(nodes=(0, 1))}
+    ada, bob = place(recipe(), Machine((), 8), 2, pins).allocations
+    assert (ada.processes, ada.nodes, bob.processes, bob.nodes, bob.processes_per_node) == (2, (0,), 2, (0, 1), 1)
 
 
 def test_weights_split_unevenly_as_near_as_the_batch_allows() -> None:
     assert best_split(8, [1, 1], lambda i, n: True, weights=[1, 3]) == (2, 6)
     assert best_split(8, [1, 1], lambda i, n: n in (1, 2, 4), weights=[1, 3]) == (4, 4)  # no device idle comes first
     placement = place(recipe("launch.weights={bob: 3}"), FOUR)
-    assert [len(s.gpus) for s in placement.seats] == [1, 3] or [s.processes for s in placement.seats] == [2, 2]
+    assert [len(s.gpus) for s in placement.allocations] == [1, 3] or [s.processes for s in placement.allocations] == [
+        2,
+        2,
+    ]
     with pytest.raises(RecipeError, match=r"launch\.weights names 'eve'"):
         recipe("launch.weights={eve: 1}")
 
@@ -98,10 +101,10 @@ def test_more_policies_than_gpus_are_refused_with_the_arithmetic_and_allowed_on_
 
 def test_whole_policies_are_dealt_to_nodes_and_few_policies_span_them() -> None:
     apart = place(recipe(), FOUR, nodes=2)
-    assert [(s.nodes, s.gpus, s.processes) for s in apart.seats] == [((0,), FOUR.gpus, 4), ((1,), FOUR.gpus, 4)]
+    assert [(s.nodes, s.gpus, s.processes) for s in apart.allocations] == [((0,), FOUR.gpus, 4), ((1,), FOUR.gpus, 4)]
     assert [s.policy for s in apart.on(1)] == ["bob"]
     spanning = place(recipe(), FOUR, nodes=4)
-    assert [(s.nodes, s.processes, s.processes_a_node) for s in spanning.seats] == [((0, 1, 2, 3), 8, 2)] * 2
+    assert [(s.nodes, s.processes, s.processes_per_node) for s in spanning.allocations] == [((0, 1, 2, 3), 8, 2)] * 2
 
 
 def test_the_estimate_by_hand() -> None:
@@ -120,13 +123,13 @@ def test_parameters_are_counted_from_the_configuration_and_unknown_where_it_is_o
 ) -> None:
     from safetensors import safe_open
 
-    found = recipe()
+    result = recipe()
     with safe_open(tiny["ada"] / "model.safetensors", "pt") as file:
         stored = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
-    assert parameter_count(found.policy("ada")) == stored
-    seat = place(found, FOUR).seats[0]
-    got = estimate_seat(found, seat)
+    assert parameter_count(result.policy("ada")) == stored
+    allocation = place(result, FOUR).allocations[0]
+    got = estimate_allocation(result, allocation)
     assert got is not None
     assert got.weights == 2 * stored / 2
     away = resolve(Request(pool="2qwen", regime="sgt"))
-    assert estimate_seat(away, place(away, Machine(tuple(map(str, range(8))), 8)).seats[0]) is None
+    assert estimate_allocation(away, place(away, Machine(tuple(map(str, range(8))), 8)).allocations[0]) is None

@@ -16,22 +16,27 @@ def gpus(n: int) -> Machine:
 
 def test_two_policies_split_eight_gpus_evenly() -> None:
     placement = place(resolve(Request(pool="2qwen", regime="sgt")), gpus(8))
-    assert [s.gpus for s in placement.seats] == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
+    assert [s.gpus for s in placement.allocations] == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
     # 1024 prompts x 5 rollouts = 5120 completions = 4 steps x 4 GPUs x 10 completions x 32 micro-batches
-    assert [(s.strategy, s.batch.micro_batches, s.batch.optimizer_steps) for s in placement.seats] == [
+    assert [(s.strategy, s.batch.micro_batches, s.batch.optimizer_steps) for s in placement.allocations] == [
         ("zero3", 32, 4)
     ] * 2
 
 
 def test_three_policies_on_eight_gpus_are_2_2_4_with_the_largest_on_four() -> None:
     placement = place(resolve(Request(pool="3qwen", regime="sgt")), gpus(8))
-    assert [len(s.gpus) for s in placement.seats] == [2, 2, 4]
-    assert placement.seats[2].policy == "qwen3-4b-base"
-    assert len({g for s in placement.seats for g in s.gpus}) == 8
+    assert [len(s.gpus) for s in placement.allocations] == [2, 2, 4]
+    assert placement.allocations[2].policy == "qwen3-4b-base"
+    assert len({g for s in placement.allocations for g in s.gpus}) == 8
 
 
 def test_four_policies_take_two_each() -> None:
-    assert [len(s.gpus) for s in place(resolve(Request(pool="4qwen", regime="sgt")), gpus(8)).seats] == [2, 2, 2, 2]
+    assert [len(s.gpus) for s in place(resolve(Request(pool="4qwen", regime="sgt")), gpus(8)).allocations] == [
+        2,
+        2,
+        2,
+        2,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,10 +59,10 @@ def test_best_split(devices: int, sizes: list[float], expected: tuple[int, ...] 
 def test_cores_are_split_and_sharing_them_is_said() -> None:
     recipe = resolve(Request(pool="tiny", regime="sgt"))
     wide = place(recipe, Machine((), 8))
-    assert [(s.processes, s.threads, s.strategy) for s in wide.seats] == [(1, 4, "ddp")] * 2
+    assert [(s.processes, s.threads, s.strategy) for s in wide.allocations] == [(1, 4, "ddp")] * 2
     assert not wide.notes
     narrow = place(recipe, Machine((), 1))
-    assert [s.threads for s in narrow.seats] == [1, 1]
+    assert [s.threads for s in narrow.allocations] == [1, 1]
     assert "2 processes share 1 CPU cores" in narrow.notes[0]
 
 
@@ -78,21 +83,21 @@ def test_settings_that_decide_the_rounds_must_be_equal(setting: str) -> None:
 def test_a_pool_without_hardware_uses_what_the_machine_has(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("policies: [{name: a, model: x/y}, {name: b, model: x/z}]")
 
-    def seats(machine: Machine, *assignments: str) -> list[tuple[str, ...]]:
+    def allocations(machine: Machine, *assignments: str) -> list[tuple[str, ...]]:
         recipe = resolve(Request(pool=str(tmp_path / "p.yaml"), assignments=assignments))
-        return [seat.gpus for seat in place(recipe, machine).seats]
+        return [allocation.gpus for allocation in place(recipe, machine).allocations]
 
-    assert seats(gpus(8)) == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
-    assert seats(gpus(8), "hardware.gpus=2") == [("0",), ("1",)]
-    assert seats(gpus(8), "hardware.gpus=0") == [(), ()]
-    assert seats(Machine((), 4)) == [(), ()]
+    assert allocations(gpus(8)) == [("0", "1", "2", "3"), ("4", "5", "6", "7")]
+    assert allocations(gpus(8), "hardware.gpus=2") == [("0",), ("1",)]
+    assert allocations(gpus(8), "hardware.gpus=0") == [(), ()]
+    assert allocations(Machine((), 4)) == [(), ()]
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"), [(None, ("0", "1")), ("1", ("1",)), ("", ()), ("-1", ()), ("0,-1,1", ("0",))]
+    ("visible", "result"), [(None, ("0", "1")), ("1", ("1",)), ("", ()), ("-1", ()), ("0,-1,1", ("0",))]
 )
 def test_visible_gpus(
-    visible: str | None, found: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visible: str | None, result: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 0\necho 1\n")
@@ -102,11 +107,19 @@ def test_visible_gpus(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert this_machine().gpus == found
+    assert this_machine().gpus == result
 
 
 def test_policies_that_would_not_see_the_same_rounds_are_refused() -> None:
-    recipe = resolve(Request(pool="tiny", assignments=("round.prompts=null", "trainer.steps_per_generation=1",
-        "policies=[{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob', trainer: {steps_per_generation: 2}}]")))  # fmt: skip
+    recipe = resolve(
+        Request(
+            pool="tiny",
+            assignments=(
+                "round.prompts=null",
+                "trainer.steps_per_generation=1",
+                "policies=[{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob', trainer: {steps_per_generation: 2}}]",
+            ),
+        )
+    )
     with pytest.raises(RecipeError, match="would not see the same rounds"):
         place(recipe, Machine((), 2))

@@ -6,7 +6,7 @@ import pytest
 
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Recipe, Request, dump, load, resolve, shipped
-from mutualrl.recipes.batch import BatchPlan, plan_batch
+from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
 from mutualrl.recipes.trainer_table import TABLE
 from mutualrl.regimes.sgt import SGTSettings
 
@@ -175,7 +175,7 @@ def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
         ("policies: [a]", "policies.0"),
         ('policies: [{name: a, model: "tiny:ada"}, {name: a, model: "tiny:bob"}]', "two policies are named 'a'"),
         ("policies: {a: b", "line 1"),
-        ("a: 1\na: 2", "key 'a' stands twice"),
+        ("a: 1\na: 2", "duplicate key 'a'"),
         ("- 1", "expected keys and values"),
         ("", "expected keys and values"),
         ("!!bool foo", "a value cannot be read"),
@@ -206,11 +206,39 @@ def test_a_pool_of_one_cannot_share(tmp_path: Path) -> None:
     ("assignments", "processes", "expected"),
     [
         (("round.prompts=16", "trainer.num_generations=8"), 1, BatchPlan(16, 8, 128, 1, 1)),
-        (("round.prompts=16", "round.optimizer_steps=2", "trainer.num_generations=8", "trainer.per_device_train_batch_size=8"), 2, BatchPlan(16, 8, 8, 4, 2)),
-        (("round.prompts=null", "trainer.num_generations=8", "trainer.per_device_train_batch_size=8", "trainer.gradient_accumulation_steps=2", "trainer.steps_per_generation=4"), 2, BatchPlan(8, 8, 8, 2, 2)),
-        (("round.prompts=null", "trainer.num_generations=8", "trainer.per_device_train_batch_size=8", "trainer.generation_batch_size=64"), 2, BatchPlan(8, 8, 8, 1, 4)),
+        (
+            (
+                "round.prompts=16",
+                "round.optimizer_steps=2",
+                "trainer.num_generations=8",
+                "trainer.per_device_train_batch_size=8",
+            ),
+            2,
+            BatchPlan(16, 8, 8, 4, 2),
+        ),
+        (
+            (
+                "round.prompts=null",
+                "trainer.num_generations=8",
+                "trainer.per_device_train_batch_size=8",
+                "trainer.gradient_accumulation_steps=2",
+                "trainer.steps_per_generation=4",
+            ),
+            2,
+            BatchPlan(8, 8, 8, 2, 2),
+        ),
+        (
+            (
+                "round.prompts=null",
+                "trainer.num_generations=8",
+                "trainer.per_device_train_batch_size=8",
+                "trainer.generation_batch_size=64",
+            ),
+            2,
+            BatchPlan(8, 8, 8, 1, 4),
+        ),
     ],
-)  # fmt: skip
+)
 def test_batch_plan(assignments: tuple[str, ...], processes: int, expected: BatchPlan) -> None:
     assert plan_batch(sets("trainer.per_device_train_batch_size=128", *assignments), "ada", processes) == expected
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mutualrl.regimes.advantages import deviation, pool_advantages
+from mutualrl.regimes.advantages import pool_advantages, standard_deviation
 
 
 def group_advantages(rewards: list[list[float]], scale: str = "group") -> np.ndarray:  # type: ignore[type-arg]
-    every = deviation([reward for row in rewards for reward in row])
-    return np.stack([pool_advantages(row, row, scale=scale, batch_deviation=every) for row in rewards])
+    all_items = standard_deviation([reward for row in rewards for reward in row])
+    return np.stack([pool_advantages(row, row, scale=scale, batch_standard_deviation=all_items) for row in rewards])
 
 
 def test_advantages_against_numbers_worked_by_hand() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema, Rollout
-from mutualrl.regimes import PPO, Band, ExtraRow, Plan, SequenceLevel, Source, UpperBound, check_plan, plain_state
+from mutualrl.regimes import PPO, Band, ExtraRow, Plan, RowSource, SequenceLevel, UpperBound, check_plan, plain_state
 from mutualrl.regimes.losses import bounded_loss, nll_loss, row_nll, sequence_loss, upper_bound_loss
 from mutualrl.training.state import pack, unpack
 from regime_views import view
@@ -22,7 +22,7 @@ SEEN = view([("p", 1.0), ("p", 0.0)])
 
 
 def row(**changes: Any) -> ExtraRow:
-    plain: dict[str, Any] = {"prompt_id": "p", "source": Source("bob", 0, 0), "token_ids": (1, 2), "loss": "nll"}
+    plain: dict[str, Any] = {"prompt_id": "p", "source": RowSource("bob", 0, 0), "token_ids": (1, 2), "loss": "nll"}
     return ExtraRow(**{**plain, **changes})
 
 
@@ -30,13 +30,19 @@ def row(**changes: Any) -> ExtraRow:
     "given",
     [
         row(token_ids=tuple(np.array([3, 4])), weight=np.float32(0.1), source=("bob", np.int64(2), 5)),
-        row(loss="policy_gradient", mean="pool", advantage=np.float32(0.3), bound=PPO(np.float64(4.0)),
-            logprobs=np.array([-0.5, -1.5]), mask=[True, False]),
+        row(
+            loss="policy_gradient",
+            mean="pool",
+            advantage=np.float32(0.3),
+            bound=PPO(np.float64(4.0)),
+            logprobs=np.array([-0.5, -1.5]),
+            mask=[True, False],
+        ),
         row(loss="policy_gradient", mean="pool", bound=Band(), mask=np.arange(4)[::2] > 0),
         row(loss="policy_gradient", mean="pool", bound=UpperBound(2)),
         row(loss="policy_gradient", mean="pool", bound=SequenceLevel(0.1, 0.2)),
     ],
-)  # fmt: skip
+)
 def test_a_checked_row_survives_a_checkpoint_bit_for_bit(given: ExtraRow, tmp_path: Path) -> None:
     (checked,) = check_plan(Plan(rows=(given,)), SEEN, "own").rows
     torch.save(pack(checked), tmp_path / "row.pt")
@@ -49,11 +55,11 @@ def test_a_checked_row_survives_a_checkpoint_bit_for_bit(given: ExtraRow, tmp_pa
         assert (one is None) == (other is None)
         assert one is None or (one.dtype == other.dtype and np.array_equal(one, other))
     assert checked.advantage == float(given.advantage)
-    assert isinstance(back.source, Source)
+    assert isinstance(back.source, RowSource)
 
 
 class Odd(PPO):
-    """A bound that nobody can carry out."""
+    """Bound that nobody can carry out."""
 
 
 @pytest.mark.parametrize(
@@ -89,8 +95,8 @@ def test_schemas_of_a_pool_join_and_withhold() -> None:
     assert both.fields == {"text", "token_ids", "logprobs"}
     assert (both.text_above, both.traced) == (0.5, True)
     rollout = Rollout("p", 0, 0.4, True, 2, 1.0, "?", "no", (1, 2), (-1.0, -1.0))
-    (kept,) = both.select([rollout])
-    assert kept == replace(rollout, advantage=None, prompt=None, text=None)
+    (selected,) = both.select([rollout])
+    assert selected == replace(rollout, advantage=None, prompt=None, text=None)
     assert both.select([replace(rollout, reward=0.6)])[0].text == "no"
     assert both.select([replace(rollout, reward=math.nan)])[0].text is None
     assert not PublishSchema().publishes_text(9.0)

@@ -1,4 +1,4 @@
-"""What a regime decodes of a peer's shard: no column, and no text, that it has no use for."""
+"""Columns that a regime decodes of a peer's shard: no column, and no text, that it has no use for."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_only_what_is_used_is_decoded(tmp_path: Path, regime: str, allowed: set[
     monkeypatch.setattr(Shard, "texts", lambda self, rows: (texts.extend(rows), read(self, rows))[1])
     spec = get_regime(regime)
     assert spec.plan is not None
-    made = spec.plan(view(OWN, {"bob": shard}), spec.settings())  # type: ignore[dict-item]
+    created = spec.plan(view(OWN, {"bob": shard}), spec.settings())  # type: ignore[dict-item]
     assert set(shard._columns) <= allowed
     if regime == "sgt":
-        assert [row.prompt_id for row in made.rows] == ["p0"]
+        assert [row.prompt_id for row in created.rows] == ["p0"]
         assert len(texts) >= 1
         assert {shard.column("prompt_id")[row] for row in texts} == {"p0"}  # the gated prompt's alone

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.errors import DataError
-from mutualrl.regimes.losses import aggregate, band_loss, shares
+from mutualrl.regimes.losses import aggregate, band_loss, normalizer_factors
 from mutualrl.regimes.prp import PRPSettings, plan
 from regime_views import Peer, view
 
 OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
 BOB = [
-    ("p", 1.0, "ab", [97, 98], [-0.5, -1.0]), ("p", 0.0, "c", [99], [-0.1]),
-    ("q", 1.0, "de", [100, 101], [-2.0, -0.2]), ("q", 0.0, "f", [102], [-0.3]),
-]  # fmt: skip
+    ("p", 1.0, "ab", [97, 98], [-0.5, -1.0]),
+    ("p", 0.0, "c", [99], [-0.1]),
+    ("q", 1.0, "de", [100, 101], [-2.0, -0.2]),
+    ("q", 0.0, "f", [102], [-0.3]),
+]
 
 
 def test_own_and_peer_rows_are_graded_as_one_pool_by_hand() -> None:
@@ -28,8 +30,11 @@ def test_own_and_peer_rows_are_graded_as_one_pool_by_hand() -> None:
     assert got.advantages == pytest.approx([half, -half, low, low])
     assert [row.advantage for row in got.rows] == pytest.approx([half, -half, high, low])
     assert [(row.prompt_id, row.source.policy, row.source.rollout, row.token_ids) for row in got.rows] == [
-        ("p", "bob", 0, (97, 98)), ("p", "bob", 1, (99,)), ("q", "bob", 2, (100, 101)), ("q", "bob", 3, (102,)),
-    ]  # fmt: skip
+        ("p", "bob", 0, (97, 98)),
+        ("p", "bob", 1, (99,)),
+        ("q", "bob", 2, (100, 101)),
+        ("q", "bob", 3, (102,)),
+    ]
     assert got.rows[0].logprobs is not None
     assert got.rows[0].logprobs.tolist() == [-0.5, -1.0]
     assert got.metrics["prp/extra_tokens"] == 6
@@ -90,8 +95,11 @@ def test_the_order_of_peers_changes_nothing() -> None:
     assert plans[0].advantages == plans[1].advantages
     for one, other in zip(plans[0].rows, plans[1].rows, strict=True):
         assert (one.prompt_id, one.source, one.advantage, one.token_ids) == (
-            other.prompt_id, other.source, other.advantage, other.token_ids,
-        )  # fmt: skip
+            other.prompt_id,
+            other.source,
+            other.advantage,
+            other.token_ids,
+        )
 
 
 def test_band_loss_and_gradient_on_three_tokens_by_hand() -> None:
@@ -133,10 +141,15 @@ VALUES = torch.tensor([[1.0, 2.0, 3.0], [10.0, math.nan, math.inf]])
 @pytest.mark.parametrize(
     ("loss_type", "expected"),
     [
-        ("grpo", (2 + 10) / 2 / 4), ("sapo", (2 + 10) / 2 / 4), ("luspo", (6 + 10) / 2 / 4),
-        ("dr_grpo", 16 / (2 * 20) / 4), ("bnpo", 16 / 4 / 4), ("dapo", 16 / 32), ("cispo", 16 / 32),
+        ("grpo", (2 + 10) / 2 / 4),
+        ("sapo", (2 + 10) / 2 / 4),
+        ("luspo", (6 + 10) / 2 / 4),
+        ("dr_grpo", 16 / (2 * 20) / 4),
+        ("bnpo", 16 / 4 / 4),
+        ("dapo", 16 / 32),
+        ("cispo", 16 / 32),
     ],
-)  # fmt: skip
+)
 def test_each_loss_types_mean_by_hand(loss_type: str, expected: float) -> None:
     got = aggregate(VALUES, MASK, loss_type, accumulation=4, max_length=20, step_items=32)
     assert got.item() == pytest.approx(expected)  # what is masked may be anything
@@ -148,9 +161,13 @@ def test_an_unknown_loss_type_is_refused() -> None:
 
 
 @given(
-    st.sampled_from(["grpo", "dr_grpo", "luspo"]), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4),
-    st.integers(0, 17), st.randoms(use_true_random=False),
-)  # fmt: skip
+    st.sampled_from(["grpo", "dr_grpo", "luspo"]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(0, 17),
+    st.randoms(use_true_random=False),
+)
 def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
     loss_type: str, ranks: int, micro: int, size: int, peers: int, random: Any
 ) -> None:
@@ -158,7 +175,7 @@ def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
     from mutualrl.regimes.microbatches import assign_to_microbatches
 
     own = [random.uniform(-1, 1) for _ in range(ranks * micro * size)]
-    theirs = [random.uniform(-1, 1) for _ in range(peers)]
+    peer_values = [random.uniform(-1, 1) for _ in range(peers)]
     rules = {"accumulation": micro, "max_length": 1, "step_items": 0.0}
 
     def mean(values: list[float], factor: float) -> float:
@@ -168,11 +185,11 @@ def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
     total = 0.0
     share = {"own": len(own), "extra": peers, "micro_batches": micro, "ranks": ranks}
     for number, slot in enumerate(assign_to_microbatches(peers, steps=1, micro_batches=micro, ranks=ranks).values()):
-        total += mean(own[number * size : (number + 1) * size], shares(loss_type, **share).own) / ranks
+        total += mean(own[number * size : (number + 1) * size], normalizer_factors(loss_type, **share).own) / ranks
         for start in range(0, len(slot), size):
-            chunk = [theirs[i] for i in slot[start : start + size]]
-            total += mean(chunk, shares(loss_type, **share, chunk=len(chunk)).extra) / ranks
-    assert total == pytest.approx((sum(own) + sum(theirs)) / (len(own) + peers))
+            chunk = [peer_values[i] for i in slot[start : start + size]]
+            total += mean(chunk, normalizer_factors(loss_type, **share, chunk=len(chunk)).extra) / ranks
+    assert total == pytest.approx((sum(own) + sum(peer_values)) / (len(own) + peers))
 
 
 @pytest.mark.parametrize("wrong", [{"delta": 1.0}, {"clip": "x"}, {"denominator": "x"}, {"anchor": "x"}])

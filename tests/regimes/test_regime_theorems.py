@@ -1,4 +1,4 @@
-"""The paper's theorems (Appendix "Theoretical analysis of the three communication channels") on our own functions.
+"""Paper's theorems (Appendix "Theoretical analysis of the three communication channels") on our own functions.
 
 One prompt is a bandit with a softmax over logits z: the score of action a is e_a - pi. Expectations are sums over all
 actions, or over all groups of actions, not samples, unless a test says that it simulates.
@@ -35,12 +35,12 @@ def softmax(z: Sequence[float]) -> Vector:
 
 
 def scores(pi: Vector) -> npt.NDArray[np.float64]:
-    """Row a: the score of action a."""
+    """Return row a: the score of action a."""
     return np.eye(len(pi)) - pi
 
 
 def band_estimator(z: Sequence[float], mu: Vector, advantages: Vector, low: float, high: float) -> Vector:
-    """E over mu of the direction that a descent on our `band_loss` takes."""
+    """Return E over mu of the direction that a descent on our `band_loss` takes."""
     logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
     logps = torch.log_softmax(logits, 0)[:, None]
     loss = band_loss(logps, torch.tensor(np.log(mu))[:, None], torch.tensor(advantages)[:, None], low, high)
@@ -109,12 +109,12 @@ def test_proposition_naive_pooling_can_be_anti_aligned(eta: float) -> None:
 
 
 def groups_of(pi: Vector, size: int) -> list[tuple[float, tuple[int, ...]]]:
-    """Every group of `size` actions with its probability."""
+    """Return every group of `size` actions with its probability."""
     return [(float(np.prod(pi[list(group)])), group) for group in itertools.product(range(len(pi)), repeat=size)]
 
 
 def xgrpo_gradient(own: Sequence[int], peer_rewards: Sequence[float], rewards: Vector, pi: Vector) -> Vector:
-    """(1/K) sum of A_i * score_i with our XGRPO's advantages."""
+    """Return (1/K) sum of A_i * score_i with our XGRPO's advantages."""
     peers = {"bob": Peer([("p", r) for r in peer_rewards])}
     advantages = plan_xgrpo(view([("p", rewards[a]) for a in own], peers), ESTIMATOR).advantages
     assert advantages is not None
@@ -133,7 +133,7 @@ def test_lemma_pooled_baselines_are_unbiased(z: list[float], m: list[float], r: 
 
 
 def second_moment(baseline: float, rewards: Vector, pi: Vector) -> float:
-    """Var((r - b) s) + |g|^2 for a fixed baseline, from `plan`: peers whose mean is b, one rollout at a time."""
+    """Return Var((r - b) s) + |g|^2 for a fixed baseline, from `plan`: peers whose mean is b, one rollout at a time."""
     total = 0.0
     for action, probability in enumerate(pi):
         peers = {"bob": Peer([("p", baseline - 1.0), ("p", baseline + 1.0)])}  # without the rollout, the mean is b
@@ -169,11 +169,13 @@ def test_theorem_xgrpo_has_no_direct_score_term(texts: list[str], pool: str) -> 
     own = [("p", 0.0), ("p", 1.0), ("q", 0.0), ("q", 0.0)]
     plans = [
         plan_xgrpo(
-            view(own, {"bob": Peer([("p", 1.0, text, [1], [-1.0]), ("p", 0.0, "x"), ("q", 1.0, text), ("q", 0.0, "y")])}),
+            view(
+                own, {"bob": Peer([("p", 1.0, text, [1], [-1.0]), ("p", 0.0, "x"), ("q", 1.0, text), ("q", 0.0, "y")])}
+            ),
             XGRPOSettings(pool=pool),
         )
         for text in texts
-    ]  # fmt: skip
+    ]
     assert plans[0] == plans[1] == plans[2]
     assert plans[0].rows == ()
 
@@ -240,11 +242,13 @@ def test_definition_and_lemma_gate_probability_and_its_derivative_by_simulation(
 
 
 def one_pair_loss(z: torch.Tensor, action: int, weight: float) -> torch.Tensor:
-    """Our SGT loss for one pair of one token."""
+    """Return our SGT loss for one pair of one token."""
     return nll_loss(
         row_nll(torch.log_softmax(z, 0)[action].reshape(1, 1), torch.ones((1, 1), dtype=torch.bool)),
-        weight=weight, count=1, ranks=1,
-    )  # fmt: skip
+        weight=weight,
+        count=1,
+        ranks=1,
+    )
 
 
 @given(logits, st.integers(0, 2))
@@ -280,7 +284,7 @@ def test_theorem_sgt_lowers_the_divergence_from_the_peers_successes(values_: lis
 
 
 def perturbation(gated: Sequence[bool], z: torch.Tensor, normalize: str, weight: float) -> float:
-    """Norm of what SGT adds to the gradient of a step of len(gated) prompts."""
+    """Return norm of what SGT adds to the gradient of a step of len(gated) prompts."""
     at = [i for i, open_ in enumerate(gated) if open_]
     if not at:
         return 0.0
@@ -297,9 +301,9 @@ def test_proposition_expected_perturbation_is_bounded_by_the_rescue_rate(rate: f
     largest = max(float(np.linalg.norm(scores(softmax(row.tolist()))[0])) for row in z.detach())
     rounds = [rng.random(prompts) < rate for _ in range(2000)]
     mean_rate = float(np.mean(rounds))
-    found = np.array([perturbation(r.tolist(), z, "prompts", weight) for r in rounds])
-    assert found.mean() <= weight * largest * mean_rate
-    assert (found**2).mean() <= weight**2 * largest**2 * mean_rate
+    result = np.array([perturbation(r.tolist(), z, "prompts", weight) for r in rounds])
+    assert result.mean() <= weight * largest * mean_rate
+    assert (result**2).mean() <= weight**2 * largest**2 * mean_rate
 
 
 def test_under_pairs_the_perturbation_does_not_shrink_with_the_rescue_rate() -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.losses import nll_loss, row_nll
-from mutualrl.regimes.microbatches import Slot, assign_to_microbatches
+from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.sgt import (
     SPEC,
     Candidate,
     Fitted,
     SGTSettings,
-    draw,
+    draw_candidate,
     gate,
     plan,
     select,
@@ -57,14 +57,15 @@ def fitted(policy: str, rollout: int, length: int = 3) -> Fitted:
 
 @given(st.permutations([fitted("a", 0), fitted("a", 1), fitted("b", 0), fitted("c", 2)]), st.integers(0, 10**6))
 def test_draw_does_not_depend_on_the_order_of_peers(order: list[Fitted], seed: int) -> None:
-    key = {"run_seed": seed, "round_": 3, "prompt_id": "p", "learner": "z"}
-    assert draw(order, DEFAULT, **key) == draw(sorted(order, key=str), DEFAULT, **key)  # type: ignore[arg-type]
+    key = {"run_seed": seed, "round_index": 3, "prompt_id": "p", "learner": "z"}
+    assert draw_candidate(order, DEFAULT, **key) == draw_candidate(sorted(order, key=str), DEFAULT, **key)  # type: ignore[arg-type]
 
 
 def test_draw_is_uniform_over_the_multiset() -> None:
     pool = [fitted("a", 0), fitted("a", 1), fitted("b", 0)]
     counts = Counter(
-        draw(pool, DEFAULT, run_seed=0, round_=r, prompt_id="p", learner="z").candidate.text for r in range(6000)
+        draw_candidate(pool, DEFAULT, run_seed=0, round_index=r, prompt_id="p", learner="z").candidate.text
+        for r in range(6000)
     )
     assert all(abs(count - 2000) < 200 for count in counts.values())  # 200 is 5.5 deviations
     assert len(counts) == 3
@@ -72,35 +73,49 @@ def test_draw_is_uniform_over_the_multiset() -> None:
 
 def test_draw_shortest_takes_the_fewest_tokens_then_the_first() -> None:
     pool = [fitted("b", 0, 2), fitted("a", 1, 2), fitted("a", 0, 5)]
-    chosen = draw(pool, SGTSettings(pick="shortest"), run_seed=0, round_=0, prompt_id="p", learner="z")
+    chosen = draw_candidate(pool, SGTSettings(pick="shortest"), run_seed=0, round_index=0, prompt_id="p", learner="z")
     assert chosen.candidate.text == "a1"
 
 
 def test_select_gates_draws_and_counts() -> None:
     own = {"p1": [0.0, 0.0], "p2": [1.0, 0.0], "p3": [0.0, 0.0], "p4": [0.0, 0.0]}
     peers = {"p1": [1.0], "p2": [1.0], "p3": [0.0], "p4": [1.0, 1.0]}
-    asked: list[str] = []
+    requested: list[str] = []
 
     def successes(prompt: str) -> list[Candidate]:
-        asked.append(prompt)
+        requested.append(prompt)
         return [Candidate("bob", 0, "long" if prompt == "p4" else "ok", True)]
 
     got = select(
-        own, peers, successes, lambda c: None if c.text == "long" else (1, 2), DEFAULT,
-        run_seed=0, round_=0, learner="ada", uses={},
-    )  # fmt: skip
-    assert asked == ["p1", "p4"]  # texts are fetched for gated prompts alone
+        own,
+        peers,
+        successes,
+        lambda c: None if c.text == "long" else (1, 2),
+        DEFAULT,
+        run_seed=0,
+        round_index=0,
+        learner="ada",
+        uses={},
+    )
+    assert requested == ["p1", "p4"]  # texts are fetched for gated prompts alone
     assert [(p, drawn.candidate.policy, drawn.ids) for p, drawn in got.pairs] == [("p1", "bob", (1, 2))]
-    assert (got.prompts, got.gated, got.unfit, got.spent) == (4, 2, 1, 0)
+    assert (got.prompts, got.gated, got.unencodable, got.spent) == (4, 2, 1, 0)
 
 
 def test_a_prompt_at_its_cap_is_passed_over() -> None:
     settings = SGTSettings(max_uses_per_prompt=2)
     for used, pairs in ((1, 1), (2, 0)):
         got = select(
-            {"p": [0.0]}, {"p": [1.0]}, lambda _: [Candidate("b", 0, "t", True)], lambda c: (1,), settings,
-            run_seed=0, round_=0, learner="a", uses={"p": used},
-        )  # fmt: skip
+            {"p": [0.0]},
+            {"p": [1.0]},
+            lambda _: [Candidate("b", 0, "t", True)],
+            lambda c: (1,),
+            settings,
+            run_seed=0,
+            round_index=0,
+            learner="a",
+            uses={"p": used},
+        )
         assert len(got.pairs) == pairs
         assert got.spent == 1 - pairs
 
@@ -119,11 +134,11 @@ def test_deal_gives_every_pair_one_slot_and_spreads_them_evenly(pairs: int, step
 
 def test_deal_fills_ranks_before_micro_batches() -> None:
     table = assign_to_microbatches(5, steps=2, micro_batches=2, ranks=2)
-    assert table[Slot(0, 0, 0)] == [0]
-    assert table[Slot(1, 0, 0)] == [1]
-    assert table[Slot(0, 0, 1)] == [2]
-    assert table[Slot(1, 0, 1)] == [3]
-    assert table[Slot(0, 1, 0)] == [4]
+    assert table[MicrobatchSlot(0, 0, 0)] == [0]
+    assert table[MicrobatchSlot(1, 0, 0)] == [1]
+    assert table[MicrobatchSlot(0, 0, 1)] == [2]
+    assert table[MicrobatchSlot(1, 0, 1)] == [3]
+    assert table[MicrobatchSlot(0, 1, 0)] == [4]
 
 
 def test_loss_and_gradient_on_three_tokens_by_hand() -> None:
@@ -165,7 +180,7 @@ def test_the_shares_of_ranks_and_micro_batches_add_up_to_the_mean(ranks: int, mi
 
 
 class Peer:
-    """A peer's round in memory."""
+    """Peer's round in memory."""
 
     def __init__(self, rows: list[tuple[str, float, str | None]]) -> None:
         self.rows = rows

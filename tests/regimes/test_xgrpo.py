@@ -54,9 +54,11 @@ def test_scale_follows_the_trainer_unless_said() -> None:
 
 def test_length_correction_and_clip_by_hand() -> None:
     got = effective_advantages(
-        np.array([1.0, -1.0, 8.0]), np.zeros(3), np.array([4.0, 1.0, 1.0]),
+        np.array([1.0, -1.0, 8.0]),
+        np.zeros(3),
+        np.array([4.0, 1.0, 1.0]),
         XGRPOSettings(mix=0.0, length_correction=0.5, advantage_clip=5.0),
-    )  # fmt: skip
+    )
     assert got == pytest.approx([math.sqrt(2 / 4), -math.sqrt(2), 5.0])  # mean length 2
 
 
@@ -68,9 +70,11 @@ def test_an_empty_completion_counts_as_one_token_long() -> None:
 @given(st.lists(st.floats(-4.5, 4.5, width=32), min_size=2, max_size=8), st.lists(st.integers(0, 9), min_size=8))
 def test_mix_0_without_length_correction_changes_no_bit(local: list[float], lengths: list[int]) -> None:
     got = effective_advantages(
-        np.array(local), np.full(len(local), 7.7), np.array(lengths[: len(local)], dtype=float),
+        np.array(local),
+        np.full(len(local), 7.7),
+        np.array(lengths[: len(local)], dtype=float),
         XGRPOSettings(mix=0.0, length_correction=0.0),
-    )  # fmt: skip
+    )
     assert got.tolist() == local
 
 
@@ -126,8 +130,8 @@ def test_a_pool_of_equal_rewards_gives_0_and_any_other_sums_to_0(rewards: list[f
     if len(set(rewards)) == 1:
         assert got.tolist() == [0.0] * len(rewards)
     else:
-        deviation = np.std(rewards, ddof=1) + 1e-4
-        assert (got.sum() * deviation) == pytest.approx(-shift * len(rewards), abs=1e-9)
+        standard_deviation = np.std(rewards, ddof=1) + 1e-4
+        assert (got.sum() * standard_deviation) == pytest.approx(-shift * len(rewards), abs=1e-9)
 
 
 def test_noise_moves_each_prompts_mean_by_one_draw() -> None:

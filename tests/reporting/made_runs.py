@@ -20,7 +20,7 @@ REGIMES = {
 
 
 def validation(accuracy: float) -> dict[str, Any]:
-    """Of two groups whose mean is `accuracy`."""
+    """Return a validation of two groups whose mean is `accuracy`."""
     return {"n": 64, "accuracy": accuracy, "by_group": {"+": accuracy + 0.1, "*": accuracy - 0.1}, "no_box": 0.0}
 
 
@@ -37,13 +37,26 @@ def made_run(
     gain: float = 0.2,
     **changes: Any,
 ) -> Path:
-    """A run with a curve that rises by `gain`, of `steps` steps."""
+    """Return a run with a curve that rises by `gain`, of `steps` steps."""
     root.mkdir(parents=True)
     info = {
-        "format": 2, "run_id": "made", "created": "2026-01-01T00:00:00Z", "command": ["mutualrl", "train"],
-        "versions": {"mutualrl": "0.1.0"}, "seed": seed, "regime": regime, "pool": "tiny",
-        "fingerprint": {"task": task, "steps": steps, "prompts_per_round": 8, "rollouts_per_prompt": 4, "optimizer_steps_per_round": 1}, **changes,
-    }  # fmt: skip
+        "format": 2,
+        "run_id": "made",
+        "created": "2026-01-01T00:00:00Z",
+        "command": ["mutualrl", "train"],
+        "versions": {"mutualrl": "0.1.0"},
+        "seed": seed,
+        "regime": regime,
+        "pool": "tiny",
+        "fingerprint": {
+            "task": task,
+            "steps": steps,
+            "prompts_per_round": 8,
+            "rollouts_per_prompt": 4,
+            "optimizer_steps_per_round": 1,
+        },
+        **changes,
+    }
     (root / "run.json").write_text(json.dumps(info))
     recipe = {
         "pool": "tiny",
@@ -61,10 +74,16 @@ def made_run(
         for step in range(1, steps + 1):
             share = step / steps
             row = {
-                "step": step, "loss": -0.01 * share, "reward": 0.3 + gain * share + 0.01 * seed, "entropy": 0.5 - 0.2 * share,
-                "ppo_kl": 0.001 * step, "kl": 0.01 * step, "num_tokens": 1000.0 * step, "step_time": 0.5,
+                "step": step,
+                "loss": -0.01 * share,
+                "reward": 0.3 + gain * share + 0.01 * seed,
+                "entropy": 0.5 - 0.2 * share,
+                "ppo_kl": 0.001 * step,
+                "kl": 0.01 * step,
+                "num_tokens": 1000.0 * step,
+                "step_time": 0.5,
                 "see/wait_seconds": 0.1,
-            }  # fmt: skip
+            }
             if regime == "sgt":
                 row |= {"sgt/gate_rate": 0.4 - 0.3 * share, "sgt/pairs": 2.0}
             if regime == "prp":
@@ -76,30 +95,50 @@ def made_run(
         (files / "before.json").write_text(json.dumps(validation(0.3)))
         if finished:
             result = {
-                "initial_validation": validation(0.3), "validation": validation(0.3 + gain + 0.02 * place + 0.01 * seed),
-                "steps": steps, "rescued_pairs": 0, "rescued_prompts": 0, "train_seconds": 10.0, "wait_seconds": 1.0,
-                "lost_peers": {}, "attempts": 1,
-            }  # fmt: skip
+                "initial_validation": validation(0.3),
+                "validation": validation(0.3 + gain + 0.02 * place + 0.01 * seed),
+                "steps": steps,
+                "rescued_pairs": 0,
+                "rescued_prompts": 0,
+                "train_seconds": 10.0,
+                "wait_seconds": 1.0,
+                "lost_peers": {},
+                "attempts": 1,
+            }
             (files / "result.json").write_text(json.dumps(result))
     if finished:
         results = {n: json.loads((root / "policies" / n / "result.json").read_text()) for n in policies}
-        summary = {"regime": regime, "pool": "tiny", "task": task, "seed": seed, "steps": steps, "seconds": 12.5,
-                   "policies": results, "lost": []}  # fmt: skip
+        summary = {
+            "regime": regime,
+            "pool": "tiny",
+            "task": task,
+            "seed": seed,
+            "steps": steps,
+            "seconds": 12.5,
+            "policies": results,
+            "lost": [],
+        }
         (root / "summary.json").write_text(json.dumps(summary))
     return root
 
 
 def rescue(step: int, prompt_id: str = "p", **changes: Any) -> dict[str, Any]:
-    """A line of rescues.jsonl."""
+    """Return a line of rescues.jsonl."""
     return {
-        "step": step, "round": step - 1, "prompt_id": prompt_id, "prompt": "2*3:",
-        "own": [{"text": " \\boxed{5}", "reward": 0.0}, {"text": "", "reward": 0.0}], "peer": "bob", "rollout": 1,
-        "answer": " \\boxed{6}", **changes,
-    }  # fmt: skip
+        "step": step,
+        "round": step - 1,
+        "prompt_id": prompt_id,
+        "prompt": "2*3:",
+        "own": [{"text": " \\boxed{5}", "reward": 0.0}, {"text": "", "reward": 0.0}],
+        "peer": "bob",
+        "rollout": 1,
+        "answer": " \\boxed{6}",
+        **changes,
+    }
 
 
 def with_rescues(root: Path, policy: str, rows: Sequence[dict[str, Any]]) -> Path:
-    """The run with these rescues."""
+    """Return the run with these rescues."""
     path = root / "policies" / policy / "rescues.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root

@@ -1,4 +1,4 @@
-"""The page in a real headless Chromium: it sorts, filters, pages through rescues, asks the network for nothing, and
+"""Page in a real headless Chromium: it sorts, filters, pages through rescues, asks the network for nothing, and
 hostile text does nothing in it. Skipped where Chromium or its driver is not installed."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import Cli
+from conftest import PATIENCE, Cli
 from made_runs import made_run, publish, rescue, with_rescues
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -20,7 +20,6 @@ DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None or DRIVER is None, reason="no Chromium with its driver (apt install chromium chromium-driver)"
 )
-OPEN_SECONDS = 3.0
 HOSTILE = "</script><script>window.taken=1</script><img src=x onerror='window.taken=1'><b>bold</b>"
 
 
@@ -40,15 +39,14 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-def opened(browser: Any, page: Path) -> float:
-    """Open a page; the seconds until its script had run and its first rescues were there."""
+def opened(browser: Any, page: Path) -> None:
+    """Open a page and wait until its script has run and its first rescues are there."""
     browser.get_log("performance")
     began = time.monotonic()
     browser.get(page.as_uri())
     while browser.execute_script("return document.documentElement.dataset.ready") is None:
-        assert time.monotonic() - began < 30, "the page's script has not run"
+        assert time.monotonic() - began < PATIENCE, "the page's script has not run"
         time.sleep(0.01)
-    return time.monotonic() - began
 
 
 def page_of(cli: Cli, *arguments: Path | str) -> Path:
@@ -64,8 +62,11 @@ def texts(browser: Any, selector: str) -> list[str]:
 def test_tables_sort_and_filter_by_mouse_and_by_keyboard(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    runs = [made_run(tmp_path / f"{regime}-{seed}", regime, seed=seed, gain=gain)
-            for regime, gain in (("grpo", 0.1), ("sgt", 0.3), ("xgrpo", 0.2)) for seed in (0, 1)]  # fmt: skip
+    runs = [
+        made_run(tmp_path / f"{regime}-{seed}", regime, seed=seed, gain=gain)
+        for regime, gain in (("grpo", 0.1), ("sgt", 0.3), ("xgrpo", 0.2))
+        for seed in (0, 1)
+    ]
     opened(browser, page_of(cli_here, *runs, "--out", "page"))
     table = browser.find_element("css selector", "table[aria-labelledby=table-1-1]")
 
@@ -112,7 +113,7 @@ def test_the_browser_of_rescues_pages_and_filters(cli_here: Cli, tmp_path: Path,
     assert "1+1:" in first
     assert "Own answers (2)" in first
     assert "(nothing)" in first
-    assert "in round 1: 1 of 1 right" in first
+    assert "in round 1: 1 of 1 correct" in first
     browser.find_element("id", "rescue-on").click()
     browser.find_element("id", "rescue-on").click()
     assert status.text == "21 to 26 of 26 rescues"
@@ -146,12 +147,14 @@ def test_hostile_text_is_shown_as_text_and_nothing_is_fetched(cli_here: Cli, tmp
     time.sleep(0.3)
     assert browser.execute_script("return window.taken") is None  # the policy of the page lets no other script run
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    assert asked
-    assert all(url.startswith(("file:", "data:")) for url in asked), asked
+    requested = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert requested
+    assert all(url.startswith(("file:", "data:")) for url in requested), requested
 
 
-def test_fifty_thousand_records_open_in_under_three_seconds(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+def test_fifty_thousand_records_open_and_only_those_in_view_are_elements(
+    cli_here: Cli, tmp_path: Path, browser: Any
+) -> None:
     text = "Let me think about it step by step. " * 8
     own = [{"text": f"{text} \\boxed{{{n}}}", "reward": 0.0} for n in range(4)]
     rows = [
@@ -160,15 +163,11 @@ def test_fifty_thousand_records_open_in_under_three_seconds(cli_here: Cli, tmp_p
     ]
     run = with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)
     page = page_of(cli_here, run)
-    seconds = min(opened(browser, page) for _ in range(2))
+    opened(browser, page)
     assert browser.find_element("id", "rescue-status").text == "1 to 10 of 50000 rescues"
-    assert seconds < OPEN_SECONDS, seconds
-    began = time.monotonic()
+    assert browser.execute_script("return document.getElementsByTagName('*').length") < 3000
     browser.find_element("id", "rescue-search").send_keys("What is 49999 ")
     assert browser.find_element("id", "rescue-status").text == "1 to 1 of 1 rescues"
-    print(
-        f"{page.stat().st_size / 1e6:.0f} MB; opened in {seconds:.2f} s, searched in {time.monotonic() - began:.2f} s"
-    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -191,13 +190,13 @@ def test_light_and_dark_have_contrast(cli_here: Cli, tmp_path: Path, browser: An
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance of `rgb(r, g, b)` (WCAG 2)."""
+    """Return relative luminance of `rgb(r, g, b)` (WCAG 2)."""
     parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast ratio (WCAG 2)."""
+    """Return contrast ratio (WCAG 2)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)

@@ -14,16 +14,16 @@ import pytest
 
 from conftest import Cli
 from made_runs import made_run, publish, rescue, with_rescues
-from mutualrl.reporting.comparing import comparisons
+from mutualrl.reporting.comparability import comparisons
+from mutualrl.reporting.multi_run import across, figures
 from mutualrl.reporting.report import read_runs
-from mutualrl.reporting.several import across, figures
 from mutualrl.storage.rundir import RunDirectory, hold
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>\u202e\x1b[31m</script>"
 
 
 class Page(HTMLParser):
-    """The tables of a page as rows of texts, its notes, and everything that it would fetch or run."""
+    """Tables of a page as rows of texts, its notes, and everything that it would fetch or run."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -38,21 +38,21 @@ class Page(HTMLParser):
         self.feed(self.text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        told = dict(attributes)
-        assert not [name for name in told if name.startswith("on")], attributes
+        summaries = dict(attributes)
+        assert not [name for name in summaries if name.startswith("on")], attributes
         for name in ("src", "href", "xlink:href", "srcset", "action"):
-            if name in told and not str(told[name]).startswith("#"):
-                self.fetched.append(str(told[name]))
+            if name in summaries and not str(summaries[name]).startswith("#"):
+                self.fetched.append(str(summaries[name]))
         if tag == "script":
-            self.scripts.append(told)
+            self.scripts.append(summaries)
             self.data.append("")
         if tag == "table":
-            self.tables[str(told.get("aria-labelledby", len(self.tables)))] = []
+            self.tables[str(summaries.get("aria-labelledby", len(self.tables)))] = []
         if tag == "tr":
             self._row: list[str] = []
         if tag in ("td", "th"):
             self._row.append("")
-        if tag == "p" and told.get("class") == "note":
+        if tag == "p" and summaries.get("class") == "note":
             self.notes.append("")
         if tag not in ("meta", "link", "br", "input", "img"):
             self._at.append(tag)
@@ -71,7 +71,7 @@ class Page(HTMLParser):
             self.data[-1] += data
 
     def rescues(self) -> list[dict[str, Any]]:
-        """Every record of the browser of rescues."""
+        """Return every record of the browser of rescues."""
         blocks = [d for d, s in zip(self.data, self.scripts, strict=True) if s.get("class") == "rescue-data"]
         return [record for block in blocks for record in json.loads(block)]
 
@@ -79,28 +79,28 @@ class Page(HTMLParser):
 def reported(cli: Cli, *arguments: str | Path) -> tuple[Page, dict[str, Any], dict[str, Any]]:
     done = cli("report", *arguments, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    page = Path(told["page"])
-    return Page(page), json.loads((page.parent / "report.json").read_text()), told
+    summary = json.loads(done.stdout)
+    page = Path(summary["page"])
+    return Page(page), json.loads((page.parent / "report.json").read_text()), summary
 
 
 @pytest.mark.slow
 def test_the_numbers_of_a_finished_run_are_those_of_its_files(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
     run = unbroken.path
-    page, data, told = reported(cli_here, run, "--out", tmp_path / "page")
-    assert told["notes"] == []
+    page, data, text = reported(cli_here, run, "--out", tmp_path / "page")
+    assert text["notes"] == []
     summary = json.loads((run / "summary.json").read_text())
     metrics = {
         name: [json.loads(line) for line in (run / "policies" / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("ada", "bob")
     }
-    (mine,) = data["runs"]
-    assert (mine["state"], mine["seed"], mine["arm"]) == ("finished", summary["seed"], "sgt")
+    (own_items,) = data["runs"]
+    assert (own_items["state"], own_items["seed"], own_items["arm"]) == ("finished", summary["seed"], "sgt")
     for name, result in summary["policies"].items():
         expected = {0: result["initial_validation"], summary["steps"]: result["validation"]}
         expected |= {row["step"]: row["validation"] for row in metrics[name] if "validation" in row}
-        assert mine["policies"][name]["validation"] == [
-            [step, found["accuracy"], found["by_group"]] for step, found in sorted(expected.items())
+        assert own_items["policies"][name]["validation"] == [
+            [step, value["accuracy"], value["by_group"]] for step, value in sorted(expected.items())
         ]
         rows = [row for row in page.tables["table-2-1"] if row[0] == name]
         assert [row[1] for row in rows] == ["all", *sorted(result["validation"]["by_group"])]
@@ -135,45 +135,46 @@ def test_the_numbers_of_a_finished_run_are_those_of_its_files(cli_here: Cli, unb
 def test_every_pair_that_was_learnt_is_in_the_browser_of_rescues(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
     import pyarrow as pa
 
-    from mutualrl.see.survey import tables
+    from mutualrl.see.inspection import tables
 
     run = unbroken.path
     info, summary = (json.loads((run / name).read_text()) for name in ("run.json", "summary.json"))
     page, _, _ = reported(cli_here, run, "--out", tmp_path / "page")
-    found = page.rescues()
+    value = page.rescues()
     for name, result in summary["policies"].items():
-        mine = [record for record in found if record["policy"] == name]
-        assert len(mine) == result["rescued_pairs"] > 0
+        own_items = [record for record in value if record["policy"] == name]
+        assert len(own_items) == result["rescued_pairs"] > 0
         peer = "bob" if name == "ada" else "ada"
-        theirs = pa.concat_tables(list(tables(run / "exchange", info["run_id"], [peer]))).to_pylist()
-        texts = {(row["prompt_id"], row["rollout"], row["y_text"]) for row in theirs}
+        peer_value = pa.concat_tables(list(tables(run / "exchange", info["run_id"], [peer]))).to_pylist()
+        texts = {(row["prompt_id"], row["rollout"], row["y_text"]) for row in peer_value}
         lines = [json.loads(line) for line in (run / "policies" / name / "rescues.jsonl").read_text().splitlines()]
         for line in lines:
             assert (line["prompt_id"], line["rollout"], line["answer"]) in texts  # as the peer published it
             assert [each["reward"] for each in line["own"]] == [0.0] * 4
-        assert [record["answer"] for record in mine] == [line["answer"] for line in lines]
-        assert {record["peer"] for record in mine} == {peer}
+        assert [record["answer"] for record in own_items] == [line["answer"] for line in lines]
+        assert {record["peer"] for record in own_items} == {peer}
 
 
+@pytest.mark.extended
 def test_a_live_run_a_crashed_one_and_a_failed_one_have_their_pages(cli_here: Cli, tmp_path: Path) -> None:
     live = made_run(tmp_path / "live", "sgt", finished=False)
     with ExitStack() as held:
         held.enter_context(hold(RunDirectory(live).lock(0), "live"))
-        page, data, told = reported(cli_here, live)
+        page, data, summary = reported(cli_here, live)
         assert data["runs"][0]["state"] == "running"
-        assert any("still going on" in note for note in told["notes"])
-        assert Path(told["page"]) == live / "report" / "index.html"
+        assert any("still going on" in note for note in summary["notes"])
+        assert Path(summary["page"]) == live / "report" / "index.html"
         assert page.tables["table-2-1"][1][:4] == ["ada", "all", "0.3000", "0.4500"]
-    page, data, told = reported(cli_here, live)
+    page, data, summary = reported(cli_here, live)
     assert data["runs"][0]["state"] == "ended"
-    assert any("without a last word" in note for note in told["notes"])
+    assert any("without a last word" in note for note in summary["notes"])
     (live / "supervisor").mkdir()
     for outcome, state in (
         ("peer-lost: policy 'bob' was lost <b>", "failed"),
         ("interrupted: stopped by SIGINT", "stopped"),
     ):
         (live / "supervisor" / "node-0.json").write_text(json.dumps({"outcome": outcome}))
-        page, data, told = reported(cli_here, live)
+        page, data, summary = reported(cli_here, live)
         assert data["runs"][0]["state"] == state
         assert any(outcome.partition(": ")[2] in note for note in page.notes)
 
@@ -185,8 +186,8 @@ def test_ten_runs_are_compared_by_arm_with_mean_and_spread_over_seeds(cli_here: 
         made_run(tmp_path / f"naive-{seed}", "prp", seed=seed, gain=-0.1, settings={"denominator": "snapshot"})
         for seed in range(3)
     ]
-    page, data, told = reported(cli_here, *runs, "--out", "page")
-    assert all("it has no exchange" in note or "different seeds" in note for note in told["notes"])
+    page, data, summary = reported(cli_here, *runs, "--out", "page")
+    assert all("it has no exchange" in note or "different seeds" in note for note in summary["notes"])
     head, *rows = page.tables["table-2-1"]
     assert head[:3] == ["regime", "finished runs", "seeds"]
     by_arm = {row[0]: row for row in rows}
@@ -219,12 +220,15 @@ def test_the_paper_s_figures_need_their_arms(tmp_path: Path) -> None:
     }
     for name, arms in wanted.items():
         runs = [made_run(tmp_path / name / f"{n}", regime, settings=given) for n, (regime, given) in enumerate(arms)]
-        (found,) = comparisons(read_runs(runs))
-        assert any(figure.name == f"c-{name}" for figure in figures(found, "c")), name
-        (found,) = comparisons(read_runs(runs[:1]))
-        assert not any(figure.name == f"c-{name}" for figure in figures(found, "c")), name
-    pools = [made_run(tmp_path / f"p{n}-{regime}", regime, pool=f"pool{n}", policies=names)
-             for n, names in enumerate((("a", "b"), ("c", "d", "e"))) for regime in ("grpo", "xgrpo")]  # fmt: skip
+        (result,) = comparisons(read_runs(runs))
+        assert any(figure.name == f"c-{name}" for figure in figures(result, "c")), name
+        (result,) = comparisons(read_runs(runs[:1]))
+        assert not any(figure.name == f"c-{name}" for figure in figures(result, "c")), name
+    pools = [
+        made_run(tmp_path / f"p{n}-{regime}", regime, pool=f"pool{n}", policies=names)
+        for n, names in enumerate((("a", "b"), ("c", "d", "e")))
+        for regime in ("grpo", "xgrpo")
+    ]
     (value,) = across(comparisons(read_runs(pools)))
     assert [panel.title for panel in value.panels] == [f"arithmetic, pool pool{n}: mean of the pool" for n in (0, 1)]
     assert [line.y[-1] for line in value.panels[0].lines] == pytest.approx([0.51, 0.51])
@@ -236,8 +240,8 @@ def test_a_distillation_has_its_bars(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "d" / "distill.json").write_text(json.dumps({"learners": {"ada": {"bars": bars}}}))
     _, data, _ = reported(cli_here, tmp_path / "d", made_run(tmp_path / "r"), "--out", "page")
     (figure,) = [figure for figure in data["figures"] if figure["name"] == "distillation"]
-    told = {bar["label"]: bar["values"] for bar in figure["panels"][0]["bars"]}
-    assert told == {"sequential distillation": [-20.0], "sgt": [25.0]}
+    summaries = {bar["label"]: bar["values"] for bar in figure["panels"][0]["bars"]}
+    assert summaries == {"sequential distillation": [-20.0], "sgt": [25.0]}
     (tmp_path / "d" / "distill.json").write_text("{")
     done = cli_here("report", tmp_path / "d", "--out", "page")
     assert done.returncode == 2
@@ -252,10 +256,10 @@ def test_torn_and_damaged_lines_are_said_and_the_rest_is_shown(cli_here: Cli, tm
     lines[6] = json.dumps({"step": "seven"}) + "\n"
     lines[8] = json.dumps({**json.loads(lines[8]), "reward": "NaN", "entropy": None, "kl": True}) + "\n"
     metrics.write_text("".join(lines) + '{"step": 21, "rew')
-    page, data, told = reported(cli_here, run)
-    said = " ".join(told["notes"])
-    assert "policies/ada/metrics.jsonl: its last line has no end" in said
-    assert "policies/ada/metrics.jsonl: 2 lines are no records (4, 7)" in said
+    page, data, summary = reported(cli_here, run)
+    message = " ".join(summary["notes"])
+    assert "policies/ada/metrics.jsonl: its last line has no end" in message
+    assert "policies/ada/metrics.jsonl: 2 lines are no records (4, 7)" in message
     lines_of = {
         (p["title"], line["label"]): line["x"] for f in data["figures"] for p in f["panels"] for line in p["lines"]
     }
@@ -265,18 +269,18 @@ def test_torn_and_damaged_lines_are_said_and_the_rest_is_shown(cli_here: Cli, tm
 
 
 def test_runs_of_another_version_without_records_or_of_nothing(cli_here: Cli, tmp_path: Path) -> None:
-    _, data, told = reported(cli_here, made_run(tmp_path / "newer", format=7, versions={"mutualrl": "9.9"}))
-    assert any("format 7 (mutualrl 9.9)" in note for note in told["notes"])
+    _, data, summary = reported(cli_here, made_run(tmp_path / "newer", format=7, versions={"mutualrl": "9.9"}))
+    assert any("format 7 (mutualrl 9.9)" in note for note in summary["notes"])
     assert data["figures"]
     empty = made_run(tmp_path / "empty", finished=False)
     shutil.rmtree(empty / "policies")
-    _, data, told = reported(cli_here, empty)
+    _, data, summary = reported(cli_here, empty)
     assert data["figures"] == []
-    assert any("'ada' has no step" in note for note in told["notes"])
+    assert any("'ada' has no step" in note for note in summary["notes"])
     (empty / "recipe.yaml").write_text("{")
-    _, _, told = reported(cli_here, empty)
-    assert any("recipe.yaml is missing" in note for note in told["notes"])
-    assert any("no policies" in note for note in told["notes"])
+    _, _, summary = reported(cli_here, empty)
+    assert any("recipe.yaml is missing" in note for note in summary["notes"])
+    assert any("no policies" in note for note in summary["notes"])
     for path, words in ((tmp_path, "it has no run.json"), (tmp_path / "none", "it has no run.json")):
         done = cli_here("report", path, "--out", "page")
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
@@ -290,13 +294,17 @@ def test_runs_of_another_version_without_records_or_of_nothing(cli_here: Cli, tm
 
 
 def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here: Cli, tmp_path: Path) -> None:
-    runs = [made_run(tmp_path / "a"), made_run(tmp_path / "b", "sgt", task="math"), made_run(tmp_path / "c", "sgt", steps=40),
-            made_run(tmp_path / "d", seed=0)]  # fmt: skip
-    page, _, told = reported(cli_here, *runs, "--out", "page")
-    said = " ".join(told["notes"])
-    assert "runs of different tasks (arithmetic, math) are not compared" in said
-    assert "not matched: run.steps is 20 (a, d); 40 (c)" in said
-    assert "grpo: a seed is there twice" in said
+    runs = [
+        made_run(tmp_path / "a"),
+        made_run(tmp_path / "b", "sgt", task="math"),
+        made_run(tmp_path / "c", "sgt", steps=40),
+        made_run(tmp_path / "d", seed=0),
+    ]
+    page, _, summary = reported(cli_here, *runs, "--out", "page")
+    message = " ".join(summary["notes"])
+    assert "runs of different tasks (arithmetic, math) are not compared" in message
+    assert "not matched: run.steps is 20 (a, d); 40 (c)" in message
+    assert "grpo: a seed is there twice" in message
     assert "Run b" in page.text
 
 
@@ -311,17 +319,20 @@ def test_later_answers_come_from_the_exchange_and_damage_is_said(cli_here: Cli, 
         made_run(tmp_path / "r", "sgt"), "ada", [rescue(1, "p"), rescue(1, "q"), rescue(3, "p"), rescue(1, "z")]
     )
     rounds = [
-        [("p", 0.0, None), ("q", 0.0, None)], [("p", 0.0, None)], [("p", 0.0, None), ("p", 1.0, " \\boxed{6}")], [("q", 0.0, None)],
-    ]  # fmt: skip
+        [("p", 0.0, None), ("q", 0.0, None)],
+        [("p", 0.0, None)],
+        [("p", 0.0, None), ("p", 1.0, " \\boxed{6}")],
+        [("q", 0.0, None)],
+    ]
     publish(run, "ada", rounds)
-    page, _, told = reported(cli_here, run)
+    page, _, summary = reported(cli_here, run)
     later = {(r["step"], n): r["later"] for n, r in enumerate(page.rescues())}
     assert later == {(1, 0): [2, 1, 2, " \\boxed{6}"], (1, 1): [3, 0, 1, None], (1, 2): None, (3, 3): None}
     shard = run / "exchange" / "ada" / "000002.parquet"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    page, _, told = reported(cli_here, run)
+    page, _, summary = reported(cli_here, run)
     assert [record["later"] for record in page.rescues()] == ["unknown"] * 4  # it may have been right in the lost round
-    assert any("round 2 of 'ada' is left out" in note for note in told["notes"])
+    assert any("round 2 of 'ada' is left out" in note for note in summary["notes"])
 
 
 def test_the_page_fetches_nothing_and_hostile_text_is_only_text(cli_here: Cli, tmp_path: Path) -> None:
@@ -347,19 +358,20 @@ def test_the_page_fetches_nothing_and_hostile_text_is_only_text(cli_here: Cli, t
 
 def test_another_report_in_the_same_place_leaves_no_stale_figure(cli_here: Cli, tmp_path: Path) -> None:
     reported(cli_here, made_run(tmp_path / "s", "sgt"), "--out", "page")
-    mine = tmp_path / "page" / "figures" / "mine.png"
-    mine.touch()
+    own_items = tmp_path / "page" / "figures" / "mine.png"
+    own_items.touch()
     _, data, _ = reported(cli_here, made_run(tmp_path / "g"), "--out", "page")
-    names = {path.stem for path in mine.parent.glob("*.svg")}
+    names = {path.stem for path in own_items.parent.glob("*.svg")}
     assert names == {figure["name"] for figure in data["figures"]}
     assert "gate" not in names
-    assert mine.exists()
+    assert own_items.exists()
 
 
-def said(told: dict[str, Any]) -> str:
-    return " | ".join(told["notes"])
+def said(summary: dict[str, Any]) -> str:
+    return " | ".join(summary["notes"])
 
 
+@pytest.mark.extended
 def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(cli_here: Cli, tmp_path: Path) -> None:
     whole, lost = (made_run(tmp_path / f"r{n}", seed=n) for n in range(2))
     summary = json.loads((lost / "summary.json").read_text())
@@ -368,8 +380,8 @@ def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(c
     (lost / "policies" / "bob" / "result.json").unlink()
     metrics = lost / "policies" / "bob" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:6]))
-    page, data, told = reported(cli_here, whole, lost, "--out", "page")
-    assert "policy 'bob' was lost on the way" in said(told)
+    page, data, text = reported(cli_here, whole, lost, "--out", "page")
+    assert "policy 'bob' was lost on the way" in said(text)
     (row,) = page.tables["table-2-1"][1:]
     assert row[3:6] == ["0.5050 ± 0.0071", "0.5200", "0.5100"]  # bob, and so the pool, of the whole run alone
     probe = {
@@ -377,20 +389,23 @@ def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(c
     }
     assert probe["ada: validation accuracy", "grpo"] == probe["bob: validation accuracy", "grpo"] == 20
     (whole / "policies" / "ada" / "result.json").write_text("{")
-    page, _, told = reported(cli_here, whole)
+    page, _, text = reported(cli_here, whole)
     assert page.tables["table-2-1"][1][:5] == ["ada", "all", "0.3000", "0.5000", "20"]  # the summary has it too
     (whole / "summary.json").write_text("{}")
     (whole / "supervisor").mkdir()
     (whole / "supervisor" / "node-0.json").write_text('{"outcome": "finished"}')
-    _, data, told = reported(cli_here, whole)
+    _, data, text = reported(cli_here, whole)
     assert data["runs"][0]["state"] == "ended"
-    assert "its summary.json cannot be read" in said(told)
-    assert "it finished, and has no summary" in said(told)
+    assert "its summary.json cannot be read" in said(text)
+    assert "it finished, and has no summary" in said(text)
 
 
 def test_reaching_grpos_accuracy_counts_from_step_0_and_from_finished_runs(cli_here: Cli, tmp_path: Path) -> None:
-    runs = [made_run(tmp_path / "g", gain=-0.1), made_run(tmp_path / "s", "sgt", gain=-0.05),
-            made_run(tmp_path / "killed", seed=1, gain=-0.25, finished=False)]  # fmt: skip
+    runs = [
+        made_run(tmp_path / "g", gain=-0.1),
+        made_run(tmp_path / "s", "sgt", gain=-0.05),
+        made_run(tmp_path / "killed", seed=1, gain=-0.25, finished=False),
+    ]
     page, _, _ = reported(cli_here, *runs, "--out", "page")
     assert [row[-1] for row in page.tables["table-2-1"][1:]] == ["0", "0"]
 
@@ -402,18 +417,18 @@ def test_data_versions_and_seeds_that_differ_are_said(cli_here: Cli, tmp_path: P
         tmp_path / "other", "sgt", fingerprint={**plan, "data_sha256": "b" * 64}, versions={"mutualrl": "0.0.1"}
     )
     third = made_run(tmp_path / "third", "sgt", seed=3, fingerprint=plan)
-    _, _, told = reported(cli_here, one, other, third, "--out", "page")
-    assert "the training data of seed 0 are aaaaaaaaaaaa (one); bbbbbbbbbbbb (other)" in said(told)
-    assert "made by mutualrl 0.1.0, trl ?, torch ? (one, third); mutualrl 0.0.1" in said(told)
-    assert "the arms have different seeds: grpo 0; sgt 0, 3" in said(told)
+    _, _, summary = reported(cli_here, one, other, third, "--out", "page")
+    assert "the training data of seed 0 are aaaaaaaaaaaa (one); bbbbbbbbbbbb (other)" in said(summary)
+    assert "made by mutualrl 0.1.0, trl ?, torch ? (one, third); mutualrl 0.0.1" in said(summary)
+    assert "the arms have different seeds: grpo 0; sgt 0, 3" in said(summary)
 
 
 def test_every_arm_is_drawn_and_a_policy_s_own_settings_are_an_arm(tmp_path: Path) -> None:
     runs = [made_run(tmp_path / "g"), made_run(tmp_path / "s", "sgt")]
     runs += [made_run(tmp_path / f"x{n}", "xgrpo", settings={"mix": 0.1 * n + 0.25}) for n in range(5)]
-    (found,) = comparisons(read_runs(runs))
-    drawn = {line.label for figure in figures(found, "c") for panel in figure.panels for line in panel.lines}
-    assert drawn == set(found.arms)
+    (result,) = comparisons(read_runs(runs))
+    drawn = {line.label for figure in figures(result, "c") for panel in figure.panels for line in panel.lines}
+    assert drawn == set(result.arms)
     recipe = json.loads((runs[1] / "recipe.yaml").read_text().split("\n", 1)[1])
     recipe["policies"][1]["regime"] = {"weight": 0.9, "success_above": 0.5}
     (runs[1] / "recipe.yaml").write_text(json.dumps(recipe))
@@ -428,6 +443,7 @@ def test_every_arm_is_drawn_and_a_policy_s_own_settings_are_an_arm(tmp_path: Pat
     assert across(comparisons(read_runs(tasks))) == []
 
 
+@pytest.mark.extended
 def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
     def variant(name: str, recipe: str | None = None, **changes: Any) -> Path:
         run = made_run(tmp_path / "runs" / name, "sgt", steps=60, **changes)
@@ -464,9 +480,9 @@ def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "runs" / "lock").mkdir()
     locked = variant("locked", finished=False)
     (locked / ".node-0.lock").mkdir()
-    _, data, told = reported(cli_here, locked)
+    _, data, summary = reported(cli_here, locked)
     assert data["runs"][0]["state"] == "unknown"
-    assert "whether it is going on cannot be seen" in said(told)
+    assert "whether it is going on cannot be seen" in said(summary)
     listed = json.loads(cli_here("runs", "ls", tmp_path / "runs", "--json").stdout)
     assert len(listed["runs"]) == len(runs) + 1
     for bad in ({"learners": {"a": 5}}, {"learners": {"a": {"bars": {"sgt": {"relative": float("nan")}}}}}):

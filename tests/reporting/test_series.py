@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from made_runs import made_run
-from mutualrl.reporting.reading import Point, read_run
+from mutualrl.reporting.run_reader import Point, read_run
 from mutualrl.reporting.series import (
     cumulative,
     first_reaching,
@@ -57,9 +57,9 @@ def test_tokens_a_second_are_a_steps_own_over_its_time(tmp_path: Path) -> None:
 
 
 def test_an_arm_is_the_regime_with_what_is_not_its_default(tmp_path: Path) -> None:
-    told = {
-        made: read_run(made_run(tmp_path / f"r{number}", *made[:1], settings=dict(made[1]))).arm
-        for number, made in enumerate(
+    summaries = {
+        created: read_run(made_run(tmp_path / f"r{number}", *created[:1], settings=dict(created[1]))).arm
+        for number, created in enumerate(
             [
                 ("sgt", ()),
                 ("sgt", (("weight", 0.3), ("teacher", "gold"))),
@@ -68,7 +68,7 @@ def test_an_arm_is_the_regime_with_what_is_not_its_default(tmp_path: Path) -> No
             ]
         )
     }
-    assert list(told.values()) == ["sgt", "sgt (teacher=gold, weight=0.3)", "prp (denominator=snapshot)", "odd"]
+    assert list(summaries.values()) == ["sgt", "sgt (teacher=gold, weight=0.3)", "prp (denominator=snapshot)", "odd"]
 
 
 def test_a_round_of_several_steps_and_a_lost_line_do_not_raise_the_speed(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange
-from mutualrl.see.survey import decode
+from mutualrl.see.inspection import decode
 from mutualrl.storage.checkpoints import MARKER, CheckpointMarker, Checkpoints, file_sum, oldest_cursor, relative_files
-from mutualrl.storage.files import read_sealed, write_sealed
+from mutualrl.storage.files import read_checksummed, write_checksummed
 
 N = 1000
 
@@ -23,10 +23,17 @@ N = 1000
 def exchange(root: Path) -> Exchange:
     rng = np.random.default_rng(0)
     rows = [
-        Rollout(f"p{n // 4}", n % 4, float(n % 2), True, text=f"the answer is {n}", token_ids=(1, 2, n),
-               logprobs=tuple(rng.normal(size=3).astype("float32").tolist()))
+        Rollout(
+            f"p{n // 4}",
+            n % 4,
+            float(n % 2),
+            True,
+            text=f"the answer is {n}",
+            token_ids=(1, 2, n),
+            logprobs=tuple(rng.normal(size=3).astype("float32").tolist()),
+        )
         for n in range(16)
-    ]  # fmt: skip
+    ]
     writer = Exchange(root, "bob", "run")
     writer.publish(0, rows, 0)
     writer.publish(1, rows[:8], 1)
@@ -35,7 +42,7 @@ def exchange(root: Path) -> Exchange:
 
 def checkpoint(policy: Path, step: int, content: bytes = b"weights" * 50) -> Checkpoints:
     store = Checkpoints(policy)
-    staging = store.staging(step)
+    staging = store.staged(step)
     (staging / "global").mkdir(parents=True)
     (staging / "model.safetensors").write_bytes(content + bytes([step]))
     (staging / "global" / "optimizer.pt").write_bytes(bytes(range(256)))
@@ -46,40 +53,41 @@ def checkpoint(policy: Path, step: int, content: bytes = b"weights" * 50) -> Che
 
 
 def damages(data: bytes, others: list[bytes], rng: random.Random) -> Iterator[bytes]:
-    """Bit flips, truncation at every boundary, zero fill, another file's bytes, bytes added; never the data itself."""
+    """Yield bit flips, truncation at every boundary, zero fill, another file's bytes, bytes added; never the data
+    itself."""
     for length in range(len(data)):
         yield data[:length]
     while True:
         kind = rng.randrange(5)
-        made = bytearray(data)
+        created = bytearray(data)
         if kind <= 1 and data:
             for _ in range(rng.choice([1, 1, 2, 8])):
-                made[rng.randrange(len(made))] ^= 1 << rng.randrange(8)
+                created[rng.randrange(len(created))] ^= 1 << rng.randrange(8)
         elif kind == 2 and data:
-            start = rng.randrange(len(made))
-            made[start:] = bytes(len(made) - start)
+            start = rng.randrange(len(created))
+            created[start:] = bytes(len(created) - start)
         elif kind == 3:
-            made = bytearray(rng.choice(others))
+            created = bytearray(rng.choice(others))
         else:
-            made += rng.randbytes(rng.randrange(1, 9)) if rng.random() < 0.5 else b"\n"
-        if bytes(made) != data:
-            yield bytes(made)
+            created += rng.randbytes(rng.randrange(1, 9)) if rng.random() < 0.5 else b"\n"
+        if bytes(created) != data:
+            yield bytes(created)
 
 
 def refused(path: Path, others: list[bytes], count: int, read: Callable[[], object]) -> int:
-    """How many of `count` damages of a file were refused."""
-    data, rng, found = path.read_bytes(), random.Random(path.name), 0
+    """Return how many of `count` damages of a file were refused."""
+    data, rng, result = path.read_bytes(), random.Random(path.name), 0
     source = damages(data, others, rng)
-    made = list(dict.fromkeys(next(source) for _ in range(len(data) + 4 * count)))
-    rng.shuffle(made)
-    for damaged in made[:count]:
+    created = list(dict.fromkeys(next(source) for _ in range(len(data) + 4 * count)))
+    rng.shuffle(created)
+    for damaged in created[:count]:
         path.write_bytes(damaged)
         with pytest.raises((ExchangeDamagedError, CheckpointDamagedError)):
             read()
-        found += 1
+        result += 1
     path.write_bytes(data)
     read()
-    return found
+    return result
 
 
 def test_a_thousand_damages_are_refused(tmp_path: Path) -> None:
@@ -126,14 +134,14 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(tmp_path
     store = checkpoint(tmp_path / "bob", 4)
     checkpoint(tmp_path / "bob", 8)
     (store.path(8) / "model.safetensors").write_bytes(b"")
-    said: list[str] = []
-    found = store.newest("run", "bob", said.append)
-    assert found is not None
-    assert found.step == 4
-    assert "step-000008/model.safetensors: 0 bytes" in said[0]
+    messages: list[str] = []
+    result = store.newest("run", "bob", messages.append)
+    assert result is not None
+    assert result.step == 4
+    assert "step-000008/model.safetensors: 0 bytes" in messages[0]
     assert sorted(p.name for p in store.root.iterdir()) == [".step-000008.damaged", "latest.json", "step-000004"]
     with pytest.raises(CheckpointDamagedError, match="of run 'run', policy 'bob', not of this one"):
-        store.newest("another", "bob", said.append)
+        store.newest("another", "bob", messages.append)
     checkpoint(tmp_path / "bob", 8)
     store.prune(2)
     assert sorted(p.name for p in store.root.iterdir()) == ["latest.json", "step-000004", "step-000008"]
@@ -148,12 +156,12 @@ def test_a_policy_never_begins_anew_because_its_past_cannot_be_read(tmp_path: Pa
         (store.path(step) / "empty").write_bytes(b"x")
     for _ in range(2):  # the second look finds what the first found
         with pytest.raises(
-            CheckpointDamagedError, match=r"no whole checkpoint left.*step-000008.*step-000004.*--clean"
+            CheckpointDamagedError, match=r"has no intact checkpoint.*step-000008.*step-000004.*--clean"
         ):
             store.newest("run", "bob", print)
     (store.path(8) / "empty").write_bytes(b"")
-    marker = read_sealed(store.path(8) / MARKER)
-    write_sealed(store.path(8) / MARKER, {**(marker or {}), "format": 9})
+    marker = read_checksummed(store.path(8) / MARKER)
+    write_checksummed(store.path(8) / MARKER, {**(marker or {}), "format": 9})
     with pytest.raises(CheckpointDamagedError, match="format 9, this version reads 1; use the mutualrl that wrote it"):
         store.newest("run", "bob", print)
 
@@ -162,11 +170,11 @@ def test_pruning_keeps_the_newest_and_leaves_none_half_there(tmp_path: Path) -> 
     for step in (2, 4, 6, 8):
         store = checkpoint(tmp_path / "bob", step)
     (store.path(2) / MARKER).unlink()  # a writer was killed while it removed this one
-    store.staging(10).mkdir(parents=True)
+    store.staged(10).mkdir(parents=True)
     assert store.steps() == [4, 6, 8]
     store.clear_partial()
     assert not store.path(2).exists()
-    assert not store.staging(10).exists()
+    assert not store.staged(10).exists()
     store.prune(2)
     assert store.steps() == [6, 8]
     assert store.newest_cursor() == 4

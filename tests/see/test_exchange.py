@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import PATIENCE
+from fake_clock import Clock
 from mutualrl.errors import ExchangeDamagedError, FencedError, PeerLostError, WaitTimeoutError
 from mutualrl.records import Rollout
-from mutualrl.see import Exchange, Heartbeat, Listener, Patience
+from mutualrl.see import Exchange, Heartbeat, WaitCallbacks, WaitTimeouts
 from mutualrl.see.schema import FIELD_OF
-from mutualrl.storage.files import SEAL, write_sealed
+from mutualrl.storage.files import CHECKSUM_KEY, write_checksummed
 
 RUN = "run-1"
 
@@ -123,7 +124,7 @@ def test_a_restart_that_changes_one_part_keeps_the_other(tmp_path: Path) -> None
 
 
 def stages() -> list[str]:
-    """Every point at which a publish can be killed: before and after each step of each of its two files."""
+    """Return every point at which a publish can be killed: before and after each step of each of its two files."""
     shard = [f"{step} 1" for step in ("write", "fsync", "rename", "sync_directory")]
     return [*shard, "write 2", "fsync 2", "link 1", "sync_directory 2"]
 
@@ -234,7 +235,7 @@ def test_a_marker_that_is_none_is_named(tmp_path: Path, text: str) -> None:
 
 def edit_marker(root: Path, **values: object) -> None:
     path = root / "bob" / "000000.json"
-    write_sealed(path, {**{k: v for k, v in json.loads(path.read_text()).items() if k != SEAL}, **values})
+    write_checksummed(path, {**{k: v for k, v in json.loads(path.read_text()).items() if k != CHECKSUM_KEY}, **values})
 
 
 def test_markers_of_another_run_schema_or_place_are_refused(tmp_path: Path) -> None:
@@ -250,6 +251,17 @@ def test_markers_of_another_run_schema_or_place_are_refused(tmp_path: Path) -> N
         edit_marker(tmp_path, schema_version="2.0", parts=[{**marker["parts"][0], "file": name}])
         with pytest.raises(ExchangeDamagedError, match="outside its directory"):
             door(tmp_path, "ada").read("bob", 0)
+
+
+def test_an_attempt_that_has_committed_a_round_cannot_commit_another(tmp_path: Path) -> None:
+    """The same content again is the same round; other content means that two processes write as one attempt."""
+    first = door(tmp_path).publish(0, RECORDS, 0)
+    assert door(tmp_path).publish(0, RECORDS, 0) == first
+    with pytest.raises(FencedError, match="round 0 was committed by attempt 0; this is attempt 0 with other content"):
+        door(tmp_path).publish(0, RECORDS[:2], 0)
+    shard = door(tmp_path, "ada").read("bob", 0)
+    assert shard is not None
+    assert len(shard) == len(RECORDS)
 
 
 def test_a_newer_minor_schema_is_read(tmp_path: Path) -> None:
@@ -272,38 +284,46 @@ for r in range(10):
     exchange.publish(r, [Rollout(f"p{{i}}", 0, 1.0, True, text=f"{{r}}-{{i}}") for i in range(200)], r)
 """
     process = subprocess.Popen([sys.executable, "-c", code])
-    reader = door(tmp_path, "ada", patience=Patience(10, 30))
-    for round_ in range(10):
-        shard = reader.wait(["bob"], round_)["bob"]
-        assert shard.column("y_text") == [f"{round_}-{i}" for i in range(200)]
-    assert process.wait(timeout=30) == 0
+    reader = door(tmp_path, "ada", timeouts=WaitTimeouts(PATIENCE, PATIENCE))
+    for round_index in range(10):
+        shard = reader.wait(["bob"], round_index)["bob"]
+        assert shard.column("y_text") == [f"{round_index}-{i}" for i in range(200)]
+    assert process.wait(PATIENCE) == 0
 
 
-def test_a_peer_without_a_heartbeat_is_lost_within_the_timeout(tmp_path: Path) -> None:
-    reader = door(tmp_path, "ada", patience=Patience(peer_timeout=1.0, round_timeout=60))
-    began = time.monotonic()
+def test_a_peer_without_a_heartbeat_is_lost_within_the_timeout(tmp_path: Path, clock: Clock) -> None:
+    reader = door(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=60, round_timeout=3600))
+    began = clock.now
     with pytest.raises(PeerLostError, match=r"lost its peer 'bob'.*round 4.*policies/bob/logs"):
         reader.wait(["bob"], 4)
-    assert time.monotonic() - began < 4
+    assert 60 < clock.now - began < 62
 
 
-def test_a_peer_that_is_alive_but_late_runs_into_the_round_timeout(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, "bob", interval=0.1)
-    heartbeat.start()
-    reader = door(tmp_path, "ada", patience=Patience(peer_timeout=1.0, round_timeout=2.0))
-    with pytest.raises(WaitTimeoutError, match=r"round 0 of bob.*round_timeout \(2 s\)"):
+def test_a_peer_that_is_alive_but_late_runs_into_the_round_timeout(tmp_path: Path, clock: Clock) -> None:
+    clock.every(1, Heartbeat(tmp_path, "bob").beat)
+    reader = door(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=10, round_timeout=120))
+    with pytest.raises(WaitTimeoutError, match=r"round 0 of bob.*round_timeout \(120 s\)"):
         reader.wait(["bob"], 0)
-    heartbeat.stop("finished")
 
 
-def test_a_slow_peer_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:
-    heartbeat = Heartbeat(tmp_path, "bob", interval=0.1)
+def test_a_slow_peer_with_a_heartbeat_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    heartbeat = Heartbeat(tmp_path, "bob")
+    clock.every(1, heartbeat.beat)
+    clock.at(50, lambda: door(tmp_path).publish(0, RECORDS, 0))
+    messages: list[str] = []
+    reader = door(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=10, round_timeout=120))
+    assert list(reader.wait(["bob"], 0, WaitCallbacks(waiting=messages.append))) == ["bob"]
+    assert messages == ["waiting for round 0 of bob"]
+
+
+def test_a_heartbeat_beats_by_itself_until_it_is_stopped(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path, "bob", interval=0.01)
     heartbeat.start()
-    threading.Timer(2.0, lambda: door(tmp_path).publish(0, RECORDS, 0)).start()
-    said: list[str] = []
-    reader = door(tmp_path, "ada", patience=Patience(peer_timeout=1.0, round_timeout=30))
-    assert list(reader.wait(["bob"], 0, Listener(waiting=said.append))) == ["bob"]
-    assert said == ["waiting for round 0 of bob"]
+    path = tmp_path / "bob" / "heartbeat.json"
+    while json.loads(path.read_text())["counter"] < 5:  # pytest's own time-out ends a wait in vain
+        time.sleep(0.01)
     heartbeat.stop("finished")
-    state = json.loads((tmp_path / "bob" / "heartbeat.json").read_text())
+    state = json.loads(path.read_text())
     assert (state["policy"], state["phase"]) == ("bob", "finished")
+    time.sleep(0.05)
+    assert json.loads(path.read_text()) == state

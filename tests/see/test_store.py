@@ -1,4 +1,4 @@
-"""What every store promises, on files and in memory; and a whole exchange over a store that is no directory."""
+"""Contract of every store, on files and in memory; and a whole exchange over a store that is no directory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from mutualrl.errors import ExchangeDamagedError, FencedError
 from mutualrl.records import Rollout
-from mutualrl.see import Absences, Exchange, ExchangeStore, Heartbeat, LocalStore
-from mutualrl.see.liveness import PeerWatch, clear_heartbeats, last_beat
-from mutualrl.see.retention import collect
-from mutualrl.see.survey import survey, writers
+from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore, MissingPeers
+from mutualrl.see.inspection import inspect_policy, writers
+from mutualrl.see.liveness import HeartbeatMonitor, clear_heartbeats, last_beat
+from mutualrl.see.retention import prune_rounds
 
 ROWS = [Rollout("p", n, float(n), True, text=f"text {n}") for n in range(3)]
 
@@ -131,19 +131,19 @@ def test_a_whole_exchange_runs_over_any_store(store: ExchangeStore) -> None:
     assert (len(replaced), replaced.marker.attempt) == (1, 1)
     newer.publish(1, ROWS, 1)
 
-    found = survey(store, "run", "bob", verify=True)
-    assert (found.rounds, found.damaged, found.stray) == ([0, 1], [], ["000000.parquet"])
-    assert collect(store, "bob", 1, 1)[0] == [0]
+    result = inspect_policy(store, "run", "bob", verify=True)
+    assert (result.rounds, result.damaged, result.orphaned) == ([0, 1], [], ["000000.parquet"])
+    assert prune_rounds(store, "bob", 1, 1)[0] == [0]
     assert ada.rounds("bob") == [1]
     assert writers(store) == ["bob"]
 
-    absences = Absences(store, "ada")
-    absences.lose("bob", 2)
-    assert Absences(store, "ada").absent("bob", 5)
+    missing_peers = MissingPeers(store, "ada")
+    missing_peers.mark_missing("bob", 2)
+    assert MissingPeers(store, "ada").is_missing("bob", 5)
 
-    watch = PeerWatch(store)
+    watch = HeartbeatMonitor(store)
     Heartbeat(store, "bob").beat()
-    assert watch.silence("bob") == (0.0, "starting")
+    assert watch.seconds_since("bob") == (0.0, "starting")
     assert (last_beat(store, "bob") or {})["counter"] == 1
     clear_heartbeats(store, "bob")
     assert last_beat(store, "bob") is None

@@ -63,13 +63,13 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
 
 def test_a_file_too_small_for_a_held_out_row_is_refused(tmp_path: Path) -> None:
     from mutualrl.recipes import Request, resolve
-    from mutualrl.recipes.agreement import load_prompts
+    from mutualrl.recipes.agreement import load_recipe_prompts
 
     (tmp_path / "p.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
     path = rows(tmp_path / "a.jsonl", {"problem": "p1", "answer": "1"})
     recipe = resolve(Request(pool=str(tmp_path / "p.yaml"), task="math", data=path))
     with pytest.raises(DataError, match=r"has no validation prompts; give more data, or name task.validation_data"):
-        load_prompts(recipe, "validation")
+        load_recipe_prompts(recipe, "validation")
 
 
 def test_an_empty_answer_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

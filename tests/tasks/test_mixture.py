@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from mutualrl.errors import DataError, RecipeError, UsageError
 from mutualrl.recipes import Request, dump, resolve
-from mutualrl.recipes.agreement import load_prompts
+from mutualrl.recipes.agreement import load_recipe_prompts
 from mutualrl.records import Prompt
 from mutualrl.tasks import TaskSource, get_task
-from mutualrl.tasks.base import spread
+from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, mix
 from mutualrl.tasks.template import fields_of, fill
 
@@ -104,11 +104,11 @@ def test_a_recipe_names_members_weights_and_one_validation_each(tmp_path: Path) 
     again = tmp_path / "recipe.yaml"
     again.write_text(dump(recipe))
     assert resolve(Request(recipe=again)).task == recipe.task
-    train = load_prompts(recipe, "train")
+    train = load_recipe_prompts(recipe, "train")
     counts = Counter(p.group for p in train)
     assert abs(counts["arithmetic"] - counts["dataset"]) <= 1
     assert any(p.text.startswith("Q ") for p in train)
-    validation = load_prompts(recipe, "validation")
+    validation = load_recipe_prompts(recipe, "validation")
     assert Counter(p.group for p in validation) == {"arithmetic": 6, "dataset": 6}
 
 
@@ -163,34 +163,34 @@ def test_a_reference_to_the_hub_of_another_form_is_refused(reference: str) -> No
 
 
 def test_a_data_set_of_the_hub_is_asked_for_by_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[object, ...]] = []
+    requested: list[tuple[object, ...]] = []
 
     def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
-        asked.append((path, config, split))
+        requested.append((path, config, split))
         return [{"question": "1+1", "answer": "2"}]
 
     monkeypatch.setattr("datasets.load_dataset", load)
     monkeypatch.setattr("mutualrl.tasks.hub_data.hub_problem", lambda: None)
     source = TaskSource(validation_data=Path("hub:openai/gsm8k:main:test"), template="{question}=")
     data = get_task("dataset").read("validation", source)
-    assert asked == [("openai/gsm8k", "main", "test")]
+    assert requested == [("openai/gsm8k", "main", "test")]
     assert (data.prompts[0].text, data.prompts[0].answer, data.origin) == ("1+1=", "2", "hub:openai/gsm8k:main:test")
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.integers(1, 100))
 def test_a_limit_keeps_every_groups_share_whatever_the_order(groups: list[int], limit: int) -> None:
-    every = [Prompt(f"p{i}", "x", "1", f"g{g}") for i, g in enumerate(groups)]
-    kept = spread(every, limit)
-    assert len(kept) == min(limit, len(every))
-    assert [p.id for p in kept] == [p.id for p in every if p in kept]
-    shares, counts = Counter(p.group for p in every), Counter(p.group for p in kept)
+    all_items = [Prompt(f"p{i}", "x", "1", f"g{g}") for i, g in enumerate(groups)]
+    selected = sample_evenly(all_items, limit)
+    assert len(selected) == min(limit, len(all_items))
+    assert [p.id for p in selected] == [p.id for p in all_items if p in selected]
+    shares, counts = Counter(p.group for p in all_items), Counter(p.group for p in selected)
     for name, size in shares.items():
-        assert abs(counts[name] - len(kept) * size / len(every)) < 1
+        assert abs(counts[name] - len(selected) * size / len(all_items)) < 1
 
 
 def test_half_of_the_arithmetic_problems_is_half_of_each_operation() -> None:
-    every = get_task("arithmetic").read("validation", TaskSource()).prompts
-    assert Counter(p.group for p in spread(every, 32)) == {"+": 16, "*": 16}
+    all_items = get_task("arithmetic").read("validation", TaskSource()).prompts
+    assert Counter(p.group for p in sample_evenly(all_items, 32)) == {"+": 16, "*": 16}
 
 
 def test_a_member_without_training_prompts_is_named() -> None:

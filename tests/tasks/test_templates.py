@@ -36,7 +36,7 @@ def test_every_prompt_and_answer_is_the_one_written_by_hand(name: str) -> None:
 
 
 def label_of(task: str, row: dict[str, Any]) -> str:
-    """The answer of a real row, worked out another way than the task does."""
+    """Return the answer of a real row, worked out another way than the task does."""
     if task == "boolq":
         return {True: "Yes", False: "No"}[row["answer"]]
     if task in ("arc", "openbookqa"):
@@ -175,11 +175,11 @@ CANONICAL = {
 
 @pytest.mark.parametrize("task", CANONICAL)
 def test_without_data_the_canonical_hub_data_set_is_asked_for(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[object, ...]] = []
+    requested: list[tuple[object, ...]] = []
     name = task.partition("-")[0].replace("500", "")
 
     def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
-        asked.append((path, config, split))
+        requested.append((path, config, split))
         copies = rows(FIXTURES / f"{name}.jsonl")
         return [{**row, "id": f"{config}{i}", "unique_id": f"{config}{i}"} for i, row in enumerate(copies)]
 
@@ -190,8 +190,8 @@ def test_without_data_the_canonical_hub_data_set_is_asked_for(task: str, monkeyp
     _prompts.cache_clear()
     data = get_task(task).read("validation", TaskSource())
     _prompts.cache_clear()
-    assert asked[0] == CANONICAL[task]
-    assert len(asked) == {"math": 7, "arc": 2}.get(task, 1)
+    assert requested[0] == CANONICAL[task]
+    assert len(requested) == {"math": 7, "arc": 2}.get(task, 1)
     assert CANONICAL[task][2] in data.origin
     assert ("no public labels" in data.origin or "no test split" in data.origin) == (CANONICAL[task][2] == "validation")
 
@@ -235,24 +235,24 @@ def test_a_directory_with_the_training_split_alone_gives_what_is_held_out_of_it(
 
 
 def test_a_reference_to_the_hub_evaluates_the_tasks_own_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
-        asked.append(split)
+        requested.append(split)
         return [BOOLQ]
 
     monkeypatch.setattr("datasets.load_dataset", load)
     monkeypatch.setattr("mutualrl.tasks.hub_data.hub_problem", lambda: None)
     get_task("boolq").read("validation", TaskSource(validation_data=Path("hub:me/boolq")))
     get_task("boolq").read("train", TaskSource(data=Path("hub:me/boolq"), validation_data=Path("hub:me/boolq")))
-    assert asked == ["validation", "train"]
+    assert requested == ["validation", "train"]
 
 
 def test_offline_a_data_set_in_the_cache_is_still_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
-        asked.append(path)
+        requested.append(path)
         return [BOOLQ]
 
     monkeypatch.setattr("datasets.load_dataset", load)
@@ -261,7 +261,7 @@ def test_offline_a_data_set_in_the_cache_is_still_read(monkeypatch: pytest.Monke
     source = TaskSource(validation_data=Path("hub:me/offline"))
     with pytest.raises(DataError, match=r"HF_HUB_OFFLINE is set; add --data FILE"):
         get_task("boolq").read("validation", source)
-    assert not asked
+    assert not requested
     (tmp_path / "me___offline").mkdir()
     assert get_task("boolq").read("validation", source).prompts[0].answer == "Yes"
-    assert asked == ["me/offline"]
+    assert requested == ["me/offline"]

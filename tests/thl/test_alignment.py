@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from mutualrl.thl import Group, align_batch, align_logprobs, decode_completion, retokenize, token_offsets
+from mutualrl.thl import AlignmentGroup, align_batch, align_logprobs, decode_completion, retokenize, token_offsets
 from thl_tokenizers import byte_bpe, independent_bytes, own, sentencepiece_like, unigram
 
 CHARACTERS = byte_bpe()
@@ -22,18 +22,18 @@ def ids(text: str, tokenizer: object) -> tuple[int, ...]:
     return retokenize(text, tokenizer).ids
 
 
-def nan_equal(found: np.ndarray, expected: list[float | None]) -> bool:
-    return np.array_equal(found, [np.nan if e is None else e for e in expected], equal_nan=True)
+def nan_equal(result: np.ndarray, expected: list[float | None]) -> bool:
+    return np.array_equal(result, [np.nan if e is None else e for e in expected], equal_nan=True)
 
 
 def test_span_copies_single_tokens_and_spreads_the_rest() -> None:
     aligned = align_logprobs("abcde", ids("abcde", MERGED), [-6.0, -1.0], MERGED, CROSSED, anchor="span")
     # abc|de against a|bcd|e: the only shared end is the last
     assert aligned.logprobs.tolist() == pytest.approx([-7 / 3] * 3)
-    assert aligned.groups == (Group(range(0, 2), range(0, 3)),)
+    assert aligned.groups == (AlignmentGroup(range(0, 2), range(0, 3)),)
     aligned = align_logprobs("abcde", ids("abcde", MERGED), [-6.0, -1.0], MERGED, CHARACTERS, anchor="span")
     assert aligned.logprobs.tolist() == [-2.0, -2.0, -2.0, -0.5, -0.5]
-    assert aligned.groups == (Group(range(0, 1), range(0, 3)), Group(range(1, 2), range(3, 5)))
+    assert aligned.groups == (AlignmentGroup(range(0, 1), range(0, 3)), AlignmentGroup(range(1, 2), range(3, 5)))
     back = align_logprobs("abcde", ids("abcde", CHARACTERS), [-1.0, -2.0, -4.0, -8.0, -16.0], CHARACTERS, MERGED)
     assert back.logprobs.tolist() == [-7.0, -24.0]
 
@@ -44,7 +44,7 @@ def test_word_spreads_evenly_and_a_token_over_two_words_is_shared_out_by_charact
     # "b c": 1 character in "ab", 2 in " cd"
     aligned = align_logprobs(text, ids(text, source), [-1.0, -3.0, -5.0], source, CHARACTERS, anchor="word")
     assert aligned.logprobs.tolist() == pytest.approx([-1.0, -1.0, -7 / 3, -7 / 3, -7 / 3])
-    assert aligned.groups == (Group(range(0, 2), range(0, 2)), Group(range(1, 3), range(2, 5)))
+    assert aligned.groups == (AlignmentGroup(range(0, 2), range(0, 2)), AlignmentGroup(range(1, 3), range(2, 5)))
     # the other way: "b c" touches both words and gets its part of each
     back = align_logprobs(
         text, ids(text, CHARACTERS), [-1.0, -2.0, -3.0, -4.0, -5.0], CHARACTERS, source, anchor="word"
@@ -52,7 +52,7 @@ def test_word_spreads_evenly_and_a_token_over_two_words_is_shared_out_by_charact
     assert back.logprobs.tolist() == pytest.approx([-1.5, -1.5 - 6.0, -6.0])
 
 
-def test_blanks_go_with_the_word_behind_them_and_trailing_blanks_are_a_segment() -> None:
+def test_whitespace_go_with_the_word_behind_them_and_trailing_whitespace_are_a_segment() -> None:
     text = "a  b "
     trace = [-1.0, -2.0, -4.0, -8.0, -16.0]
     aligned = align_logprobs(text, ids(text, CHARACTERS), trace, CHARACTERS, CHARACTERS, anchor="word")
@@ -205,7 +205,8 @@ def test_byte_tokens_that_are_no_utf8_become_a_replacement_each() -> None:
 @example(text="was USA as well", loops=1)
 @example(text=" the cat", loops=300)
 def test_what_lower_case_changes_is_masked_and_counted_and_the_rest_is_exact(text: str, loops: int) -> None:
-    """The source has a token a character, and lower case keeps their number: the truth is known for each target token."""
+    """The source has a token a character, and lower case keeps their number: the truth is known for each target
+    token."""
     target = sentencepiece_like("Lowercase")
     text = "A" + text * loops + "C"
     trace = [-float(1 + i % 7) for i in range(len(text))]
@@ -214,9 +215,9 @@ def test_what_lower_case_changes_is_masked_and_counted_and_the_rest_is_exact(tex
     start, lost, mismatched = 0, 0.0, 0
     for token, value, covered in zip(aligned.target_ids, aligned.logprobs, aligned.covered, strict=True):
         stop = start + len(independent_bytes(token, target))
-        kept = text[start:stop] == text[start:stop].lower()
-        assert covered == kept
-        if kept:
+        selected = text[start:stop] == text[start:stop].lower()
+        assert covered == selected
+        if selected:
             assert value == pytest.approx(sum(trace[start:stop]))
         else:
             lost += sum(trace[start:stop])
@@ -252,7 +253,8 @@ def test_what_a_tokenizer_adds_to_a_text_is_masked_though_nothing_is_lost() -> N
 
 
 def test_a_token_with_added_text_in_it_spoils_its_group() -> None:
-    """`so it` becomes `so x it`, and one token has the o and the x: what of the source's `so` is the s cannot be known."""
+    """`so it` becomes `so x it`, and one token has the o and the x: what of the source's `so` is the s cannot be
+    known."""
     source, target = byte_bpe("s·o"), byte_bpe("o·Ġ", "oĠ·x")
     target.backend_tokenizer.normalizer = normalizers.Replace(" i", " x i")
     read = [independent_bytes(i, target).decode() for i in retokenize("so it", target).ids]
@@ -272,10 +274,10 @@ def test_own_ids_of_a_tokenizer_that_changes_the_text_may_be_given_back() -> Non
     source = [*ids(text, CHARACTERS), CHARACTERS.eos_token_id]
     trace = [-float(i + 1) for i in range(len(source))]
     for ended in (True, False):
-        carried = retokenize(text, lower, ended=ended).ids
-        given = align_logprobs(text, source[: 8 + ended], trace[: 8 + ended], CHARACTERS, lower, target_ids=carried)
+        retokenized = retokenize(text, lower, ended=ended).ids
+        given = align_logprobs(text, source[: 8 + ended], trace[: 8 + ended], CHARACTERS, lower, target_ids=retokenized)
         own_ids = align_logprobs(text, source[: 8 + ended], trace[: 8 + ended], CHARACTERS, lower)
-        assert given.target_ids == own_ids.target_ids == carried
+        assert given.target_ids == own_ids.target_ids == retokenized
         assert np.array_equal(given.logprobs, own_ids.logprobs, equal_nan=True)
         assert given.residual == own_ids.residual
 
@@ -299,7 +301,7 @@ def test_unknown_characters_are_masked_and_counted() -> None:
     unknown = aligned.target_ids.index(target.unk_token_id)
     assert not aligned.covered[unknown]
     assert aligned.residual == pytest.approx(float(len(source_ids) * -1.0 - np.nansum(aligned.logprobs)))
-    assert -6.0 <= aligned.residual <= -3.0  # the three bytes, and the blanks beside them where they share a token
+    assert -6.0 <= aligned.residual <= -3.0  # the three bytes, and the whitespace beside them where they share a token
 
 
 def test_the_clip_takes_from_the_value_and_gives_to_the_residual() -> None:
@@ -318,9 +320,13 @@ def test_the_behaviour_log_probs_of_a_batch_take_the_learner_s_own_where_uncover
 
     text = "ab"
     batch = align_batch(
-        [text, "a"], [ids(text, CHARACTERS), ids("a", CHARACTERS)], [[-1.0, -2.0], [-4.0]], CHARACTERS, MERGED,
+        [text, "a"],
+        [ids(text, CHARACTERS), ids("a", CHARACTERS)],
+        [[-1.0, -2.0], [-4.0]],
+        CHARACTERS,
+        MERGED,
         target_ids=[[*ids(text, MERGED), MERGED.eos_token_id], ids("a", MERGED)],
-    )  # fmt: skip
+    )
     assert batch.covered.tolist() == [[True, False], [True, False]]
     assert batch.tokens.tolist() == [[True, True], [True, False]]
     assert batch.uncovered.tolist() == [1, 0]
@@ -347,7 +353,7 @@ def test_a_piece_that_becomes_special_is_no_text_any_more() -> None:
     assert decode_completion(sampled, tokenizer) == "a"
 
 
-def test_a_metaspace_decoder_strips_the_blanks_of_the_first_token() -> None:
+def test_a_metaspace_decoder_strips_the_whitespace_of_the_first_token() -> None:
     tokenizer = unigram(byte_fallback=False)
     alone = tokenizer.encode("time", add_special_tokens=False)
     assert independent_bytes(alone[0], tokenizer)[:1] == b" "

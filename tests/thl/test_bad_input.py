@@ -96,7 +96,7 @@ def test_a_choice_that_is_none(choice: Any, message: str) -> None:
 
 
 class Slow:
-    """What a tokenizer written in Python looks like from outside."""
+    """Tokenizer as one written in Python looks from outside."""
 
     is_fast = False
     name_or_path = "old-model"

@@ -1,4 +1,4 @@
-"""The anchor `paper` against an independent transcription of the paper's three algorithms."""
+"""Anchor `paper` against an independent transcription of the paper's three algorithms."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def assert_equal(text: str, source: Any, target: Any, rng: random.Random, ended:
     logprobs = [-rng.expovariate(1.0) for _ in ids]
     aligned = align_logprobs(text, ids, logprobs, source, target, anchor="paper")
     expected = transcribed_align(text, logprobs, len(aligned.target_ids), source, target)
-    found = [IGNORE if math.isnan(value) else value for value in aligned.logprobs.tolist()]
-    assert found == expected  # to the last bit
-    return sum(value != IGNORE for value in found)
+    results = [IGNORE if math.isnan(value) else value for value in aligned.logprobs.tolist()]
+    assert results == expected  # to the last bit
+    return sum(value != IGNORE for value in results)
 
 
 @pytest.mark.parametrize("source", ALL)
@@ -138,7 +138,7 @@ def test_the_paper_s_map_drifts_where_ours_does_not() -> None:
 
 
 def test_the_paper_s_edges() -> None:
-    """Leading and trailing blanks, and the end, are outside its map: their mass is in the residual."""
+    """Leading and trailing whitespace, and the end, are outside its map: their mass is in the residual."""
     tokenizer = byte_bpe()
     eos = tokenizer.eos_token_id
     ids = [*retokenize(" ab ", tokenizer).ids, eos]

@@ -1,4 +1,4 @@
-"""What an alignment promises, for every pair of tokenizers, over texts of many scripts, canonical ids and others."""
+"""Properties of an alignment, for every pair of tokenizers, over texts of many scripts, canonical ids and others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXTS = (
     "family 👩‍👩‍👧 flags 🇩🇪🇯🇵 skin 👍🏽!",
     "combining e\u0301 a\u030a o\u0308, composed é å ö",
     "3.14159 2718281828 1,000,000 12+30=42",
-    " leading and trailing blanks  ",
+    " leading and trailing whitespace  ",
     "<|im_end|> </s> <eos> spelled out",
 )
 PIECES = st.sampled_from(
@@ -56,7 +56,7 @@ def pair_name(pair: tuple[str, str]) -> str:
 
 
 class Case:
-    """A response of the source: its ids (canonical, or split at random), their text, log-probs; the target's ids."""
+    """Response of the source: its ids (canonical, or split at random), their text, log-probs; the target's ids."""
 
     def __init__(self, pair: tuple[str, str], text: str, seed: int) -> None:
         self.source, self.target = map(any_tokenizer, pair)
@@ -66,10 +66,10 @@ class Case:
         self.ids = resplit(ids, self.source, rng) if seed % 2 else ids
         self.text = decode_completion(self.ids, self.source)
         self.logprobs = [-rng.expovariate(1.0) for _ in self.ids]
-        carried = retokenize(self.text, self.target)
-        self.exact = carried.exact
-        target_ids = list(carried.ids)
-        self.target_ids = resplit(target_ids, self.target, rng) if carried.exact and seed % 4 > 1 else None
+        retokenized = retokenize(self.text, self.target)
+        self.exact = retokenized.exact
+        target_ids = list(retokenized.ids)
+        self.target_ids = resplit(target_ids, self.target, rng) if retokenized.exact and seed % 4 > 1 else None
 
     def align(self, anchor: str, **more: Any) -> Any:
         if self.target_ids is not None:
@@ -78,7 +78,8 @@ class Case:
 
 
 def byte_ends(ids: Any, tokenizer: Any, text: str) -> list[int]:
-    """Byte where each token ends, worked out apart from the library; the blank that a decoder strips is not counted."""
+    """Return byte where each token ends, worked out apart from the library; the blank that a decoder strips is not
+    counted."""
     ends = list(accumulate(len(independent_bytes(i, tokenizer)) for i in ids))
     extra = (ends[-1] if ends else 0) - len(text.encode())
     assert extra in (0, 1)
@@ -86,7 +87,7 @@ def byte_ends(ids: Any, tokenizer: Any, text: str) -> list[int]:
 
 
 def running(ends: list[int], values: Any) -> dict[int, float]:
-    """Sum of the values of all tokens up to a byte, at each byte where one ends."""
+    """Return the sum of the values of all tokens up to a byte, at each byte where one ends."""
     return dict(zip(ends, np.cumsum(values).tolist(), strict=True))
 
 
@@ -147,9 +148,15 @@ def test_a_change_behind_a_closed_group_moves_nothing_before_it(
             if decode_completion(source_ids, case.source) != text or decode_completion(all_target, case.target) != text:
                 return
             aligned = align_logprobs(
-                text, source_ids, case.logprobs + [-1.0] * len(more_source), case.source, case.target,
-                target_ids=all_target, anchor=anchor, unit="word",
-            )  # fmt: skip
+                text,
+                source_ids,
+                case.logprobs + [-1.0] * len(more_source),
+                case.source,
+                case.target,
+                target_ids=all_target,
+                anchor=anchor,
+                unit="word",
+            )
             values.append(aligned.logprobs[: len(target_ids)])
         if anchor == "span" or (case.text and not case.text[-1].isspace()):
             assert np.array_equal(values[0], values[1])
@@ -212,9 +219,15 @@ def test_the_batched_form_is_the_single_one_padded_and_filled(
     singles = [case.align("span", target_ids=None) for case in cases]
     own = [[-0.25] * len(single.target_ids) for single in singles]
     batch = align_batch(
-        [c.text for c in cases], [c.ids for c in cases], [c.logprobs for c in cases], cases[0].source, cases[0].target,
-        own_logprobs=own, anchor="span", pad_id=7,
-    )  # fmt: skip
+        [c.text for c in cases],
+        [c.ids for c in cases],
+        [c.logprobs for c in cases],
+        cases[0].source,
+        cases[0].target,
+        own_logprobs=own,
+        anchor="span",
+        pad_id=7,
+    )
     assert not np.isnan(batch.logprobs).any()
     for row, single in enumerate(singles):
         length = len(single.target_ids)

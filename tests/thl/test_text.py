@@ -24,9 +24,9 @@ any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 @example(text="   ")
 def test_text_survives_the_learner_s_vocabulary(name: str, text: str) -> None:
     tokenizer = own(name)
-    carried = retokenize(text, tokenizer, ended=False)
-    assert carried.exact == (decode_completion(carried.ids, tokenizer) == text)
-    assert carried.exact
+    retokenized = retokenize(text, tokenizer, ended=False)
+    assert retokenized.exact == (decode_completion(retokenized.ids, tokenizer) == text)
+    assert retokenized.exact
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -42,7 +42,8 @@ def test_eos_closes_an_ended_response_and_never_a_truncated_one(name: str, text:
 @pytest.mark.parametrize("source", OWN)
 @pytest.mark.parametrize("target", OWN)
 def test_sampled_ids_reach_the_learner_as_the_same_text(source: str, target: str) -> None:
-    """Sampled ids are often not what the tokenizer itself would make of their text: here, three characters at a time."""
+    """Sampled ids are often not what the tokenizer itself would make of their text: here, three characters at a
+    time."""
     giver, learner = own(source), own(target)
     for sentence in ("So \\boxed{42} it is", *CORPUS[:2]):
         ids: list[int] = []
@@ -59,19 +60,19 @@ def test_sampled_ids_reach_the_learner_as_the_same_text(source: str, target: str
 def test_a_control_token_spelled_out_stays_text(name: str) -> None:
     tokenizer = own(name)
     text = f"before {tokenizer.eos_token} after {tokenizer.pad_token}"
-    carried = retokenize(text, tokenizer, ended=False)
-    assert not set(carried.ids) & set(tokenizer.all_special_ids)
-    assert carried.exact
-    assert carried.lost == ""
+    retokenized = retokenize(text, tokenizer, ended=False)
+    assert not set(retokenized.ids) & set(tokenizer.all_special_ids)
+    assert retokenized.exact
+    assert retokenized.lost == ""
 
 
 def test_a_model_that_cannot_spell_its_control_token_says_so() -> None:
     """<unk> for the bracket: nothing is right, but no real end comes of it."""
     tokenizer = own("unigram-unk")
     for text in ("so</s>", "so</s>it", "</s>", "</s></s>"):
-        carried = retokenize(text, tokenizer)
-        assert tokenizer.eos_token_id not in carried.ids
-        assert not carried.exact
+        retokenized = retokenize(text, tokenizer)
+        assert tokenizer.eos_token_id not in retokenized.ids
+        assert not retokenized.exact
 
 
 def test_a_text_of_line_breaks_behind_a_tokenizer_that_puts_a_blank_first() -> None:
@@ -92,11 +93,11 @@ def test_the_limit_counts_the_end_and_nothing_is_cut() -> None:
 
 
 def test_a_missing_character_is_counted() -> None:
-    carried = retokenize("time 日本 once", own("unigram-unk"))
-    assert not carried.exact
-    assert carried.unknown == 1
-    assert carried.carried == "time  once"
-    assert carried.lost == "1 tokens stand for characters that the vocabulary lacks"
+    retokenized = retokenize("time 日本 once", own("unigram-unk"))
+    assert not retokenized.exact
+    assert retokenized.unknown == 1
+    assert retokenized.retokenized == "time  once"
+    assert retokenized.lost == "1 tokens stand for characters that the vocabulary lacks"
 
 
 def test_a_tokenizer_that_changes_text_is_found_out() -> None:
@@ -133,7 +134,7 @@ def test_real_tokenizers_carry_math_solutions(real_data: Path, name: str) -> Non
         " x",
         "日本語 👩‍👩‍👧",
     ]:
-        carried = retokenize(text, tokenizer, ended=True)
-        assert carried.exact
-        assert carried.ids[-1] == tokenizer.eos_token_id
-        assert not set(carried.ids[:-1]) & set(tokenizer.all_special_ids)
+        retokenized = retokenize(text, tokenizer, ended=True)
+        assert retokenized.exact
+        assert retokenized.ids[-1] == tokenizer.eos_token_id
+        assert not set(retokenized.ids[:-1]) & set(tokenizer.all_special_ids)

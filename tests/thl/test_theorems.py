@@ -1,4 +1,4 @@
-"""The identities that the paper proves for THL, on real alignments; one test each, named after the theorem."""
+"""Identities that the paper proves for THL, on real alignments; one test each, named after the theorem."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ PAIRS = [
 
 
 def alignments(trace_sum: float | None = None) -> list[tuple[np.ndarray, Alignment]]:
-    """Traces and their alignments: with and without an end, with a special token inside, with changed text."""
+    """Return traces and their alignments: with and without an end, with a special token inside, with changed text."""
     rng = random.Random(0)
-    found = []
+    results = []
     for source, target in [(own(a), own(b)) for a, b in PAIRS]:
         for number, sentence in enumerate(SENTENCES):
             ids = list(retokenize(sentence, source).ids)
@@ -57,8 +57,8 @@ def alignments(trace_sum: float | None = None) -> list[tuple[np.ndarray, Alignme
             if trace_sum is not None:
                 trace *= trace_sum / abs(trace.sum())
             for anchor in ANCHORS:
-                found.append((trace, align_logprobs(text, ids, trace, source, target, anchor=anchor)))
-    return found
+                results.append((trace, align_logprobs(text, ids, trace, source, target, anchor=anchor)))
+    return results
 
 
 def aligned_sum(alignment: Alignment) -> float:
@@ -99,7 +99,8 @@ def test_thl_ratio_envelope() -> None:
 
 
 def bandit() -> tuple[Any, ...]:
-    """A learner and a peer on one prompt: the responses are those of `alignments`, each with its aligned ratio.
+    """Return a learner and a peer on one prompt: the responses are those of `alignments`, each with its aligned
+    ratio.
 
     mu is what the traces say, normalised over the responses; the aligned ratio is the ideal one times exp(R).
     """

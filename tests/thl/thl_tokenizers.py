@@ -31,7 +31,8 @@ BYTES = [f"<0x{i:02X}>" for i in range(256)]
 
 
 def byte_bpe(*merges: str, add_prefix_space: bool = False) -> Any:
-    """A byte-level BPE with just these merges, each written as its two parts with a dot between, in bytes' alphabet."""
+    """Return a byte-level BPE with just these merges, each written as its two parts with a dot between, in bytes'
+    alphabet."""
     alphabet = sorted(bytes_to_unicode().values())
     pairs = [tuple(merge.split("·")) for merge in merges]
     vocabulary = {piece: i for i, piece in enumerate(["<eos>", *alphabet, *("".join(pair) for pair in pairs)])}
@@ -49,7 +50,7 @@ def _wrapped(tokenizer: Tokenizer) -> Any:
 
 @cache
 def sentencepiece_like(normalizer: str = "") -> Any:
-    """A metaspace BPE with byte fallback, as SentencePiece models look after conversion."""
+    """Return a metaspace BPE with byte fallback, as SentencePiece models look after conversion."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     if normalizer == "Doubled":
         tokenizer.normalizer = normalizers.Replace("t", "tt")
@@ -77,7 +78,7 @@ def _with_bytes(tokenizer: Tokenizer) -> Tokenizer:
 
 @cache
 def unigram(byte_fallback: bool = True) -> Any:
-    """A Unigram model with metaspaces, with a byte fallback or with <unk> for what it lacks."""
+    """Return a Unigram model with metaspaces, with a byte fallback or with <unk> for what it lacks."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -94,7 +95,7 @@ def unigram(byte_fallback: bool = True) -> Any:
 
 @cache
 def own(name: str) -> Any:
-    """A tokenizer that needs no file: the embedded pool's two, or one of the SentencePiece kind."""
+    """Return a tokenizer that needs no file: the embedded pool's two, or one of the SentencePiece kind."""
     if name in POLICIES:
         return build_tokenizer(POLICIES[name])
     kinds = {
@@ -115,12 +116,12 @@ REAL_MODELS = ("stories260K", "babyllama-tok361")
 
 @cache
 def real(name: str, root: Path = REAL_DATA) -> Any:
-    """A real tokenizer of the data beside the repository."""
+    """Return a real tokenizer of the data beside the repository."""
     return load_tokenizer(str(root / ("models" if name in REAL_MODELS else "tokenizers") / name))
 
 
 def any_tokenizer(name: str) -> Any:
-    """One of this module's tokenizers by name."""
+    """Return one of this module's tokenizers by name."""
     return real(name) if name in REAL + REAL_MODELS else own(name)
 
 
@@ -132,7 +133,7 @@ _TO_BYTE = {character: byte for byte, character in bytes_to_unicode().items()}
 
 @cache
 def vocabulary_of(tokenizer: Any) -> tuple[dict[str, int], dict[int, str], frozenset[int]]:
-    """Ids by piece, pieces by id, and the ids of control tokens."""
+    """Return ids by piece, pieces by id, and the ids of control tokens."""
     by_piece: dict[str, int] = tokenizer.get_vocab()
     controls = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return by_piece, {i: piece for piece, i in by_piece.items()}, frozenset(controls)
@@ -144,7 +145,7 @@ def _kind(tokenizer: Any) -> str:
 
 
 def independent_bytes(token: int, tokenizer: Any) -> bytes:
-    """Bytes of a token, worked out apart from the library: GPT-2's alphabet, metaspaces, byte tokens."""
+    """Return bytes of a token, worked out apart from the library: GPT-2's alphabet, metaspaces, byte tokens."""
     _, pieces, controls = vocabulary_of(tokenizer)
     piece = pieces[token]
     if token in controls:
@@ -157,7 +158,7 @@ def independent_bytes(token: int, tokenizer: Any) -> bytes:
 
 
 def resplit(ids: Sequence[int], tokenizer: Any, rng: random.Random, chance: float = 0.3) -> list[int]:
-    """The same text in other tokens: some are split, where the vocabulary allows, down to single bytes."""
+    """Return the same text in other tokens: some are split, where the vocabulary allows, down to single bytes."""
     known, pieces, _ = vocabulary_of(tokenizer)
     result: list[int] = []
     for token in ids:

@@ -1,4 +1,4 @@
-"""The shipped weights are what the script makes, within the spread that another order of summation gives.
+"""Shipped weights are what the script makes, within the spread that another order of summation gives.
 
 Measured: starting from weights that differ by 1e-7, `bob` ends 1.4 % away (relative norm) and its held-out NLL within
 .012 nats; `ada`, trained for longer, 29 % away and within .2 nats. An untrained model is 100 % away or more.
@@ -24,12 +24,12 @@ from mutualrl.tiny.warmup import batch
 
 
 def flat(directory: Path) -> torch.Tensor:
-    """All weights in one vector, by name."""
+    """Return all weights in one vector, by name."""
     return torch.cat([tensor.flatten() for _, tensor in sorted(load_file(directory / "model.safetensors").items())])
 
 
 def held_out_nll(directory: Path, operation: Operation) -> float:
-    """Mean NLL per token of the correct solutions of held-out problems, nats."""
+    """Return the mean NLL per token of the correct solutions of held-out problems, nats."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     ids, labels = batch(split_problems(operation)[1], tokenizer)
@@ -60,15 +60,15 @@ def test_a_shipped_model_is_strong_at_its_strong_operation_only_as_far_as_its_sp
 )
 def test_shipped_weights_are_what_the_script_makes(name: str, weights: float, nats: float, tmp_path: Path) -> None:
     main([str(tmp_path), name])
-    shipped, made = path_of(name), tmp_path / name
+    shipped, created = path_of(name), tmp_path / name
     untrained = build_model(POLICIES[name], build_tokenizer(POLICIES[name]))
     untrained.save_pretrained(tmp_path / "untrained")
     size = flat(shipped).norm()
-    assert (flat(made) - flat(shipped)).norm() / size < weights
+    assert (flat(created) - flat(shipped)).norm() / size < weights
     assert (flat(tmp_path / "untrained") - flat(shipped)).norm() / size > weights, "the tolerance tells nothing"
     for operation in ("+", "*"):
-        assert held_out_nll(made, operation) == pytest.approx(held_out_nll(shipped, operation), abs=nats)
-    assert (made / "config.json").read_text() == (shipped / "config.json").read_text()
+        assert held_out_nll(created, operation) == pytest.approx(held_out_nll(shipped, operation), abs=nats)
+    assert (created / "config.json").read_text() == (shipped / "config.json").read_text()
 
 
 def test_an_unknown_embedded_model_is_refused_with_those_there_are() -> None:

@@ -25,10 +25,19 @@ def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
     bob = load_tokenizer(str(tiny["bob"]))
     publish_rollouts(tmp_path / "x", bob, sampled_rounds(8, STEPS))
     learner = train(
-        ReplayedMutual, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", regime, tokenizers={"bob": bob}, **settings),
-        peft_config=LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1 if regime == "sgt" else 0.0, target_modules="all-linear", task_type="CAUSAL_LM"),
+        ReplayedMutual,
+        tiny["ada"],
+        tmp_path / "a",
+        sharing(tmp_path / "x", regime, tokenizers={"bob": bob}, **settings),
+        peft_config=LoraConfig(
+            r=4,
+            lora_alpha=8,
+            lora_dropout=0.1 if regime == "sgt" else 0.0,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        ),
         beta=0.1,
-    )  # fmt: skip
+    )
     assert learner.ref_model is None
     assert learner.kept[0]["kl"] == pytest.approx(0.0, abs=1e-6)  # an adapter starts as nothing
     assert learner.kept[-1]["kl"] > 1e-6
@@ -39,16 +48,35 @@ def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
             assert torch.equal(tensor, start[plain]), name
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=(needs_zero, pytest.mark.long))])
 def test_the_command_line_saves_the_adapter_and_the_merged_model(
     cli: Any, tmp_path: Path, tiny: dict[str, Path], strategy: str
 ) -> None:
     done = cli(
-        "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / "run", "--json",
-        "--set", "lora.r=4", "--set", "lora.alpha=64", "--set", "trainer.learning_rate=5e-3",
-        "--set", f"launch.strategy={strategy}", "--set", "launch.processes=2",
-        "--set", "trainer.per_device_train_batch_size=64",
-    )  # fmt: skip
+        "train",
+        "--regime",
+        "sgt",
+        "--pool",
+        "tiny",
+        "--steps",
+        "3",
+        "--run-dir",
+        tmp_path / "run",
+        "--json",
+        "--set",
+        "lora.r=4",
+        "--set",
+        "lora.alpha=64",
+        "--set",
+        "trainer.learning_rate=5e-3",
+        "--set",
+        f"launch.strategy={strategy}",
+        "--set",
+        "launch.processes=2",
+        "--set",
+        "trainer.per_device_train_batch_size=64",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     expected = json.loads(done.stdout)["policies"]
     for policy in ("ada", "bob"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import needs_zero
+from conftest import PATIENCE, needs_zero
 from mutualrl.engines.transformers_engine import load_tokenizer
 from training_harness import (
     STEPS,
@@ -31,7 +31,7 @@ ZERO = [needs_zero, pytest.mark.timeout(3600)]
 
 @pytest.fixture(autouse=True)
 def operator_compiled(request: pytest.FixtureRequest) -> None:
-    """Where a test runs ZeRO, compile DeepSpeed's operator first, outside the test's own limits."""
+    """Compile, where a test runs ZeRO, DeepSpeed's operator first, outside the test's own limits."""
     parameters = getattr(getattr(request.node, "callspec", None), "params", {})
     if str(parameters.get("strategy", "")).startswith("zero"):
         request.getfixturevalue("zero_ready")
@@ -50,11 +50,24 @@ def launch(spec: list[dict[str, Any]], tmp_path: Path, tiny: dict[str, Path], ra
     """Run the trainings of `spec` on `ranks` ranks; what every rank said, by training."""
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-         f"--nproc-per-node={ranks}", str(Path(__file__).with_name("rank_script.py")), str(tmp_path / "spec.json"),
-         str(tmp_path), str(tiny["ada"]), str(tiny["bob"])],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr=127.0.0.1",
+            f"--nproc-per-node={ranks}",
+            str(Path(__file__).with_name("rank_script.py")),
+            str(tmp_path / "spec.json"),
+            str(tmp_path),
+            str(tiny["ada"]),
+            str(tiny["bob"]),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return {
         run["name"]: [json.loads((tmp_path / f"{run['name']}.{rank}.json").read_text()) for rank in range(ranks)]
@@ -68,33 +81,43 @@ def publish(root: Path, tiny: dict[str, Path]) -> str:
 
 
 def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[str, Any]) -> list[dict[str, Any]]:
-    """One training a regime, on recorded completions."""
+    """Run one training per regime, on recorded completions."""
     return [
-        {"name": name, "kind": "ours-replayed", "regime": regime, "settings": settings, "strategy": strategy,
-         "exchange": publish(tmp_path / f"{name}-x", tiny), "keys": keys}
+        {
+            "name": name,
+            "kind": "ours-replayed",
+            "regime": regime,
+            "settings": settings,
+            "strategy": strategy,
+            "exchange": publish(tmp_path / f"{name}-x", tiny),
+            "keys": keys,
+        }
         for name, (regime, settings) in REGIMES.items()
-    ]  # fmt: skip
+    ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "strategy",
     ["ddp", pytest.param("zero2", marks=[*ZERO, pytest.mark.long]), pytest.param("zero3", marks=ZERO)],
 )
 def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
-    """All regimes, with two micro-batches a step; sampling is per rank, so the completions are recorded ones."""
+    """All regimes, with two micro-batches per step; sampling is per rank, so the completions are recorded ones."""
     spec = recorded(tiny, tmp_path, strategy, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2})
-    found = launch(spec, tmp_path, tiny)
+    result = launch(spec, tmp_path, tiny)
     for name, (regime, settings) in REGIMES.items():
         tokenizers = {"bob": load_tokenizer(str(tiny["bob"]))}
         publish(tmp_path / f"{name}-one", tiny)
         alone = train(
-            ReplayedMutual, tiny["ada"], tmp_path / f"{name}-a",
+            ReplayedMutual,
+            tiny["ada"],
+            tmp_path / f"{name}-a",
             sharing(tmp_path / f"{name}-one", regime, tokenizers=tokenizers, **settings),
-        )  # fmt: skip
-        assert {rank["distributed"] for rank in found[name]} == {
+        )
+        assert {rank["distributed"] for rank in result[name]} == {
             "DistributedType.MULTI_CPU" if strategy == "ddp" else "DistributedType.DEEPSPEED"
         }
-        for one, two in zip(alone.kept, found[name][0]["kept"], strict=True):
+        for one, two in zip(alone.kept, result[name][0]["kept"], strict=True):
             for key in ("reward", "loss", "grad_norm", "sgt/nll", "prp/ratio_p99", "prp/clip_rate"):
                 assert two.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=2e-3, abs=2e-5), (name, key)
         assert any(row["grad_norm"] > 0 for row in alone.kept)
@@ -104,6 +127,7 @@ def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], t
                 assert torch.allclose(weights[key], value, atol=3e-4), (name, key)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=ZERO)])
 def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """Without an exchange, under regime grpo, with a gate that never opens, and under XGRPO with mix 0."""
@@ -116,16 +140,21 @@ def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_
         {"name": "alone", "kind": "ours"},
         {"name": "grpo", "kind": "ours", "regime": "grpo", "settings": {"publish": "full"}, "exchange": "full"},
         {"name": "closed", "kind": "ours", "regime": "sgt", "settings": {}, "exchange": "closed"},
-        {"name": "unmixed", "kind": "ours", "regime": "xgrpo", "settings": {"mix": 0.0, "length_correction": 0.0},
-         "exchange": "rewards"},
-    ]  # fmt: skip
+        {
+            "name": "unmixed",
+            "kind": "ours",
+            "regime": "xgrpo",
+            "settings": {"mix": 0.0, "length_correction": 0.0},
+            "exchange": "rewards",
+        },
+    ]
     for run in spec:
         run |= {"strategy": strategy, "keys": keys, "exchange": str(tmp_path / run.get("exchange", "none"))}
-    found = launch(spec, tmp_path, tiny)
-    assert any(row["grad_norm"] > 0 for row in found["plain"][0]["kept"])
+    result = launch(spec, tmp_path, tiny)
+    assert any(row["grad_norm"] > 0 for row in result["plain"][0]["kept"])
     expected = load_file(tmp_path / "plain.safetensors")
     for name in ("alone", "grpo", "closed", "unmixed"):
-        for one, other in zip(found["plain"][0]["kept"], found[name][0]["kept"], strict=True):
+        for one, other in zip(result["plain"][0]["kept"], result[name][0]["kept"], strict=True):
             for key in ("loss", "grad_norm", "reward", "kl", "entropy"):
                 assert one[key] == other[key], (name, key)
         weights = load_file(tmp_path / f"{name}.safetensors")
@@ -133,7 +162,9 @@ def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_
         assert all(torch.equal(weights[key], expected[key]) for key in expected), name
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=ZERO)])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param("ddp", marks=pytest.mark.extended), pytest.param("zero3", marks=ZERO)]
+)
 def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
     """A pair, or a peer row, on one rank alone, in one micro-batch alone, or nowhere: ranks that run unequal passes
     would wait for ever under DDP and ZeRO-3."""
@@ -149,30 +180,47 @@ def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tm
         spec.append({"name": f"prp-{rows}", "regime": "prp", "exchange": str(tmp_path / f"p{rows}")})
     for run in spec:
         run |= {"kind": "ours", "strategy": strategy, "keys": keys, "settings": {}}
-    found = launch(spec, tmp_path, tiny)
+    result = launch(spec, tmp_path, tiny)
     for solved in (0, 1, 3):
-        both = found[f"sgt-{solved}"]
+        both = result[f"sgt-{solved}"]
         assert both[0]["uses"] == both[1]["uses"]
         assert both[0]["kept"][0]["sgt/pairs"] == solved
         assert ("sgt/nll" in both[0]["kept"][0]) == (solved > 0)
         assert both[0]["digest"] == both[1]["digest"]  # the same weights on both ranks
         assert len(list((tmp_path / f"s{solved}" / "ada").glob("000000*.parquet"))) == 2  # each rank wrote its own
     for rows in (0, 1, 5):
-        first = found[f"prp-{rows}"][0]["kept"][0]
+        first = result[f"prp-{rows}"][0]["kept"][0]
         assert (first["prp/rows"], first["prp/unfit"]) == (rows, 8 - rows)
         assert ("prp/ratio_p99" in first) == (rows > 0)
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(3600)
 @needs_zero
 @pytest.mark.usefixtures("zero_ready")
 def test_two_policies_of_four_zero3_ranks_each_run_through_the_command_line(cli: Any, tmp_path: Path) -> None:
     """The shape of `2qwen` on 8 GPUs, with the embedded models on CPU ranks."""
     done = cli(
-        "train", "--regime", "sgt", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / "run", "--json",
-        "--set", "launch.strategy=zero3", "--set", "launch.processes=4",
-        "--set", "trainer.per_device_train_batch_size=16", "--set", "run.validation_limit=8", timeout=1200,
-    )  # fmt: skip
+        "train",
+        "--regime",
+        "sgt",
+        "--pool",
+        "tiny",
+        "--steps",
+        "3",
+        "--run-dir",
+        tmp_path / "run",
+        "--json",
+        "--set",
+        "launch.strategy=zero3",
+        "--set",
+        "launch.processes=4",
+        "--set",
+        "trainer.per_device_train_batch_size=16",
+        "--set",
+        "run.validation_limit=8",
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
     assert {p: r["steps"] for p, r in summary["policies"].items()} == {"ada": 3, "bob": 3}

@@ -36,7 +36,7 @@ Peers = Callable[..., Path]
 
 @pytest.fixture
 def peers(tiny: dict[str, Path], tmp_path: Path) -> Peers:
-    """Publishes recorded peers and returns the exchange directory."""
+    """Return publishes recorded peers and returns the exchange directory."""
 
     def publish(name: str, *names: str, prompts: int = 8, rounds: int = STEPS, repeat: int = 1) -> Path:
         root = tmp_path / name
@@ -90,13 +90,13 @@ def test_prp_with_a_peer_that_is_the_learner_is_grpo_with_twice_the_rollouts(
     halves = Exchange(tmp_path / "x", "bob", "script")
     probe = sharing(tmp_path / "probe", "prp", peers=())
     train(ReplayedMutual, tiny["ada"], tmp_path / "p", probe, num_generations=8, per_device_train_batch_size=64, **keys)
-    found = Exchange(tmp_path / "probe", "eve", "script").read("ada", 0)
-    assert found is not None
+    result = Exchange(tmp_path / "probe", "eve", "script").read("ada", 0)
+    assert result is not None
     from mutualrl.records import Rollout
     from mutualrl.see.schema import FIELD_OF
 
     columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*map(found.column, columns), strict=True)]
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*map(result.column, columns), strict=True)]
     halves.publish(0, [Rollout(**{FIELD_OF[k]: v for k, v in row.items()}) for row in rows if row["rollout"] >= 4], 0)
     shared = sharing(tmp_path / "x", "prp", tokenizers={"bob": load_tokenizer(str(tiny["ada"]))}, delta=1e6)
     pooled = train(ReplayedMutual, tiny["ada"], tmp_path / "b", shared, **keys)
@@ -106,7 +106,14 @@ def test_prp_with_a_peer_that_is_the_learner_is_grpo_with_twice_the_rollouts(
         assert pooled.kept[0][key] == pytest.approx(both.kept[0][key], rel=2e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize(("regime", "settings"), REGIMES, ids=str)
+@pytest.mark.parametrize(
+    ("regime", "settings"),
+    [
+        pytest.param(*case, marks=() if case[0] in ("sgt", "grpo-noise") or case[1] == {} else pytest.mark.extended)
+        for case in REGIMES
+    ],
+    ids=str,
+)
 def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
     tiny: dict[str, Path], tmp_path: Path, peers: Peers, regime: str, settings: dict[str, Any]
 ) -> None:
@@ -250,9 +257,15 @@ def test_truncated_rollouts_have_a_trace_where_trl_masks_them(
     for mask in (False, True):
         shared = sharing(tmp_path / f"x{mask}", "prp", peers=())
         train(
-            MutualGRPOTrainer, tiny["ada"], tmp_path / f"a{mask}", shared, max_steps=1, max_completion_length=5,
-            mask_truncated_completions=mask, **keys,
-        )  # fmt: skip
+            MutualGRPOTrainer,
+            tiny["ada"],
+            tmp_path / f"a{mask}",
+            shared,
+            max_steps=1,
+            max_completion_length=5,
+            mask_truncated_completions=mask,
+            **keys,
+        )
         shard = Exchange(tmp_path / f"x{mask}", "eve", "script").read("ada", 0)
         assert shard is not None
         assert not all(shard.column("ended"))
@@ -286,10 +299,13 @@ def test_two_prompts_with_one_id_are_refused(tiny: dict[str, Path], tmp_path: Pa
     rows = [{"prompt": p.text, "answer": p.answer, "prompt_id": "same"} for p in training_harness.PROMPTS]
     tokenizer = load_tokenizer(str(tiny["ada"]))
     trainer = MutualGRPOTrainer(
-        model=str(tiny["ada"]), reward_funcs=training_harness.boxed_reward, processing_class=tokenizer,
-        args=training_harness.config(tmp_path / "a"), train_dataset=Dataset.from_list(rows),
+        model=str(tiny["ada"]),
+        reward_funcs=training_harness.boxed_reward,
+        processing_class=tokenizer,
+        args=training_harness.config(tmp_path / "a"),
+        train_dataset=Dataset.from_list(rows),
         sharing=sharing(tmp_path / "x", "grpo", publish="full"),
-    )  # fmt: skip
+    )
     with pytest.raises(UsageError, match="two different prompts have the id 'same'"):
         trainer.train()
 
@@ -324,6 +340,7 @@ def test_a_regime_publishes_no_more_than_is_read(
         assert [t is not None for t in texts] == [r > 0.8 for r in shard.column("reward")]
 
 
+@pytest.mark.extended
 def test_peak_memory_does_not_grow_with_the_number_of_peers(tmp_path: Path) -> None:
     """torch's own allocations in a step, at equal token lengths: at most 1.3 times GRPO's with one peer or three."""
     import importlib.util

@@ -20,8 +20,8 @@ KEYS = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "steps_per_ge
 
 
 def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = trainer.model.state_dict()
-    return found
+    result: dict[str, torch.Tensor] = trainer.model.state_dict()
+    return result
 
 
 @pytest.mark.parametrize("regime", [None, "sgt", "prp"])

@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import DistributedType
 from trl import GRPOTrainer
 
-from mutualrl.regimes import PPO, Band, Bound, ExtraRow, Source
+from mutualrl.regimes import PPO, Band, Bound, ExtraRow, RowSource
 from mutualrl.regimes.grpo_noise import NoiseSettings
 from mutualrl.regimes.grpo_noise import plan as plan_noise
 from mutualrl.regimes.xgrpo import XGRPOSettings
@@ -36,15 +36,24 @@ class Policy:
     def __init__(self, z: torch.Tensor, rows: int, loss_type: str = "grpo") -> None:
         self.z, self.loss_type = z, loss_type
         self.args = SimpleNamespace(
-            delta=None, use_bias_correction_kl=False, steps_per_generation=1, gradient_accumulation_steps=1,
+            delta=None,
+            use_bias_correction_kl=False,
+            steps_per_generation=1,
+            gradient_accumulation_steps=1,
             per_device_train_batch_size=rows,
-        )  # fmt: skip
+        )
         self.accelerator = SimpleNamespace(
-            num_processes=1, process_index=0, device=torch.device("cpu"), distributed_type=DistributedType.NO,
-            sync_gradients=True, gradient_state=SimpleNamespace(_set_sync_gradients=lambda value: None),
-            gather=lambda tensor: tensor, reduce=lambda tensor, reduction: tensor, no_sync=lambda model: nullcontext(),
+            num_processes=1,
+            process_index=0,
+            device=torch.device("cpu"),
+            distributed_type=DistributedType.NO,
+            sync_gradients=True,
+            gradient_state=SimpleNamespace(_set_sync_gradients=lambda value: None),
+            gather=lambda tensor: tensor,
+            reduce=lambda tensor, reduction: tensor,
+            no_sync=lambda model: nullcontext(),
             backward=lambda loss: loss.backward(),
-        )  # fmt: skip
+        )
         self.model, self._tokenizer = SimpleNamespace(training=True), SimpleNamespace(pad_token_id=0)
         self.beta, self.epsilon_low, self.epsilon_high = 0.0, 0.2, 0.2
         self.top_entropy_quantile, self.off_policy_mask_threshold, self.importance_sampling_level = 1.0, None, "token"
@@ -63,13 +72,16 @@ class Policy:
 
 
 def own(ids: list[list[int]], advantages: list[float], old: list[list[float]] | None = None) -> dict[str, Any]:
-    """Own rows as TRL's inputs."""
+    """Return own rows as TRL's inputs."""
     tokens = torch.tensor(ids)
     inputs: dict[str, Any] = {
-        "prompt_ids": torch.zeros((len(ids), 1), dtype=torch.long), "prompt_mask": torch.ones((len(ids), 1)),
-        "completion_ids": tokens, "completion_mask": torch.ones_like(tokens),
-        "advantages": torch.tensor(advantages, dtype=torch.float64), "num_items_in_batch": torch.tensor(tokens.numel()),
-    }  # fmt: skip
+        "prompt_ids": torch.zeros((len(ids), 1), dtype=torch.long),
+        "prompt_mask": torch.ones((len(ids), 1)),
+        "completion_ids": tokens,
+        "completion_mask": torch.ones_like(tokens),
+        "advantages": torch.tensor(advantages, dtype=torch.float64),
+        "num_items_in_batch": torch.tensor(tokens.numel()),
+    }
     return inputs if old is None else {**inputs, "old_per_token_logps": torch.tensor(old, dtype=torch.float64)}
 
 
@@ -77,10 +89,15 @@ def row(
     ids: tuple[int, ...], advantage: float, trace: list[float] | None, covered: list[bool] | None = None
 ) -> ExtraRow:
     return ExtraRow(
-        "p", Source("bob", 0, 0), ids, "policy_gradient", advantage=advantage, mean="pool",
+        "p",
+        RowSource("bob", 0, 0),
+        ids,
+        "policy_gradient",
+        advantage=advantage,
+        mean="pool",
         logprobs=None if trace is None else np.array(trace, dtype=np.float32),
         mask=np.array(covered or [True] * len(ids)),
-    )  # fmt: skip
+    )
 
 
 DUAL_CLIP = PPO(4.0)
@@ -93,7 +110,7 @@ def pooled(
     loss_type: str = "grpo",
     bound: Bound = DUAL_CLIP,
 ) -> tuple[float, list[float]]:
-    """Value and gradient of the pool's loss."""
+    """Return value and gradient of the pool's loss."""
     logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
     trainer = Policy(logits, len(inputs["advantages"]), loss_type)
     peers = ExtraRows(trainer)
@@ -138,7 +155,9 @@ def test_prp_masks_what_is_not_covered_by_hand() -> None:
 @pytest.mark.parametrize(("loss_type", "own_part", "peer_part"), [("dapo", 1 / 3, 1 / 3), ("dr_grpo", 1 / 8, 1 / 8)])
 def test_prp_has_one_normaliser_for_all_rows_by_hand(loss_type: str, own_part: float, peer_part: float) -> None:
     # One own token and two of the peer's: dapo divides by the 3 tokens, dr_grpo by 2 rows x 4 tokens.
-    value, gradient = pooled([row((0, 1), -2.0, [math.log(1 / 8), math.log(1 / 4)])], own([[2]], [1.0]), loss_type=loss_type)  # fmt: skip
+    value, gradient = pooled(
+        [row((0, 1), -2.0, [math.log(1 / 8), math.log(1 / 4)])], own([[2]], [1.0]), loss_type=loss_type
+    )
     assert value == pytest.approx(-own_part + 2 * 2 * peer_part)
     by_hand = [-own_part * score(2)[j] + 2 * peer_part * (score(0)[j] + score(1)[j]) for j in range(3)]
     assert gradient == pytest.approx(by_hand)
@@ -185,12 +204,12 @@ def test_value_sharing_by_hand_and_by_finite_differences(regime: str) -> None:
     def loss(z: tuple[float, ...]) -> torch.Tensor:
         logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
         policy = Policy(logits, 2)
-        found = policy._compute_loss(None, own([[2], [1]], list(advantages), [[math.log(P[2])], [math.log(P[1])]]))
+        result = policy._compute_loss(None, own([[2], [1]], list(advantages), [[math.log(P[2])], [math.log(P[1])]]))
         if torch.is_grad_enabled():
-            found.backward()
+            result.backward()
             assert logits.grad is not None
             return logits.grad
-        return found
+        return result
 
     gradient = loss(Z).tolist()
     by_hand = [-(expected[0] * score(2)[j] + expected[1] * score(1)[j]) / 2 for j in range(3)]

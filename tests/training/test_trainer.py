@@ -11,6 +11,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
+from conftest import PATIENCE
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import PlanMismatchError, UsageError
 from mutualrl.see import Exchange
@@ -80,7 +81,7 @@ def test_sgt_whose_gate_never_opens_is_grpo_trainer_bit_for_bit(tiny: dict[str, 
 
 
 def nll_by_hand(model_path: Path, pairs: list[tuple[str, str]]) -> float:
-    """Mean over (prompt id, text) of the per-token mean NLL at temperature 1, one unpadded row at a time."""
+    """Return the mean over (prompt id, text) of the per-token mean NLL at temperature 1, one unpadded row at a time."""
     from transformers import AutoModelForCausalLM
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(model_path), load_tokenizer(str(model_path))
@@ -136,10 +137,17 @@ def test_micro_batches_change_the_first_step_only_by_rounding(tiny: dict[str, Pa
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p", max_steps=1)
     publish_peer(tmp_path / "x", rounds)
     runs = [
-        train(MutualGRPOTrainer, tiny["ada"], tmp_path / f"{n}", sharing(tmp_path / "x", "sgt"), max_steps=1,
-              gradient_accumulation_steps=n, per_device_train_batch_size=32 // n)
+        train(
+            MutualGRPOTrainer,
+            tiny["ada"],
+            tmp_path / f"{n}",
+            sharing(tmp_path / "x", "sgt"),
+            max_steps=1,
+            gradient_accumulation_steps=n,
+            per_device_train_batch_size=32 // n,
+        )
         for n in (1, 2, 4)
-    ]  # fmt: skip
+    ]
     for other in runs[1:]:
         for key in ("loss", "grad_norm", "sgt/nll"):
             assert other.kept[0][key] == pytest.approx(runs[0].kept[0][key], rel=1e-4), key
@@ -163,7 +171,7 @@ def test_pairs_lower_the_nll_of_what_they_teach(tiny: dict[str, Path], tmp_path:
 
 
 def test_a_cap_on_uses_holds_over_the_run(tiny: dict[str, Path], tmp_path: Path) -> None:
-    keys = {"max_steps": 8}  # 32 prompts, 8 a round: two epochs
+    keys = {"max_steps": 8}  # 32 prompts, 8 per round: two epochs
     rounds = rounds_of(tmp_path / "probe", tiny["ada"], tmp_path / "p", **keys)
     publish_peer(tmp_path / "x", rounds)
     shared = sharing(tmp_path / "x", "sgt", max_uses_per_prompt=1)
@@ -179,8 +187,15 @@ def test_peers_that_saw_other_prompts_are_refused(tiny: dict[str, Path], tmp_pat
 
 def test_rounds_that_straddle_optimizer_steps_are_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be a multiple"):
-        train(MutualGRPOTrainer, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", "sgt"),
-              steps_per_generation=2, gradient_accumulation_steps=4, per_device_train_batch_size=16)  # fmt: skip
+        train(
+            MutualGRPOTrainer,
+            tiny["ada"],
+            tmp_path / "a",
+            sharing(tmp_path / "x", "sgt"),
+            steps_per_generation=2,
+            gradient_accumulation_steps=4,
+            per_device_train_batch_size=16,
+        )
 
 
 def test_two_scripts_share_over_a_directory(tiny: dict[str, Path], tmp_path: Path) -> None:
@@ -188,12 +203,15 @@ def test_two_scripts_share_over_a_directory(tiny: dict[str, Path], tmp_path: Pat
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), policy, peer, str(tiny[policy]), str(tmp_path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for policy, peer in (("ada", "bob"), ("bob", "ada"))
-    ]  # fmt: skip
+    ]
     for process in processes:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors[-2000:]
         assert float(output.split()[-1]) > 0
     assert {p.name for p in (tmp_path / "exchange").glob("*/heartbeat.json")} == {"heartbeat.json"}

@@ -27,11 +27,11 @@ OWNERS = {
 
 
 def foreign_privates(path: Path) -> set[str]:
-    """Private attributes that are taken of something else than `self`, `cls` or a name of the module's own."""
+    """Return private attributes that are taken of something else than `self`, `cls` or a name of the module's own."""
     tree = ast.parse(path.read_text())
     own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    found = set()
+    results = set()
     for node in ast.walk(tree):
         private = isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
         if not private:
@@ -39,8 +39,8 @@ def foreign_privates(path: Path) -> set[str]:
         assert isinstance(node, ast.Attribute)
         of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os")
         if not of_self and node.attr not in own:
-            found.add(node.attr)
-    return found
+            results.add(node.attr)
+    return results
 
 
 def test_only_the_compat_module_touches_private_members() -> None:

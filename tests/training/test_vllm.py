@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mutualrl.training.vllm_engine import vllm_keys
+from conftest import PATIENCE
+from mutualrl.training.vllm_generation import vllm_keys
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
@@ -27,21 +28,24 @@ def test_the_engine_has_the_trainers_weights_and_its_traces_are_published(
     script = Path(__file__).with_name("vllm_script.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tiny["ada"]), str(tmp_path)],
-        env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    result: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
     # vLLM computes in bfloat16 here, so that a near tie may go the other way
-    assert found["agreement_before"] > 0.8
-    assert found["agreement_after_training"] > 0.8
-    assert found["difference_before"] < 0.03
-    assert found["difference_stale"] > 0.1
-    assert found["difference_in_step"] < 0.03
-    assert found["rng_untouched"]
-    assert found["same_seed"]
-    assert found["other_seed"]
-    assert all(found["traces"])
-    for row in found["kept"]:
+    assert result["agreement_before"] > 0.8
+    assert result["agreement_after_training"] > 0.8
+    assert result["difference_before"] < 0.03
+    assert result["difference_stale"] > 0.1
+    assert result["difference_in_step"] < 0.03
+    assert result["rng_untouched"]
+    assert result["same_seed"]
+    assert result["other_seed"]
+    assert all(result["traces"])
+    for row in result["kept"]:
         assert 0.9 < row["sampling/importance_sampling_ratio/mean"] < 1.1
 
 
@@ -49,10 +53,27 @@ def test_the_engine_has_the_trainers_weights_and_its_traces_are_published(
 @pytest.mark.slow
 def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_path: Path) -> None:
     done = cli(
-        "train", "--regime", "prp", "--pool", "tiny", "--steps", "3", "--run-dir", tmp_path / "run", "--json",
-        "--set", "trainer.use_vllm=true", "--set", "trainer.vllm_gpu_memory_utilization=0.2",
-        "--set", "trainer.vllm_max_model_length=128", "--set", "run.validate_every=1", timeout=290, **ENVIRONMENT,
-    )  # fmt: skip
+        "train",
+        "--regime",
+        "prp",
+        "--pool",
+        "tiny",
+        "--steps",
+        "3",
+        "--run-dir",
+        tmp_path / "run",
+        "--json",
+        "--set",
+        "trainer.use_vllm=true",
+        "--set",
+        "trainer.vllm_gpu_memory_utilization=0.2",
+        "--set",
+        "trainer.vllm_max_model_length=128",
+        "--set",
+        "run.validate_every=1",
+        timeout=PATIENCE,
+        **ENVIRONMENT,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for policy in ("ada", "bob"):
         files = tmp_path / "run" / "policies" / policy
@@ -69,44 +90,57 @@ def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_pat
 def test_a_run_with_vllm_goes_on_from_its_checkpoint_and_leaves_no_process(cli: Any, tmp_path: Path) -> None:
     from runs import Run, members, rolled_back, wait_until
 
-    options = ["--steps", "4", "--set", "run.save_every=2", "--set", "trainer.use_vllm=true",
-               "--set", "trainer.vllm_gpu_memory_utilization=0.2", "--set", "trainer.vllm_max_model_length=128",
-               "--set", "run.validate_every=0", "--set", "run.validation_limit=4"]  # fmt: skip
+    options = [
+        "--steps",
+        "4",
+        "--set",
+        "run.save_every=2",
+        "--set",
+        "trainer.use_vllm=true",
+        "--set",
+        "trainer.vllm_gpu_memory_utilization=0.2",
+        "--set",
+        "trainer.vllm_max_model_length=128",
+        "--set",
+        "run.validate_every=0",
+        "--set",
+        "run.validation_limit=4",
+    ]
     run = Run(tmp_path, *options, **ENVIRONMENT)
     try:
-        assert run.process.wait(290) == 0, run.errors.read_text()
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         copy = rolled_back(run.path, tmp_path / "copy", {"ada": 2, "bob": 2})
         again = Run.__new__(Run)
         again.path, again.errors = copy, tmp_path / "again.txt"
         again.begin("--resume", **ENVIRONMENT)
-        wait_until(lambda: len(members(copy)) == 4, 60)
-        assert again.process.wait(290) == 0, again.errors.read_text()
+        wait_until(lambda: len(members(copy)) == 4)
+        assert again.process.wait(PATIENCE) == 0, again.errors.read_text()
         assert [line["step"] for line in again.metrics("ada")] == [1, 2, 3, 4]
         assert again.weights() == run.weights()
         (tmp_path / "2").mkdir()
         killed = Run(tmp_path / "2", *options, "--steps", "400", **ENVIRONMENT)
-        wait_until((killed.path / "policies" / "ada" / "metrics.jsonl").exists, 120)
+        wait_until((killed.path / "policies" / "ada" / "metrics.jsonl").exists)
         below = psutil.Process(killed.process.pid).children(recursive=True)
         killed.process.kill()
         killed.process.wait()
-        wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below), 5)
+        wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below))
     finally:
         run.end()
 
 
 def test_policies_on_one_gpu_divide_the_memory_share() -> None:
     colocated = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.6}
-    assert vllm_keys(colocated, tenants=3) == {"vllm_gpu_memory_utilization": pytest.approx(0.2)}
-    assert vllm_keys({"use_vllm": True}, tenants=1) == {"vllm_gpu_memory_utilization": 0.3}
-    assert vllm_keys({}, tenants=2) == {}
+    assert vllm_keys(colocated, policies_per_gpu=3) == {"vllm_gpu_memory_utilization": pytest.approx(0.2)}
+    assert vllm_keys({"use_vllm": True}, policies_per_gpu=1) == {"vllm_gpu_memory_utilization": 0.3}
+    assert vllm_keys({}, policies_per_gpu=2) == {}
 
 
 def test_server_mode_takes_a_free_port_for_weights_unless_one_is_given() -> None:
     server = {"use_vllm": True, "vllm_mode": "server"}
-    ports = {vllm_keys(server, tenants=1)["vllm_group_port"] for _ in range(5)}
+    ports = {vllm_keys(server, policies_per_gpu=1)["vllm_group_port"] for _ in range(5)}
     assert len(ports) > 1
     assert 51216 not in ports  # TRL's default, the same for every run
-    assert vllm_keys({**server, "vllm_group_port": 7000}, tenants=1) == {}
+    assert vllm_keys({**server, "vllm_group_port": 7000}, policies_per_gpu=1) == {}
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")

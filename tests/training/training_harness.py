@@ -15,7 +15,7 @@ from trl.trainer.utils import RepeatSampler
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes import get_regime
-from mutualrl.see import Exchange, Patience
+from mutualrl.see import Exchange, WaitTimeouts
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.boxed import boxed_reward, boxed_score
 from mutualrl.thl import retokenize
@@ -42,13 +42,27 @@ class Logs(TrainerCallback):
 
 
 def config(output: Path, **keys: Any) -> GRPOConfig:
-    """GRPOConfig for a few steps on CPU: 8 prompts x 4 rollouts a round unless said otherwise."""
+    """Return GRPOConfig for a few steps on CPU: 8 prompts x 4 rollouts per round unless said otherwise."""
     defaults: dict[str, Any] = {
-        "output_dir": str(output), "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none",
-        "per_device_train_batch_size": 32, "num_generations": 4, "max_completion_length": 20, "max_steps": STEPS,
-        "learning_rate": 5e-4, "beta": 1e-3, "loss_type": "grpo", "logging_steps": 1, "save_strategy": "no",
-        "disable_tqdm": True, "remove_unused_columns": False, "seed": 7, "dataloader_pin_memory": False,
-    }  # fmt: skip
+        "output_dir": str(output),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "per_device_train_batch_size": 32,
+        "num_generations": 4,
+        "max_completion_length": 20,
+        "max_steps": STEPS,
+        "learning_rate": 5e-4,
+        "beta": 1e-3,
+        "loss_type": "grpo",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "seed": 7,
+        "dataloader_pin_memory": False,
+    }
     return GRPOConfig(**{**defaults, **keys})
 
 
@@ -68,9 +82,15 @@ def train(
     extra = {"sharing": sharing} if sharing is not None else {}
     logs = Logs()
     trainer = kind(
-        model=str(model), reward_funcs=reward or boxed_reward, args=config(output, **keys), peft_config=peft_config,
-        train_dataset=as_dataset(PROMPTS, tokenizer), processing_class=tokenizer, callbacks=[logs], **extra,
-    )  # fmt: skip
+        model=str(model),
+        reward_funcs=reward or boxed_reward,
+        args=config(output, **keys),
+        peft_config=peft_config,
+        train_dataset=as_dataset(PROMPTS, tokenizer),
+        processing_class=tokenizer,
+        callbacks=[logs],
+        **extra,
+    )
     set_seed(11)
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     trainer.kept = logs.rows
@@ -86,8 +106,8 @@ def sharing(
     tokenizers: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Sharing:
-    """The learner `ada` with its peers, patient for seconds only."""
-    exchange = Exchange(root, "ada", "script", patience=Patience(2.0, 20.0))
+    """Return the learner `ada` with its peers, patient for seconds only."""
+    exchange = Exchange(root, "ada", "script", timeouts=WaitTimeouts(2.0, 20.0))
     spec = get_regime(regime)
     chosen = spec.settings(**settings)
     schema = publish_schema(spec, [chosen], publish)
@@ -119,28 +139,33 @@ class ReplayedMutual(Replay, MutualGRPOTrainer):
 
 
 def rollout_text(prompt: Prompt, rollout: int, who: str) -> str:
-    """A solution of one of three lengths, right in a quarter of the cases."""
+    """Return a solution of one of three lengths, right in a quarter of the cases."""
     draw = hashlib.sha256(f"{who}/{prompt.id}/{rollout}".encode()).digest()[0]
     answer = prompt.answer if draw % 4 == 0 else str(draw)
     return "".join(f" {digit}+1=" for digit in range(draw % 3)) + f" \\boxed{{{answer}}}"
 
 
 def sampled_rounds(prompts: int, rounds: int, repeat: int = 1) -> list[list[str]]:
-    """The prompt ids of each round, as TRL's sampler gives them for seed 7."""
+    """Return the prompt ids of each round, as TRL's sampler gives them for seed 7."""
     sampler = RepeatSampler(PROMPTS, mini_repeat_count=1, batch_size=prompts, repeat_count=repeat, seed=7)
-    found: list[list[str]] = []
-    while len(found) < rounds:
+    results: list[list[str]] = []
+    while len(results) < rounds:
         ids = [PROMPTS[i].id for i in sampler]
-        found += [ids[i : i + prompts] for i in range(0, len(ids), prompts * repeat)]
-    return found[:rounds]
+        results += [ids[i : i + prompts] for i in range(0, len(ids), prompts * repeat)]
+    return results[:rounds]
 
 
 def publish_rollouts(
-    root: Path, tokenizer: Any, rounds: Sequence[Sequence[str]], *, name: str = "bob", rollouts: int = 4,
+    root: Path,
+    tokenizer: Any,
+    rounds: Sequence[Sequence[str]],
+    *,
+    name: str = "bob",
+    rollouts: int = 4,
     fitting: int | None = None,
-) -> None:  # fmt: skip
-    """Rounds of a peer, with texts, ids and traces: all that any regime reads. All rows of a round but the first
-    `fitting` are too long for any learner."""
+) -> None:
+    """Publish rounds of a peer, with texts, ids and traces: all that any regime reads. All rows of a round but the
+    first `fitting` are too long for any learner."""
     exchange = Exchange(root, name, "script")
     for number, prompt_ids in enumerate(rounds):
         records = []
@@ -157,7 +182,7 @@ def publish_rollouts(
 
 
 def publish_peer(root: Path, rounds: Sequence[Sequence[str]], solved: Sequence[str] | None = None) -> None:
-    """Rounds of `bob`: gold solutions of the prompts in `solved` (all by default), failures of the others."""
+    """Publish rounds of `bob`: gold solutions of the prompts in `solved` (all by default), failures of the others."""
     exchange = Exchange(root, "bob", "script")
     for number, prompt_ids in enumerate(rounds):
         records = []
@@ -169,12 +194,12 @@ def publish_peer(root: Path, rounds: Sequence[Sequence[str]], solved: Sequence[s
 
 
 def gold(prompt: Prompt) -> str:
-    """A right solution that needs no working."""
+    """Return a right solution that needs no working."""
     return f" \\boxed{{{prompt.answer}}}"
 
 
 def rounds_of(root: Path, model: Path, output: Path, **keys: Any) -> list[list[str]]:
-    """The prompt ids that the learner sees, round by round: found by a run that publishes them."""
+    """Return the prompt ids that the learner sees, round by round: found by a run that publishes them."""
     train(MutualGRPOTrainer, model, output, sharing(root, "grpo", publish="full"), **keys)
     reader = Exchange(root, "eve", "script")
     rounds, number = [], 0
@@ -190,6 +215,6 @@ def same_training(a: Any, b: Any) -> None:
     for one, other in zip(a.kept, b.kept, strict=True):
         for key in ("loss", "grad_norm", "reward", "kl", "entropy", "completions/mean_length"):
             assert one.get(key) == other.get(key), key
-    mine, theirs = a.model.state_dict(), b.model.state_dict()
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[k], theirs[k]) for k in mine)
+    own_items, peer_value = a.model.state_dict(), b.model.state_dict()
+    assert own_items.keys() == peer_value.keys()
+    assert all(torch.equal(own_items[k], peer_value[k]) for k in own_items)

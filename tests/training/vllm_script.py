@@ -18,7 +18,7 @@ from mutualrl.tasks.boxed import boxed_reward
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.data import as_dataset
-from mutualrl.training.vllm_engine import greedy, prepare_vllm, shut_down
+from mutualrl.training.vllm_generation import greedy, prepare_vllm, shut_down
 from training_harness import PROMPTS, Logs, config, sharing
 
 model, root = sys.argv[1], Path(sys.argv[2])
@@ -28,10 +28,14 @@ prepare_vllm(settings, cpu=True)
 tokenizer = load_tokenizer(model)
 logs = Logs()
 trainer = MutualGRPOTrainer(
-    model=model, reward_funcs=boxed_reward, processing_class=tokenizer, train_dataset=as_dataset(PROMPTS, tokenizer),
+    model=model,
+    reward_funcs=boxed_reward,
+    processing_class=tokenizer,
+    train_dataset=as_dataset(PROMPTS, tokenizer),
     args=config(root / "out", vllm_gpu_memory_utilization=0.1, vllm_max_model_length=128, max_steps=2, **settings),
-    sharing=sharing(root / "x", "prp", peers=()), callbacks=[logs],
-)  # fmt: skip
+    sharing=sharing(root / "x", "prp", peers=()),
+    callbacks=[logs],
+)
 ids = prompt_ids([p.text for p in PROMPTS], tokenizer)
 
 
@@ -41,7 +45,7 @@ def sampled(seed: int) -> list[list[int]]:
 
 
 def difference() -> float:
-    """Mean |log-prob that vLLM gave its samples - log-prob that the trainer's weights give them|, nats."""
+    """Return mean |log-prob that vLLM gave its samples - log-prob that the trainer's weights give them|, nats."""
     set_seed(3)
     _, completions, logprobs, _ = trainer.vllm_generation.generate(prompts=ids, images=None, num_generations=1)
     own = completion_logprobs(trainer.accelerator.unwrap_model(trainer.model).eval(), ids, completions)
@@ -50,11 +54,12 @@ def difference() -> float:
 
 
 def agreement() -> float:
-    """Share of the prompts whose greedy text from vLLM is that of transformers on the trainer's weights."""
-    mine = [completion.text for completion in greedy(trainer, ids)]
+    """Return the fraction of the prompts whose greedy text from vLLM is that of transformers on the trainer's
+    weights."""
+    own_items = [completion.text for completion in greedy(trainer, ids)]
     engine = TransformersEngine(trainer.accelerator.unwrap_model(trainer.model), tokenizer)
-    theirs = [group[0].text for group in engine.generate([p.text for p in PROMPTS], Sampling(max_new_tokens=20))]
-    return sum(a == b for a, b in zip(mine, theirs, strict=True)) / len(mine)
+    peer_values = [group[0].text for group in engine.generate([p.text for p in PROMPTS], Sampling(max_new_tokens=20))]
+    return sum(a == b for a, b in zip(own_items, peer_values, strict=True)) / len(own_items)
 
 
 found: dict[str, object] = {"agreement_before": agreement()}

@@ -1,12 +1,11 @@
 """Stops a process of a run at a named point, so that a test can kill it there from outside.
 
-Python imports this by itself where its directory is on PYTHONPATH. `FAULT_POINT=point:policy:n` stops the policy's process
-the n-th time (from 0) it comes to the point; `FAULT_MARK` is a file that is made then, with the process id in it, and that
-keeps the next attempt from stopping again.
+Python imports this by itself where its directory is on PYTHONPATH. `FAULT_POINT=point:policy:n` stops the policy's
+process the n-th time (from 0) it comes to the point; `FAULT_MARK` is a file that is made then, with the process id in
+it, and that keeps the next attempt from stopping again.
 
-`FAULT_DISK=policy:part of a path:n:ERRNO` makes every fsync of such a file fail, from the n-th (from 0) on: what a full or
-failing disk says. `FAULT_CLOCK=1` makes the wall clock jump by up to a day, either way, whenever it is asked.
-"""
+`FAULT_DISK=policy:part of a path:n:ERRNO` makes every fsync of such a file fail, from the n-th (from 0) on: what a full
+or failing disk says. `FAULT_CLOCK=1` makes the wall clock jump by up to a day, either way, whenever it is asked."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ def store(module: ModuleType) -> None:
 def checkpoints(module: ModuleType) -> None:
     around(module.Checkpoints, "commit", before="checkpoint-summed")
     around(module.Checkpoints, "prune", before="checkpoint-before-prune", after="checkpoint-pruned")
-    around(module, "write_sealed", after="checkpoint-marked")
+    around(module, "write_checksummed", after="checkpoint-marked")
     around(module, "write_json", before="checkpoint-renamed", after="checkpoint-latest")
     sync = module.sync_directory
 
@@ -109,7 +108,7 @@ def validation(module: ModuleType) -> None:
 
 
 def resume(module: ModuleType) -> None:
-    around(module.Career, "result", before="before-the-result")
+    around(module.PolicyProgress, "result", before="before-the-result")
 
 
 POINTS = {

@@ -1,0 +1,171 @@
+"""Quoted figures are those of the result files, and words about a comparison do not exceed its interval."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import REPOSITORY
+
+LEDGER: list[dict[str, Any]] = yaml.safe_load((REPOSITORY / "docs" / "figures.yaml").read_text())
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "design").glob("*.md")])
+NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?"
+#: measured figures: decimals below 1 of two digits or more, with or without a sign, and factors (`1.4x`)
+FIGURE = re.compile(r"(?<![\w.,/])[+-]?0\.\d{2,}(?![\w.]|x\b)|(?<![\w.])\d+\.\d+x")
+#: words that say how two things compare, or that a comparison has no answer
+VERDICT = re.compile(
+    r"\b(better|worse|outperforms?|beats?|does harm|did harm|no difference|as good as|as well as|is GRPO\b|ends? (?:above|below)|"
+    r"is (?:above|below)|are (?:above|below)|not decided|the same accuracy|costs? accuracy)\b"
+)
+#: pages on which every verdict must stand in a quote of the ledger
+REPORTS = ("README.md", "docs/study.md", "docs/results.md", "docs/tutorial.md")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def plain(text: str) -> str:
+    """Return a text with its line breaks as single spaces."""
+    return " ".join(text.split())
+
+
+def prose(page: str) -> list[str]:
+    """Return paragraphs and list items of a page: no code, no table, no heading."""
+    page = re.sub(r"```.*?```|<!--.*?-->", "", page, flags=re.DOTALL)
+    blocks = []
+    for block in page.split("\n\n"):
+        items = re.split(r"\n(?=- )", block.strip())
+        blocks += [item for item in items if item and not item.lstrip().startswith(("|", "#", "**", "<"))]
+    return [plain(block) for block in blocks]
+
+
+@cache
+def result(name: str) -> Any:
+    return json.loads((REPOSITORY / "benchmarks" / "results" / name).read_text())
+
+
+def at(name: str, key: str) -> Any:
+    """Return what stands under a dotted key of a result file; the parts of a key may hold dots themselves."""
+    value, rest = result(name), key
+    while rest:
+        if isinstance(value, list):
+            head, _, rest = rest.partition(".")
+            value = value[int(head)]
+            continue
+        head = max((k for k in value if rest == k or rest.startswith(f"{k}.")), key=len, default=None)
+        assert head is not None, f"{name} has no key {key!r}: at {rest!r} there are {sorted(value)[:20]}"
+        value, rest = value[head], rest[len(head) + 1 :]
+    return value
+
+
+def shown(value: float, like: str) -> str:
+    """Return a number written as the quoted one is: its digits, its sign, its thousands."""
+    digits = len(like.rstrip("x").partition(".")[2])
+    comma = "," if "," in like else ""
+    return f"{value:{'+' if like[0] in '+-' else ''}{comma}.{digits}f}" + ("x" if like.endswith("x") else "")
+
+
+def number_of(name: str, key: str) -> float:
+    """Return the value of a key, `abs KEY` or `percent KEY`."""
+    kind, _, rest = key.partition(" ")
+    if kind == "abs":
+        return abs(float(at(name, rest)))
+    if kind == "percent":
+        return 100 * float(at(name, rest))
+    return float(at(name, key))
+
+
+def intervals(entry: dict[str, Any]) -> list[str]:
+    return [*entry.get("above", ()), *entry.get("below", ()), *entry.get("open", ())]
+
+
+@pytest.mark.parametrize("entry", LEDGER, ids=lambda entry: plain(entry["quote"])[:50])
+def test_every_quote_has_a_result_or_a_reason_why_there_is_none(entry: dict[str, Any]) -> None:
+    assert plain(entry["quote"]) in plain((REPOSITORY / entry["page"]).read_text())
+    assert ("result" in entry) != ("why" in entry)
+    assert "why" in entry or "values" in entry or intervals(entry)
+
+
+@pytest.mark.parametrize("entry", [e for e in LEDGER if "result" in e], ids=lambda entry: plain(entry["quote"])[:50])
+def test_a_quote_stands_in_its_page_with_the_figures_of_its_keys(entry: dict[str, Any]) -> None:
+    quote, name = plain(entry["quote"]), entry["result"]
+    assert quote in plain((REPOSITORY / entry["page"]).read_text())
+    if "values" in entry:
+        text = re.sub(r"`[^`]*`", "", quote)
+        quoted = [token for token in re.findall(rf"(?<![\w.]){NUMBER}x?(?!\w)", text) if "." in token]
+        values = [number_of(name, key) for key in entry["values"]]
+        assert quoted == [shown(value, like) for value, like in zip(values, quoted, strict=True)]
+        return
+    known = []
+    for key in intervals(entry):
+        value = at(name, key)
+        known.append(f"{value['mean']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]")
+    quoted = re.findall(r"[+-]0\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\]", quote)
+    assert set(quoted) <= set(known), "an interval is quoted that none of the keys has"
+    # in the order of the keys, so that no two are exchanged
+    assert [known.index(interval) for interval in quoted] == sorted(known.index(interval) for interval in quoted)
+    left = re.sub(r"[+-]0\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\]|`[^`]*`|weight [\d.]+", "", quote)
+    assert not FIGURE.findall(left), left
+
+
+@pytest.mark.parametrize("entry", [e for e in LEDGER if intervals(e)], ids=lambda entry: plain(entry["quote"])[:50])
+def test_words_of_a_quote_say_what_its_intervals_say(entry: dict[str, Any]) -> None:
+    name = entry["result"]
+    for key in entry.get("above", ()):
+        assert at(name, key)["low"] > 0, key
+    for key in entry.get("below", ()):
+        assert at(name, key)["high"] < 0, key
+    for key in entry.get("open", ()):
+        assert at(name, key)["low"] <= 0 <= at(name, key)["high"], key
+    quote = plain(entry["quote"])
+    if entry.get("open") and not entry.get("above"):
+        assert "not decided" in quote, quote
+    if "not decided" in quote:
+        assert entry.get("open"), quote
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_quoted_figure_has_its_key(path: Path) -> None:
+    page = relative(path)
+    quotes = [plain(entry["quote"]) for entry in LEDGER if entry["page"] == page]
+    measured = [plain(file.read_text()) for file in (REPOSITORY / "benchmarks" / "results").glob("*.md")]
+    for block in prose(path.read_text()):
+        if any(block in table for table in measured):  # a command's own words, quoted whole
+            continue
+        rest = block
+        for quote in quotes:
+            rest = rest.replace(quote, "")
+        rest = re.sub(r"`[^`]*`|\]\([^)]*\)", "", rest)
+        unknown = FIGURE.findall(rest)
+        assert not unknown, f"{page}: {unknown} have no entry in docs/figures.yaml: {block[:300]}"
+
+
+@pytest.mark.parametrize("page", REPORTS)
+def test_every_verdict_on_a_comparison_has_its_interval(page: str) -> None:
+    quotes = [plain(entry["quote"]) for entry in LEDGER if entry["page"] == page and intervals(entry)]
+    for block in prose((REPOSITORY / page).read_text()):
+        rest = block
+        for quote in quotes:
+            rest = rest.replace(quote, "")
+        words = VERDICT.findall(re.sub(r'\*[^*]+\*|"[^"]+"', "", rest))  # a word that is explained claims nothing
+        assert not words, f"{page}: {words} stand outside the quotes of docs/figures.yaml: {rest[:300]}"
+
+
+def test_the_check_notices_a_changed_figure_a_wrong_word_and_a_figure_without_a_key() -> None:
+    entry = next(entry for entry in LEDGER if entry["quote"].startswith("XGRPO is below GRPO"))
+    with pytest.raises(AssertionError):
+        test_a_quote_stands_in_its_page_with_the_figures_of_its_keys({**entry, "below": ["effects.tiny.sgt - grpo.kl"]})
+    with pytest.raises(AssertionError):
+        test_words_of_a_quote_say_what_its_intervals_say({**entry, "above": entry["below"], "below": []})
+    assert shown(0.12345, "+0.123") == "+0.123"
+    assert shown(1234.5, "1,234.5") == "1,234.5"
+    assert shown(1.394, "1.39x") == "1.39x"
+    assert FIGURE.findall("a gain of 0.086, +0.05 or 1.4x; version 1.16.0, 0.5 and 3") == ["0.086", "+0.05", "1.4x"]
+    assert VERDICT.findall("it ends above the other, and made no difference") == ["ends above", "no difference"]

@@ -1,0 +1,86 @@
+"""The memory estimate, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mutualrl.machine.devices import Machine
+from mutualrl.mwra.memory import GIB, Estimate, estimate, estimate_allocation, in_words, parameter_count
+from mutualrl.mwra.placement import place
+from mutualrl.recipes import Recipe, Request, resolve
+
+FOUR = Machine(("0", "1", "2", "3"), 8)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "optimizer", "reference"),
+    [
+        # 1e9 weights on 4 GPUs: 2 bytes a weight, 14 of gradient and AdamW
+        ("ddp", 2e9, 14e9, 2e9),
+        ("zero2", 2e9, 14e9 / 4, 2e9),
+        ("zero3", 2e9 / 4, 14e9 / 4, 2e9 / 4),
+    ],
+)
+def test_each_strategy_divides_what_it_divides(
+    strategy: str, weights: float, optimizer: float, reference: float
+) -> None:
+    result = estimate(10**9, 4, strategy, reference=True, vllm_share=0.3)
+    assert (result.weights, result.optimizer, result.reference) == (weights, optimizer, reference)
+    assert result.bytes == weights + optimizer + reference
+    assert estimate(10**9, 4, strategy, reference=False, vllm_share=0.3).reference == 0
+
+
+def test_adapters_keep_the_frozen_weights_and_train_their_own() -> None:
+    result = estimate(10**9, 1, "ddp", trained=10**6, reference=False, vllm_share=0)
+    assert result.weights == 2 * (10**9 + 10**6)
+    assert result.optimizer == 14 * 10**6
+
+
+def test_the_number_of_weights_is_read_from_a_configuration_alone() -> None:
+    recipe = resolve(Request(pool="tiny"))
+    counts = [parameter_count(policy) for policy in recipe.policies]
+    from transformers import AutoModelForCausalLM
+
+    from mutualrl.tiny import path_of
+
+    assert counts == [AutoModelForCausalLM.from_pretrained(path_of(name)).num_parameters() for name in ("ada", "bob")]
+
+
+def recipe(tmp_path: Path, *assignments: str) -> Recipe:
+    pool = tmp_path / "p.yaml"
+    pool.write_text('policies: [{name: a, model: "tiny:ada"}, {name: b, model: "tiny:bob"}]\n')
+    return resolve(Request(pool=str(pool), regime="sgt", assignments=assignments))
+
+
+def test_the_reference_is_counted_where_there_is_a_kl_term_and_not_with_adapters(tmp_path: Path) -> None:
+    def reference(*assignments: str) -> float:
+        resolved = recipe(tmp_path, *assignments)
+        result = estimate_allocation(resolved, place(resolved, FOUR).allocations[0])
+        assert result is not None
+        return result.reference
+
+    assert reference("trainer.beta=0.01") > 0
+    assert reference("trainer.beta=0") == 0
+    assert reference("trainer.beta=0.01", "lora.r=4") == 0
+
+
+def test_vllms_share_is_divided_among_the_policies_of_a_gpu(tmp_path: Path) -> None:
+    settings = ("trainer.use_vllm=true", "trainer.vllm_mode=colocate", "trainer.vllm_gpu_memory_utilization=0.6")
+    alone = recipe(tmp_path, *settings)
+    shared = recipe(tmp_path, *settings, "launch.share_gpus=true")
+    one = estimate_allocation(alone, place(alone, FOUR).allocations[0])
+    two = estimate_allocation(shared, place(shared, FOUR).allocations[0])
+    assert one is not None
+    assert two is not None
+    assert (one.vllm_share, two.vllm_share) == (0.6, 0.3)
+
+
+def test_on_a_cpu_there_is_no_estimate_and_words_say_all_parts(tmp_path: Path) -> None:
+    resolved = recipe(tmp_path)
+    assert estimate_allocation(resolved, place(resolved, Machine((), 2)).allocations[0]) is None
+    assert in_words(None) == "unknown"
+    text = in_words(Estimate(weights=GIB, optimizer=7 * GIB, reference=GIB, vllm_share=0.25))
+    assert text == "9.00 GiB (weights 1.00, optimizer 7.00, reference 1.00) + vLLM 25% of the GPU"
+    assert in_words(Estimate(GIB, GIB, 0, 0)) == "2.00 GiB (weights 1.00, optimizer 1.00)"

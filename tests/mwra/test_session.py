@@ -1,0 +1,206 @@
+"""What may change between two sessions of a run, and what is refused by name."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutualrl.errors import UsageError
+from mutualrl.machine.devices import Machine
+from mutualrl.mwra.placement import place
+from mutualrl.mwra.session import (
+    HARMLESS,
+    Launch,
+    accept_changes,
+    changed_keys,
+    counted,
+    next_session,
+    require_address,
+    resumable,
+    resume_run,
+    same_plan,
+    start_run,
+)
+from mutualrl.recipes import Recipe, Request, load, resolve
+from mutualrl.see import MissingPeers, open_store
+from mutualrl.storage.rundir import RunDirectory
+
+TWO = Machine((), 2)
+
+
+def recipe(*assignments: str, **request: Any) -> Recipe:
+    return resolve(Request(pool="tiny", regime="sgt", assignments=assignments, **request))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key"),
+    [
+        ("regime.weight=0.2", "regime.weight"),
+        ("trainer.learning_rate=1e-4", "trainer.learning_rate"),
+        ("run.seed=3", "run.seed"),
+        ("round.prompts=16", "round.prompts"),
+        ("run.steps=7", "run.steps"),
+    ],
+)
+def test_what_decides_the_results_is_refused_with_both_values(assignment: str, key: str) -> None:
+    with pytest.raises(UsageError, match=rf"{key}: .*the run has .*start another run with --run-dir"):
+        accept_changes(recipe(), recipe(assignment))
+
+
+def test_all_refused_changes_are_named_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        accept_changes(recipe(), recipe("regime.weight=0.2", "run.seed=3"))
+    assert "regime.weight: 0.2, the run has 0.1" in str(caught.value)
+    assert "run.seed: 3, the run has 0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "run.max_restarts=9",
+        "run.peer_timeout=5",
+        "run.round_timeout=50",
+        "run.on_peer_loss=wait",
+        "run.keep_checkpoints=9",
+        "run.keep_rounds=9",
+        "run.save_every=9",
+        "run.validate_every=9",
+    ],
+)
+def test_what_only_decides_how_a_run_is_kept_is_accepted_and_reported(assignment: str) -> None:
+    key = assignment.partition("=")[0]
+    assert key in HARMLESS
+    (note,) = accept_changes(recipe(), recipe(assignment))
+    assert note.startswith(f"{key} is now ")
+    assert "(was " in note
+
+
+def test_a_policys_own_setting_is_named_with_the_policy(tmp_path: Path) -> None:
+    pool = tmp_path / "p.yaml"
+    text = 'policies: [{{name: a, model: "tiny:ada", regime: {{weight: {}}}}}, {{name: b, model: "tiny:bob"}}]\n'
+    recipes = []
+    for weight in (0.1, 0.4):
+        pool.write_text(text.format(weight))
+        recipes.append(resolve(Request(pool=str(pool), regime="sgt")))
+    assert changed_keys(*recipes) == {"policies.a.regime.weight": (0.1, 0.4)}
+
+
+def test_the_directory_is_no_change_and_steps_that_follow_from_epochs_are_compared_later() -> None:
+    assert changed_keys(recipe(run_dir=Path("/x")), recipe(run_dir=Path("/y"))) == {}
+    epochs = recipe("run.epochs=2")
+    steps = counted(epochs, place(epochs, TWO).allocations[0].batch, 211)
+    assert steps.run.steps > 0
+    assert accept_changes(steps, epochs) == []
+
+
+def begun(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
+    resolved = recipe(*assignments, run_dir=root)
+    placement = place(resolved, TWO)
+    with ExitStack() as held:
+        run = start_run(resolved, placement, {"prompts": "x", "seed": 0}, Launch(), held)
+    return run, resolved
+
+
+def test_a_begun_run_says_who_runs_where_and_keeps_its_recipe_without_the_directory(tmp_path: Path) -> None:
+    run, resolved = begun(tmp_path / "r")
+    info = run.info()
+    assert (info.regime, info.pool, info.seed, info.nodes) == ("sgt", "tiny", 0, 1)
+    assert {name: a.processes for name, a in info.placement.items()} == {"ada": 1, "bob": 1}
+    kept = load(run.recipe)
+    assert kept.run.dir is None
+    assert changed_keys(resolved, kept) == {}
+    assert run.recipe.read_text().startswith("# [")  # the command that began it
+
+
+def test_the_file_of_a_run_keeps_the_key_that_counts_policies_on_a_gpu(tmp_path: Path) -> None:
+    import json
+
+    run, _ = begun(tmp_path / "r")
+    written = json.loads(run.run_json.read_text())["placement"]["ada"]
+    assert written["tenants"] == 1
+    assert "policies_per_gpu" not in written
+    written_by_an_older_version = {**written, "tenants": 3}
+    run_json = json.loads(run.run_json.read_text())
+    run_json["placement"]["ada"] = written_by_an_older_version
+    run.run_json.write_text(json.dumps(run_json))
+    assert run.info().placement["ada"].policies_per_gpu == 3
+
+
+def test_other_devices_are_reported_and_other_processes_refused(tmp_path: Path) -> None:
+    run, resolved = begun(tmp_path / "r")
+    plan = {"prompts": "x", "seed": 0}
+    assert same_plan(run.info(), place(resolved, TWO), plan) == []
+    notes = same_plan(run.info(), place(resolved, Machine((), 8)), plan)
+    assert notes == [
+        f"policy {name} runs on threads 4 (before: 1); sums may differ in the last digits" for name in ("ada", "bob")
+    ]
+    two_processes = recipe("launch.processes=2", "trainer.per_device_train_batch_size=16")
+    with pytest.raises(UsageError, match=r"policy 'ada' ran with processes 1, here it would be 2.*launch.processes=N"):
+        same_plan(run.info(), place(two_processes, TWO), plan)
+    with pytest.raises(UsageError, match=r"--resume: .*seed: 1, the run has 0.*the data must be what it was"):
+        same_plan(run.info(), place(resolved, TWO), {**plan, "seed": 1})
+
+
+def test_sessions_are_numbered_and_written_down(tmp_path: Path) -> None:
+    run, _ = begun(tmp_path / "r")
+    assert [next_session(run) for _ in range(3)] == [0, 1, 2]
+    text = (run.root / "supervisor" / "sessions.json").read_text()
+    assert text.count('"began"') == 3
+
+
+def test_a_resumed_run_waits_for_all_peers_again_and_forgets_the_request_to_stop(tmp_path: Path) -> None:
+    run, resolved = begun(tmp_path / "r")
+    missing = MissingPeers(open_store(run.exchange), "ada")
+    missing.mark_missing("bob", 0)
+    run.stop_file.parent.mkdir(parents=True, exist_ok=True)
+    run.stop_file.write_text("{}")
+    run.summary.write_text('{"lost": ["bob"]}')
+    changed = recipe("run.max_restarts=7", run_dir=run.root)
+    resume_run(run, changed, place(resolved, TWO), Launch())
+    assert MissingPeers(open_store(run.exchange), "ada").current() == {}
+    assert not run.stop_file.exists()
+    assert not run.summary.exists()
+    assert load(run.recipe).run.max_restarts == 7
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda run: run.recipe.unlink(), "cannot be resumed .recipe.yaml is missing"),
+        (lambda run: run.summary.write_text("{}"), "nothing to resume, the run .* is finished"),
+        (lambda run: run.run_json.write_text('{"format": 1, "run_id": "1"}'), "an older mutualrl wrote it"),
+        (lambda run: run.run_json.write_text('{"format": 2, "run_id": "1"}'), "lacks fingerprint, placement, versions"),
+    ],
+)
+def test_what_cannot_be_resumed_says_why_and_what_to_type(tmp_path: Path, harm: Any, words: str) -> None:
+    run, _ = begun(tmp_path / "r")
+    assert resumable(run.root).root == run.root
+    harm(run)
+    with pytest.raises(UsageError, match=words) as caught:
+        resumable(run.root)
+    assert any(flag in str(caught.value) for flag in ("--clean", "--run-dir"))
+
+
+def test_a_link_and_nothing_at_all_cannot_be_resumed(tmp_path: Path) -> None:
+    run, _ = begun(tmp_path / "r")
+    (tmp_path / "link").symlink_to(run.root)
+    with pytest.raises(UsageError, match="symbolic link"):
+        resumable(tmp_path / "link")
+    with pytest.raises(UsageError, match="there is no directory"):
+        resumable(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("address", "refused"), [("127.0.0.1", True), ("localhost", True), ("10.0.0.1", False)])
+def test_a_policy_over_several_nodes_needs_an_address_that_others_reach(address: str, refused: bool) -> None:
+    spread_out = recipe("trainer.per_device_train_batch_size=16")
+    placement = place(spread_out, Machine((), 4), 4)
+    launch = Launch(nodes=4, address=address)
+    assert all(len(allocation.nodes) == 4 for allocation in placement.allocations)
+    if not refused:
+        require_address(placement, launch)
+        return
+    with pytest.raises(UsageError, match=r"policy 'ada' spans several nodes.*--master-addr"):
+        require_address(placement, launch)

@@ -1,0 +1,98 @@
+"""What all policies of a run must agree on, and what is refused before the first step."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from mutualrl.errors import DataError, PlanMismatchError
+from mutualrl.recipes import Recipe, Request, resolve
+from mutualrl.recipes.agreement import compare, fingerprint, load_recipe_prompts, require_enough, solutions
+from mutualrl.recipes.batch_plan import BatchPlan
+from mutualrl.records import Prompt
+
+PLAN = BatchPlan(prompts=4, rollouts=8, per_device=8, micro_batches=4, optimizer_steps=1)
+
+
+def recipe(*assignments: str) -> Recipe:
+    return resolve(Request(pool="tiny", regime="sgt", assignments=assignments))
+
+
+def prompts(n: int, answer: str = "7", solution: str | None = r"so \boxed{7}") -> list[Prompt]:
+    return [Prompt(f"p{i}", f"q{i}", answer, "g", solution=solution) for i in range(n)]
+
+
+def test_a_fingerprint_follows_the_prompts_their_order_and_the_seed() -> None:
+    base = fingerprint(recipe(), PLAN, prompts(5))
+    assert base == fingerprint(recipe(), PLAN, prompts(5))
+    assert base["prompts"] == 5
+    assert base["prompts_per_round"] == 4
+    other_order = fingerprint(recipe(), PLAN, prompts(5)[::-1])
+    assert {key for key in base if base[key] != other_order[key]} == {"data_sha256"}
+    other_seed = fingerprint(recipe("run.seed=1"), PLAN, prompts(5))
+    assert {key for key in base if base[key] != other_seed[key]} == {"seed"}
+
+
+def test_code_of_ones_own_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    source = (Path(__file__).parents[2] / "examples" / "own_regime.py").read_text()
+    file.write_text(source)
+    own = resolve(Request(pool="tiny", regime=f"{file}:SPEC"))
+    before = fingerprint(own, PLAN, prompts(5))
+    file.write_text(source + "# changed\n")
+    after = fingerprint(own, PLAN, prompts(5))
+    assert {key for key in before if before[key] != after[key]} == {"regime_sha256"}
+
+
+def test_every_difference_is_named_with_both_values_and_rollouts_may_differ() -> None:
+    base = fingerprint(recipe(), PLAN, prompts(5))
+    compare("bob", {**base, "rollouts_per_prompt": 99}, base)
+    with pytest.raises(PlanMismatchError) as caught:
+        compare("bob", {**base, "seed": 3, "prompts": 4}, base)
+    assert "policy 'bob'" in str(caught.value)
+    assert "prompts: 4, the run has 5; seed: 3, the run has 0" in str(caught.value)
+
+
+def test_too_few_prompts_for_a_round_are_refused() -> None:
+    require_enough(prompts(4), PLAN)
+    with pytest.raises(DataError, match=r"3 training prompts are left, a round needs 4.*round.prompts lower"):
+        require_enough(prompts(3), PLAN)
+
+
+def test_solutions_are_read_only_where_a_policy_learns_them() -> None:
+    assert solutions(recipe(), prompts(3)) == {}
+    gold = solutions(recipe("regime.teacher=gold"), prompts(3))
+    assert gold == dict.fromkeys(("p0", "p1", "p2"), r"so \boxed{7}")
+
+
+def test_a_solution_that_does_not_earn_the_reward_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [*prompts(19), Prompt("bad", "q", "7", "g", solution=r"so \boxed{8}")]
+    with caplog.at_level(logging.WARNING):
+        gold = solutions(recipe("regime.teacher=gold"), rows)
+    assert len(gold) == 19
+    assert "bad" not in gold
+    assert "0 have none and 1 one that does not earn the reward, such as 'bad'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lacking", "refused"), [(prompts(2, solution=None), True), (prompts(2, solution="  "), True), ([], False)]
+)
+def test_more_than_one_prompt_in_ten_without_a_solution_is_refused(lacking: list[Prompt], refused: bool) -> None:
+    rows = [Prompt(f"g{i}", "q", "7", "g", solution=r"\boxed{7}") for i in range(10)] + [
+        Prompt(f"l{i}", p.text, p.answer, "g", solution=p.solution) for i, p in enumerate(lacking)
+    ]
+    if not refused:
+        assert len(solutions(recipe("regime.teacher=gold"), rows)) == 10
+        return
+    with pytest.raises(DataError, match=r"of 12 training prompts of task 'arithmetic' 2 have none.*field 'solution'"):
+        solutions(recipe("regime.teacher=gold"), rows)
+
+
+def test_validation_is_cut_evenly_over_the_groups() -> None:
+    cut = load_recipe_prompts(recipe("run.validation_limit=8"), "validation")
+    whole = load_recipe_prompts(recipe("run.validation_limit=1000"), "validation")
+    assert len(cut) == 8
+    assert {p.group for p in cut} == {p.group for p in whole} == {"+", "*"}
+    assert [p.id for p in whole if p.id in {c.id for c in cut}] == [c.id for c in cut]

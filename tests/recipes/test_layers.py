@@ -1,0 +1,209 @@
+"""Merging of layers, YAML 1.2, settings that bias a ratio, and batch plans as equations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mutualrl.errors import RecipeError
+from mutualrl.recipes import Request, resolve, yaml_file
+from mutualrl.recipes.batch_plan import plan_batch
+from mutualrl.recipes.layers import Layers, find, recipe_file, recipe_root
+from mutualrl.recipes.ratios import (
+    aggregation_problem,
+    non_default_sampling,
+    ratio_problems,
+    server_problems,
+)
+
+
+def test_mappings_merge_and_everything_else_replaces() -> None:
+    layers = Layers()
+    layers.add({"a": {"x": 1, "y": [1, 2]}, "b": 1}, "first")
+    layers.add({"a": {"y": [3]}, "b": {"c": 2}}, "second")
+    assert layers.value == {"a": {"x": 1, "y": [3]}, "b": {"c": 2}}
+    assert layers.source_of(("a", "x")) == "first"
+    assert layers.source_of(("a", "y", "0")) == "second"  # the nearest key above it
+    assert layers.source_of(("zzz",)) is None
+
+
+@pytest.mark.parametrize(("first", "second"), [("steps", "epochs"), ("epochs", "steps")])
+def test_of_steps_and_epochs_the_later_one_counts(first: str, second: str) -> None:
+    layers = Layers()
+    layers.add({"run": {first: 3}}, "file")
+    layers.add({"run": {second: 2}}, "--set")
+    assert layers.value["run"] == {second: 2}
+
+
+def test_set_writes_names_out_and_keeps_the_rest() -> None:
+    layers = Layers()
+    layers.set("regime=sgt")
+    layers.set("regime.weight=0.5")
+    layers.set("a.b.c=[1, x]")
+    assert layers.value == {"regime": {"name": "sgt", "weight": 0.5}, "a": {"b": {"c": [1, "x"]}}}
+    assert layers.source_of(("regime", "weight")) == "--set regime.weight=0.5"
+
+
+def test_paths_beside_a_file_are_its_own_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "rows.jsonl").write_text("")
+    (tmp_path / "there" / "model").mkdir()
+    file = tmp_path / "there" / "p.yaml"
+    file.write_text(
+        'policies: [{name: a, model: model}, {name: b, model: "Qwen/Qwen3"}, {name: c, model: "tiny:ada"}]\n'
+        "task: {name: dataset, data: rows.jsonl, validation_data: elsewhere.jsonl}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    layers = Layers()
+    layers.add_file(file)
+    models = [policy["model"] for policy in layers.value["policies"]]
+    assert models == [str(tmp_path / "there" / "model"), "Qwen/Qwen3", "tiny:ada"]
+    assert layers.value["task"]["data"] == str(tmp_path / "there" / "rows.jsonl")
+    assert layers.value["task"]["validation_data"] == "elsewhere.jsonl"
+
+
+def test_a_shipped_recipe_is_meant_unless_a_file_of_that_name_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = recipe_file(Path("paper/2qwen-sgt"))
+    assert shipped == recipe_root() / "paper" / "2qwen-sgt.yaml"
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "2qwen-sgt").write_text("")
+    assert recipe_file(Path("paper/2qwen-sgt")) == Path("paper/2qwen-sgt")
+    with pytest.raises(RecipeError, match=r"unknown recipe of the paper 'nonsense'; expected one of: .*2qwen-sgt"):
+        recipe_file(Path("paper/nonsense"))
+    with pytest.raises(RecipeError, match=r"pool file not found: ./gone.yaml"):
+        find("pools", "./gone.yaml")
+    with pytest.raises(RecipeError, match="pool file is a directory"):
+        find("pools", str(tmp_path) + "/")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-4", 5e-4),
+        ("1_000", "1_000"),
+        ("no", "no"),
+        ("on", "on"),
+        ("0x10", "0x10"),
+        ("010", 10),
+        ("12:30", "12:30"),
+        ("2026-01-01", "2026-01-01"),
+        (".5", 0.5),
+        ("+1", 1),
+        ("True", True),
+        ("~", None),
+        ("1.", 1.0),
+        ("'1'", "1"),
+        ("1e400", float("inf")),
+    ],
+)
+def test_yaml_is_version_1_2(text: str, value: object) -> None:
+    read = yaml_file.parse(text, "here")
+    assert read == value
+    assert type(read) is type(value)
+
+
+words = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), max_size=12)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(words, plain, max_size=4))
+def test_what_is_dumped_is_read_back(value: dict[str, object]) -> None:
+    assert yaml_file.parse(yaml_file.dump(value), "dumped") == value
+
+
+def test_a_recipe_is_a_page(tmp_path: Path) -> None:
+    file = tmp_path / "big.yaml"
+    file.write_text("a: " + "x" * yaml_file.MAX_BYTES)
+    with pytest.raises(RecipeError, match="over 1,000,000 bytes"):
+        yaml_file.read(file)
+    file.write_bytes(b"a: \xff")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        yaml_file.read(file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bent"),
+    [
+        ({}, {}),
+        ({"top_p": 1.0, "top_k": 0, "min_p": None}, {}),
+        ({"top_p": 0.9}, {"top_p": 0.9}),
+        ({"top_p": 0.9, "generation_kwargs": {"top_p": 1.0}}, {}),  # the latter wins, as in TRL
+        ({"generation_kwargs": {"typical_p": 0.5, "stop": ["x"]}}, {"typical_p": 0.5}),
+        ({"top_k": -1, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+    ],
+)
+def test_what_cuts_the_sampling_distribution_is_found(settings: dict[str, object], bent: dict[str, object]) -> None:
+    assert non_default_sampling(settings) == bent
+    assert [key for key, _ in ratio_problems(settings, traced=True)] == list(bent)
+    assert ratio_problems(settings, traced=False) == []
+    with_vllm = ratio_problems({**settings, "use_vllm": True}, traced=False)
+    assert [key for key, _ in with_vllm] == list(bent)
+    assert all("vllm_importance_sampling_correction: false" in words for _, words in with_vllm)
+    off = {**settings, "use_vllm": True, "vllm_importance_sampling_correction": False}
+    assert ratio_problems(off, traced=False) == []
+
+
+def test_rewards_normalised_before_they_are_summed_are_refused_where_a_regime_shares_rewards() -> None:
+    settings = {"multi_objective_aggregation": "normalize_then_sum"}
+    assert aggregation_problem(settings, moves_advantages=False) == []
+    ((key, words),) = aggregation_problem(settings, moves_advantages=True)
+    assert key == "multi_objective_aggregation"
+    assert "expected 'sum_then_normalize'" in words
+
+
+def test_two_policies_on_one_vllm_server_are_named() -> None:
+    server = {"use_vllm": True, "vllm_mode": "server"}
+    assert server_problems({"a": server, "b": {**server, "vllm_server_port": 8001}}) == []
+    assert server_problems({"a": server, "b": {"use_vllm": True, "vllm_mode": "colocate"}}) == []
+    (line,) = server_problems({"a": server, "b": {**server, "vllm_server_port": 8000}})
+    assert line.startswith("policies 'a' and 'b' both use the vLLM server http://0.0.0.0:8000")
+
+
+@given(
+    prompts=st.integers(1, 64),
+    rollouts=st.integers(2, 8),
+    per_device=st.integers(1, 16),
+    steps=st.integers(1, 4),
+    processes=st.sampled_from([1, 2, 4]),
+)
+def test_a_batch_plan_is_an_equation_or_an_error(
+    prompts: int, rollouts: int, per_device: int, steps: int, processes: int
+) -> None:
+    """rows = prompts * rollouts = per_device * processes * micro_batches * optimizer_steps, in whole numbers."""
+    recipe = resolve(
+        Request(
+            assignments=(
+                f"round.prompts={prompts}",
+                f"round.optimizer_steps={steps}",
+                f"trainer.num_generations={rollouts}",
+                f"trainer.per_device_train_batch_size={per_device}",
+            )
+        )
+    )
+    rows = prompts * rollouts
+    if rows % (per_device * processes * steps):
+        with pytest.raises(RecipeError, match="do not divide"):
+            plan_batch(recipe, "ada", processes)
+        return
+    plan = plan_batch(recipe, "ada", processes)
+    assert rows == plan.per_device * processes * plan.micro_batches * plan.optimizer_steps
+    assert plan.trainer_keys()["steps_per_generation"] == plan.micro_batches * plan.optimizer_steps
+    own_keys = resolve(
+        Request(
+            assignments=(
+                "round.prompts=null",
+                *(f"trainer.{key}={value}" for key, value in plan.trainer_keys().items()),
+            )
+        )
+    )
+    assert plan_batch(own_keys, "ada", processes) == plan

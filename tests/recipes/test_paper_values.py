@@ -1,0 +1,128 @@
+"""Every recipe of the paper against a table of the paper's values (Sections "Hyperparameters", "Policy pools")."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mutualrl.machine.devices import Machine
+from mutualrl.mwra.placement import place
+from mutualrl.recipes import Recipe, Request, resolve, shipped
+
+PAPER = sorted(name for kind, name, _ in shipped() if kind == "paper")
+EIGHT = Machine(tuple(map(str, range(8))), 96)
+
+#: paper, Section "Hyperparameters": what every training run has
+TRAINER: dict[str, Any] = {
+    "num_generations": 5,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "max_completion_length": 3072,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-6,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+    "beta": 1e-3,
+    "entropy_coef": 0.0,
+    "full_determinism": True,
+    "vllm_gpu_memory_utilization": 0.9,
+}
+#: paper, Section "Hyperparameters", last paragraph: what each regime has
+REGIME: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "grpo-noise": {},
+    "sgt": {"weight": 0.1, "success_above": 0.8, "failure_below": 0.2},
+    "xgrpo": {"mix": 0.2, "length_correction": 0.1},
+    "prp": {"clip": "band"},
+}
+#: paper, Table "Policy pools"
+MODELS = {
+    "2qwen": ["Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-1.7B-Base"],
+    "3qwen": ["Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen3-1.7B-Base", "Qwen/Qwen3-4B-Base"],
+    "llama-mist": ["meta-llama/Llama-3.2-3B-Instruct", "Ministral-3"],
+    "qwen-phi4": ["microsoft/Phi-4-mini-instruct", "Qwen/Qwen3-4B-Base"],
+}
+
+
+def recipe_of(name: str) -> Recipe:
+    return resolve(Request(recipe=Path("paper", name)))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_training_is_the_papers(name: str) -> None:
+    recipe = recipe_of(name)
+    for policy in recipe.policies:
+        settings = recipe.trainer_settings(policy.name)
+        assert {key: settings.get(key) for key in TRAINER} == TRAINER
+        assert settings["epsilon"] == 0.2
+        assert settings["vllm_enable_sleep_mode"]  # else the 90 % of a GPU's memory would leave none for training
+    assert (recipe.round.prompts, recipe.round.optimizer_steps) == (1024, 4)  # four mini-batches of 256 prompts
+    assert recipe.task.max_prompt_tokens == 1024
+    assert recipe.run.save_every == 20
+    assert recipe.hardware.gpus == 8
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_epochs_and_validation_are_the_papers_or_say_why_not(name: str) -> None:
+    recipe = recipe_of(name)
+    if name.startswith(
+        "qa-"
+    ):  # paper, Figure "Outcome-level transfer extends ...": at step 50, of four optimizer steps
+        assert (recipe.task.name, recipe.run.steps, recipe.run.validate_every) == ("mixture", 4 * 50, 4 * 5)
+    else:
+        assert (recipe.task.name, recipe.run.epochs, recipe.run.validate_every) == ("math", 15, 5)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_regime_and_its_settings_are_the_papers(name: str) -> None:
+    recipe = recipe_of(name)
+    regime = recipe.regime_name
+    arm = name.removeprefix("qa-").removeprefix(recipe.pool or "").removeprefix("-")
+    assert arm.split("-")[0] == regime.split("-")[0]
+    for policy in recipe.policies:
+        settings = recipe.regime_settings(policy.name).model_dump()
+        expected = dict(REGIME[regime])
+        if arm == "prp-naive":
+            expected = {"denominator": "snapshot"}  # paper, Figure "THL-aligned importance correction is required"
+        assert {key: settings[key] for key in expected} == expected
+        assert settings.get("teacher", "peer") == ("gold" if arm == "sgt-gold" else "peer")
+        assert settings.get("pool", "matched") == ("shuffled" if arm == "xgrpo-shuffled" else "matched")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_micro_batch_is_two_prompts_per_gpu_and_a_node_holds_the_pool(name: str) -> None:
+    recipe = recipe_of(name)
+    placement = place(recipe, EIGHT)
+    used = [gpu for allocation in placement.allocations for gpu in allocation.gpus]
+    assert sorted(used) == sorted(EIGHT.gpus)
+    for allocation in placement.allocations:
+        plan = allocation.batch
+        assert plan.per_device == 2 * 5
+        rows = plan.per_device * plan.micro_batches * plan.optimizer_steps * allocation.processes
+        assert rows == 1024 * 5
+        assert allocation.strategy == "zero3"
+
+
+@pytest.mark.parametrize("pool", sorted(MODELS))
+def test_the_pools_are_the_papers(pool: str) -> None:
+    models = [policy.model for policy in resolve(Request(pool=pool)).policies]
+    assert len(models) == len(MODELS[pool])
+    assert all(expected in model for expected, model in zip(MODELS[pool], models, strict=True)), models
+
+
+def test_the_pool_of_four_has_four_kinds_of_qwen() -> None:
+    models = [policy.model for policy in resolve(Request(pool="4qwen")).policies]
+    assert len(set(models)) == 4
+    assert all("Qwen2.5" in model or "Qwen3" in model for model in models)
+    assert all("1.5B" in model or "1.7B" in model for model in models)
+    assert all(any(kind in model for model in models) for kind in ("Instruct", "Coder", "Math"))
+
+
+def test_every_arm_of_the_papers_main_comparison_ships_for_every_pool() -> None:
+    for pool in ("2qwen", "3qwen", "4qwen", "qwen-phi4"):
+        assert {f"{pool}-{arm}" for arm in ("grpo", "prp", "xgrpo", "sgt")} <= set(PAPER)
+    assert {f"llama-mist-{arm}" for arm in ("prp", "xgrpo", "sgt")} <= set(PAPER)
