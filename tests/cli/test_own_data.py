@@ -116,6 +116,7 @@ def metrics(run: Path, policy: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize("regime", ["prp", pytest.param("sgt", marks=pytest.mark.long)])
 def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path, regime: str) -> None:
@@ -131,6 +132,7 @@ def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path
             assert rows[0]["prp/rows"] + rows[0]["prp/unfit"] == 3 * 32
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "data", ["talk.jsonl", *(pytest.param(name, marks=pytest.mark.long) for name in ("plain.csv", "saved"))]
@@ -229,6 +231,7 @@ def test_a_column_of_mixed_types_is_named(tiny: dict[str, Path], tmp_path: Path)
         as_dataset(prompts, load_tokenizer(str(tiny["ada"])))
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) -> None:
     done = cli(
@@ -253,6 +256,7 @@ def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) 
     assert {"rewards/boxed_reward/mean", "rewards/near/mean"} <= set(row)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "code", "message"),

@@ -357,6 +357,7 @@ def test_the_real_models_in_both_directions(cli_here: Cli, real_data: Path) -> N
     assert "the target's tokenizer changes" in result_of(done, 3)["pairs"][0]["reasons"][0]
 
 
+@pytest.mark.extended
 def test_the_paper_s_map_drifts_on_real_solutions(cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
     lines = (real_data / "math" / "math500.jsonl").read_text().splitlines()[:40]
     (tmp_path / "math.jsonl").write_text(

@@ -162,6 +162,7 @@ def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_
         assert all(torch.equal(weights[key], expected[key]) for key in expected), name
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "strategy", [pytest.param("ddp", marks=pytest.mark.extended), pytest.param("zero3", marks=ZERO)]
 )

@@ -198,6 +198,7 @@ def test_rounds_that_straddle_optimizer_steps_are_refused(tiny: dict[str, Path],
         )
 
 
+@pytest.mark.extended
 def test_two_scripts_share_over_a_directory(tiny: dict[str, Path], tmp_path: Path) -> None:
     script = Path(__file__).with_name("script_policy.py")
     processes = [
