@@ -178,9 +178,9 @@ def markdown(cases: list[dict[str, Any]], result: dict[str, Any]) -> str:
     """Return the table of the note."""
     lines = ["| killed | where | kills | resumed, and byte for byte the undisturbed run |", "|---|---|---|---|"]
     for victim in ("worker", "agent", "supervisor"):
-        own_items = [c for c in cases if c["victim"] == victim]
-        points = ", ".join(c["point"] for c in own_items)
-        lines.append(f"| {victim} | {points} | {len(own_items)} | {sum(c['passed'] for c in own_items)} |")
+        of_victim = [c for c in cases if c["victim"] == victim]
+        points = ", ".join(c["point"] for c in of_victim)
+        lines.append(f"| {victim} | {points} | {len(of_victim)} | {sum(c['passed'] for c in of_victim)} |")
     good = sum(r["kills"] for r in result["runs"] if not r["problems"])
     who = ", ".join(f"{name} {count}" for name, count in result["victims"].items())
     lines.append(f"| at random: {who} | any moment of {len(result['runs'])} runs | {result['kills']} | {good} |")

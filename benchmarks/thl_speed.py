@@ -49,7 +49,7 @@ def gold_offsets(ids: list[int], tokenizer: Any) -> list[tuple[int, int]]:
 
 
 def compare(texts: list[str], source: Any, target: Any, repeats: int) -> dict[str, list[float]]:
-    """Return seconds a text for each piece of work, in alternating repeats."""
+    """Return seconds per text for each piece of work, in alternating repeats."""
     from trl.experimental.gold.gold_trainer import ULDLoss
 
     from mutualrl.thl import align_batch, align_logprobs

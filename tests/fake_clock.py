@@ -28,6 +28,10 @@ class Clock:
             if interval is not None:
                 self._actions.append((due + interval, interval, action))
 
+    def stop(self) -> None:
+        """Drop everything that was still to happen: who did it has died."""
+        self._actions.clear()
+
     def at(self, seconds: float, action: Callable[[], object]) -> None:
         """Run `action` so many seconds from now."""
         self._actions.append((self.now + seconds, None, action))

@@ -113,7 +113,7 @@ def test_a_silent_node_ends_the_run_by_name(tmp_path: Path, clock: Clock) -> Non
     node, run, resolved, _ = met(tmp_path / "r", clock)
     here = Supervisor()
     node.check(run, resolved, here)  # type: ignore[arg-type]
-    clock._actions.clear()  # it dies
+    clock.stop()  # it dies
     clock.sleep(10)
     node.check(run, resolved, here)  # type: ignore[arg-type]
     clock.sleep(20)
@@ -127,7 +127,7 @@ def test_under_continue_a_silent_node_is_given_up_once_and_the_run_is_over_witho
     node, run, resolved, _ = met(tmp_path / "r", clock, "run.on_peer_loss=continue")
     here = Supervisor()
     node.check(run, resolved, here)  # type: ignore[arg-type]
-    clock._actions.clear()
+    clock.stop()
     clock.sleep(30)
     for _ in range(2):
         node.check(run, resolved, here)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def test_under_wait_a_silent_node_has_the_round_timeout(tmp_path: Path, clock: C
     node, run, resolved, _ = met(tmp_path / "r", clock, "run.on_peer_loss=wait", "run.round_timeout=100")
     here = Supervisor()
     node.check(run, resolved, here)  # type: ignore[arg-type]
-    clock._actions.clear()
+    clock.stop()
     clock.sleep(90)
     node.check(run, resolved, here)  # type: ignore[arg-type]
     clock.sleep(30)

@@ -109,9 +109,9 @@ def test_a_begun_run_says_who_runs_where_and_keeps_its_recipe_without_the_direct
     info = run.info()
     assert (info.regime, info.pool, info.seed, info.nodes) == ("sgt", "tiny", 0, 1)
     assert {name: a.processes for name, a in info.placement.items()} == {"ada": 1, "bob": 1}
-    kept = load(run.recipe)
-    assert kept.run.dir is None
-    assert changed_keys(resolved, kept) == {}
+    stored = load(run.recipe)
+    assert stored.run.dir is None
+    assert changed_keys(resolved, stored) == {}
     assert run.recipe.read_text().startswith("# [")  # the command that began it
 
 

@@ -162,15 +162,15 @@ def channels(result: Channels) -> Figures:
 
     def draw(figure: Any) -> None:
         axis = figure.subplots()
-        all_items = [("all learners", result["rows"]), *((_short(r["learner"]), r["rows"]) for r in result["learners"])]
-        left = np.zeros(len(all_items))
+        groups = [("all learners", result["rows"]), *((_short(r["learner"]), r["rows"]) for r in result["learners"])]
+        left = np.zeros(len(groups))
         for row, colour in zip(result["rows"], _ROW_COLOURS, strict=False):
-            of = [{r["usable"]: r["share"] for r in rows} for _, rows in all_items]
+            of = [{r["usable"]: r["share"] for r in rows} for _, rows in groups]
             rates = np.array([100 * usable.get(row["usable"], 0.0) for usable in of])
-            bars = axis.barh(range(len(all_items)), rates, left=left, color=colour, label=row["usable"])
+            bars = axis.barh(range(len(groups)), rates, left=left, color=colour, label=row["usable"])
             axis.bar_label(bars, [f"{s:.0f}" if s >= 4 else "" for s in rates], label_type="center", fontsize=8)
             left += rates
-        axis.set_yticks(range(len(all_items)), [label for label, _ in all_items], fontsize=8, parse_math=False)
+        axis.set_yticks(range(len(groups)), [label for label, _ in groups], fontsize=8, parse_math=False)
         axis.invert_yaxis()
         axis.set(xlabel="prompts (%)", xlim=(0, 100), title="Usable regimes on a prompt")
         _legend(axis, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)

@@ -139,13 +139,13 @@ def _counted(request: EvalRequest, rows: dict[str, list[Row]], console: Console)
         for task in request.tasks:
             pairs = [(row["y_text"], row["answer"]) for row in rows[task.name]]
             tasks[task.name]["math_verify"] = verified(pairs, console)
-    all_items = figures(
+    overall = figures(
         [p for t in request.tasks for p in t.prompts], [row for t in request.tasks for row in rows[t.name]], samples
     )
     if len(tasks) == 1:  # what stands beside the figures of the only task holds for all
-        all_items |= next(iter(tasks.values()))
-    all_items["mean_accuracy"] = sum(t["accuracy"] for t in tasks.values()) / len(tasks)
-    return {**all_items, "tasks": tasks}
+        overall |= next(iter(tasks.values()))
+    overall["mean_accuracy"] = sum(t["accuracy"] for t in tasks.values()) / len(tasks)
+    return {**overall, "tasks": tasks}
 
 
 def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, str]) -> dict[str, object]:

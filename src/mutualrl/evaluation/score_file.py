@@ -27,8 +27,8 @@ def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str,
     """
     file = user_path(path)
     completions, answers, groups = [], [], []
-    for number_, values in read_rows(file):
-        row = DatasetRow(values, str(file), number_)
+    for place, values in read_rows(file):
+        row = DatasetRow(values, str(file), place)
         field = next((name for name in _COMPLETION if name in values), _COMPLETION[0])
         text, answer = row.take(field), row.take("answer")
         if not isinstance(text, str):

@@ -179,11 +179,11 @@ def _hear(worker: _Worker, result: list[bool | None], bars: Progress, bar: Any) 
 
 def verified(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> dict[str, object]:
     """Return `{"n", "correct", "accuracy", "unverified"}`: what was not decided counts as wrong in the accuracy."""
-    all_items = verdicts(pairs, console)
-    correct = sum(verdict is True for verdict in all_items)
+    decided = verdicts(pairs, console)
+    correct = sum(verdict is True for verdict in decided)
     return {
-        "n": len(all_items),
+        "n": len(decided),
         "correct": correct,
-        "accuracy": correct / len(all_items),
-        "unverified": sum(verdict is None for verdict in all_items),
+        "accuracy": correct / len(decided),
+        "unverified": sum(verdict is None for verdict in decided),
     }

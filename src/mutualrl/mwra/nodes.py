@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rich.console import Console
 
@@ -25,9 +25,6 @@ from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.run_info import StoredAllocation
 from mutualrl.storage.rundir import RunDirectory
-
-if TYPE_CHECKING:
-    pass
 
 JOIN_SECONDS = 600.0
 POLL_SECONDS = 0.2

@@ -113,7 +113,7 @@ def select(
     learner: str,
     uses: Mapping[str, int],
 ) -> Selection:
-    """Return gate every prompt of a round and draw a peer success for each rescued one.
+    """Gate every prompt of a round and draw a peer success for each rescued one.
 
     `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts
     together). `successes(prompt_id)` gives the peers' successes, asked for gated prompts only; `fit` turns

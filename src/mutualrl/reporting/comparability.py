@@ -50,14 +50,14 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(_identity(run), []).append(run)
-    comparisons_found: list[Comparison] = []
+    results: list[Comparison] = []
     for group in groups.values():
         name = f"{group[0].task}, pool {group[0].pool}"
-        twice = [other for other in comparisons_found if other.name == name]
-        comparisons_found.append(
+        twice = [other for other in results if other.name == name]
+        results.append(
             Comparison(f"{name} ({len(twice) + 1})" if twice else name, tuple(group), tuple(_unmatched(group)))
         )
-    return comparisons_found
+    return results
 
 
 def _identity(run: Run) -> tuple[str, ...]:

@@ -106,15 +106,15 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def _general(runs: Sequence[Run], comparisons_: Sequence[Comparison]) -> list[str]:
+def _general(runs: Sequence[Run], shown: Sequence[Comparison]) -> list[str]:
     tasks = list(dict.fromkeys(run.task for run in runs))
     notes = []
     if len(tasks) > 1:
         notes.append(
             f"runs of different tasks ({', '.join(tasks)}) are not compared with each other; each stands alone"
         )
-    elif len(comparisons_) > 1:
-        summary = "; ".join(f"{c.name}: {len(c.runs)}" for c in comparisons_)
+    elif len(shown) > 1:
+        summary = "; ".join(f"{c.name}: {len(c.runs)}" for c in shown)
         notes.append(f"runs of different pools or data are not compared with each other ({summary} runs)")
     return notes
 

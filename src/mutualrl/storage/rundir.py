@@ -279,13 +279,13 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
 
 def versions() -> dict[str, str]:
     """Return versions of Python and of the packages that decide a run's result; those not installed are left out."""
-    versions_ = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            versions_[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return versions_
+    return installed
 
 
 def command_line() -> list[str]:

@@ -79,7 +79,8 @@ class TokenTable:
         return raw, ends
 
     def _read_bytes(self, ids: Ints) -> tuple[bytes, Ints]:
-        """Return a byte fallback replaces each byte of a run of byte tokens that is not UTF-8 as a whole."""
+        """Decode as a byte fallback does, which replaces each byte of a run of byte tokens that is not UTF-8 as a
+        whole."""
         listed = ids.tolist()
         pieces = [self.pieces[i] for i in listed]
         is_byte = [bool(self.byte_tokens[i]) for i in listed]
