@@ -28,6 +28,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
+KILLS = "tests/faults/test_kills.py"
 COMMAND = "python benchmarks/kill_matrix.py"
 STEPS = 24
 OPTIONS = [
@@ -151,26 +152,16 @@ def random_kills(wanted: int, seed: int) -> dict[str, Any]:
 
 
 def named_points() -> list[dict[str, Any]]:
-    """Return the cases of tests/faults/test_kills.py, as pytest reports them."""
+    """Return the cases of tests/faults/test_kills.py, as pytest reports them. Kills of one run share its verdict."""
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "faults or slow",
-            "tests/faults/test_kills.py",
-            f"--junit-xml={report}",
-        ]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "faults or slow", KILLS, f"--junit-xml={report}"]
         subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
         cases = []
         for case in ET.parse(report).iter("testcase"):
-            point, _, victim = case.attrib["name"].partition("[")[2].rstrip("]").rpartition("-")
-            cases.append(
-                {"point": point, "victim": victim, "passed": len(case) == 0, "seconds": float(case.attrib["time"])}
-            )
+            kills = json.loads(next(p.attrib["value"] for p in case.iter("property") if p.attrib["name"] == "kills"))
+            passed = case.find("failure") is None and case.find("error") is None
+            cases += [{"point": point, "victim": victim, "passed": passed} for point, victim, _ in kills]
     return cases
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mutualrl.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -42,6 +44,49 @@ def prompt_id(task: str, split: str, row: str | int, text: str) -> str:
     """Return stable id of a prompt: task, split, row id and a hash of its text."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"{task}/{split}/{row}/{digest}"
+
+
+def row_id(row: Mapping[str, Any]) -> str:
+    """Return the id of a row of data: its column `prompt_id`, or a hash of all its columns, images and arrays included,
+    so that two rows with one text are two prompts. Raises UsageError for a value that has no bytes of its own."""
+    if row.get("prompt_id") is not None:
+        return str(row["prompt_id"])
+    digest = hashlib.sha256()
+    for column in sorted(row):
+        _hash_value(digest, column, column)
+        _hash_value(digest, row[column], column)
+    return f"data/{digest.hexdigest()[:16]}"
+
+
+def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
+    """Add a value to a digest, with its type and its length, so that no two values give the same bytes."""
+    if isinstance(value, bytes):
+        digest.update(f"bytes:{len(value)}:".encode() + value)
+        return
+    if value is None or isinstance(value, bool | int | float | str):
+        data = repr(value).encode("utf-8", "backslashreplace")
+        digest.update(f"{type(value).__name__}:{len(data)}:".encode() + data)
+        return
+    if isinstance(value, Mapping):
+        parts = [part for key in sorted(value, key=str) for part in (key, value[key])]
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    elif hasattr(value, "tobytes"):  # an array or a scalar of NumPy, or an image
+        kind = getattr(value, "dtype", None) or getattr(value, "mode", None)
+        shape = value.shape if hasattr(value, "shape") else getattr(value, "size", None)
+        parts = [str(kind), str(shape), value.tobytes()]
+    elif hasattr(value, "numpy"):  # a tensor
+        parts = [value.detach().cpu().numpy()]
+    elif hasattr(value, "isoformat"):  # a date or a time
+        parts = [value.isoformat()]
+    else:
+        raise UsageError(
+            f"column {column!r}: found {type(value).__name__}, of which no prompt id can be made; give every row an id "
+            "of its own (column prompt_id)"
+        )
+    digest.update(f"{type(value).__name__}:{len(parts)}:".encode())
+    for part in parts:
+        _hash_value(digest, part, column)
 
 
 @dataclass(frozen=True, slots=True)

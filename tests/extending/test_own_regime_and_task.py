@@ -48,7 +48,7 @@ def test_an_own_regime_and_task_killed_and_resumed_are_the_unbroken_run(tmp_path
     assert unbroken.process.wait(PATIENCE) == 0, unbroken.errors.read_text()
 
     mark = tmp_path / "mark"
-    broken = Run(tmp_path / "broken", *OWN, **stop_at("in-the-loss", mark, nth=3))
+    broken = Run(tmp_path / "broken", *OWN, **stop_at("in-the-loss:bob:3", mark=mark))
     stopped(mark, broken)
     broken.end()  # SIGKILL to the supervisor and every process of the run
     done = cli("train", "--resume", "--run-dir", broken.path, timeout=PATIENCE)

@@ -92,13 +92,15 @@ def hooked() -> str:
     return os.pathsep.join(filter(None, (str(HOOKS), os.environ.get("PYTHONPATH"))))
 
 
-def stop_at(point: str, mark: Path, policy: str = "bob", nth: int = 0) -> dict[str, str]:
-    """Return the environment under which a policy's process stops at a point, and writes its process id into `mark`."""
-    return {"PYTHONPATH": hooked(), "FAULT_POINT": f"{point}:{policy}:{nth}", "FAULT_MARK": str(mark)}
+def stop_at(*points: str, mark: Path) -> dict[str, str]:
+    """Return the environment under which a process stops at each of the points, `point:policy:n`, one after the other,
+    and writes its process id into `mark.0`, `mark.1` and so on."""
+    return {"PYTHONPATH": hooked(), "FAULT_POINTS": ",".join(points), "FAULT_MARK": str(mark)}
 
 
-def stopped(mark: Path, run: Run) -> psutil.Process:
-    """Return the process that came to its point."""
+def stopped(mark: Path, run: Run, number: int = 0) -> psutil.Process:
+    """Return the process that came to the point of this number."""
+    mark = mark.with_name(f"{mark.name}.{number}")
     wait_until(lambda: (mark.exists() and bool(mark.read_text())) or run.process.poll() is not None)
     assert mark.exists(), f"the run ended before the point was reached: {run.errors.read_text()[-2000:]}"
     return psutil.Process(int(mark.read_text()))

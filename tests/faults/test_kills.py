@@ -2,47 +2,55 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from conftest import PATIENCE
 from runs import SHORT, Run, members, stop_at, stopped, verified, wait_until
 
-POINTS = {
-    "before-shard": 2,
-    "mid-shard": 2,
-    "between-shard-and-marker": 2,
-    "after-marker": 1,
-    "in-the-wait": 2,
-    "in-generation": 1,
-    "in-the-loss": 3,
-    "checkpoint-begin": 0,
-    "checkpoint-files": 0,
-    "checkpoint-written": 1,
-    "checkpoint-summed": 1,
-    "checkpoint-marked": 1,
-    "checkpoint-renamed": 1,
-    "checkpoint-latest": 1,
-    "checkpoint-half-pruned": 0,
-    "in-validation": 1,
-    "before-the-result": 0,
+#: kills of one run, in this order: at a point that a process of bob comes to, of the worker there, the agent above it
+#: or the supervisor, after so many times that the process passed the point
+Kills = tuple[tuple[str, str, int], ...]
+CHAINS: dict[str, Kills] = {
+    "exchange": (
+        ("before-shard", "worker", 2),
+        ("mid-shard", "worker", 0),
+        ("mid-shard", "supervisor", 0),
+        ("between-shard-and-marker", "worker", 0),
+        ("between-shard-and-marker", "supervisor", 0),
+        ("after-marker", "worker", 0),
+        ("in-the-wait", "worker", 0),
+        ("in-the-wait", "supervisor", 0),
+        ("in-the-wait", "agent", 0),
+        ("checkpoint-marked", "agent", 0),
+        ("checkpoint-latest", "worker", 0),
+    ),
+    "checkpoint": (
+        ("checkpoint-begin", "worker", 0),
+        ("checkpoint-marked", "supervisor", 0),
+        ("checkpoint-files", "worker", 0),
+        ("checkpoint-summed", "worker", 0),
+        ("checkpoint-renamed", "worker", 0),
+        ("in-validation", "worker", 0),
+        ("before-the-result", "supervisor", 0),
+    ),
+    "training": (
+        ("in-generation", "worker", 1),
+        ("in-the-loss", "worker", 3),
+        ("checkpoint-written", "worker", 0),
+        ("checkpoint-half-pruned", "supervisor", 0),
+        ("before-the-result", "worker", 0),
+    ),
+    "last checkpoint": (
+        ("checkpoint-marked", "worker", 1),
+        ("checkpoint-half-pruned", "worker", 0),
+    ),
 }
-MARKS = {
-    ("mid-shard", "worker"): pytest.mark.slow,
-    ("between-shard-and-marker", "supervisor"): pytest.mark.extended,
-    ("checkpoint-marked", "agent"): pytest.mark.extended,
-}
-BY_SUPERVISOR = (
-    "mid-shard",
-    "between-shard-and-marker",
-    "in-the-wait",
-    "checkpoint-marked",
-    "checkpoint-half-pruned",
-    "before-the-result",
-)
-CASES = [(point, "worker") for point in POINTS] + [(point, "supervisor") for point in BY_SUPERVISOR]
-CASES += [("checkpoint-marked", "agent"), ("in-the-wait", "agent")]
+SINGLE: Kills = (("mid-shard", "worker", 2),)
 
 
 def as_if_nothing_had_happened(run: Run, unbroken: Run) -> None:
@@ -61,22 +69,33 @@ def as_if_nothing_had_happened(run: Run, unbroken: Run) -> None:
             assert [line.get(key) for line in lines] == [line.get(key) for line in before]
 
 
+def kill(run: Run, point: str, victim: str, process: psutil.Process, environment: dict[str, str]) -> None:
+    """Kill the worker that stands at a point, or who is above it; resume where nobody is left to restart it."""
+    if victim == "supervisor":
+        run.process.kill()
+        run.process.wait()
+        wait_until(lambda: not members(run.path))
+        run.begin("--resume", **environment)
+    else:
+        (process if victim == "worker" else process.parent()).kill()
+
+
 @pytest.mark.parametrize(
-    ("point", "victim"),
-    [pytest.param(*case, marks=MARKS.get(case, pytest.mark.faults)) for case in CASES],
+    "kills",
+    [
+        pytest.param(SINGLE, id="single", marks=pytest.mark.slow),
+        *(pytest.param(chain, id=name, marks=pytest.mark.faults) for name, chain in CHAINS.items()),
+    ],
 )
-def test_a_kill_leaves_no_trace(unbroken: Run, tmp_path: Path, point: str, victim: str) -> None:
-    mark = tmp_path / "mark"
-    run = Run(tmp_path, *SHORT, **stop_at(point, mark, nth=POINTS[point]))
+def test_kills_leave_no_trace(
+    unbroken: Run, tmp_path: Path, kills: Kills, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("kills", json.dumps(kills))  # read by benchmarks/kill_matrix.py
+    environment = stop_at(*(f"{point}:bob:{nth}" for point, _, nth in kills), mark=tmp_path / "mark")
+    run = Run(tmp_path, *SHORT, "--set", "run.max_restarts=9", **environment)
     try:
-        process = stopped(mark, run)
-        if victim == "supervisor":
-            run.process.kill()
-            run.process.wait()
-            wait_until(lambda: not members(run.path))
-            run.begin("--resume", **stop_at(point, mark))
-        else:
-            (process if victim == "worker" else process.parent()).kill()
+        for number, (point, victim, _) in enumerate(kills):
+            kill(run, point, victim, stopped(tmp_path / "mark", run, number), environment)
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         as_if_nothing_had_happened(run, unbroken)
     finally:

@@ -82,7 +82,7 @@ def test_a_stop_signal_saves_checkpoints_and_ends_the_run_with_130(
 def test_a_second_signal_stops_at_once(run: Callable[..., Run], tmp_path: Path) -> None:
     """A worker that never gets to the end of its step keeps the first signal waiting."""
     mark = tmp_path / "mark"
-    started = run(environment=stop_at("in-the-loss", mark, nth=2))
+    started = run(environment=stop_at("in-the-loss:bob:2", mark=mark))
     stopped(mark, started)
     started.process.send_signal(signal.SIGINT)
     wait_until(lambda: "Stopping: each policy" in started.errors.read_text())
@@ -263,7 +263,7 @@ def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path
 def test_a_stop_in_the_wait_leaves_no_trace(unbroken: Run, tmp_path: Path) -> None:
     """One policy waits for another that does not come: it saves the step it had made, as if the round had not begun."""
     mark = tmp_path / "mark"
-    started = Run(tmp_path, *SHORT, **stop_at("in-generation", mark, nth=2))
+    started = Run(tmp_path, *SHORT, **stop_at("in-generation:bob:2", mark=mark))
     try:
         stopped(mark, started)
         wait_until(lambda: "waiting for round 2" in (started.path / "exchange/ada/heartbeat.json").read_text())

@@ -1,4 +1,4 @@
-"""Agent of one policy's process group: torch.distributed.run, watching the supervisor above it.
+"""Agent of one policy's process group: torch.distributed.run, or the only worker, watching the supervisor above it.
 
 python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --attempt A --processes N --parent PID
     [--nodes N --node-rank R --rendezvous HOST:PORT]      (a group over several nodes: N agents, one each)
@@ -9,10 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 
 from mutualrl.process.parent_watch import adopt_orphans, end_children, watch_parent
+from mutualrl.process.ports import free_port
+
+LOOPBACK = "127.0.0.1"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,6 +37,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a batch system signals every process; the workers know what to do
         signal.signal(number, signal.SIG_IGN)
 
+    worker = [
+        "mutualrl.training.worker",
+        f"--run-dir={given.run_dir}",
+        f"--policy={given.policy}",
+        f"--attempt={given.attempt}",
+        f"--parent={os.getpid()}",
+    ]
+    try:
+        code = _run_one(worker) if given.nodes * given.processes == 1 else _run_group(given, worker)
+    finally:
+        end_children()  # what a worker started and left
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _run_one(worker: list[str]) -> int:
+    """Run a group of one process, in the environment that torch.distributed.run gives it, without importing torch
+    here. Returns its exit code, negative for a signal."""
+    group_of_one = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(free_port(LOOPBACK)),
+    }
+    return subprocess.call([sys.executable, "-m", *worker], env={**os.environ, **group_of_one})
+
+
+def _run_group(given: argparse.Namespace, worker: list[str]) -> int:
+    """Run a group under torch.distributed.run. Returns 0, or the exit code of the first process that failed, negative
+    for a signal."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -44,26 +79,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "--max-restarts=0",
                 "--signals-to-handle=SIGQUIT",
                 "--module",
-                "mutualrl.training.worker",
-                f"--run-dir={given.run_dir}",
-                f"--policy={given.policy}",
-                f"--attempt={given.attempt}",
-                f"--parent={os.getpid()}",
+                *worker,
             ]
         )
     except ChildFailedError as error:
         print(error, file=sys.stderr)
-        code = error.get_first_failure()[1].exitcode
-        sys.exit(code if code > 0 else 128 - code)
-    finally:
-        end_children()  # what a worker started and left
+        return int(error.get_first_failure()[1].exitcode)
+    return 0
 
 
 def _meeting(given: argparse.Namespace) -> list[str]:
     """Return how the group's processes find each other: on one node on a port that the system chooses, so that two
     runs never collide; over several nodes where the policy's first node said."""
     if given.nodes == 1:
-        return ["--standalone", "--local-addr=127.0.0.1"]
+        return ["--standalone", f"--local-addr={LOOPBACK}"]
     host, _, port = given.rendezvous.rpartition(":")
     return [
         f"--nnodes={given.nodes}",

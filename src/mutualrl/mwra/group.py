@@ -70,7 +70,7 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Starts a policy's torch.distributed.run agent as a child of the supervisor."""
+    """Starts a policy's agent as a child of the supervisor."""
 
     def start(
         self, run: RunDirectory, allocation: Allocation, attempt: int, node: int, rendezvous: str
@@ -85,7 +85,7 @@ def launcher() -> Launcher:
 
 
 def agent(run: RunDirectory, allocation: Allocation, attempt: int, node: int = 0, rendezvous: str = "") -> ProcessGroup:
-    """Start a policy's torch.distributed.run group on its devices; `node` is this machine, `rendezvous` where the
+    """Start the agent of a policy's process group on its devices; `node` is this machine, `rendezvous` where the
     agents of a policy over several nodes meet."""
     command = [
         sys.executable,

@@ -40,11 +40,9 @@ def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
 
 
 def wrap_errors(function: Reward, name: str) -> Reward:
-    """Return `function`, whose exceptions become RewardErrors with its name. A model (TRL's other kind of reward)
-    stays as it is; `__wrapped__` is the function itself."""
-    if not callable(function) or not hasattr(function, "__name__"):
-        return function
-    if inspect.iscoroutinefunction(function):
+    """Return `function`, whose exceptions become RewardErrors with its name, and the exception as their cause.
+    `__wrapped__` is the function itself. Not for models, TRL's other kind of reward, which are called otherwise."""
+    if is_async(function):
 
         @functools.wraps(function)
         async def later(*args: object, **kwargs: object) -> Any:
@@ -59,6 +57,13 @@ def wrap_errors(function: Reward, name: str) -> Reward:
             return function(*args, **kwargs)
 
     return call
+
+
+def is_async(function: Reward) -> bool:
+    """Return whether calling a function, a partial of one, or an object gives a coroutine: TRL's rule."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mutualrl.errors import UsageError
 from mutualrl.regimes.losses import (
     BY_ROWS,
     NormalizerFactors,
@@ -30,6 +31,7 @@ from mutualrl.training.tensors import as_batch, concatenated, padded
 from mutualrl.training.trl_compat import (
     Inputs,
     backward,
+    has_trl_loss,
     log_value,
     policy_loss,
     position_in_round,
@@ -104,8 +106,14 @@ class ExtraRows:
     def load(self, rows: Sequence[ExtraRow], prompts: Mapping[str, tuple[int, ...]], batch: Inputs) -> None:
         """Assign the rows of a new round; take the learner's snapshot of those that have no behaviour log-probs.
 
-        `prompts`: the learner's token ids of each row's prompt.
+        `prompts`: the learner's token ids of each row's prompt. Raises UsageError for peers' rollouts under a loss that
+        is not TRL's: its mean over own and peers' rows is not known here.
         """
+        if any(row.loss == "policy_gradient" for row in rows) and not has_trl_loss(self._trainer):
+            raise UsageError(
+                f"{type(self._trainer).__name__} computes a loss of its own, and the regime adds peers' rollouts to "
+                "TRL's: their weights would be wrong; use GRPOTrainer's loss, or a regime that adds none"
+            )
         self.restore(rows, prompts, {})
         args = self._trainer.args
         one_step = args.gradient_accumulation_steps % (args.steps_per_generation * self._trainer.num_iterations) == 0

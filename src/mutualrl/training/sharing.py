@@ -151,6 +151,11 @@ class Sharing:
         """Return whether a field of the rollouts is published."""
         return self.schema is not None and field_name in self.schema.fields
 
+    def publisher_of(self, field_name: str) -> str:
+        """Return what has a field of the rollouts published: the regime, or the user's `publish: full`."""
+        by_regime = field_name in self.spec.publishes(self.settings).fields
+        return f"regime {self.spec.name!r}" if by_regime else "publish: full"
+
     def publishes_text(self, reward: float) -> bool:
         """Return whether the text of a rollout with this reward (NaN: unscorable) is published."""
         return self.schema is not None and self.schema.publishes_text(reward)
@@ -173,6 +178,7 @@ class Sharing:
             rollouts += of_rank
             for prompt_id, ids in prompts_of_rank.items():
                 remember(prompts, prompt_id, ids)
+        require_one_group_per_id(rollouts)
         peers: dict[str, Shard] = {}
         waited = 0.0
         aborted = [False]
@@ -248,6 +254,17 @@ def remember(prompts: PromptTokens, prompt_id: str, ids: tuple[int, ...]) -> Non
     """Note a prompt's token ids under its id. Raises UsageError when another prompt has that id."""
     if prompts.setdefault(prompt_id, ids) != ids:
         raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt an id of its own")
+
+
+def require_one_group_per_id(rollouts: Sequence[Rollout]) -> None:
+    """Raise UsageError where two groups of a round have one prompt id: they would be pooled as one."""
+    counts = Counter((rollout.prompt_id, rollout.index) for rollout in rollouts)
+    twice = sorted({prompt_id for (prompt_id, _), count in counts.items() if count > 1})
+    if twice:
+        raise UsageError(
+            f"two rows of a round have the prompt id {twice[0]!r}: they would be pooled as one prompt; give every row "
+            "an id of its own (column prompt_id), and leave out rows that occur twice"
+        )
 
 
 def require_same_prompts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,23 +11,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
 
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
-from mutualrl.records import Rollout, prompt_id
+from mutualrl.records import Rollout, row_id
 from mutualrl.regimes import Plan
 from mutualrl.tasks.rewards import wrap_errors
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.callback import SharingCallback
 from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
 from mutualrl.training.extra_rows import ExtraRows
+from mutualrl.training.sampled_text import require_sampled_text
 from mutualrl.training.sharing import OwnBatch, PromptTokens, SharedRound, Sharing, remember
 from mutualrl.training.state import load_state, save_state
 from mutualrl.training.transfer import TokenTransfer
 from mutualrl.training.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
-    is_vision_language_model,
     log_value,
     micro_step,
     micro_steps_per_round,
@@ -66,6 +68,9 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     def __init__(
         self, *args: object, sharing: Sharing | None = None, checkpointer: Checkpointer | None = None, **kwargs: object
     ) -> None:
+        if sharing is not None and sharing.publishes("text"):  # refused before the model is built
+            given = inspect.signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments
+            require_sampled_text(given, sharing.publisher_of("text"))
         super().__init__(*args, **kwargs)
         self.sharing = sharing
         self.checkpointer = checkpointer
@@ -80,7 +85,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)
         self.reward_funcs: list[Any] = [
-            wrap_errors(function, name)
+            function if isinstance(function, torch.nn.Module) else wrap_errors(function, name)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
 
@@ -95,7 +100,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
                 *aggregation_problem(settings, moves_advantages=spec.moves_advantages),
             )
         ]
-        problems += self._unsharable_rollouts(sharing)
+        problems += self._dropout_problem(sharing)
         problems += [f"{key}: {problem}" for key, problem in spec.check(sharing.settings, settings)]
         if spec.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
@@ -105,30 +110,15 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if problems:
             raise UsageError("; ".join(problems))
 
-    def _unsharable_rollouts(self, sharing: Sharing) -> list[str]:
-        """Return what makes rollouts something else than plain sampled text: a peer would train on what nobody
-        sampled."""
-        if not sharing.publishes("text"):
-            return []
-        features = {
-            "tools": bool(self.tools),
-            "environment_factory": self.environment_factories is not None,
-            "rollout_func": self.rollout_func is not None,
-            "a vision-language model": is_vision_language_model(self),
-        }
-        name = sharing.spec.name
-        lines = [
-            f"{feature}: not possible under regime {name!r}, which shares texts"
-            for feature, used in features.items()
-            if used
-        ]
+    def _dropout_problem(self, sharing: Sharing) -> list[str]:
+        """Return why no pass would give the sampling policy's log-probs, where they are published."""
         dropout = max((m.p for m in self.model.modules() if isinstance(m, torch.nn.Dropout)), default=0.0)
-        if sharing.traced and dropout > 0 and not self.use_vllm:
-            lines.append(
-                f"dropout {dropout}: TRL samples with it, so that no pass gives the sampling policy's log-probs, which "
-                f"regime {name!r} publishes; expected 0 (lora.dropout)"
-            )
-        return lines
+        if not sharing.publishes("logprobs") or dropout == 0 or self.use_vllm:
+            return []
+        return [
+            f"dropout {dropout}: TRL samples with it, so that no pass gives the sampling policy's log-probs, which "
+            f"{sharing.publisher_of('logprobs')} publishes; expected 0 (lora.dropout)"
+        ]
 
     # ---- a round
 
@@ -141,8 +131,6 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             rewards = score()
         except (TypeError, ValueError) as error:  # what TRL finds wrong with what a function returned
             raise RewardError(f"reward function {names}: {type(error).__name__}: {error}") from error
-        if torch.isinf(rewards).any():
-            raise RewardError(f"reward function {names}: an infinite reward")
         return rewards
 
     def on_rewards(self, inputs: list[Inputs], completion_ids: list[list[int]], rewards: torch.Tensor) -> None:
@@ -150,7 +138,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.sharing is None or not self.model.training:
             return
         total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        total[torch.isnan(rewards).all(dim=1)] = torch.nan  # unscorable: neither success nor failure
+        # unscorable, neither success nor failure: TRL trains on an infinite reward as it is, but no peer may
+        total[torch.isnan(rewards).all(dim=1) | total.isinf()] = torch.nan
         start = self.accelerator.process_index * len(inputs)
         self._scored = _Scored(inputs, completion_ids, total[start : start + len(inputs)].tolist())
         log_value(self, "rewards/unscorable", float(torch.isnan(total).sum()))
@@ -203,7 +192,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         prompts: PromptTokens = {}
         for row, example in enumerate(scored.inputs):
             ids, reward = scored.completion_ids[row], scored.rewards[row]
-            key = _prompt_key(example)
+            key = row_id(example)
             remember(prompts, key, tuple(batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()))
             rollouts.append(
                 Rollout(
@@ -232,8 +221,6 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             if key in batch:
                 trace: torch.Tensor = batch[key].cpu()
                 return trace
-        if not sharing.traced:
-            return None  # `full` publishes what is there; it costs no pass
         assert self._scored is not None
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         lengths = torch.tensor([len(row) for row in self._scored.completion_ids], device=ids.device)
@@ -303,8 +290,3 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
 def _prompt_text(example: Inputs) -> str:
     prompt = example["prompt"]
     return prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
-
-
-def _prompt_key(example: Inputs) -> str:
-    """Return the data column `prompt_id`, or an id made of the prompt's text."""
-    return str(example.get("prompt_id") or prompt_id("data", "train", "-", _prompt_text(example)))

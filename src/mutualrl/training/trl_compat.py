@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +46,6 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._metrics", '["train"] is a defaultdict of lists whose means are logged', _TRAINER),
     Assumption("GRPOTrainer._logs", '["advantages"] is a deque with one entry per logged completion', _TRAINER),
     Assumption("GRPOTrainer._tokenizer", "the tokenizer, also where the processor is another object", _TRAINER),
-    Assumption("GRPOTrainer._is_vlm", "True for vision-language models", _REGIMES),
     Assumption("GRPOTrainer._last_loaded_step", "the step whose weights the vLLM engine has", _VLLM),
     Assumption("GRPOTrainer._entropy_bonus_enabled", "whether _compute_loss adds an entropy term", _REGIMES),
     Assumption("GRPOTrainer._calculate_rewards", "rewards gathered over ranks, (rows, functions)", _TRAINER),
@@ -68,6 +68,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     """GRPOTrainer whose private seams call methods with public names. Left as they are, it is GRPOTrainer."""
 
     last_logps: torch.Tensor  # of the last pass; TRL's loss does not return them
+    _sampler: Any = None  # stays None for iterable data, and under a subclass's own sampler
 
     def on_rewards(self, inputs: list[Inputs], completion_ids: list[list[int]], rewards: torch.Tensor) -> None:
         """Hear of this rank's inputs and completions, and of all ranks' rewards, shape (rows, functions)."""
@@ -129,10 +130,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         return self._sampler
 
     def _init_training_state(self, *args: object, **kwargs: object) -> tuple[int, int]:
-        """Move TRL's sampler past the finished epochs: its generator draws one order per epoch."""
+        """Move TRL's sampler past the finished epochs: its generator draws one order per epoch. Another sampler is
+        left as it is, as TRL leaves it."""
         state: tuple[int, int] = super()._init_training_state(*args, **kwargs)
         self.on_start()
-        if self._sampler.shuffle:
+        if type(self._sampler) is RepeatSampler and self._sampler.shuffle:
             for _ in range(state[0]):
                 torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
         return state
@@ -150,9 +152,9 @@ def tokenizer_of(trainer: GRPOTrainer) -> PreTrainedTokenizerBase:
     return trainer._tokenizer
 
 
-def is_vision_language_model(trainer: GRPOTrainer) -> bool:
-    """Return whether the policy reads images."""
-    return bool(trainer._is_vlm)
+def has_trl_loss(trainer: GRPOTrainer) -> bool:
+    """Return whether the loss is TRL's own, not a subclass's."""
+    return getattr(trainer._compute_loss, "__func__", None) is GRPOTrainer._compute_loss
 
 
 def micro_step(trainer: GRPOTrainer) -> int:

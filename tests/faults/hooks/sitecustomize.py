@@ -1,8 +1,9 @@
 """Stops a process of a run at a named point, so that a test can kill it there from outside.
 
-Python imports this by itself where its directory is on PYTHONPATH. `FAULT_POINT=point:policy:n` stops the policy's
-process the n-th time (from 0) it comes to the point; `FAULT_MARK` is a file that is made then, with the process id in
-it, and that keeps the next attempt from stopping again.
+Python imports this by itself where its directory is on PYTHONPATH. `FAULT_POINTS=point:policy:n,...` stops the policy's
+process the n-th time (from 0) it comes to the first point; the process after it stops at the second, and so on.
+`FAULT_MARK.0`, `FAULT_MARK.1`, ... are files that are made then, with the process id in them; as many as there are,
+so many points are done.
 
 `FAULT_DISK=policy:part of a path:n:ERRNO` makes every fsync of such a file fail, from the n-th (from 0) on: what a full
 or failing disk says. `FAULT_CLOCK=1` makes the wall clock jump by up to a day, either way, whenever it is asked."""
@@ -21,7 +22,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_WANTED = os.environ.get("FAULT_POINT", "::").split(":")
+_MARK = os.environ.get("FAULT_MARK", "")
+_NUMBER = next(n for n in range(1000) if not Path(f"{_MARK}.{n}").exists())
+_WANTED = [point.split(":") for point in os.environ.get("FAULT_POINTS", "").split(",") if point][_NUMBER:][:1]
+_WANTED = _WANTED[0] if _WANTED else ["", "", ""]
 _SEEN: Counter[str] = Counter()
 
 
@@ -33,7 +37,7 @@ def at(point: str) -> None:
     if _SEEN[point] <= int(_WANTED[2]):
         return
     try:
-        descriptor = os.open(os.environ["FAULT_MARK"], os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        descriptor = os.open(f"{_MARK}.{_NUMBER}", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
         return
     os.write(descriptor, str(os.getpid()).encode())

@@ -1,0 +1,623 @@
+"""What GRPOTrainer does, MutualGRPOTrainer does, with and without sharing: each case runs on all, with equal results.
+
+The cases are the behaviours that TRL's own tests of GRPOTrainer go through: kinds of data, samplers, rewards, tools,
+environments, adapters, losses, resuming, and trainers that mix in another loss. A model of 16 units over bytes, made
+here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset, IterableDataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+    set_seed,
+)
+from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+
+from mutualrl.errors import RewardError, UsageError
+from mutualrl.records import row_id
+from mutualrl.regimes import get_regime
+from mutualrl.see import Exchange, WaitTimeouts
+from mutualrl.training import MutualGRPOTrainer
+from mutualrl.training.peers import PeerLink
+from mutualrl.training.sharing import Sharing, publish_schema
+from training_harness import Logs
+
+SUMS = [f"{a} + {b} =" for a in (1, 2, 3) for b in (4, 5)]
+ANSWERS = [str(a + b) for a in (1, 2, 3) for b in (4, 5)]
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes with Qwen3's chat template, which can call tools."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
+    tokenizer.chat_template = template.read_text("utf-8")
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return a language model and a reward model, with their tokenizer."""
+    tokenizer = byte_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    set_seed(0)
+    paths = {}
+    for name, model in (
+        ("policy", Qwen2ForCausalLM(config)),
+        ("reward", Qwen2ForSequenceClassification(Qwen2Config.from_dict({**config.to_dict(), "num_labels": 1}))),
+    ):
+        paths[name] = tmp_path_factory.mktemp(name)
+        model.save_pretrained(paths[name])
+        tokenizer.save_pretrained(paths[name])
+    return paths
+
+
+# ---- rewards
+
+
+def text_of(completion: Any) -> str:
+    return completion if isinstance(completion, str) else "".join(str(m.get("content") or "") for m in completion)
+
+
+def evenness(completions: list[Any], **_: Any) -> list[float]:
+    """Return the fraction of characters with an even code: of random text a number that differs."""
+    texts = [text_of(c) or "?" for c in completions]
+    return [sum(ord(letter) % 2 == 0 for letter in text) / len(text) for text in texts]
+
+
+def digits(completions: list[Any], answer: list[str], **_: Any) -> list[float | None]:
+    """Return whether a digit of the answer occurs; None where nothing was said. Reads a column of the data."""
+    pairs = zip(completions, answer, strict=True)
+    return [None if not text_of(c) else float(any(digit in text_of(c) for digit in a)) for c, a in pairs]
+
+
+async def later(completions: list[Any], **_: Any) -> list[float]:
+    return evenness(completions)
+
+
+class Judge:
+    """An object that is called as a coroutine, with a name as a function has."""
+
+    __name__ = "judge"
+
+    async def __call__(self, completions: list[Any], **_: Any) -> list[float]:
+        return evenness(completions)
+
+
+def logging_reward(completions: list[Any], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+    values = evenness(completions)
+    log_extra("evenness", values)
+    log_metric("highest", max(values))
+    return values
+
+
+def infinite(completions: list[Any], **_: Any) -> list[float]:
+    return [math.inf if i == 0 else value for i, value in enumerate(evenness(completions))]
+
+
+def scaled(completions: list[Any], factor: float = 1.0, **_: Any) -> list[float]:
+    return [factor * value for value in evenness(completions)]
+
+
+# ---- tools and environments
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers.
+
+    Args:
+        a: The first factor.
+        b: The second factor.
+
+    Returns:
+        The product.
+    """
+    return a * b
+
+
+class Counter:
+    """An environment with one tool and a reward of its own."""
+
+    def reset(self, **_: Any) -> None:
+        self.count = 0
+
+    def increment(self, step: int) -> int:
+        """Count up.
+
+        Args:
+            step: How far.
+
+        Returns:
+            The count.
+        """
+        self.count += step
+        return self.count
+
+    def get_reward(self) -> float:
+        return float(self.count)
+
+
+class CallsTools:
+    """In front of a trainer class: every second completion calls a tool, and the answer to it ends the conversation."""
+
+    call = '<tool_call>\n{"name": "multiply", "arguments": {"a": 3, "b": 4}}\n</tool_call><|im_end|>'
+
+    def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        trainer: Any = self
+        tokenizer, rows = trainer._tokenizer, []
+        for number, ids in enumerate(prompt_ids):
+            answered = "<tool_response>" in tokenizer.decode(ids)
+            text = self.call if number % 2 == 0 and not answered else f"It is {number}.<|im_end|>"
+            rows.append(tokenizer(text)["input_ids"])
+        return rows, None
+
+
+class Counts(CallsTools):
+    call = '<tool_call>\n{"name": "increment", "arguments": {"step": 2}}\n</tool_call><|im_end|>'
+
+
+class Backwards:
+    """In front of a trainer class: a sampler of the user's, which reads each generation batch from the end."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        order = list(super()._get_train_sampler(dataset))  # type: ignore[misc]
+
+        class Sampler(torch.utils.data.Sampler[int]):
+            def __iter__(self) -> Iterator[int]:
+                return iter(order[::-1])
+
+            def __len__(self) -> int:
+                return len(order)
+
+        return Sampler()
+
+
+class NoSuper:
+    """In front of a trainer class: a sampler that asks TRL for nothing."""
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        trainer: Any = self
+        groups = [i for i in range(len(SUMS)) for _ in range(trainer.num_generations)]
+        return groups * trainer.args.num_train_epochs
+
+
+def rolled_out(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    """Roll out without a model: every prompt's completion is its own ids."""
+    ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    return {"prompt_ids": ids, "completion_ids": [row[::-1] for row in ids], "logprobs": [[-1.0] * len(r) for r in ids]}
+
+
+# ---- data
+
+
+def rows(chat: bool = False) -> list[dict[str, Any]]:
+    prompts: list[Any] = [[{"role": "user", "content": text}] for text in SUMS] if chat else list(SUMS)
+    return [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, ANSWERS, strict=True)]
+
+
+def stream() -> Iterator[dict[str, Any]]:
+    """Yield each row as often as a group has rollouts: iterable data have no sampler to repeat them."""
+    while True:
+        for row in rows():
+            for _ in range(4):
+                yield row
+
+
+# ---- cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of a training. `mixin` stands in front of the trainer class; `text` says whether rollouts are sampled
+    text, so that they may be published; `base` is the TRL trainer."""
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Callable[[dict[str, Path]], Any]] = field(default_factory=dict)
+    mixin: type | None = None
+    text: bool = True
+    base: type[GRPOTrainer] = GRPOTrainer
+
+
+def reward(*functions: Any) -> dict[str, Callable[[dict[str, Path]], Any]]:
+    return {"reward_funcs": lambda small: list(functions)}
+
+
+def named_model(small: dict[str, Path]) -> Any:
+    model = Qwen2ForSequenceClassification.from_pretrained(small["reward"], num_labels=1)
+    model.__name__ = "judge"
+    return model
+
+
+CHAT = {"train_dataset": lambda small: Dataset.from_list(rows(chat=True))}
+LORA = {"peft_config": lambda small: LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
+PLAIN = "plain"
+
+CASES: dict[str, Case] = {
+    PLAIN: Case(),
+    **{
+        f"loss {kind}": Case({"loss_type": kind, "num_iterations": 2, "steps_per_generation": 2})
+        for kind in ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+    },
+    "sequence ratios": Case({"importance_sampling_level": "sequence", "num_iterations": 2}),
+    "dual clip": Case({"delta": 1.5, "num_iterations": 2}),
+    "off-policy mask": Case({"off_policy_mask_threshold": 0.5, "num_iterations": 2}),
+    "top entropy": Case({"top_entropy_quantile": 0.4}),
+    "entropy bonus": Case({"entropy_coef": 0.01}),
+    "adaptive entropy": Case({"use_adaptive_entropy": True, "entropy_coef": 0.01}),
+    "bias-corrected KL": Case({"use_bias_correction_kl": True, "num_iterations": 2}),
+    "no reference": Case({"beta": 0.0}),
+    "synchronised reference": Case({"sync_ref_model": True, "ref_model_sync_steps": 1}),
+    "scaled by the batch": Case({"scale_rewards": "batch"}),
+    "not scaled": Case({"scale_rewards": "none"}),
+    "truncated masked": Case({"mask_truncated_completions": True}),
+    "accumulated": Case({"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
+    "checkpointed activations": Case({"gradient_checkpointing": True}),
+    "cut sampling": Case({"temperature": 0.7, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1}),
+    "generation_kwargs": Case({"generation_kwargs": {"min_p": 0.01}}),
+    "conversations": Case(arguments=CHAT),
+    "chat template arguments": Case({"chat_template_kwargs": {"enable_thinking": False}}, CHAT),
+    "iterable data": Case(arguments={"train_dataset": lambda small: IterableDataset.from_generator(stream)}),
+    "not shuffled": Case({"shuffle_dataset": False}),
+    "a sampler around TRL's": Case(mixin=Backwards),
+    "a sampler of one's own": Case({"max_steps": -1, "num_train_epochs": 2}, mixin=NoSuper),
+    "async function": Case(arguments=reward(later)),
+    "async object with a name": Case(arguments=reward(Judge(), evenness)),
+    "partial": Case(arguments=reward(functools.partial(scaled, factor=0.5))),
+    "partial of an async object": Case(arguments=reward(functools.partial(Judge()))),
+    "lambda and a weight": Case(
+        {"reward_weights": [0.3, 2.0]}, reward(lambda completions, **_: evenness(completions), digits)
+    ),
+    "normalised rewards": Case({"multi_objective_aggregation": "normalize_then_sum"}, reward(evenness, digits)),
+    "column and None": Case(arguments=reward(digits)),
+    "logging reward": Case({"log_completions": True, "num_completions_to_print": 0}, reward(logging_reward)),
+    "infinite reward": Case(arguments=reward(infinite)),
+    "reward model by path": Case(arguments={"reward_funcs": lambda small: str(small["reward"])}),
+    "reward model with a name": Case(arguments={"reward_funcs": lambda small: [named_model(small), evenness]}),
+    "model object": Case(arguments={"model": lambda small: AutoModelForCausalLM.from_pretrained(small["policy"])}),
+    "adapter": Case(arguments=LORA),
+    "adapter without reference": Case({"beta": 0.0}, LORA),
+    "tools": Case(arguments={**CHAT, "tools": lambda small: [multiply]}, mixin=CallsTools, text=False),
+    "environment": Case(
+        arguments={**CHAT, "environment_factory": lambda small: Counter, "reward_funcs": lambda small: None},
+        mixin=Counts,
+        text=False,
+    ),
+    "rollout function": Case(arguments={"rollout_func": lambda small: rolled_out}, text=False),
+    "another loss mixed in": Case({"num_iterations": 2}, base=GMPOTrainer),
+}
+
+
+def sharing(root: Path, text: bool, regime: str = "grpo", peers: tuple[str, ...] = ()) -> Sharing:
+    """Return the learner `ada` alone in an exchange; everything is published where rollouts are sampled text."""
+    spec = get_regime(regime)
+    settings = spec.settings()
+    schema = publish_schema(spec, [settings], "full" if text else "regime")
+    exchange = Exchange(root, "ada", "script", timeouts=WaitTimeouts(2.0, 20.0))
+    return Sharing(PeerLink(exchange, peers), spec, settings, schema, max_length=40)
+
+
+def train(kind: type[GRPOTrainer], case: Case, small: dict[str, Path], output: Path, **extra: Any) -> Any:
+    """Train with a case's arguments; the trainer has its logs in `.kept`."""
+    torch.set_num_threads(1)
+    set_seed(3)
+    defaults: dict[str, Any] = {
+        "output_dir": str(output),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "beta": 0.01,
+        "loss_type": "grpo",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 7,
+        "dataloader_pin_memory": False,
+    }
+    if case.text is False:
+        defaults["max_completion_length"] = 200
+    made = {name: make(small) for name, make in case.arguments.items()}
+    config = GMPOConfig if issubclass(kind, GMPOTrainer) else GRPOConfig
+    resume = extra.pop("resume", None)
+    logs = Logs()
+    arguments = {
+        "model": str(small["policy"]),
+        "reward_funcs": evenness,
+        "train_dataset": Dataset.from_list(rows()),
+        "processing_class": byte_tokenizer(),
+        **made,
+    }
+    cls = kind if case.mixin is None else type(kind.__name__, (case.mixin, kind), {})
+    trainer = cls(args=config(**{**defaults, **case.keys}), callbacks=[logs], **arguments, **extra)
+    set_seed(11)
+    trainer.train(resume_from_checkpoint=resume)
+    trainer.kept = logs.rows
+    return trainer
+
+
+#: what a step's log says of the clock
+TIMES = ("step_time", "tools/call_time")
+
+
+def assert_equal(plain: Any, other: Any) -> None:
+    """Assert that everything TRL logs, and every weight, is the same to the last bit."""
+    assert len(plain.kept) == len(other.kept) > 0
+    for one, two in zip(plain.kept, other.kept, strict=True):
+        for key in one.keys() - set(TIMES):
+            assert two[key] == one[key] or (math.isnan(one[key]) and math.isnan(two[key])), key
+    before, after = plain.model.state_dict(), other.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(
+        torch.equal(
+            before[key],
+            after[key],
+        )
+        or before[key].isnan().any()
+        for key in before
+    )
+
+
+def mutual(base: type[GRPOTrainer]) -> type[MutualGRPOTrainer]:
+    """Return our trainer over a TRL trainer."""
+    return MutualGRPOTrainer if base is GRPOTrainer else type("Mixed", (MutualGRPOTrainer, base), {})
+
+
+#: cases of the default run: where the trainer once differed, and one of each kind
+DEFAULT = (
+    PLAIN,
+    "loss grpo",
+    "iterable data",
+    "a sampler around TRL's",
+    "a sampler of one's own",
+    "async object with a name",
+    "infinite reward",
+    "reward model with a name",
+    "adapter",
+    "tools",
+    "another loss mixed in",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.extended) for name in CASES]
+)
+def test_it_does_what_grpo_trainer_does(small: dict[str, Path], tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    plain = train(case.base, case, small, tmp_path / "plain")
+    alone = train(mutual(case.base), case, small, tmp_path / "alone")
+    assert_equal(plain, alone)
+    shared = sharing(tmp_path / "exchange", case.text)
+    assert_equal(plain, train(mutual(case.base), case, small, tmp_path / "shared", sharing=shared))
+    if name == PLAIN:
+        assert any(row["grad_norm"] > 0 for row in plain.kept)
+    if case.text:
+        assert list((tmp_path / "exchange" / "ada").glob("*.parquet"))
+    if name in ("tools", "environment"):
+        assert plain.kept[0]["tools/call_frequency"] > 0
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_it_resumes_as_grpo_trainer_does_or_better(small: dict[str, Path], tmp_path: Path, steps: int) -> None:
+    """At the end of a generation batch both resume bit for bit; inside one (step 3) only ours does."""
+    keys = {"num_iterations": 2, "max_steps": 5, "save_strategy": "steps", "save_steps": steps}
+    checkpoint = f"checkpoint-{steps}"
+    unbroken = {
+        kind: train(kind, Case(keys), small, tmp_path / kind.__name__) for kind in (GRPOTrainer, MutualGRPOTrainer)
+    }
+    assert_equal(unbroken[GRPOTrainer], unbroken[MutualGRPOTrainer])
+    for kind, whole in unbroken.items():
+        saved = str(tmp_path / kind.__name__ / checkpoint)
+        resumed = train(kind, Case(keys), small, tmp_path / f"{kind.__name__}-resumed", resume=saved)
+        if kind is MutualGRPOTrainer or steps == 2:
+            assert [row["loss"] for row in resumed.kept] == [row["loss"] for row in whole.kept[steps:]]
+            before, after = whole.model.state_dict(), resumed.model.state_dict()
+            assert all(torch.allclose(before[key], after[key], rtol=0, atol=0, equal_nan=True) for key in before)
+
+
+def test_it_evaluates_as_grpo_trainer_does(small: dict[str, Path], tmp_path: Path) -> None:
+    case = Case(
+        {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8, "num_generations_eval": 2},
+        {"eval_dataset": lambda small: Dataset.from_list(rows()[:4])},
+    )
+    histories = []
+    for number, extra in enumerate(({}, {"sharing": sharing(tmp_path / "x", True)})):
+        kind = MutualGRPOTrainer if extra else GRPOTrainer
+        trainer = train(kind, case, small, tmp_path / str(number), **extra)
+        histories.append([row for row in trainer.state.log_history if "eval_reward" in row])
+    assert len(histories[0]) == 2
+    for key in ("eval_reward", "eval_loss", "eval_completions/mean_length"):
+        assert [row[key] for row in histories[0]] == [row[key] for row in histories[1]]
+    published = len(list((tmp_path / "x" / "ada").glob("*.parquet")))
+    assert published == 3  # the three rounds of training, none of the evaluation
+
+
+# ---- what cannot be shared
+
+
+def test_rows_of_others_under_another_loss_are_refused(small: dict[str, Path], tmp_path: Path) -> None:
+    """An exact twin as peer gave a gradient norm half as large again as the right one: GMPO takes another mean."""
+
+    class Mixed(MutualGRPOTrainer, GMPOTrainer):
+        pass
+
+    twin = sharing(tmp_path / "x", True, "grpo")
+    train(MutualGRPOTrainer, Case({"max_steps": 1}), small, tmp_path / "probe", sharing=twin)
+    rounds = tmp_path / "x"
+    shard = Exchange(rounds, "eve", "script").read("ada", 0)
+    assert shard is not None
+    publish_as(rounds, "bob", shard)
+    (rounds / "ada").rename(tmp_path / "gone")
+    learner = sharing(rounds, False, "prp", peers=("bob",))
+    learner.tokenizers = {"bob": byte_tokenizer()}
+    with pytest.raises(UsageError, match="Mixed computes a loss of its own"):
+        train(Mixed, Case({"max_steps": 1}), small, tmp_path / "m", sharing=learner)
+
+
+def publish_as(root: Path, policy: str, shard: Any) -> None:
+    """Publish a round again, as another policy's."""
+    from mutualrl.records import Rollout
+
+    columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
+    records = [
+        Rollout(prompt, index, value, ended, text=text, token_ids=tuple(ids), logprobs=tuple(trace))
+        for prompt, index, value, ended, text, ids, trace in zip(*map(shard.column, columns), strict=True)
+    ]
+    Exchange(root, policy, "script").publish(0, records, 0)
+
+
+REFUSED = {
+    "tools": ({"tools": [multiply]}, "tools: found multiply, which regime 'sgt' does not support"),
+    "environment": ({"environment_factory": Counter}, "environment_factory: found Counter"),
+    "rollout": ({"rollout_func": rolled_out}, "rollout_func: found rolled_out"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_sampled_text_is_refused_before_a_model_is_built(tmp_path: Path, name: str) -> None:
+    arguments, words = REFUSED[name]
+    common: dict[str, Any] = {"model": "no/such-model", "reward_funcs": evenness, "processing_class": byte_tokenizer()}
+    with pytest.raises(UsageError, match=words):
+        MutualGRPOTrainer(**common, **arguments, sharing=sharing(tmp_path / "a", False, "sgt", ("bob",)))
+    with pytest.raises(UsageError, match=words.replace("regime 'sgt'", "publish: full")):
+        MutualGRPOTrainer(**common, **arguments, sharing=sharing(tmp_path / "b", True, "grpo"))
+
+
+def test_a_vision_language_model_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    from transformers import Qwen2VLConfig
+
+    Qwen2VLConfig().save_pretrained(tmp_path / "vision")  # no weights beside it
+    with pytest.raises(UsageError, match=r"model: found the vision-language model .*vision, which regime 'prp'"):
+        MutualGRPOTrainer(
+            model=str(tmp_path / "vision"),
+            reward_funcs=evenness,
+            sharing=sharing(tmp_path / "x", False, "prp", ("bob",)),
+        )
+
+
+# ---- prompt ids
+
+
+def test_an_id_covers_the_whole_row() -> None:
+    from PIL import Image
+
+    texts = ["What is this?"] * 8
+    images = [Image.new("RGB", (4, 4), (i, 0, 0)) for i in range(8)]
+    assert len({row_id({"prompt": text, "image": image}) for text, image in zip(texts, images, strict=True)}) == 8
+    assert row_id({"prompt": "a", "image": images[0]}) == row_id({"image": images[0].copy(), "prompt": "a"})
+    rows = [
+        {"prompt": "a"},
+        {"prompt": "a", "answer": None},
+        {"prompt": "a", "answer": "None"},
+        {"prompt": "a", "answer": 1},
+        {"prompt": "a", "answer": True},
+        {"prompt": "a", "answer": "1"},
+        {"prompt": "a", "answer": ["1", "2"]},
+        {"prompt": "a", "answer": ["12"]},
+        {"prompt": "a", "answer": {"1": "2"}},
+        {"prompt": "a", "answer": b"1"},
+        {"prompt": "a", "answer": torch.tensor([1, 2])},
+        {"prompt": "a", "answer": torch.tensor([[1, 2]])},
+        {"prompt": "a", "answer": torch.tensor([1, 2], dtype=torch.int32)},
+        {"prompt": [{"role": "user", "content": "a"}]},
+        {"prompt": [{"role": "system", "content": "a"}]},
+    ]
+    assert len({row_id(row) for row in rows}) == len(rows)
+    assert row_id({"prompt": "a", "prompt_id": 7}) == "7"
+    with pytest.raises(UsageError, match="column 'made': found object, of which no prompt id"):
+        row_id({"prompt": "a", "made": object()})
+
+
+def test_one_text_with_other_columns_is_two_prompts(small: dict[str, Path], tmp_path: Path) -> None:
+    data = [{"prompt": "1 + 4 =", "answer": str(number)} for number in range(4)]
+    case = Case(
+        {"max_steps": 1, "per_device_train_batch_size": 16}, {"train_dataset": lambda small: Dataset.from_list(data)}
+    )
+    train(MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "x", True))
+    shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
+    assert shard is not None
+    assert len(set(shard.column("prompt_id"))) == 4
+
+
+@pytest.mark.parametrize("column", [{}, {"prompt_id": "same"}])
+def test_two_groups_of_one_id_are_refused(small: dict[str, Path], tmp_path: Path, column: dict[str, str]) -> None:
+    data = [{"prompt": "1 + 4 =", "answer": "5", **column}] * 4
+    case = Case({"max_steps": 1}, {"train_dataset": lambda small: Dataset.from_list(data)})
+    with pytest.raises(UsageError, match="two rows of a round have the prompt id"):
+        train(MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "x", True))
+
+
+# ---- rewards
+
+
+def broken(completions: list[Any], **_: Any) -> list[float]:
+    raise KeyError("no such column")
+
+
+async def broken_later(completions: list[Any], **_: Any) -> list[float]:
+    raise KeyError("no such column")
+
+
+class Broken:
+    def __call__(self, completions: list[Any], **_: Any) -> list[float]:
+        raise KeyError("no such column")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [broken, broken_later, Broken(), functools.partial(broken)],
+    ids=["function", "coroutine", "object", "partial"],
+)
+def test_a_rewards_exception_is_the_cause_and_the_reward_is_named(
+    small: dict[str, Path], tmp_path: Path, function: Any
+) -> None:
+    case = Case({"max_steps": 1}, reward(evenness, function))
+    with pytest.raises(RewardError, match=r"reward function [bB]roken") as raised:
+        train(MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "x", True))
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert "evenness" not in str(raised.value)
+
+
+def test_no_peer_reads_an_infinite_reward(small: dict[str, Path], tmp_path: Path) -> None:
+    case = Case({"max_steps": 1}, reward(infinite))
+    trainer = train(MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "x", True))
+    shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 0)
+    assert shard is not None
+    values = shard.column("reward")
+    assert sum(value is None or math.isnan(value) for value in values) == 1
+    assert trainer.kept[0]["rewards/unscorable"] == 1
