@@ -23,7 +23,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "grpo": (),
     "xgrpo": (),
     "xgrpo, shuffled pool": ("regime.pool=shuffled",),
-    "grpo-noise": (),
+    "grpo-noise": ("regime.equal_groups=exempt",),
     "prp": (),
     "prp, band": ("regime.clip=band",),
     "prp, snapshot": ("regime.denominator=snapshot",),

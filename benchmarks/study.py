@@ -44,7 +44,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "xgrpo": ("xgrpo",),
     "prp": ("prp",),
     "prp naive": ("prp", "regime.denominator=snapshot"),
-    "grpo-noise": ("grpo-noise",),
+    "grpo-noise": ("grpo-noise", "regime.equal_groups=exempt"),
     "xgrpo shuffled": ("xgrpo", "regime.pool=shuffled"),
     "sgt 0.03": ("sgt", "regime.weight=0.03"),
     "sgt 0.3": ("sgt", "regime.weight=0.3"),

@@ -181,6 +181,14 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
     assert all(r["about"] for r in listed)
     assert "tiny:ada" in cli("recipes", "show", "tiny").stdout
     assert cli("recipes", "show", "nothing").returncode == 2
+    narrow = cli("recipes", "ls", COLUMNS="80").stdout.splitlines()
+    assert all(len(line) <= 80 for line in narrow)
+    assert len([line for line in narrow if line.strip()]) == len(listed) + 2  # a line each below the head
+    names = [line.split("|")[2].strip() for line in narrow if line.count("|") == 4][2:]
+    assert names == [f"paper/{r['name']}" if r["kind"] == "paper" else r["name"] for r in listed]
+    in_full = cli("recipes", "ls", "-v", COLUMNS="80").stdout
+    assert len(in_full.splitlines()) > len(narrow)
+    assert "…" not in in_full
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["recipes"], ["recipes", "ls"], ["recipes", "show"]])

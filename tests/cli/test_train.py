@@ -41,7 +41,7 @@ def run(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path
         env={**os.environ, "COLUMNS": "200"},
     )
     assert done.returncode == 0, done.stderr
-    assert "Greedy accuracy on held-out arithmetic, before -> after 4 steps of sgt" in done.stdout
+    assert "Greedy accuracy on held-out arithmetic, before -> after training\n(sgt, 4 steps, seed 0)\n" in done.stdout
     (result,) = (directory / "runs").iterdir()
     return result
 

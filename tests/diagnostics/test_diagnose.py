@@ -105,6 +105,7 @@ def test_every_diagnostic_of_the_tiny_pool(command: str, cli_here: Cli, tiny: di
     if command == "channels":
         assert sum(row["share"] for row in result["rows"]) == pytest.approx(1)
         assert result["responses"] + sum(result["left_out"].values()) == 2 * 24 * 2
+        assert result["rescored"] == 0
     if command == "sgt-check":
         assert sum(row["lessons"] for row in result["nll"]["rows"]) + result["nll"]["without"] == sum(
             row["gated"] for row in result["rows"]
@@ -134,7 +135,9 @@ def test_the_diagnostics_of_a_run_agree_with_what_it_did(cli_here: Cli, recorded
     extra = sum(line["sgt/extra_tokens"] for lines in metrics.values() for line in lines if "sgt/extra_tokens" in line)
     sgt = {row["regime"]: row["extra_tokens"] for row in costs["rows"]}["sgt"]
     assert sgt == extra  # the very teachers that the run drew
-    assert found(cli_here, "channels", "--run", recorded)["responses"] > 100
+    usable = found(cli_here, "channels", "--run", recorded)
+    assert usable["responses"] > 100
+    assert usable["rescored"] == 0  # `--exchange full` has every trace, under a regime that reads none
     assert found(cli_here, "complementarity", "--run", recorded)["prompts"] == whole["prompts"]
     assert found(cli_here, "xgrpo-check", "--run", recorded, "--rounds", ":1")["prompts"] == one["prompts"] * 2
 

@@ -269,3 +269,21 @@ def test_guarded_keys_exist_in_trl() -> None:
     from mutualrl.recipes.trainer_table import fields
 
     assert not {*MINIMUM, *POSITIVE, *RESERVED} - set(fields())
+
+
+@pytest.mark.parametrize(
+    ("regime", "assignments", "words"),
+    [
+        ("prp", ["regime.denominator=snapshot", "regime.anchor=paper"], "regime.anchor: found 'paper'"),
+        ("prp", ["regime.clip=band", "regime.delta=3.0"], "regime.delta: found 3.0, which does nothing"),
+        ("prp", ["regime.delta=3.0", "trainer.loss_type=cispo"], "under which regime.delta does nothing"),
+        ("sgt", ["regime.teacher=gold", "regime.pick=shortest"], "regime.pick: found 'shortest'"),
+        ("xgrpo", ["regime.mix=0.0", "regime.pool=shuffled"], "under which regime.pool does nothing"),
+    ],
+)
+def test_settings_that_do_nothing_are_refused(regime: str, assignments: list[str], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        resolve(Request(regime=regime, pool="tiny", assignments=tuple(assignments)))
+    for one in assignments:
+        if "denominator" in one or "clip" in one or "teacher" in one:
+            resolve(Request(regime=regime, pool="tiny", assignments=(one,)))

@@ -9,6 +9,7 @@ import numpy as np
 
 from mutualrl.records import Rollout
 from mutualrl.regimes import RoundView, Trace
+from mutualrl.regimes.round import Aligned
 
 
 class Peer:
@@ -29,9 +30,9 @@ class Peer:
         return [self.rows[i][2] for i in rows]
 
 
-def same_tokens(trace: Trace, ids: Sequence[int], anchor: str) -> tuple[Any, Any]:
+def same_tokens(trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
     """Return the alignment of two policies with one tokenizer: a copy."""
-    return np.array(trace.logprobs, dtype=np.float64), np.ones(len(ids), dtype=np.bool_)
+    return Aligned(np.array(trace.logprobs, dtype=np.float64), np.ones(len(ids), dtype=np.bool_))
 
 
 class TextTransfer:

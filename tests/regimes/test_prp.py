@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mutualrl.errors import DataError
 from mutualrl.regimes.losses import aggregate, band_loss, normalizer_factors
 from mutualrl.regimes.prp import PRPSettings, plan
+from mutualrl.regimes.round import Aligned
 from regime_views import Peer, view
 
 OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
@@ -77,13 +78,19 @@ def test_without_peers_nothing_changes() -> None:
 
 
 def test_uncovered_tokens_are_masked_and_counted() -> None:
-    def half(trace: Any, ids: Any, anchor: str) -> tuple[Any, Any]:
+    def half(trace: Any, ids: Any, anchor: str) -> Aligned:
         covered = np.arange(len(ids)) % 2 == 0
-        return np.where(covered, trace.logprobs, 0.0), covered
+        lost = [value for value, kept in zip(trace.logprobs, covered, strict=True) if not kept]
+        return Aligned(np.where(covered, trace.logprobs, 0.0), covered, sum(lost), len(lost), -0.25)
 
     got = plan(view(OWN, {"bob": Peer(BOB)}, align=half), PRPSettings())
     assert got.rows[0].covered.tolist() == [True, False]
     assert got.metrics["prp/uncovered"] == pytest.approx(2 / 6)
+    lost = [abs(sum(row[4][1::2])) for row in BOB]
+    assert got.metrics["prp/delta_thl"] == pytest.approx(sum(lost) / len(BOB))
+    assert got.metrics["prp/mismatched"] == pytest.approx(sum(len(row[4][1::2]) for row in BOB) / len(BOB))
+    assert got.metrics["prp/clipped_mass"] == pytest.approx(0.25)
+    assert "prp/delta_thl" not in plan(view(OWN, {"bob": Peer(BOB)}), PRPSettings(denominator="snapshot")).metrics
 
 
 def test_the_order_of_peers_changes_nothing() -> None:

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from mutualrl.regimes.losses import band_loss, nll_loss, row_nll
 from mutualrl.regimes.prp import PRPSettings
 from mutualrl.regimes.prp import plan as plan_prp
+from mutualrl.regimes.round import Plan
 from mutualrl.regimes.sgt import SGTSettings, gate
+from mutualrl.regimes.sgt import plan as plan_sgt
 from mutualrl.regimes.xgrpo import XGRPOSettings
 from mutualrl.regimes.xgrpo import plan as plan_xgrpo
 from regime_views import Peer, view
@@ -180,37 +182,66 @@ def test_theorem_xgrpo_has_no_direct_score_term(texts: list[str], pool: str) -> 
     assert plans[0].rows == ()
 
 
-def test_corollary_hard_support_boundary() -> None:
-    """An action that the policy class cannot reach gets no gradient from XGRPO, and the chance of an own success
-    does not move."""
-    free = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    logps = torch.cat([torch.log_softmax(free, 0), torch.full((1,), -math.inf, dtype=torch.float64)])
-    advantages = plan_xgrpo(
-        view([("p", 0.0), ("p", 0.0)], {"bob": Peer([("p", 1.0), ("p", 0.0)])}), XGRPOSettings(mix=1)
-    ).advantages
-    assert advantages is not None
-    before = logps.exp().detach()
-    loss = -(torch.tensor(advantages) * logps[[0, 1]]).mean()
-    (gradient,) = torch.autograd.grad(loss, free)
-    moved = torch.log_softmax(free - 0.1 * gradient, 0).exp()
-    assert all(a < 0 for a in advantages)
-    assert before[2] == 0
-    assert moved.sum().item() == pytest.approx(1.0)  # nothing went to the third action
-    assert 1 - (1 - before[2].item()) ** 5 == 0.0
+def gradient_of(plan: Plan, own_actions: Sequence[int], z: Sequence[float]) -> Vector:
+    """Return the ascent direction of a plan on a softmax over z, through our own losses: its advantages on own
+    actions, and its NLL rows, whose token ids are the actions."""
+    logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+    logps = torch.log_softmax(logits, 0)
+    loss = torch.zeros((), dtype=torch.float64)
+    if plan.advantages is not None:
+        own, advantages = logps[list(own_actions)][:, None], torch.tensor(plan.advantages, dtype=torch.float64)[:, None]
+        loss = loss + band_loss(own, own.detach(), advantages, 0.2, 0.2).mean()
+    for row in plan.rows:
+        assert row.loss == "nll"
+        nll = row_nll(logps[list(row.token_ids)][None], torch.ones((1, len(row.token_ids)), dtype=torch.bool))
+        loss = loss + nll_loss(nll, weight=row.weight, count=len(plan.rows), ranks=1)
+    loss.backward()
+    assert logits.grad is not None
+    return -logits.grad.numpy()
 
 
-def test_proposition_zero_support_boundary() -> None:
-    """The learner samples only a1; the peer's success lowers a1's advantage, and gives a2 no gradient."""
-    advantages = plan_xgrpo(
-        view([("p", 0.0), ("p", 0.0)], {"bob": Peer([("p", 1.0), ("p", 1.0)])}), XGRPOSettings(mix=1)
-    ).advantages
-    assert advantages is not None
-    assert all(a < 0 for a in advantages)
-    free = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    logps = torch.log_softmax(free.masked_fill(torch.tensor([False, True]), -math.inf), 0)
-    assert logps.tolist() == [0.0, -math.inf]
-    (gradient,) = torch.autograd.grad(-(torch.tensor(advantages) * logps[0]).mean(), free)
-    assert gradient.tolist() == [0.0, 0.0]
+ACTIONS = {"a0": (0,), "a1": (1,), "a2": (2,)}
+
+
+@given(logits)
+def test_proposition_zero_support_boundary(z: list[float]) -> None:
+    """The learner sampled only a0, in vain; a peer succeeded with a2. XGRPO lowers a0 and leaves the ratio of the others
+    as it is: nothing points at a2. SGT raises a2 above a1."""
+    round_ = view(
+        [("p", 0.0), ("p", 0.0)],
+        {"bob": Peer([("p", 1.0, "a2"), ("p", 1.0, "a2")])},
+        fit=lambda text, ended: ACTIONS.get(text),
+    )
+    by_value = gradient_of(plan_xgrpo(round_, XGRPOSettings(mix=1)), [0, 0], z)
+    score_of_a0 = scores(softmax(z))[0]
+    scale = by_value[0] / score_of_a0[0]
+    assert scale < 0
+    assert by_value == pytest.approx(scale * score_of_a0, abs=1e-12)  # no term of another action's score
+    by_outcome = gradient_of(plan_sgt(round_, SGTSettings()), [0, 0], z)
+    assert by_outcome == pytest.approx(0.1 * scores(softmax(z))[2], abs=1e-12)
+    assert by_outcome[2] > 0 > by_outcome[1]
+
+
+@pytest.mark.parametrize("plan", [plan_sgt, plan_prp])
+def test_corollary_hard_support_boundary(plan: Callable[..., Plan]) -> None:
+    """A success that the learner's vocabulary cannot hold gives no row under any regime, and XGRPO the same advantages
+    as one that it can: rewards alone move the learner's own actions."""
+    settings_ = SGTSettings() if plan is plan_sgt else PRPSettings(denominator="snapshot")
+    plans, advantages = [], []
+    for ids in ((2,), None):
+        round_ = view(
+            [("p", 0.0), ("p", 0.0)],
+            {"bob": Peer([("p", 1.0, "a2"), ("p", 0.0, "a2")])},
+            fit=lambda text, ended, ids=ids: ids,
+        )
+        plans.append(plan(round_, settings_))
+        advantages.append(plan_xgrpo(round_, XGRPOSettings(mix=1)).advantages)
+    reachable, unreachable = plans
+    assert len(reachable.rows) > 0
+    assert unreachable.rows == ()
+    assert unreachable.advantages is None  # as GRPO without peers: nothing is left of the pool
+    assert advantages[0] == advantages[1]
+    assert advantages[0] is not None and all(a < 0 for a in advantages[0])
 
 
 @pytest.mark.parametrize(("p", "peers", "k"), [(0.1, (0.3,), 4), (0.4, (0.2, 0.1), 2), (0.05, (0.5, 0.5, 0.9), 5)])

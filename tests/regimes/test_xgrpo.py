@@ -140,9 +140,28 @@ def test_noise_moves_each_prompts_mean_by_one_draw() -> None:
     assert got is not None
     shift_p, shift_r = got[0] - 0.5, got[4] + 0.5
     assert got[1] == pytest.approx(-0.5 + shift_p)
-    assert got[2:4] == (0.0, 0.0)  # equal rewards
     assert shift_p != 0
     assert shift_p != shift_r
+    exempt = plan_noise(view(own, scale="none"), NoiseSettings(noise=0.5, equal_groups="exempt")).advantages
+    assert exempt is not None
+    assert exempt[2:4] == (0.0, 0.0)
+    assert (*exempt[:2], *exempt[4:]) == (*got[:2], *got[4:])
+
+
+def test_the_papers_noise_moves_groups_of_equal_rewards_too_by_hand() -> None:
+    own = [("q", 1.0), ("q", 1.0), ("r", 0.0), ("r", 1.0)]
+    plain = plan_noise(view(own, scale="none"), NoiseSettings(noise=0.5)).advantages
+    assert plain is not None
+    shift = -plain[0]
+    assert plain[:2] == (-shift, -shift)
+    by_group = plan_noise(view(own, scale="group"), NoiseSettings(noise=0.5)).advantages
+    assert by_group is not None
+    assert by_group[0] == pytest.approx(-shift / 1e-4)  # the group's standard deviation is 0
+    by_batch = plan_noise(view(own, scale="batch"), NoiseSettings(noise=0.5)).advantages
+    assert by_batch is not None
+    assert by_batch[0] == pytest.approx(-shift / (0.5 + 1e-4))  # that of (1, 1, 0, 1) is 0.5
+    none = plan_noise(view([("q", 0.1)] * 7, scale="group"), NoiseSettings(noise=0.0)).advantages
+    assert none == (0.0,) * 7
 
 
 def test_noise_is_normal_with_the_asked_deviation_and_0_is_grpo() -> None:

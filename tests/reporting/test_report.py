@@ -14,6 +14,7 @@ import pytest
 
 from conftest import Cli
 from made_runs import made_run, publish, rescue, with_rescues
+from mutualrl.recipes import Request, resolve
 from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.multi_run import across, figures
 from mutualrl.reporting.report import read_runs
@@ -232,6 +233,78 @@ def test_the_paper_s_figures_need_their_arms(tmp_path: Path) -> None:
     (value,) = across(comparisons(read_runs(pools)))
     assert [panel.title for panel in value.panels] == [f"arithmetic, pool pool{n}: mean of the pool" for n in (0, 1)]
     assert [line.y[-1] for line in value.panels[0].lines] == pytest.approx([0.51, 0.51])
+
+
+#: figures of docs/paper-map.md that `report` draws from training runs, with the recipes that make them
+FIGURES = {
+    "Outcome-level sharing gives": ["2qwen-grpo", "2qwen-prp", "2qwen-xgrpo", "2qwen-sgt"],
+    "The regimes have distinct optimization signatures": ["2qwen-grpo", "2qwen-prp", "2qwen-xgrpo", "2qwen-sgt"],
+    "THL-aligned importance correction is required": ["2qwen-grpo", "2qwen-prp", "2qwen-prp-naive"],
+    "XGRPO gains come from structured": ["2qwen-grpo", "2qwen-xgrpo", "2qwen-grpo-noise", "2qwen-xgrpo-shuffled"],
+    "Outcome-level transfer extends": ["qa-3qwen-grpo", "qa-3qwen-sgt"],
+}
+
+
+def run_of(recipe: str, root: Path, **changes: Any) -> Path:
+    """Return a run with a recipe of the paper's regime and settings, on two small policies."""
+    settings = resolve(Request(recipe=Path("paper", recipe))).model_dump(mode="json")["regime"]
+    return made_run(root, settings["name"], settings=settings, **changes)
+
+
+@pytest.mark.parametrize("paper", FIGURES)
+def test_every_figure_of_the_map_is_drawn_from_its_recipes_with_every_arm(tmp_path: Path, paper: str) -> None:
+    runs = [run_of(name, tmp_path / name) for name in FIGURES[paper]]
+    (result,) = comparisons(read_runs(runs))
+    (figure,) = [f for f in figures(result, "c") if f.paper.startswith(paper)]
+    panels = [panel for panel in figure.panels if panel.lines or panel.bars]
+    assert panels
+    for panel in panels:
+        labels = [line.label for line in panel.lines] or [
+            bar.label for bar in panel.bars if bar.label != "before training"
+        ]
+        assert sorted(labels) == sorted(result.arms)
+    assert len(result.arms) == len(runs)
+
+
+def test_many_arms_leave_the_published_ones_in_the_main_figures_and_name_the_others(tmp_path: Path) -> None:
+    names = ["grpo", "prp", "prp-naive", "xgrpo", "xgrpo-shuffled", "grpo-noise", "sgt", "sgt-gold"]
+    runs = [run_of(f"2qwen-{name}", tmp_path / name) for name in names]
+    (result,) = comparisons(read_runs(runs))
+    made = {figure.name: figure for figure in figures(result, "c")}
+    shown = {name: {line.label for panel in f.panels for line in panel.lines} for name, f in made.items()}
+    regimes = {arm.partition(" ")[0] for arm in shown["c-probes"]}
+    assert regimes == {"grpo", "prp", "xgrpo", "sgt"}
+    assert shown["c-regularizers"] == shown["c-probes"]
+    assert all(arm in made["c-probes"].caption for arm in set(result.arms) - shown["c-probes"])
+    assert set().union(*shown.values()) == set(result.arms)
+    assert any("denominator=snapshot" in arm for arm in shown["c-prp-ablation"])
+    assert any("pool=shuffled" in arm for arm in shown["c-xgrpo-ablation"])
+
+
+def test_evaluations_of_the_runs_are_the_bars_by_task(cli_here: Cli, tmp_path: Path) -> None:
+    tasks = {name: {"n": 100, "max_new_tokens": 3072} for name in ("math", "arc")}
+    runs = []
+    for number, name in enumerate(("qa-3qwen-grpo", "qa-3qwen-sgt")):
+        runs.append(run_of(name, tmp_path / name))
+        models = {
+            p: {"tasks": {"math": {"accuracy": 0.25 + number / 4}, "arc": {"accuracy": 0.5}}} for p in ("ada", "bob")
+        }
+        value = {"suite": "paper", "samples": 1, "temperature": 0.0, "seed": 0, "tasks": tasks, "models": models}
+        (runs[-1] / "evaluations").mkdir()
+        (runs[-1] / "evaluations" / "paper.json").write_text(json.dumps(value))
+    (runs[0] / "evaluations" / "torn.json").write_text('{"suite": ')
+    _, data, summary = reported(cli_here, *runs, "--out", "page")
+    (figure,) = [figure for figure in data["figures"] if figure["paper"].startswith("Outcome-level transfer extends")]
+    bars = {(panel["title"], bar["label"]): bar for panel in figure["panels"] for bar in panel["bars"]}
+    assert bars["ada: accuracy by task", "grpo"]["categories"] == ["math", "arc"]
+    assert bars["ada: accuracy by task", "grpo"]["values"] == [0.25, 0.5]
+    assert bars["bob: accuracy by task", "sgt"]["values"] == [0.5, 0.5]
+    assert any("evaluations/torn.json cannot be read" in note for note in summary["notes"])
+    changed = json.loads((runs[1] / "evaluations" / "paper.json").read_text())
+    changed["tasks"]["math"]["max_new_tokens"] = 1024  # another limit: not compared
+    (runs[1] / "evaluations" / "paper.json").write_text(json.dumps(changed))
+    _, data, _ = reported(cli_here, *runs, "--out", "page2")
+    assert [len(f["panels"][0]["bars"]) for f in data["figures"] if "-tasks" in f["name"]] == [1, 1]
 
 
 def test_a_distillation_has_its_bars(cli_here: Cli, tmp_path: Path) -> None:

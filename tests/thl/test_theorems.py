@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,14 @@ PAIRS = [
 ]
 
 
-def alignments(trace_sum: float | None = None) -> list[tuple[np.ndarray, Alignment]]:
-    """Return traces and their alignments: with and without an end, with a special token inside, with changed text."""
+Shape = Callable[..., Alignment]
+
+
+def cases() -> list[tuple[np.ndarray, Shape]]:
+    """Return traces, each with what aligns it: with and without an end, with a special token inside, with changed
+    text."""
     rng = random.Random(0)
-    results = []
+    results: list[tuple[np.ndarray, Shape]] = []
     for source, target in [(own(a), own(b)) for a, b in PAIRS]:
         for number, sentence in enumerate(SENTENCES):
             ids = list(retokenize(sentence, source).ids)
@@ -54,11 +59,17 @@ def alignments(trace_sum: float | None = None) -> list[tuple[np.ndarray, Alignme
                 ids.insert(len(ids) // 2, source.pad_token_id)
             text = decode_completion(ids, source)
             trace = -np.array([rng.expovariate(0.5) for _ in ids])
-            if trace_sum is not None:
-                trace *= trace_sum / abs(trace.sum())
-            for anchor in ANCHORS:
-                results.append((trace, align_logprobs(text, ids, trace, source, target, anchor=anchor)))
+
+            def shape(trace: np.ndarray, text=text, ids=ids, source=source, target=target, **keys: Any) -> Alignment:  # type: ignore[no-untyped-def]
+                return align_logprobs(text, ids, trace, source, target, **keys)
+
+            results.append((trace, shape))
     return results
+
+
+def alignments() -> list[tuple[np.ndarray, Alignment]]:
+    """Return traces and their alignments under every anchor."""
+    return [(trace, shape(trace, anchor=anchor)) for trace, shape in cases() for anchor in ANCHORS]
 
 
 def aligned_sum(alignment: Alignment) -> float:
@@ -99,23 +110,27 @@ def test_thl_ratio_envelope() -> None:
 
 
 def bandit() -> tuple[Any, ...]:
-    """Return a learner and a peer on one prompt: the responses are those of `alignments`, each with its aligned
-    ratio.
+    """Return a learner and a peer on one prompt, whose responses are texts of real tokenizers.
 
-    mu is what the traces say, normalised over the responses; the aligned ratio is the ideal one times exp(R).
+    mu: the peer's probabilities; each trace is scaled so that its log-probs sum to log mu. rho = pi / mu; rho~ divides
+    pi by what the alignment gives the learner's tokens, so that only `residual` ties it to the bounds.
     """
     rng = np.random.default_rng(2)
-    cases = [case for case in alignments(trace_sum=6.0) if case[1].anchor == "span"]
-    mu = np.array([math.exp(trace.sum()) for trace, _ in cases]) * rng.uniform(0.2, 1.0, len(cases))
-    mu /= mu.sum()
-    pi = mu * np.exp(rng.normal(0, 0.7, len(cases)))
+    drawn = cases()
+    mu = rng.dirichlet(np.full(len(drawn), 5.0))
+    pi = mu * np.exp(rng.normal(0, 0.7, len(drawn)))
     pi /= pi.sum()
-    residuals = np.array([alignment.residual for _, alignment in cases])
-    advantages = rng.uniform(-2, 2, len(cases))
-    scores = rng.normal(size=(len(cases), 5))
-    ratio = pi / mu
-    assert residuals.min() < 0
-    return mu, ratio, ratio * np.exp(residuals), advantages[:, None] * scores, advantages, scores, residuals
+    sums, residuals = [], []
+    for probability, (trace, shape) in zip(mu, drawn, strict=True):
+        aligned = shape(trace * math.log(probability) / trace.sum())
+        sums.append(aligned_sum(aligned))
+        residuals.append(aligned.residual)
+    advantages = rng.uniform(-2, 2, len(mu))
+    scores = rng.normal(size=(len(mu), 5))
+    assert min(residuals) < 0
+    ratio, moved = pi / mu, pi / np.exp(sums)
+    assert not np.allclose(ratio, moved)
+    return mu, ratio, moved, advantages[:, None] * scores, advantages, scores, np.array(residuals)
 
 
 def test_prp_clipped_bias_under_thl() -> None:

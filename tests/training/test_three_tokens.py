@@ -67,8 +67,7 @@ class Policy:
         self.last_logps = logps.detach()
         return logps, torch.zeros_like(logps), None
 
-    def _compute_loss(self, model: Any, inputs: Any) -> torch.Tensor:
-        return GRPOTrainer._compute_loss(self, model, inputs)
+    _compute_loss = GRPOTrainer._compute_loss
 
 
 def own(ids: list[list[int]], advantages: list[float], old: list[list[float]] | None = None) -> dict[str, Any]:

@@ -69,6 +69,24 @@ def test_everything_is_published_when_asked_for(tiny: dict[str, Path], tmp_path:
         assert reward in (0.0, 1.0)
         assert 0 <= rollout < 4
     assert sum(shard.column("advantage")) == pytest.approx(0, abs=1e-4)
+    by_hand = trace_by_hand(tiny["ada"], shard)
+    for trace, expected in zip(shard.column("logprobs"), by_hand, strict=True):
+        assert trace == pytest.approx(expected, abs=1e-4)
+
+
+def trace_by_hand(model_path: Path, shard: Any) -> list[list[float]]:
+    """Return the log-probs of the sampled tokens under the model before training, one unpadded row at a time."""
+    from transformers import AutoModelForCausalLM
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(model_path), load_tokenizer(str(model_path))
+    rows = []
+    for text, ids in zip(shard.column("x_text"), shard.column("token_ids"), strict=True):
+        prompt = tokenizer(text)["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids]])).logits[0].double()
+        logps = torch.log_softmax(logits, dim=-1)
+        rows.append([logps[len(prompt) - 1 + i, token].item() for i, token in enumerate(ids)])
+    return rows
 
 
 def test_sgt_whose_gate_never_opens_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:

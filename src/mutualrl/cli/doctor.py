@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, reports_errors, screen
+from mutualrl.cli.output import emit, reports_errors, show_table
 
 
 @reports_errors
@@ -46,6 +46,6 @@ def doctor(
     colors = {"ok": "[green]ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
     for row in rows:
         table.add_row(colors[row.status], cell(row.check), cell(row.found), cell(row.advice))
-    screen().print(table)
+    show_table(table)
     if failed:
         raise MachineError(f"this machine is not ready: {', '.join(failed)}")

@@ -9,6 +9,7 @@ import typer
 
 from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.console.lines import notify
 
 SCORERS = ("math-verify",)
 
@@ -44,7 +45,9 @@ LimitOption = Annotated[
 MaxNewTokensOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Longest completion: a run's own, else 64 for arithmetic, 1024 for others.", show_default=False
+        min=1,
+        help="Longest completion: on its own task a run's or pool's, else 3072 (arithmetic: 64).",
+        show_default=False,
     ),
 ]
 SamplesOption = Annotated[
@@ -156,9 +159,14 @@ def evaluate(
         )
     )
     from mutualrl.evaluation.eval_tables import markdown
-    from mutualrl.evaluation.evaluate import evaluate_models
+    from mutualrl.evaluation.evaluate import evaluate_models, keep_in_run
+    from mutualrl.storage.files import user_path
+    from mutualrl.storage.rundir import RunDirectory
 
     results = evaluate_models(request, prose(), out)
+    if run is not None:
+        kept = keep_in_run(RunDirectory(user_path(run)), results)
+        notify(f"kept as {kept}; `mutualrl report` draws it")
     if as_json:
         emit(results)
     else:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, prose, reports_errors, screen
+from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table
 
 if TYPE_CHECKING:
     from mutualrl.see.inspection import PolicyInspection
@@ -193,4 +193,4 @@ def _show(inspections: list[PolicyInspection]) -> None:
         span = f"{s.rounds[0]}-{s.rounds[-1]}" if s.rounds else "none"
         gaps = ", ".join(map(str, s.gaps[:8])) + ("..." if len(s.gaps) > 8 else "") or "-"
         table.add_row(cell(s.policy), span, f"{s.rows:,}", f"{s.bytes:,}", gaps, str(len(s.orphaned)))
-    screen().print(table)
+    show_table(table)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import ParamSpec
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from mutualrl.console.display import clean
 from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError
@@ -23,9 +26,21 @@ def prose() -> Console:
     return Console(stderr=True, emoji=False)
 
 
+PIPE_WIDTH = 4096  # of a console that is no terminal: a row of a table is a line, however long
+
+
 def screen() -> Console:
     """Return the console for results that are tables: stdout."""
-    return Console(emoji=False)
+    console = Console(emoji=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(emoji=False, width=PIPE_WIDTH)
+
+
+def show_table(table: Table) -> None:
+    """Print a table on stdout: with lines on a terminal, as Markdown in a pipe or a log."""
+    console = screen()
+    if not console.is_terminal:
+        table.box = box.MARKDOWN
+    console.print(table)
 
 
 def emit(value: Mapping[str, object]) -> None:

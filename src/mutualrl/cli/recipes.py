@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, reports_errors, screen
+from mutualrl.cli.output import emit, reports_errors, screen, show_table
+
+FRAME = 10  # columns that the lines of a table of three columns take
 
 recipes = typer.Typer(help="The recipes that ship with mutualrl.", no_args_is_help=True)
 
@@ -34,18 +37,26 @@ def _known(name: str) -> list[tuple[str, str, Path]]:
 
 @recipes.command("ls")
 @reports_errors
-def ls(as_json: JsonFlag = False) -> None:
-    """List pools, regimes, tasks, the paper's runs and batch scripts."""
+def ls(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Whole descriptions, over several lines.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List pools, regimes, tasks, the paper's runs and batch scripts, by the names that commands take."""
     from mutualrl.recipes import shipped, templates
 
     rows = [(k, n, path, _headline(path.read_text("utf-8"))) for k, n, path in (*shipped(), *templates())]
     if as_json:
         emit({"recipes": [{"kind": k, "name": n, "path": str(p), "about": a} for k, n, p, a in rows]})
         return
+    typed = [(kind, f"paper/{name}" if kind == "paper" else name, about) for kind, name, _, about in rows]
+    room = screen().width - sum(max(len(row[column]) for row in typed) for column in (0, 1)) - FRAME
     table = Table("kind", "name", "about")
-    for kind, name, _, description in rows:
+    for kind, name, about in typed:
+        description = Text(about)
+        if not verbose:
+            description.truncate(max(room, 10), overflow="ellipsis")
         table.add_row(kind, name, description)
-    screen().print(table)
+    show_table(table)
 
 
 @recipes.command("show")

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, reports_errors, screen
+from mutualrl.cli.output import emit, reports_errors, screen, show_table
 
 regimes = typer.Typer(help="The regimes: rules by which policies share experience.", no_args_is_help=True)
 
@@ -36,7 +36,7 @@ def ls(as_json: JsonFlag = False) -> None:
     table = Table("regime", "from", "what it does")
     for name, origin, spec in rows:
         table.add_row(cell(name), cell(origin), cell(spec.summary))
-    screen().print(table)
+    show_table(table)
 
 
 @regimes.command("show")
@@ -65,11 +65,11 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     table = Table("setting", "default", "meaning")
     for row in described:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))
-    screen().print(table)
+    show_table(table)
     table = Table("metric", "unit", "meaning")
     for metric in spec.metrics:
         table.add_row(cell(metric.key), cell(metric.unit), cell(metric.meaning))
-    screen().print(table)
+    show_table(table)
 
 
 @regimes.command("check")

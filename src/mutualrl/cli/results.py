@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mutualrl.cli.output import screen
+from mutualrl.cli.output import screen, show_table
 from mutualrl.console.display import cell, clean
 
 
@@ -22,15 +22,18 @@ def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
         *map(cell, shown),
         "rescued pairs",
         "waited",
-        title=f"Greedy accuracy on held-out {summary['task']}, before -> after {summary['steps']} steps of "
-        f"{summary['regime']} (seed {summary['seed']})",
     )
     for name, result in summary["policies"].items():
         before, after = result["initial_validation"], result["validation"]
         cells = [f"{before['accuracy']:.2f} -> {after['accuracy']:.2f}"]
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
         table.add_row(cell(name), *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
-    console.print(table)
+    heading = (
+        f"Greedy accuracy on held-out {summary['task']}, before -> after training\n"
+        f"({summary['regime']}, {summary['steps']} steps, seed {summary['seed']})"
+    )
+    console.print(clean(heading), markup=False, highlight=False, soft_wrap=True)
+    show_table(table)
     for name in summary["lost"]:
         console.print(f"{cell(name)} was lost on the way; the others went on without it", highlight=False)
     console.print(

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, prose, reports_errors, screen
+from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table
 from mutualrl.console.display import cell, clean
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def ls(
             f"{step}/{run.planned_steps}",
             cell("\n".join(curves)),
         )
-    screen().print(table)
+    show_table(table)
     for line in unreadable:
         prose().print(f"Note: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
 

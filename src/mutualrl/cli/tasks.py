@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, prose, reports_errors, screen
+from mutualrl.cli.output import emit, prose, reports_errors, show_table
 
 tasks = typer.Typer(help="The tasks: what they read, and their prompts as a model sees them.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ def ls(as_json: JsonFlag = False) -> None:
     table = Table("task", "evaluated on, unless data are named", "new tokens")
     for task in TASKS.values():
         table.add_row(task.name, task.reads, str(task.max_new_tokens))
-    screen().print(table)
+    show_table(table)
 
 
 @tasks.command("show")

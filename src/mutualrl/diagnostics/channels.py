@@ -54,12 +54,17 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[Channel
     return rows
 
 
-def channels(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, scales: Scales) -> Channels:
-    """`{"policies", "prompts", "rows": the six rows, "learners": [{"learner", a share per regime, "rows"}],
-    "responses", "left_out"}`; `left_out` counts peer responses without a ratio, by reason."""
+def channels(
+    rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, scales: Scales, *, fresh: bool = False
+) -> Channels:
+    """Return `{"policies", "prompts", "rows": the six rows, "learners": [{"learner", a share per regime, "rows"}],
+    "responses", "rescored", "left_out"}`.
+
+    `rescored` counts peer responses without a recorded trace, whose denominator is the model as it is now (none of
+    `fresh` rollouts, which these models have just sampled); `left_out` counts those without a ratio, by reason."""
     pool.require("the PRP channel")
     policies = range(len(rollouts.policies))
-    ratios, left_out = sequence_ratios(rollouts, pool)
+    ratios, rescored, left_out = sequence_ratios(rollouts, pool)
     shape = (len(rollouts.policies), len(rollouts.prompt_ids))
     prp = np.zeros(shape, dtype=bool)
     for (learner, unit), log_ratios in ratios.items():
@@ -78,21 +83,28 @@ def channels(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, scales
         "rows": decomposed(prp, xgrpo, sgt),
         "learners": learners,
         "responses": sum(map(len, ratios.values())),
+        "rescored": 0 if fresh else rescored,
         "left_out": left_out,
     }
 
 
-def sequence_ratios(rollouts: Rollouts, pool: ModelPool) -> tuple[dict[tuple[int, int], list[float]], dict[str, int]]:
-    """Return exp(mean log-ratio) of every peer response under every learner, by (learner, unit).
+def sequence_ratios(
+    rollouts: Rollouts, pool: ModelPool
+) -> tuple[dict[tuple[int, int], list[float]], int, dict[str, int]]:
+    """Return exp(mean log-ratio) of every peer response under every learner, by (learner, unit); how many responses
+    were scored again; and what was left out.
 
-    Numerator: the learner's log-probs of its own tokens of the response; denominator: the peer's trace, as recorded or
-    scored again by its model, aligned to them. Left out and counted: empty responses, and such as the
-    learner's tokenizer changes or its context does not hold."""
+    Numerator: the learner's log-probs of its own tokens of the response, by its model; denominator: the peer's trace as
+    it was recorded, or scored again by its model where none was, aligned to them.
+
+    Left out and counted: empty responses, and such as the learner's tokenizer changes or its context does not hold."""
     left_out = {"empty": 0, "changed": 0, "too_long": 0}
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
+    rescored = 0
     for peer in range(len(rollouts.policies)):
         responses = _responses(rollouts, pool, peer, left_out)
-        traces = _traces(rollouts, pool, peer, responses)
+        traces, missing = _traces(rollouts, pool, peer, responses)
+        rescored += missing
         for learner in rollouts.peers_of(peer):
             indices, retokenized = [], []
             for number, (unit, _, text, _, ended) in enumerate(responses):
@@ -108,7 +120,7 @@ def sequence_ratios(rollouts: Rollouts, pool: ModelPool) -> tuple[dict[tuple[int
                 aligned, covered = pool.align(learner, peer, text, source_ids, traces[number], ids)
                 if covered.any():
                     ratios[learner, unit].append(float(np.exp((values - aligned)[covered].mean())))
-    return dict(ratios), left_out
+    return dict(ratios), rescored, left_out
 
 
 #: unit, place, text, the peer's ids, whether it had ended
@@ -144,13 +156,17 @@ def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[st
     return responses
 
 
-def _traces(rollouts: Rollouts, pool: ModelPool, peer: int, responses: list[_Said]) -> list[Floats]:
-    """Return the peer's log-probs of its own responses: as recorded, else by one forward pass."""
+def _traces(rollouts: Rollouts, pool: ModelPool, peer: int, responses: list[_Said]) -> tuple[list[Floats], int]:
+    """Return the peer's log-probs of its own responses, as recorded; the others by one forward pass, and how many those
+    are."""
+    traces: dict[int, Floats] = {}
     if rollouts.has("logprobs") and pool.sampled:
-        published = [rollouts.cell("logprobs", peer, unit, place) for unit, place, *_ in responses]
-        if all(
-            trace is not None and len(trace) == len(ids)
-            for trace, (_, _, _, ids, _) in zip(published, responses, strict=True)
-        ):
-            return [np.array(trace, dtype=np.float64) for trace in published]
-    return pool.logprobs(peer, [unit for unit, *_ in responses], [ids for _, _, _, ids, _ in responses])
+        for number, (unit, place, _, ids, _) in enumerate(responses):
+            recorded = rollouts.cell("logprobs", peer, unit, place)
+            if recorded is not None and len(recorded) == len(ids):
+                traces[number] = np.array(recorded, dtype=np.float64)
+    missing = [number for number in range(len(responses)) if number not in traces]
+    if missing:
+        units, rows = [responses[n][0] for n in missing], [responses[n][3] for n in missing]
+        traces |= dict(zip(missing, pool.logprobs(peer, units, rows), strict=True))
+    return [traces[number] for number in range(len(responses))], len(missing)

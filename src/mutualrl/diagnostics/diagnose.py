@@ -54,7 +54,7 @@ def _computed(
     if which == "xgrpo-check":
         return xgrpo_check(rollouts, request.scales, seed)
     if which == "channels":
-        return channels(rollouts, thresholds, pool, request.scales)
+        return channels(rollouts, thresholds, pool, request.scales, fresh=request.sampled is not None)
     if which == "cost":
         return cost(rollouts, thresholds, pool, seed)
     result = activation(rollouts, thresholds)

@@ -162,6 +162,11 @@ def channels(result: Channels) -> str:
         rows.append([row["usable"], *(f"{100 * share:.2f}" for share in rates)])
     left = {reason: count for reason, count in result["left_out"].items() if count}
     note = "" if not left else f"\n\nPeer responses without a ratio: {', '.join(f'{r} {c}' for r, c in left.items())}"
+    if result["rescored"]:
+        note += (
+            f"\n\n{result['rescored']} of {result['responses']} ratios have the model as it is now in the denominator: "
+            "no trace of the response was recorded (train with --exchange full)"
+        )
     return table(f"Joint usability of the three regimes ({_about(result)})", head, rows) + note
 
 

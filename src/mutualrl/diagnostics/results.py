@@ -221,6 +221,7 @@ class Channels(Header):
     rows: list[ChannelRow]
     learners: list[dict[str, Any]]
     responses: int
+    rescored: int
     left_out: dict[str, int]
 
 
@@ -323,11 +324,24 @@ class SequenceRatioRow(TypedDict):
     histogram: list[int]
 
 
+class Residual(TypedDict):
+    """What an alignment loses, over responses: delta_THL, nats; C_mis, tokens; the clipped mass, nats; the share of
+    target tokens without a value."""
+
+    delta_thl: float
+    delta_thl_p99: float
+    delta_thl_max: float
+    mismatched: float
+    clipped_mass: float
+    uncovered: float
+
+
 class Ratios(TypedDict):
-    """Result of suites `ratio` and `sequence`."""
+    """Result of suites `ratio` and `sequence`; `residual` is of the first denominator, `aligned`."""
 
     responses: int
     left_out: dict[str, int]
+    residual: Residual
     rows: list[TokenRatioRow] | list[SequenceRatioRow]
 
 

@@ -120,7 +120,7 @@ def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scale
     size = np.abs(change).sum(axis=1) / count
     return {
         "correlation": pearson(row_standard_deviations(rollouts.peer_rewards(learner)), size),
-        "sign_flips": float(ratio((local * pooled < 0)[present].sum(), present.sum())),
+        "sign_flips": float(ratio((np.sign(local) * np.sign(pooled) < 0)[present].sum(), present.sum())),
         "sign_changes": float(ratio((np.sign(local) != np.sign(pooled))[present].sum(), present.sum())),
         "advantage_change": float(size.mean()),
         "signed_change": float((change.sum(axis=1) / count).mean()),

@@ -99,9 +99,9 @@ class EvalRequest:
         pools_task = pool.task if pool is not None else TaskSection()
         own = _section(recipe, flags) if recipe else pools_task
         suite = flags.suite or own.name
-        tokens = flags.max_new_tokens or _get(recipe, "trainer", "max_completion_length")
-        if pool is not None and tokens is None and suite == own.name:
-            tokens = pool.trainer.get("max_completion_length")
+        trainer = pool.trainer if pool is not None else recipe.get("trainer") or {}
+        of_own_task = trainer.get("max_completion_length") if suite == own.name else None
+        tokens = flags.max_new_tokens or of_own_task  # any other task has its own limit, whatever the model
         weights = _get(recipe, "trainer", "reward_weights") if recipe else pool and pool.trainer.get("reward_weights")
         tasks = [_rewarded(task, own, weights) for task in _tasks(suite, own, flags, tokens)]
         if flags.run is not None:

@@ -15,11 +15,13 @@ from mutualrl.console.display import cell, clean
 from mutualrl.engines.base import Engine
 from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.evaluation.accuracy import Row, figures
-from mutualrl.evaluation.completion_store import Store, identity
+from mutualrl.evaluation.completion_store import Store, folder_of, identity
 from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest, TaskRequest
 from mutualrl.evaluation.eval_tables import markdown
 from mutualrl.evaluation.generate_rows import PART, chunks, generate_rows
 from mutualrl.evaluation.verify import verified
+from mutualrl.storage.files import write_json
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewarding import BOXED
 
 
@@ -59,6 +61,7 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
                 "evaluated": t.origin,
                 "n": len(t.prompts),
                 "dropped": list(t.dropped),
+                "max_new_tokens": t.max_new_tokens,
                 "reward": "exact match" if t.rewards == BOXED else ", ".join(t.rewards),
             }
             for t in request.tasks
@@ -68,6 +71,13 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
     if files := store.results(result, markdown(result)):
         result["files"] = files
     return result
+
+
+def keep_in_run(run: RunDirectory, result: Row) -> Path:
+    """Write an evaluation of a run's models into the run, in place of an earlier one of that suite; return its file."""
+    path = run.evaluations / f"{folder_of(result['suite'])}.json"
+    write_json(path, result)
+    return path
 
 
 def _evaluate(

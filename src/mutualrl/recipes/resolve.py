@@ -201,11 +201,16 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         problems = ratio_problems(settings, traced=traced)
         problems += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
         problems += spec.check(recipe.regime_settings(policy.name), settings)
+        for key, problem in spec.idle_settings(recipe.regime_settings(policy.name)):
+            path = ("policies", str(index), "regime", key) if key in (policy.regime or {}) else ("regime", key)
+            lines.append(_line(layers, path, problem))
         lora = recipe.lora_settings(policy.name)
-        if traced and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):
+        published = traced or recipe.run.publish == "full"
+        if published and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):
+            publisher = f"regime {spec.name!r}" if traced else "run.publish: full"
             problem = (
-                f"found {lora.dropout}; TRL samples with it, so that the traces which regime {spec.name!r} "
-                "publishes would be another policy's; expected 0"
+                f"found {lora.dropout}; TRL samples with it, so that the traces which {publisher} publishes would be "
+                "another policy's; expected 0"
             )
             lines.append(_line(layers, ("lora", "dropout"), problem))
         for key, problem in problems:

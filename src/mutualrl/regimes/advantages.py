@@ -28,19 +28,20 @@ def pool_advantages(
     batch_standard_deviation: float = np.nan,
     baseline: Baseline = "mean",
     shift: float = 0.0,
+    exempt_equal: bool = True,
 ) -> Floats:
     """Return A_i = (r_i - b - shift) / (s + 1e-4) for the rewards of one prompt, shape (G,).
 
     `pool`: the rewards that the baseline b (their mean) and, with `scale="group"`, s (their standard deviation) come
     from; it holds `rewards_G`. `batch_standard_deviation` is s with `scale="batch"`; with `"none"` nothing is divided.
     With `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper,
-    Assumption "Baseline comparison"). A pool of equal rewards gives 0 everywhere, whatever the shift. Raises ValueError
-    for another scale."""
+    Assumption "Baseline comparison"). With `exempt_equal` a pool of equal rewards gives 0 everywhere, whatever the
+    shift. Raises ValueError for another scale."""
     if scale not in SCALES:
         raise ValueError(f"scale: found {scale!r}, expected one of: {', '.join(SCALES)}")
     own, all_ = np.asarray(rewards_G, dtype=np.float64), np.asarray(pool, dtype=np.float64)
     scored = all_[~np.isnan(all_)]
-    if not scored.size or scored.min() == scored.max():
+    if not scored.size or (exempt_equal and scored.min() == scored.max()):
         return np.zeros_like(own)
     centre: float | Floats = float(scored.mean())
     if baseline == "leave_one_out":

@@ -1,10 +1,15 @@
 """GRPO with a noisy baseline: the paper's control for XGRPO.
 
 Source: paper, Section "Ablation: shared normalization for XGRPO" ("GRPO + random perturbation": noise in the
-per-prompt baseline, the `id2mean` values, before normalization). The paper leaves the noise's size open.
+per-prompt baseline, the `id2mean` values, before normalization). The paper leaves the noise's size open. It perturbs
+every group, one of equal rewards too: with advantages scaled by the group, whose standard deviation is then 0, such a
+group's are noise * z / 1e-4, and only the clipped gradient norm bounds the step. `equal_groups: exempt` is the milder
+form, in which such a group keeps advantage 0, as it has in GRPO.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -20,11 +25,13 @@ class NoiseSettings(RegimeSettings):
     noise: float = Field(
         0.1, ge=0, description="standard deviation of the normal draw added to each prompt's mean reward"
     )
+    equal_groups: Literal["perturbed", "exempt"] = Field(
+        "perturbed", description="groups of equal rewards: perturbed like the others, or left at advantage 0"
+    )
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return own advantages with each prompt's mean moved by a normal draw; a group of equal rewards keeps advantage
-    0.
+    """Return own advantages with each prompt's mean moved by a normal draw.
 
     A = (r - (mean + noise * z)) / (std + 1e-4), z ~ N(0, 1), one a prompt and round.
     """
@@ -36,6 +43,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
             rewards,
             scale=view.scale,
             batch_standard_deviation=batch_std,
+            exempt_equal=settings.equal_groups == "exempt" or settings.noise == 0,
             shift=settings.noise * float(seeded(view.run_seed, view.round, prompt_id, view.learner).normal()),
         )
         for prompt_id, rewards in by_prompt(view.prompt_ids, view.rewards).items()

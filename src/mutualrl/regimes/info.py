@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mutualrl.regimes import Metric, RegimeSpec, regimes
+from mutualrl.regimes.spec import changed_settings
 
 
 class RegimeInfo(BaseModel):
@@ -23,6 +24,8 @@ class RegimeInfo(BaseModel):
     shares: bool = True
     defaults: dict[str, Any] = {}
     metrics: tuple[Metric, ...] = ()
+    acts_when: dict[str, tuple[str, Any]] = {}
+    variants: dict[str, tuple[Any, ...]] = {}
 
     @classmethod
     def of(cls, spec: RegimeSpec) -> RegimeInfo:
@@ -36,16 +39,19 @@ class RegimeInfo(BaseModel):
             shares=spec.plan is not None,
             defaults=spec.settings().model_dump(mode="json"),
             metrics=spec.metrics,
+            acts_when=dict(spec.acts_when),
+            variants=dict(spec.variants),
         )
 
     @classmethod
     def from_run(cls, info: Mapping[str, Any]) -> RegimeInfo:
-        """Return what run.json says of its regime; of a run without it, what ships under its regime's name."""
+        """Return what run.json says of its regime; what it does not say is as what ships under the regime's name."""
         name = str(info.get("regime", "unknown"))
+        shipped = cls.of(regimes()[name]) if name in regimes() else cls(name=name)
         try:
-            return cls.model_validate(info["regime_info"])
-        except (KeyError, ValidationError):
-            return cls.of(regimes()[name]) if name in regimes() else cls(name=name)
+            return cls.model_validate({**shipped.model_dump(), **info["regime_info"]})
+        except (KeyError, TypeError, ValidationError):
+            return shipped
 
     def metric(self, role: str) -> str | None:
         """Return the key of the metric with that role, if the regime logs one."""
@@ -54,14 +60,13 @@ class RegimeInfo(BaseModel):
     def label(self, given: Mapping[str, Any], by_policy: Mapping[str, Mapping[str, Any]]) -> str:
         """Return the regime's name with those of its settings that are not the defaults: `sgt (weight=0.3)`; a
         policy's own as `sgt (bob: weight=0.9)`."""
-        changed = self._changed(given)
+        changed = changed_settings(given, self.defaults, self.acts_when)
         for policy, own in by_policy.items():
-            changed += [f"{policy}: {setting}" for setting in self._changed(own)]
+            of_policy = changed_settings({**given, **own}, self.defaults, self.acts_when)
+            changed += [f"{policy}: {setting}" for setting in of_policy if setting.partition("=")[0] in own]
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
-    def _changed(self, given: Mapping[str, Any]) -> list[str]:
-        changed = []
-        for key in sorted(map(str, given)):
-            if key in self.defaults and self.defaults[key] != given[key]:
-                changed.append(f"{key}={given[key]}")
-        return changed
+    def is_variant(self, given: Mapping[str, Any]) -> bool:
+        """Return whether an arm is an ablation or a control of a regime, rather than the regime as published."""
+        varied = [key for key, values in self.variants.items() if given.get(key, self.defaults.get(key)) in values]
+        return self.control or bool(varied)

@@ -22,10 +22,13 @@ from mutualrl.regimes.round import PPO, Band, ExtraRow, PeerRound, Plan, RoundVi
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
 
 Graded = tuple[ExtraRow, float]
+#: of a row's alignment: |R| in nats, C_mis in tokens, the mass that the clip took away in nats
+Residual = tuple[float, int, float]
 
 
 class PRPSettings(RegimeSettings):
-    """Settings of PRP. `peer` with `ppo` is the paper's corrected pooling, `snapshot` its naive pooling."""
+    """Settings of PRP. `peer` with `ppo` is the paper's corrected pooling, `snapshot` its naive pooling; `band` is the
+    weight of the paper's theory (Theorem "Bias and variance of PRP"), which its experiments do not train with."""
 
     denominator: Literal["peer", "snapshot"] = Field(
         "peer", description="whose log-probs stand below a peer row's ratio: the peer's, aligned, or the learner's own"
@@ -38,7 +41,9 @@ class PRPSettings(RegimeSettings):
         gt=1,
         description="TRL's `delta` on peer rows, under clip: ppo (cispo, sapo, vespo bound theirs)",
     )
-    anchor: Literal["span", "word", "char", "paper"] = Field("span", description="how traces are aligned (THL)")
+    anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = Field(
+        "span", description="how traces are aligned (THL)"
+    )
 
 
 def pool(
@@ -65,24 +70,27 @@ def pool(
     return own_part, graded_rows
 
 
-def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Graded], int]:
-    """Return every peer rollout that the learner can encode, with its reward, sorted by (prompt, policy, rollout); and
-    how many it cannot."""
+def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Graded], int, list[Residual]]:
+    """Return every peer rollout that the learner can encode, with its reward, sorted by (prompt, policy, rollout); how
+    many it cannot; and what the alignments lost, where traces are aligned."""
     graded: list[Graded] = []
+    residuals: list[Residual] = []
     unencodable = 0
     traced = settings.denominator == "peer"
     for name, peer in sorted(view.peers.items()):
         for rollout in _rollouts(name, peer, traced=traced):
-            row = _learner_row(view, settings, name, rollout)
+            row = _learner_row(view, settings, name, rollout, residuals)
             if row is None:
                 unencodable += 1
             else:
                 graded.append((row, rollout.reward))
     graded.sort(key=lambda entry: (entry[0].prompt_id, entry[0].source.policy, entry[0].source.rollout))
-    return graded, unencodable
+    return graded, unencodable, residuals
 
 
-def _learner_row(view: RoundView, settings: PRPSettings, peer: str, rollout: _Row) -> ExtraRow | None:
+def _learner_row(
+    view: RoundView, settings: PRPSettings, peer: str, rollout: _Row, residuals: list[Residual]
+) -> ExtraRow | None:
     """Return a peer's rollout on the learner's tokens, not graded yet; None where the learner cannot have it."""
     ids = view.transfer.to_learner_ids(rollout.text, rollout.ended)
     traced = settings.denominator == "peer"
@@ -91,8 +99,9 @@ def _learner_row(view: RoundView, settings: PRPSettings, peer: str, rollout: _Ro
     logprobs, covered = None, np.ones(len(ids), dtype=np.bool_)
     if traced:
         trace = Trace(peer, rollout.text, rollout.ended, rollout.ids, rollout.trace)
-        values, covered = view.transfer.align(trace, ids, settings.anchor)
-        logprobs = values.astype(np.float32)
+        aligned = view.transfer.align(trace, ids, settings.anchor)
+        logprobs, covered = aligned.logprobs.astype(np.float32), aligned.covered
+        residuals.append((abs(aligned.residual), aligned.mismatched, abs(aligned.clipped)))
     if view.mask_truncated and not rollout.ended:  # as TRL does with own rows: in the pool, not in the loss
         covered = np.zeros_like(covered)
     return ExtraRow(
@@ -133,7 +142,7 @@ def _rollouts(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     """Return the pool of a round: own advantages over it, and the peers' rows. Without peers nothing changes."""
     assert isinstance(settings, PRPSettings)
-    graded, unencodable = peer_rows(view, settings)
+    graded, unencodable, residuals = peer_rows(view, settings)
     if not graded:
         return Plan(metrics={"prp/unfit": float(unencodable), "prp/rows": 0.0})
     own, rows = pool(by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
@@ -147,8 +156,22 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
             "prp/unfit": float(unencodable),
             "prp/extra_tokens": float(tokens),
             "prp/uncovered": (tokens - covered) / max(tokens, 1),
+            **residual_metrics(residuals),
         },
     )
+
+
+def residual_metrics(residuals: Sequence[Residual]) -> dict[str, float]:
+    """Return the means per row of delta_THL = |R|, of C_mis and of the clipped mass (paper, Theorem "THL conservation
+    with a derived residual bound"); nothing where no trace was aligned."""
+    if not residuals:
+        return {}
+    deltas, mismatched, clipped = zip(*residuals, strict=True)
+    return {
+        "prp/delta_thl": float(np.mean(deltas)),
+        "prp/mismatched": float(np.mean(mismatched)),
+        "prp/clipped_mass": float(np.mean(clipped)),
+    }
 
 
 def row_metrics(statistics: RowStatistics) -> dict[str, float]:
@@ -178,10 +201,13 @@ def check(settings: PRPSettings, trainer: Mapping[str, Any]) -> list[Problem]:
     high = trainer.get("epsilon_high")
     above = 1 + float(trainer.get("epsilon", 0.2) if high is None else high)
     problems: list[Problem] = []
-    ppo = settings.clip == "ppo" and trainer.get("loss_type") not in ("cispo", "sapo", "vespo")
-    if ppo and settings.delta <= above:
+    bounds_ratios = trainer.get("loss_type") in ("cispo", "sapo", "vespo")
+    if settings.clip == "ppo" and not bounds_ratios and settings.delta <= above:
         problem = f"the upper clip is {above:g}, and regime.delta {settings.delta:g}; expected a larger delta"
         problems.append(("epsilon", problem))
+    if settings.clip == "ppo" and bounds_ratios and settings.delta != PRPSettings().delta:
+        problem = f"found {trainer['loss_type']!r}, under which regime.delta does nothing; leave regime.delta out"
+        problems.append(("loss_type", problem))
     if settings.clip == "band":
         for key, plain in BAND_PLAIN.items():
             if trainer.get(key, plain[0]) not in plain:
@@ -212,9 +238,14 @@ SPEC = RegimeSpec(
         Metric("prp/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
         Metric("prp/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("prp/uncovered", "fraction", "tokens of the peer rows without an aligned log-prob"),
+        Metric("prp/delta_thl", "nats", "mean mass of a peer row's trace that reached no token", "delta_THL"),
+        Metric("prp/mismatched", "tokens", "mean number of a peer row's tokens that the lost mass comes from"),
+        Metric("prp/clipped_mass", "nats", "mean mass of a peer row's trace that the clip at -B took away"),
         Metric("prp/ratio_p99", "ratio", "99th percentile on covered peer tokens", "ratio, 99th percentile"),
         Metric("prp/clip_rate", "fraction", "covered peer tokens whose ratio is outside the clip range", "clip rate"),
     ),
     row_metrics=row_metrics,
     level="data",
+    acts_when={"anchor": ("denominator", "peer"), "delta": ("clip", "ppo")},
+    variants={"denominator": ("snapshot",), "clip": ("band",)},
 )

@@ -19,7 +19,20 @@ from mutualrl.errors import RegimeError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.regimes.advantages import Scale, by_prompt
 
-Aligned = tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]
+
+class Aligned(NamedTuple):
+    """Peer's trace on the learner's T tokens.
+
+    `logprobs`: shape (T,), nats, 0 where there is none; `covered`: shape (T,), where there is one. `residual`: R, the
+    peer's mass that reached no token, nats (delta_THL is its size); `mismatched`: C_mis, the peer's tokens that it
+    comes from; `clipped`: the part of R that the clip of the trace took away.
+    """
+
+    logprobs: npt.NDArray[np.float64]
+    covered: npt.NDArray[np.bool_]
+    residual: float = 0.0
+    mismatched: int = 0
+    clipped: float = 0.0
 
 
 class PeerRound(Protocol):
@@ -52,8 +65,7 @@ class Transfer(Protocol):
         ...
 
     def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
-        """Put a peer's trace on the learner's T tokens `ids`: log-probs, 0 where there is none, and where there is
-        one; both of shape (T,)."""
+        """Put a peer's trace on the learner's T tokens `ids`."""
         ...
 
     def text_of(self, ids: Sequence[int]) -> str:

@@ -257,4 +257,6 @@ SPEC = RegimeSpec(
     ),
     row_metrics=row_metrics,
     level="outcome",
+    acts_when={"pick": ("teacher", "peer")},
+    variants={"teacher": ("gold",)},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -75,6 +75,8 @@ class RegimeSpec:
     check: settings of the trainer that it cannot run with.
     metrics: what it logs. row_metrics: what it logs of the extra rows of an optimizer step.
     level: at which of the paper's levels experience is shared. control: whether it is a control of another regime.
+    acts_when: for settings that do nothing under some others, the setting and its value under which they act.
+    variants: values of settings that make an arm another than the regime as published: an ablation, or a control.
     """
 
     name: str
@@ -90,16 +92,47 @@ class RegimeSpec:
     row_metrics: Callable[[RowStatistics], Mapping[str, float]] = no_row_metrics
     level: Literal["none", "data", "value", "outcome"] = "none"
     control: bool = False
+    acts_when: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    variants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def describe(self, settings: RegimeSettings) -> str:
         """Return the label of reports and cards for these settings."""
-        defaults = type(settings)().model_dump()
-        changed = [f"{key}={value}" for key, value in sorted(settings.model_dump().items()) if value != defaults[key]]
+        changed = changed_settings(settings.model_dump(), type(settings)().model_dump(), self.acts_when)
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
+
+    def idle_settings(self, settings: RegimeSettings) -> list[Problem]:
+        """Return (key, why) of the settings that are not the default and do nothing."""
+        values, defaults = settings.model_dump(), type(settings)().model_dump()
+        problems = []
+        for key, (other, value) in self.acts_when.items():
+            if values[key] != defaults[key] and not acts(key, values, self.acts_when):
+                why = f"found {values[key]!r}, which does nothing under regime.{other}: {values[other]}"
+                problems.append((key, f"{why} (only under {value}); leave it out"))
+        return problems
 
     def metric(self, role: str) -> str | None:
         """Return the key of the metric with that role, if the regime logs one."""
         return next((metric.key for metric in self.metrics if metric.role == role), None)
+
+
+def acts(key: str, values: Mapping[str, Any], acts_when: Mapping[str, tuple[str, Any]]) -> bool:
+    """Return whether a setting does something, the others being `values`."""
+    if key not in acts_when:
+        return True
+    other, value = acts_when[key]
+    return bool(values.get(other) == value)
+
+
+def changed_settings(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], acts_when: Mapping[str, tuple[str, Any]]
+) -> list[str]:
+    """Return `key=value` for every setting that is not the default and does something, sorted."""
+    values = {**defaults, **given}
+    return [
+        f"{key}={values[key]}"
+        for key in sorted(map(str, given))
+        if key in defaults and values[key] != defaults[key] and acts(key, values, acts_when)
+    ]
 
 
 def advantage_metrics(name: str, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
@@ -109,7 +142,7 @@ def advantage_metrics(name: str, before: Sequence[float], after: Sequence[float]
     if not old.size:
         return {}
     return {
-        f"{name}/sign_flips": float((old * new < 0).mean()),
+        f"{name}/sign_flips": float((np.sign(old) * np.sign(new) < 0).mean()),
         f"{name}/advantage_change": float(np.abs(new - old).mean()),
     }
 

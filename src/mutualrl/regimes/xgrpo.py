@@ -11,14 +11,14 @@ correction 0.1). The paper gives the mixing rule in words; its convex reading is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from mutualrl.regimes.advantages import Baseline, Floats, Scale, by_prompt, in_rows, pool_advantages, standard_deviation
 from mutualrl.regimes.round import PeerRound, Plan, RoundView
-from mutualrl.regimes.spec import RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
+from mutualrl.regimes.spec import Problem, RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
 from mutualrl.seeds import seeded
 
 
@@ -93,12 +93,23 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     return Plan(advantages=advantages, metrics=advantage_metrics("xgrpo", view.advantages, advantages))
 
 
+def check(settings: XGRPOSettings, trainer: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with settings of the pool's advantage where it has no share."""
+    plain = XGRPOSettings()
+    idle = [key for key in ("scale", "baseline", "pool") if getattr(settings, key) != getattr(plain, key)]
+    if settings.mix > 0 or not idle:
+        return []
+    return [("regime.mix", f"found 0, under which regime.{idle[0]} does nothing; expected more than 0")]
+
+
 SPEC = RegimeSpec(
     name="xgrpo",
     summary="own rollouts, graded by the rewards of the whole pool",
     settings=XGRPOSettings,
     plan=plan,
     moves_advantages=True,
+    check=check,
     metrics=advantage_metric_table("xgrpo"),
     level="value",
+    variants={"pool": ("shuffled",)},
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.figure_specs import Bars, Figure, Panel, filled, over
-from mutualrl.reporting.run_reader import Point, PolicyRun, Run
+from mutualrl.reporting.run_reader import Evaluation, Point, PolicyRun, Run
 from mutualrl.reporting.series import mean_of, policies_of, standard_deviation, tokens_per_second
 
 PLAIN_TRL = "trl"  # the regime in run.json of a run of plain TRL (benchmarks/fidelity.py)
@@ -20,13 +20,14 @@ def figures(comparison: Comparison, slug: str) -> list[Figure]:
     arms = comparison.arms
     main = _main(arms)
     drawn = [
-        _probes(main, slug),
-        _regularizers(main, slug),
+        _probes(main, slug, _elsewhere(arms, main)),
+        _regularizers(main, slug, _elsewhere(arms, main)),
         _gates(arms, slug),
         *(ablations := _ablations(arms, slug)),
         _further(arms, {*main, *(line.label for f in ablations for panel in f.panels for line in panel.lines)}, slug),
         _fidelity(arms, slug),
-        _group_bars(arms, slug),
+        *(evaluated := _evaluations(arms, slug)),
+        _group_bars(arms, slug, paper="" if evaluated else PER_TASK),
     ]
     return [figure for figure in drawn if figure is not None and figure.panels]
 
@@ -35,15 +36,26 @@ MOST_ARMS = 6  # in one panel
 
 
 def _main(arms: Arms) -> Arms:
-    """Return the paper's four probes among many arms; the others have figures of their own."""
-    probes = {arm: runs for arm, runs in arms.items() if _is_probe(arm, runs)}
+    """Return the paper's probes among many arms: each regime as published; the others have figures of their own."""
+    probes = _probe_arms(arms)
     return probes if len(arms) > MOST_ARMS and len(probes) > 1 else arms
 
 
-def _is_probe(arm: str, runs: Sequence[Run]) -> bool:
-    """Return whether an arm is a regime under its default settings, and no control."""
-    rule = runs[0].rule
-    return arm == rule.name and not rule.control
+def _probe_arms(arms: Arms) -> Arms:
+    """Return one arm per regime: no ablation and no control, and of several the one with the fewest settings of its
+    own."""
+    chosen: dict[str, str] = {}
+    for arm, runs in arms.items():
+        regime = runs[0].regime
+        if not runs[0].is_variant and (regime not in chosen or arm.count("=") < chosen[regime].count("=")):
+            chosen[regime] = arm
+    return {arm: runs for arm, runs in arms.items() if arm in chosen.values()}
+
+
+def _elsewhere(arms: Arms, main: Arms) -> str:
+    """Return words for the arms that a figure has no room for."""
+    rest = [arm for arm in arms if arm not in main]
+    return f" In the figures below: {', '.join(rest)}." if rest else ""
 
 
 def _of_level(arms: Arms, level: str) -> dict[str, Sequence[Run]]:
@@ -51,7 +63,8 @@ def _of_level(arms: Arms, level: str) -> dict[str, Sequence[Run]]:
     controls."""
     plain = baseline().name
     chosen = {arm: runs for arm, runs in arms.items() if runs[0].rule.level == level}
-    order = sorted(chosen, key=lambda arm: (not _is_probe(arm, chosen[arm]), arm))
+    probes = _probe_arms(chosen)
+    order = sorted(chosen, key=lambda arm: (arm not in probes, arm))
     return {arm: arms[arm] for arm in (plain, *order) if arm in arms}
 
 
@@ -97,7 +110,7 @@ def _accuracy_figure(arms: Arms, name: str, title: str, paper: str = "") -> Figu
     return Figure(
         name,
         title,
-        "Greedy validation accuracy; mean over runs, the band is one standard deviation (n - 1).",
+        f"Greedy validation accuracy; {_spread(arms)}.",
         filled(*_accuracy_panels(arms, average=True)),
         columns=_columns(arms),
         paper=paper,
@@ -113,17 +126,24 @@ def _whole(run: Run) -> bool:
     return run.state != "finished" or all(policy.result is not None for policy in run.policies.values())
 
 
+def _spread(arms: Arms) -> str:
+    """Return what a line is: of one run its own values, of several their mean with a band."""
+    if all(len(runs) == 1 for runs in arms.values()):
+        return "one run per arm"
+    return "mean over runs, the band is one standard deviation (n - 1)"
+
+
 def _columns(arms: Arms) -> int:
     names = len(_names(arms))
     return names + 1 if 1 < names < 4 else max(1, min(names, 4))
 
 
-def _probes(arms: Arms, slug: str) -> Figure:
+def _probes(arms: Arms, slug: str, elsewhere: str) -> Figure:
     return Figure(
         f"{slug}-probes",
         "Probe comparison",
         "Greedy validation accuracy (top) and training reward (below, moving mean) of each policy and of the pool's "
-        "mean; mean over runs, the band is one standard deviation (n - 1).",
+        f"mean; {_spread(arms)}.{elsewhere}",
         filled(
             *_accuracy_panels(arms, average=True),
             *_panels(arms, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=True),
@@ -133,14 +153,14 @@ def _probes(arms: Arms, slug: str) -> Figure:
     )
 
 
-def _regularizers(arms: Arms, slug: str) -> Figure:
+def _regularizers(arms: Arms, slug: str, elsewhere: str) -> Figure:
     panels: list[Panel] = []
     for what, key in (("entropy", "entropy"), ("PPO KL", "ppo_kl"), ("KL loss", "kl")):
         panels += _panels(arms, what, "nats per token", lambda p, key=key: p.series(key), smooth=True, average=False)  # type: ignore[misc]
     return Figure(
         f"{slug}-regularizers",
         "Optimization diagnostics by regime",
-        "Entropy, PPO KL and KL to the model before training; moving means, ± standard deviation (n - 1) over runs.",
+        f"Entropy, PPO KL and KL to the model before training; moving means, {_spread(arms)}.{elsewhere}",
         filled(*panels),
         columns=max(1, len(_names(arms))),
         paper="The regimes have distinct optimization signatures; SGT preserves entropy",
@@ -151,7 +171,7 @@ def _gates(arms: Arms, slug: str) -> Figure:
     return Figure(
         f"{slug}-gate",
         "Gate rate over time",
-        "Share of a round's prompts that the gate opens on; moving mean, mean over runs ± standard deviation (n - 1).",
+        f"Share of a round's prompts that the gate opens on; moving mean, {_spread(arms)}.",
         filled(
             *_panels(
                 arms,
@@ -189,7 +209,8 @@ def _ablations(arms: Arms, slug: str) -> list[Figure]:
     figures = []
     for name, title, paper, level in _ABLATIONS:
         chosen = _of_level(arms, level)
-        varied = [arm for arm, runs in chosen.items() if runs[0].rule.level == level and not _is_probe(arm, runs)]
+        probes = _probe_arms(chosen)
+        varied = [arm for arm, runs in chosen.items() if runs[0].rule.level == level and arm not in probes]
         if len(chosen) > 1 and varied:
             figures.append(_accuracy_figure(chosen, f"{slug}-{name}", title, paper))
     return figures
@@ -233,7 +254,47 @@ def _fidelity(arms: Arms, slug: str) -> Figure | None:
     )
 
 
-def _group_bars(arms: Arms, slug: str) -> Figure | None:
+PER_TASK = "Outcome-level transfer extends beyond the main MATH comparison (per-task bars)"
+
+
+def _evaluations(arms: Arms, slug: str) -> list[Figure]:
+    """Return accuracy by task of every evaluation that some arm's runs have, policy by policy."""
+    by_how: dict[str, dict[str, list[Evaluation]]] = {}
+    for arm, runs in arms.items():
+        for run in runs:
+            for evaluation in run.evaluations:
+                by_how.setdefault(evaluation.how, {}).setdefault(arm, []).append(evaluation)
+    return [_task_bars(of_arms, arms, slug, number) for number, of_arms in enumerate(by_how.values(), 1)]
+
+
+def _task_bars(of_arms: Mapping[str, Sequence[Evaluation]], arms: Arms, slug: str, number: int) -> Figure:
+    tasks = next(iter(of_arms.values()))[0].tasks
+    panels = []
+    for name in _names(arms):
+        bars = []
+        for arm, evaluations in of_arms.items():
+            by_task = {
+                task: [e.accuracy[name][task] for e in evaluations if task in e.accuracy.get(name, {})]
+                for task in tasks
+            }
+            there = {task: values for task, values in by_task.items() if values}
+            means = tuple(statistics.fmean(values) for values in there.values())
+            errors = tuple(standard_deviation(values) if len(values) > 1 else None for values in there.values())
+            bars.append(Bars(arm, tuple(there), means, errors))
+        panels.append(Panel(f"{name}: accuracy by task", "accuracy", bars=tuple(bars)))
+    missing = [arm for arm in arms if arm not in of_arms]
+    without = f" Without this evaluation: {', '.join(missing)}." if missing else ""
+    return Figure(
+        f"{slug}-tasks" if number == 1 else f"{slug}-tasks-{number}",
+        "Accuracy by task",
+        f"Accuracy of the trained models by task (mutualrl eval); {_spread(arms)}.{without}",
+        filled(*panels),
+        columns=1 if len(tasks) > 4 else max(1, min(len(panels), 2)),
+        paper=PER_TASK,
+    )
+
+
+def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
     """Return accuracy by group (of a mixture: by task) before training and after each arm."""
     names = _names(arms)
     ended: dict[str, list[Run]] = {}
@@ -255,10 +316,10 @@ def _group_bars(arms: Arms, slug: str) -> Figure | None:
     return Figure(
         f"{slug}-groups",
         "Accuracy by group",
-        "Greedy accuracy at the end by group (of a mixture: by task); mean over runs, one standard deviation (n - 1).",
+        f"Greedy accuracy at the end by group (of a mixture: by task); {_spread(arms)}.",
         filled(*panels),
         columns=1 if len(groups) > 4 else max(1, min(len(names), 2)),
-        paper="Outcome-level transfer extends beyond the main MATH comparison (per-task bars)",
+        paper=paper,
     )
 
 
@@ -279,10 +340,12 @@ def _bars(label: str, groups: Sequence[str], runs: Sequence[Run], name: str, *, 
 def across(comparisons: Sequence[Comparison]) -> list[Figure]:
     """Return figures over several comparisons of one task: GRPO and XGRPO pool by pool."""
     by_task: dict[str, list[Panel]] = {}
+    every: dict[str, Sequence[Run]] = {}
     for comparison in comparisons:
         pair = (baseline().name, at_level("value").name)
-        arms = {arm: runs for arm, runs in comparison.arms.items() if arm in pair}
+        arms = {arm: runs for arm, runs in _probe_arms(comparison.arms).items() if runs[0].regime in pair}
         if len(arms) == 2:
+            every |= {f"{comparison.name}: {arm}": runs for arm, runs in arms.items()}
             names = _names(arms)
             lines = tuple(
                 over(arm, _pool_means(runs, names, lambda policy: policy.accuracy())) for arm, runs in arms.items()
@@ -293,7 +356,7 @@ def across(comparisons: Sequence[Comparison]) -> list[Figure]:
         Figure(
             "value-level-pools" if number == 1 else f"value-level-pools-{number}",
             f"Value-level sharing across pools ({task})",
-            "Greedy validation accuracy, mean over the pool's policies; mean over runs ± standard deviation (n - 1).",
+            f"Greedy validation accuracy, mean over the pool's policies; {_spread(every)}.",
             filled(*panels),
             columns=min(3, len(panels)),
             paper="Value-level sharing preserves the GRPO stability profile across model pools",

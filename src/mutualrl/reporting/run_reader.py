@@ -93,6 +93,15 @@ class PolicyRun:
         return self.metrics[-1]["step"] if self.metrics else 0
 
 
+class Evaluation(NamedTuple):
+    """Results of `mutualrl eval --run`. `how`: suite, decoding, tasks with the number of prompts and the token limit;
+    evaluations with equal ones may be compared. `accuracy`: by policy, then by task."""
+
+    how: str
+    tasks: tuple[str, ...]
+    accuracy: Mapping[str, Mapping[str, float]]
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Run. `name`: its directory's, or more of its path where two have the same. `state`: finished, running,
@@ -106,6 +115,7 @@ class Run:
     summary: Row | None
     state: str
     notes: tuple[str, ...]
+    evaluations: tuple[Evaluation, ...] = ()
 
     @property
     def seed(self) -> Any:
@@ -157,6 +167,13 @@ class Run:
         own = {policy["name"]: part(policy, "regime") for policy in _policies(self.recipe)}
         return self.rule.label(part(self.recipe, "regime"), own)
 
+    @property
+    def is_variant(self) -> bool:
+        """Return whether its arm is an ablation or a control of a regime, for some policy at least."""
+        common = part(self.recipe, "regime")
+        sections = [common, *({**common, **part(policy, "regime")} for policy in _policies(self.recipe))]
+        return any(self.rule.is_variant(section) for section in sections)
+
 
 def read_run(path: Path) -> Run:
     """Return a run's directory, in whatever state. Raises UsageError when it is none."""
@@ -196,7 +213,8 @@ def read_run(path: Path) -> Run:
     state = _state(run, summary, notes)
     if not (root / "exchange").is_dir():
         notes.append("it has no exchange: nothing that the policies published is shown")
-    return Run(root, root.name, info, recipe, policies, summary, state, tuple(notes))
+    evaluations = _evaluations(run, notes)
+    return Run(root, root.name, info, recipe, policies, summary, state, tuple(notes), evaluations)
 
 
 def part(tree: Mapping[str, Any], key: str) -> JsonObject:
@@ -219,6 +237,33 @@ def _validation(value: Any) -> Row | None:
         return None
     groups = {str(group): finite_number(each) for group, each in value["by_group"].items()}
     return {"accuracy": accuracy, "by_group": {group: each for group, each in groups.items() if each is not None}}
+
+
+def _evaluations(run: RunDirectory, notes: list[str]) -> tuple[Evaluation, ...]:
+    """Return what `mutualrl eval --run` left in the run; what cannot be read is noted."""
+    results = []
+    for path in sorted(run.evaluations.glob("*.json")):
+        value = try_read_json(path)
+        evaluation = None if value is None else _evaluation(value)
+        if evaluation is None:
+            notes.append(f"{path.relative_to(run.root)} cannot be read")
+        else:
+            results.append(evaluation)
+    return tuple(results)
+
+
+def _evaluation(value: Row) -> Evaluation | None:
+    tasks = part(value, "tasks")
+    accuracy: dict[str, dict[str, float]] = {}
+    for policy, result in part(value, "models").items():
+        by_task = part(result, "tasks") if isinstance(result, dict) else {}
+        numbers = {task: finite_number(part(by_task, task).get("accuracy")) for task in tasks}
+        accuracy[str(policy)] = {task: number for task, number in numbers.items() if number is not None}
+    if not tasks or not accuracy or not all(isinstance(task, dict) for task in tasks.values()):
+        return None
+    decoding = {key: value.get(key) for key in ("suite", "samples", "temperature", "seed")}
+    sizes = {task: [each.get("n"), each.get("max_new_tokens")] for task, each in sorted(tasks.items())}
+    return Evaluation(json.dumps([decoding, sizes], default=str), tuple(map(str, tasks)), accuracy)
 
 
 def _policies(recipe: Row) -> list[Row]:

@@ -104,6 +104,11 @@ class RunDirectory:
         """Return the run's results."""
         return self.root / "summary.json"
 
+    @property
+    def evaluations(self) -> Path:
+        """Return the directory of evaluations of its models, one file per suite."""
+        return self.root / "evaluations"
+
     def policy(self, name: str) -> PolicyFiles:
         """Return the files of one policy."""
         return PolicyFiles(self.root / "policies" / name)

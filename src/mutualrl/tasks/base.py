@@ -16,6 +16,7 @@ from mutualrl.records import Prompt
 logger = logging.getLogger(__name__)
 
 Split = Literal["train", "validation"]
+PAPER_TOKENS = 3072  # of a completion (paper, Section "Hyperparameters")
 
 
 @dataclass(frozen=True, slots=True)

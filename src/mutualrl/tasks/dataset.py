@@ -14,7 +14,7 @@ from typing import Any
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskData, TaskSource, held_out, unicode_text
+from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out, unicode_text
 from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
 from mutualrl.tasks.rows import DatasetRow, read_rows
 from mutualrl.tasks.template import fields_of, fill
@@ -31,7 +31,7 @@ class DatasetTask:
     """Prompts and answers from a data set; scored by exact match of the boxed answer unless `task.reward` is set."""
 
     name = "dataset"
-    max_new_tokens = 1024
+    max_new_tokens = PAPER_TOKENS
     takes_data = True
     reads = "what --data names: a file, a directory, or hub:OWNER/NAME[:CONFIG[:SPLIT]]"
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mutualrl.errors import UsageError
 from mutualrl.records import Prompt
-from mutualrl.tasks.base import MixtureMember, Split, Task, TaskData, TaskSource, sample_evenly
+from mutualrl.tasks.base import PAPER_TOKENS, MixtureMember, Split, Task, TaskData, TaskSource, sample_evenly
 
 PAPER = ("math", "arc", "openbookqa", "boolq", "piqa", "hellaswag", "social_i_qa")
 
@@ -21,7 +21,7 @@ class MixtureTask:
     """Several tasks in one. Training prompts come in a random order that the seed decides."""
 
     name = "mixture"
-    max_new_tokens = 1024
+    max_new_tokens = PAPER_TOKENS
     takes_data = True
     reads = "its members: " + ", ".join(PAPER)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskData, TaskSource, held_out, unicode_text
+from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out, unicode_text
 from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse_reference
 from mutualrl.tasks.rows import DatasetRow, read_rows
 
@@ -64,7 +64,7 @@ class RowTask:
     folder: str
     stand_in: str = ""
     id_field: str = "id"
-    max_new_tokens: int = 1024
+    max_new_tokens: int = PAPER_TOKENS
     takes_data: bool = True
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mutualrl.errors import AlignmentError, TextMismatchError, TraceError
 from mutualrl.thl.offsets import Bools, TokenSpans, place_any, place_tokens, utf8
-from mutualrl.thl.paper import paper_units
+from mutualrl.thl.paper import paper_units, straddles
 from mutualrl.thl.table import Ints, TokenTable, table_of
 from mutualrl.thl.text import encode_in_context, end_id
 from mutualrl.thl.transfer import AlignedValues, transfer
@@ -26,7 +26,7 @@ from mutualrl.thl.words import UNITS, Unit, byte_positions, character_positions,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Anchor = Literal["paper", "word", "span", "char"]
+Anchor = Literal["paper", "paper-fallback", "word", "span", "char"]
 ANCHORS: tuple[Anchor, ...] = get_args(Anchor)
 DEFAULT_ANCHOR: Anchor = "span"
 _END: tuple[int, str | None] = (-1, None)
@@ -123,6 +123,8 @@ def align_logprobs(
       spans several words gives each its part by characters, and gets its part from each.
     - `char`: `word` with every non-whitespace character as a unit.
     - `paper`: the paper's algorithms by position, without the clip; it drifts on real text: for reproduction.
+    - `paper-fallback`: `paper`, but `word` for a text that either tokenizer encodes otherwise as a whole than word by
+      word: the paper's fallback to the full sequence, with straddling tokens apportioned by characters.
 
     An end-of-sequence token (an id of `source_eos_ids`, `target_eos_ids`, by default the tokenizers' own) goes to the
     target's; another special token to the same one at the same byte. Log-probs below -`bound` are clipped there.
@@ -132,12 +134,15 @@ def align_logprobs(
     tokenizer that is slow or of an unknown kind, AlignmentError for another anchor.
     """
     _check_choices(anchor, unit, bound)
+    rule: Anchor = anchor
+    if anchor == "paper-fallback":
+        rule = "word" if straddles(text, source_tokenizer) or straddles(text, target_tokenizer) else "paper"
     data = utf8(text)
     source = _side(source_ids, table_of(source_tokenizer), data, _ends(source_tokenizer, source_eos_ids))
     ids = source.ids
     trace = check_trace(source_logprobs, len(ids))
     target = _target(text, data, target_ids, target_tokenizer, _ends(target_tokenizer, target_eos_ids), source.ended)
-    if anchor == "paper":
+    if rule == "paper":
         units = paper_units(text, source_tokenizer, target_tokenizer, len(ids), len(target.ids))
         moved = transfer(units, trace, len(target.ids), empty_is_zero=True)
         return _result(units, moved, trace, 0.0, target, (), anchor)

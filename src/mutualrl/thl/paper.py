@@ -8,6 +8,7 @@ one token in the whole, two across words), so the map drifts and is cut at the s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,14 @@ def word_map(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], 
         length = min(len(built_ids), len(full_ids))
         full_ids, words = full_ids[:length], words[:length]
     return full_ids, words
+
+
+def straddles(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether some token of the whole text belongs to two words: the text encoded word by word, as the map
+    builds it, is then not the text encoded as a whole (paper, Appendix "THL pseudocode", its first paragraph)."""
+    ends = [0, *(end for _, end in word_spans(text, "word"))]
+    built = [token for start, end in pairwise(ends) for token in tokenize(text[start:end], tokenizer)]
+    return built != tokenize(text[: ends[-1]], tokenizer)
 
 
 def paper_units(

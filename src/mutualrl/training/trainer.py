@@ -102,6 +102,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         ]
         problems += self._dropout_problem(sharing)
         problems += [f"{key}: {problem}" for key, problem in spec.check(sharing.settings, settings)]
+        problems += [f"regime.{key}: {problem}" for key, problem in spec.idle_settings(sharing.settings)]
         if spec.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
                 f"steps_per_generation ({args.steps_per_generation}) must be a multiple of "

@@ -57,7 +57,8 @@ class TokenTransfer:
             target_eos_ids=target_eos,
         )
         covered = np.asarray(aligned.covered, dtype=np.bool_)
-        return np.where(covered, aligned.logprobs, 0.0), covered
+        logprobs = np.where(covered, aligned.logprobs, 0.0)
+        return Aligned(logprobs, covered, aligned.residual, aligned.mismatched, aligned.clipped)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of the learner's ids."""

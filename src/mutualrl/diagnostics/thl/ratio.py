@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from mutualrl.diagnostics.results import SequenceRatioRow, TokenRatioRow
+from mutualrl.diagnostics.results import Residual, SequenceRatioRow, TokenRatioRow
 from mutualrl.diagnostics.thl.responses import Response, Responses
 from mutualrl.diagnostics.thl.traces import LazyModel
-from mutualrl.thl import BOUND, Anchor, align_logprobs
+from mutualrl.thl import BOUND, Alignment, Anchor, align_logprobs
 from mutualrl.thl.transfer import transfer
 from mutualrl.thl.units import Floats
 
 LOW, HIGH = 0.8, 1.2  # the PPO band at epsilon 0.2
 TALL = 10.0
-DENOMINATORS = ("aligned", "shuffled prompt", "broken alignment", "paper's map")
+DENOMINATORS = ("aligned", "shuffled prompt", "broken alignment", "paper's map", "paper's map with its fallback")
 #: bins of the histograms, natural logarithms of ratios
 BINS = np.linspace(-6.0, 6.0, 49)
 
@@ -33,6 +33,7 @@ def log_ratios(sampled: Responses, source: LazyModel, target: LazyModel, anchor:
         ("aligned", sampled.behaviour, anchor),
         ("shuffled prompt", sampled.shuffled, anchor),
         *([] if anchor == "paper" else [("paper's map", sampled.behaviour, "paper")]),
+        *([] if anchor == "paper-fallback" else [(DENOMINATORS[-1], sampled.behaviour, "paper-fallback")]),
     ]
     aligned = {name: _aligned(sampled, traces, how, source, target) for name, traces, how in variants}
     aligned["broken alignment"] = [
@@ -45,8 +46,15 @@ def log_ratios(sampled: Responses, source: LazyModel, target: LazyModel, anchor:
 def _aligned(
     sampled: Responses, traces: Sequence[Floats], anchor: Any, source: LazyModel, target: LazyModel
 ) -> list[Floats]:
-    ratios = []
-    for response, trace, own in zip(sampled.responses, traces, sampled.own, strict=True):
+    alignments = _alignments(sampled, traces, anchor, source, target)
+    return [(own - a.logprobs)[a.covered] for own, a in zip(sampled.own, alignments, strict=True)]
+
+
+def _alignments(
+    sampled: Responses, traces: Sequence[Floats], anchor: Any, source: LazyModel, target: LazyModel
+) -> list[Alignment]:
+    results = []
+    for response, trace in zip(sampled.responses, traces, strict=True):
         alignment = align_logprobs(
             response.text,
             response.source_ids,
@@ -57,8 +65,23 @@ def _aligned(
             anchor=anchor,
             source_eos_ids=source.engine.eos_token_ids,
         )
-        ratios.append((own - alignment.logprobs)[alignment.covered])
-    return ratios
+        results.append(alignment)
+    return results
+
+
+def residual(sampled: Responses, source: LazyModel, target: LazyModel, anchor: Anchor) -> Residual:
+    """Return, over responses, what the alignment loses: delta_THL = |R| (mean, p99, largest), C_mis, the clipped mass
+    and the share of target tokens without a value."""
+    alignments = _alignments(sampled, sampled.behaviour, anchor, source, target)
+    deltas = np.array([a.delta for a in alignments])
+    return {
+        "delta_thl": float(deltas.mean()),
+        "delta_thl_p99": float(np.quantile(deltas, 0.99)),
+        "delta_thl_max": float(deltas.max()),
+        "mismatched": float(np.mean([a.mismatched for a in alignments])),
+        "clipped_mass": float(np.mean([abs(a.clipped) for a in alignments])),
+        "uncovered": float(1 - np.concatenate([a.covered for a in alignments]).mean()),
+    }
 
 
 def _broken(response: Response, trace: Floats, own: Floats, source: LazyModel, target: LazyModel) -> Floats:

@@ -14,7 +14,7 @@ from mutualrl.diagnostics.results import PairCheck, ThlCheck
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.length import length
 from mutualrl.diagnostics.thl.mass import mass
-from mutualrl.diagnostics.thl.ratio import log_ratios, sequence_rows, token_rows
+from mutualrl.diagnostics.thl.ratio import log_ratios, residual, sequence_rows, token_rows
 from mutualrl.diagnostics.thl.responses import Track, respond
 from mutualrl.diagnostics.thl.scripts import scripts
 from mutualrl.diagnostics.thl.thl_request import OPENING, SAMPLED, ThlRequest
@@ -81,11 +81,13 @@ def _add_ratios(pair: PairCheck, request: ThlRequest, source: LazyModel, target:
     sampling = Sampling(request.max_new_tokens, temperature=1.0, samples=request.samples, seed=request.seed)
     sampled = respond(_prompts(request, source, target), source, target, sampling, track)
     ratios = log_ratios(sampled, source, target, request.anchor)
+    lost = residual(sampled, source, target, request.anchor)
     responses, left_out = len(sampled.responses), sampled.left_out
     if "ratio" in request.suites:
-        pair["ratio"] = {"responses": responses, "left_out": left_out, "rows": token_rows(ratios)}
+        pair["ratio"] = {"responses": responses, "left_out": left_out, "residual": lost, "rows": token_rows(ratios)}
     if "sequence" in request.suites:
-        pair["sequence"] = {"responses": responses, "left_out": left_out, "rows": sequence_rows(ratios)}
+        rows = sequence_rows(ratios)
+        pair["sequence"] = {"responses": responses, "left_out": left_out, "residual": lost, "rows": rows}
 
 
 def _prompts(request: ThlRequest, source: LazyModel, target: LazyModel) -> list[str]:

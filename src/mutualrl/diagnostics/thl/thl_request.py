@@ -72,6 +72,8 @@ class ThlRequest:
         passages = load_passages(flags.text)
         prompts, prompt_name = _prompts(flags, recipe) if set(suites) & set(SAMPLED) else (None, "")
         tokens = recipe.trainer.get("max_completion_length") if recipe else None
+        if tokens is None and flags.task is not None:
+            tokens = get_task(flags.task).max_new_tokens
         return cls(
             pairs=pairs,
             passages=tuple(passages),

@@ -125,7 +125,20 @@ def _ratio(pairs: Sequence[PairCheck]) -> str:
         for pair, row in _rows(pairs, "ratio")
     ]
     head = ["pair", "denominator", "responses", "tokens", "token ratio p99", "clip rate", "responses with a ratio > 10"]
-    return _table("ratio: token-level importance ratios", head, rows)
+    return "\n\n".join([_table("ratio: token-level importance ratios", head, rows), _residual(pairs)])
+
+
+def _residual(pairs: Sequence[PairCheck]) -> str:
+    """Return what the alignment of the sampled responses loses, one row per pair."""
+    rows = []
+    for pair in pairs:
+        if "ratio" in pair:
+            lost = pair["ratio"]["residual"]
+            nats = [f"{lost[key]:.4g}" for key in ("delta_thl", "delta_thl_p99", "delta_thl_max")]
+            others = [f"{lost['mismatched']:.4g}", f"{lost['clipped_mass']:.4g}", _percent(lost["uncovered"])]
+            rows.append([_pair(pair), *nats, *others])
+    head = ["pair", "delta_THL (nats)", "p99", "max", "C_mis (tokens)", "clipped mass (nats)", "uncovered tokens (%)"]
+    return _table("residual: mass of a response's trace that reached no token", head, rows)
 
 
 def _sequence(pairs: Sequence[PairCheck]) -> str:

@@ -1,0 +1,1 @@
+"""Reference implementations written from the formulas alone: they import nothing of the package that they check."""

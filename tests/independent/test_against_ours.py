@@ -1,0 +1,251 @@
+"""Regimes, aligners and diagnostics against the independent versions beside this file.
+
+Those are written from the paper's formulas and docs/differences.md, by another hand, and import nothing of ours, which
+the first test sees to.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_three_tokens import P, own, pooled, row
+
+from independent import aligners, diagnostics, regimes
+from mutualrl.diagnostics.channels import decomposed
+from mutualrl.diagnostics.complementarity import Thresholds, complementarity
+from mutualrl.diagnostics.rollouts import to_arrays
+from mutualrl.diagnostics.sgt_check import activation
+from mutualrl.regimes.advantages import pool_advantages, standard_deviation
+from mutualrl.regimes.losses import band_loss, nll_loss, row_nll
+from mutualrl.regimes.prp import pool
+from mutualrl.regimes.round import PPO, ExtraRow, RowSource
+from mutualrl.regimes.sgt import SGTSettings, gate
+from mutualrl.regimes.spec import advantage_metrics
+from mutualrl.regimes.xgrpo import XGRPOSettings
+from mutualrl.regimes.xgrpo import plan as plan_xgrpo
+from mutualrl.thl import align_logprobs, retokenize
+from regime_views import Peer, view
+from thl_tokenizers import own as embedded
+
+HERE = Path(__file__).parent
+REWARDS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=5)
+SCALES = st.sampled_from(["group", "batch", "none"])
+DEVIATION = 0.4
+
+
+@pytest.mark.parametrize("name", ["aligners", "diagnostics", "regimes"])
+def test_the_independent_versions_import_nothing_but_the_standard_library(name: str) -> None:
+    imported = set()
+    for node in ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(str(node.module).partition(".")[0])
+    assert imported <= sys.stdlib_module_names | {"numpy"}
+    assert "mutualrl" not in imported
+
+
+# ---- regimes
+
+
+@given(REWARDS, REWARDS, SCALES)
+def test_pooled_advantages(mine: list[float], theirs: list[float], scale: str) -> None:
+    rows = [
+        (ExtraRow("p", RowSource("bob", i, 0), (1,), "policy_gradient", mean="pool"), reward)
+        for i, reward in enumerate(theirs)
+    ]
+    ours, graded = pool({"p": mine}, rows, scale)
+    expected = regimes.prp_advantages(mine, theirs, scale, standard_deviation([*mine, *theirs]))
+    assert ours["p"] == pytest.approx(expected[0])
+    assert [r.advantage for r in graded] == pytest.approx(expected[1])
+
+
+@given(REWARDS, REWARDS, SCALES, st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3), st.data())
+def test_xgrpo(
+    mine: list[float], theirs: list[float], scale: Any, mix: float, correction: float, clip: float, data: Any
+) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 20), min_size=len(mine), max_size=len(mine)))
+    deviations = standard_deviation(mine), standard_deviation([*mine, *theirs])
+    settings_ = XGRPOSettings(mix=mix, length_correction=correction, advantage_clip=clip, scale=scale)
+    round_ = view([("p", r) for r in mine], {"bob": Peer([("p", r) for r in theirs])}, scale=scale, lengths=lengths)
+    local = regimes.xgrpo_advantages(mine, theirs, lengths, 0.0, 0.0, math.inf, scale, deviations[0])
+    assert round_.advantages == pytest.approx(local)
+    if scale == "batch" and deviations[0] != deviations[1]:
+        return  # the two parts have batches of their own: the independent version takes one number for both
+    expected = regimes.xgrpo_advantages(mine, theirs, lengths, mix, correction, clip, scale, deviations[0])
+    assert plan_xgrpo(round_, settings_).advantages == pytest.approx(expected)
+
+
+@given(REWARDS, st.floats(-1, 1), SCALES, st.booleans())
+def test_noise(rewards: list[float], shift: float, scale: str, exempt: bool) -> None:
+    ours = pool_advantages(
+        rewards, rewards, scale=scale, batch_standard_deviation=DEVIATION, shift=shift, exempt_equal=exempt
+    )
+    assert ours == pytest.approx(regimes.noise_advantages(rewards, shift, scale, DEVIATION, exempt), rel=1e-6)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2), st.floats(-3, 0), st.sampled_from([-1.5, 0.5, 2.0]), st.sampled_from([1.5, 3.0, 4.0]))
+def test_the_two_sided_surrogate_of_a_peer_token(token: int, behaviour: float, advantage: float, dual: float) -> None:
+    """Through TRL's loss, as the trainer runs it: a row of the learner's own with advantage 0 beside the peer's."""
+    behaviour = float(np.float32(behaviour))
+    ratio = P[token] / math.exp(behaviour)
+    if min(abs(ratio - edge) for edge in (0.8, 1.2, dual)) < 1e-3:
+        return  # at a kink either side is right
+    value, gradient = pooled([row((token,), advantage, [behaviour])], own([[2]], [0.0]), bound=PPO(dual))
+    expected, slope = regimes.ppo_token_loss(math.log(P[token]), behaviour, advantage, 0.2, 0.2, dual)
+    assert value == pytest.approx(expected / 2)  # the mean over both rows
+    assert gradient == pytest.approx([slope / 2 * (float(j == token) - P[j]) for j in range(3)], abs=1e-9)
+
+
+@given(st.floats(-4, 0), st.floats(-4, 0), st.floats(-2, 2), st.floats(0.05, 0.9))
+def test_the_band(logp: float, behaviour: float, advantage: float, epsilon: float) -> None:
+    at = torch.tensor([[logp]], dtype=torch.float64, requires_grad=True)
+    traces, advantages = torch.tensor([[behaviour]], dtype=torch.float64), torch.tensor([[advantage]])
+    loss = band_loss(at, traces, advantages.double(), epsilon, epsilon).sum()
+    loss.backward()
+    assert at.grad is not None
+    assert at.grad.item() == pytest.approx(
+        regimes.band_token_loss(logp, behaviour, advantage, epsilon, epsilon)[1], abs=1e-6
+    )
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.5, math.nan]), min_size=1, max_size=5),
+    st.lists(st.sampled_from([0.0, 0.8, 0.9, 1.0, math.nan]), max_size=5),
+    st.booleans(),
+)
+def test_the_gate(mine: list[float], theirs: list[float], any_failure: bool) -> None:
+    ours = gate(mine, theirs, SGTSettings(gate="any" if any_failure else "all"))
+    assert ours == regimes.sgt_gate(mine, theirs, 0.8, 0.2, any_failure)
+
+
+@given(
+    st.lists(st.lists(st.floats(-6, 0), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(4, 9),
+    st.sampled_from(["pairs", "prompts"]),
+)
+def test_the_nll_of_pairs(pairs: list[list[float]], prompts: int, normalize: str) -> None:
+    width = max(map(len, pairs))
+    logps = torch.tensor([[*pair, *[0.0] * (width - len(pair))] for pair in pairs], dtype=torch.float64)
+    mask = torch.tensor([[True] * len(pair) + [False] * (width - len(pair)) for pair in pairs])
+    count = len(pairs) if normalize == "pairs" else prompts
+    ours = nll_loss(row_nll(logps, mask), weight=0.1, count=count, ranks=1).item()
+    assert ours == pytest.approx(regimes.sgt_loss(pairs, 0.1, normalize, prompts))
+
+
+# ---- aligners
+
+WORDS = st.lists(
+    st.sampled_from(["3", "+", "42", "=", "So", "\\boxed{7}", "it", "is,", "well", "a.b", "(x)"]),
+    min_size=1,
+    max_size=9,
+)
+PAIRS = [("ada", "bob"), ("bob", "sentencepiece"), ("ada", "unigram")]
+
+
+def ends_of(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return ids of an ASCII text, and the byte where each token ends, as the tokenizers library says."""
+    ids = list(retokenize(text, tokenizer).ids)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert encoded["input_ids"] == ids
+    return ids, [end for _, end in encoded["offset_mapping"]]
+
+
+@settings(max_examples=60)
+@given(WORDS, st.sampled_from([" ", "  ", "\n"]), st.sampled_from(PAIRS), st.data())
+def test_alignments(words: list[str], space: str, pair: tuple[str, str], data: Any) -> None:
+    text, (source, target) = space.join(words), (embedded(name) for name in pair)
+    try:
+        (source_ids, source_ends), (target_ids, target_ends) = ends_of(text, source), ends_of(text, target)
+    except AssertionError:
+        return  # a tokenizer that puts a space in front of a text by itself: its offsets are of another text
+    if source_ends[-1:] != [len(text)] or target_ends[-1:] != [len(text)]:
+        return
+    trace = data.draw(st.lists(st.floats(-9, 0), min_size=len(source_ids), max_size=len(source_ids)))
+    for anchor, expected in (
+        ("span", aligners.span_align(source_ends, target_ends, trace)),
+        ("word", aligners.word_align(text, source_ends, target_ends, trace, "word")),
+        ("char", aligners.word_align(text, source_ends, target_ends, trace, "char")),
+    ):
+        ours: Any = align_logprobs(
+            text, source_ids, trace, source, target, target_ids=target_ids, anchor=anchor, unit="word"
+        )
+        values = [value if there else None for value, there in zip(ours.logprobs, ours.covered, strict=True)]
+        assert [v is None for v in values] == [v is None for v in expected], anchor
+        assert [v for v in values if v is not None] == pytest.approx([v for v in expected if v is not None]), anchor
+        assert ours.residual == pytest.approx(aligners.residual(trace, expected), abs=1e-9), anchor
+
+
+def test_the_alignments_were_compared() -> None:
+    """The cases above are not all left out: of each pair some text has offsets that cover it."""
+    for pair in PAIRS[:1]:
+        text = "So it is, 42 = \\boxed{7}"
+        assert all(ends_of(text, embedded(name))[1][-1] == len(text) for name in pair)
+
+
+# ---- diagnostics
+
+POLICIES = ("a", "b", "c")
+
+
+@given(
+    st.lists(
+        st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=2), min_size=3, max_size=3),
+        min_size=2,
+        max_size=3,
+    )
+)
+@settings(max_examples=40)
+def test_successes_rescues_and_gates(values: list[list[list[float]]]) -> None:
+    rewards = {POLICIES[m]: {f"p{i}": group for i, group in enumerate(row)} for m, row in enumerate(values)}
+    table = pa.Table.from_pylist(
+        [
+            {"policy": policy, "round": 0, "prompt_id": prompt, "rollout": i, "reward": value}
+            for policy, prompts in rewards.items()
+            for prompt, group in prompts.items()
+            for i, value in enumerate(group)
+        ]
+    )
+    rollouts, thresholds = to_arrays(table, "test"), Thresholds(0.8, 0.2)
+    profile = activation(rollouts, thresholds)
+    for one in profile["rows"]:
+        expected = diagnostics.gate_profile(rewards, one["learner"], 0.8, 0.2)
+        assert (one["gated"], one["gate_rate"]) == (expected["open"], pytest.approx(expected["share"]))
+    for which, solved in (
+        ("first", diagnostics.first_success(rewards, 0.8)),
+        ("any", diagnostics.any_success(rewards, 0.8)),
+    ):
+        pairs = complementarity(rollouts, thresholds, which, [2], 0)["pairs"]
+        for both in pairs:
+            a, b = solved[both["learner"]], solved[both["peer"]]
+            assert both["learner_success"] == pytest.approx(len(a) / 3)
+            assert both["jaccard"] == pytest.approx(diagnostics.overlap(a, b)["jaccard"], nan_ok=True)
+            expected_rescues = diagnostics.rescue_rate(a, b, set(rewards["a"]))
+            assert both["rescue"] == pytest.approx(expected_rescues, nan_ok=True)
+
+
+@given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=20))
+def test_changes_of_advantages(pairs: list[tuple[float, float]]) -> None:
+    before, after = [a for a, _ in pairs], [b for _, b in pairs]
+    ours = advantage_metrics("x", before, after)
+    assert ours["x/sign_flips"] == pytest.approx(diagnostics.sign_flips(before, after))
+    assert ours["x/advantage_change"] == pytest.approx(diagnostics.mean_abs_change(before, after))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=30))
+def test_the_channels(units: list[tuple[bool, bool, bool]]) -> None:
+    names = [diagnostics.channel(*unit) for unit in units]
+    ours = decomposed(*(np.array(column)[None] for column in zip(*units, strict=True)))
+    assert {row["usable"]: row["units"] for row in ours if row["units"]} == {n: names.count(n) for n in names}
