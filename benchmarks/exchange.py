@@ -178,7 +178,7 @@ class Sqlite:
 
 
 class Redis:
-    """Redis over loopback, one value a round (Arrow's own bytes), appendonly with fsync on every write."""
+    """Redis over loopback, one value per round (Arrow's own bytes), appendonly with fsync on every write."""
 
     def __init__(self, root: Path) -> None:
         import redis

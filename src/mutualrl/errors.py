@@ -101,7 +101,7 @@ class TokenError(AlignmentError):
 
 
 class TraceError(AlignmentError):
-    """Log-probs that are not one number a token."""
+    """Log-probs that are not one number per token."""
 
     kind = "trace"
 

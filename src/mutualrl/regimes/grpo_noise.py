@@ -33,7 +33,7 @@ class NoiseSettings(RegimeSettings):
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     """Return own advantages with each prompt's mean moved by a normal draw.
 
-    A = (r - (mean + noise * z)) / (std + 1e-4), z ~ N(0, 1), one a prompt and round.
+    A = (r - (mean + noise * z)) / (std + 1e-4), z ~ N(0, 1), one per prompt and round.
     """
     assert isinstance(settings, NoiseSettings)
     batch_std = standard_deviation(view.rewards)

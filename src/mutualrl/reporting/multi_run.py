@@ -76,7 +76,7 @@ def _names(arms: Arms) -> list[str]:
 
 
 def _panels(arms: Arms, what: str, unit: str, take: Take, *, smooth: bool, average: bool) -> list[Panel]:
-    """Return a panel a policy, and one of the mean over the pool; a line per arm."""
+    """Return a panel per policy, and one of the mean over the pool; a line per arm."""
     names, panels = _names(arms), []
     for name in names:
         lines = []

@@ -129,7 +129,7 @@ def align_logprobs(
     An end-of-sequence token (an id of `source_eos_ids`, `target_eos_ids`, by default the tokenizers' own) goes to the
     target's; another special token to the same one at the same byte. Log-probs below -`bound` are clipped there.
 
-    Raises TokenError for an id outside a vocabulary, TraceError for a trace that is not one number an id or has a NaN,
+    Raises TokenError for an id outside a vocabulary, TraceError for a trace that is not one number per id or has a NaN,
     TextMismatchError for a text that the source ids, or given target ids, do not decode to, TokenizerError for a
     tokenizer that is slow or of an unknown kind, AlignmentError for another anchor.
     """

@@ -27,7 +27,7 @@ _TRIES = 4  # draws for each opening that is wanted: some come up twice
 
 def check(request: ThlRequest, console: Console) -> ThlCheck:
     """Return `{"safe", "anchor", "seed", "text", "prompts", "pairs": [{"source", "target", "safe", "reasons",
-    "tokenizers", and one key a suite}]}`."""
+    "tokenizers", and one key per suite}]}`."""
     pool: dict[Endpoint, LazyModel] = {end: LazyModel(end) for pair in request.pairs for end in pair}
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
