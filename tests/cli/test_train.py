@@ -167,6 +167,8 @@ def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli: Cli) -
     for name, policy in read(run / "summary.json")["policies"].items():
         assert models[name]["by_group"] == policy["validation"]["by_group"]
         assert models[name]["n"] == 64
+    assert read(run / "evaluations" / "arithmetic.json")["models"] == models
+    assert f"kept as {run / 'evaluations' / 'arithmetic.json'}" in done.stderr
 
 
 @pytest.mark.extended

@@ -133,7 +133,13 @@ def test_characters_are_the_rule_for_cjk(whole: dict[str, Any]) -> None:
 def test_ratios_are_tightest_where_the_prompt_is_the_right_one(whole: dict[str, Any]) -> None:
     for pair in whole["pairs"]:
         rows = {row["denominator"]: row for row in pair["ratio"]["rows"]}
-        assert set(rows) == {"aligned", "shuffled prompt", "broken alignment", "paper's map"}
+        maps = {"paper's map", "paper's map with its fallback"}
+        assert set(rows) == {"aligned", "shuffled prompt", "broken alignment", *maps}
+        lost = pair["ratio"]["residual"]
+        assert lost == pair["sequence"]["residual"]
+        assert 0 <= lost["delta_thl"] <= lost["delta_thl_p99"] <= lost["delta_thl_max"]
+        assert lost["delta_thl_max"] <= 50 * 64  # B times the tokens of a response
+        assert (lost["uncovered"] == 0) == (lost["mismatched"] == 0)
         assert rows["aligned"]["p99"] < rows["shuffled prompt"]["p99"]
         assert rows["aligned"]["clip_rate"] < min(row["clip_rate"] for name, row in rows.items() if name != "aligned")
         assert rows["aligned"]["responses"] == pair["ratio"]["responses"] == 12 * 3
@@ -254,7 +260,7 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("--source", "./nothing/here", "--target", "tiny:bob"), 2, "neither a directory with a tokenizer, nor a hub id"),
     (("--source", "empty", "--target", "tiny:bob"), 2, "no tokenizer there; expected one of tokenizer.json"),
     (("--suite", "everything"), 2, "expected one of: tokenizers, mass, length, scripts, ratio, sequence, all"),
-    (("--anchor", "sentence"), 2, "expected one of: paper, word, span, char"),
+    (("--anchor", "sentence"), 2, "expected one of: paper, paper-fallback, word, span, char"),
     (("--pool", "nopool"), 2, "unknown pool 'nopool'"),
     (("--text", "missing.jsonl"), 2, "text file not found"),
     (("--text", "missing.txt"), 2, "text file not found"),

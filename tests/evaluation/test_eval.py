@@ -246,3 +246,26 @@ def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["buckets"][0]["mean_reward"] > 0
+
+
+def test_a_suite_has_one_limit_of_new_tokens_whatever_the_models_come_from(tmp_path: Path) -> None:
+    from made_runs import made_run
+    from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
+
+    data = tmp_path / "math.jsonl"
+    rows = [{"problem": f"{n} + 1?", "answer": str(n + 1), "subject": "Algebra", "level": 1} for n in range(4)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = made_run(tmp_path / "r")
+    recipe = json.loads((run / "recipe.yaml").read_text().removeprefix("# made\n"))
+    recipe["trainer"]["max_completion_length"] = 20
+    (run / "recipe.yaml").write_text(json.dumps(recipe))
+    for name in ("ada", "bob"):
+        (run / "policies" / name / "model").mkdir()
+        (run / "policies" / name / "model" / "config.json").write_text("{}")
+    for flags in ({"run": run}, {"pool": "tiny"}, {"models": ("tiny:ada",)}):
+        (task,) = EvalRequest.of(EvalFlags(suite="math", data=data, **flags)).tasks  # type: ignore[arg-type]
+        assert task.max_new_tokens == 3072
+        (task,) = EvalRequest.of(EvalFlags(suite="math", data=data, max_new_tokens=7, **flags)).tasks  # type: ignore[arg-type]
+        assert task.max_new_tokens == 7
+    (own,) = EvalRequest.of(EvalFlags(run=run)).tasks
+    assert own.max_new_tokens == 20  # a run's own task is evaluated as it was trained

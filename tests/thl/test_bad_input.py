@@ -84,7 +84,7 @@ def test_half_a_character() -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"anchor": "sentence"}, "anchor: found 'sentence', expected one of: paper, word, span, char"),
+        ({"anchor": "sentence"}, "anchor: found 'sentence', expected one of: paper, paper-fallback, word, span, char"),
         ({"unit": "line"}, "unit: found 'line', expected one of: auto, word, char"),
         ({"bound": -5.0}, "bound: found -5.0, expected a number above 0"),
         ({"bound": np.nan}, "bound: found nan, expected a number above 0"),

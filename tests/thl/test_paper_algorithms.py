@@ -147,3 +147,20 @@ def test_the_paper_s_edges() -> None:
     assert aligned.logprobs[1:3].tolist() == [-3.0, -3.0]
     assert aligned.residual == -25.0
     assert aligned.mismatched == 3
+
+
+def test_the_fallback_is_the_paper_s_map_where_no_token_straddles_and_words_where_one_does() -> None:
+    tokenizer = byte_bpe(".·Ċ")  # `.\n` is one token, across two words
+    for text, straddles in (("a b c", False), ("a.\nb c", True)):
+        ids = list(retokenize(text, tokenizer).ids)
+        built = [token for part in re.findall(r"\s*\S+", text) for token in tokenizer.encode(part)]
+        assert (built != ids) == straddles  # the premise, without our code
+        logprobs = [-1.5 - n for n in range(len(ids))]
+        aligned = {
+            anchor: align_logprobs(text, ids, logprobs, tokenizer, tokenizer, anchor=anchor)  # type: ignore[arg-type]
+            for anchor in ("paper", "paper-fallback", "word")
+        }
+        same = "word" if straddles else "paper"
+        assert aligned["paper-fallback"].logprobs.tolist() == aligned[same].logprobs.tolist()
+        assert aligned["paper-fallback"].anchor == "paper-fallback"
+    assert aligned["paper"].logprobs.tolist() != aligned["word"].logprobs.tolist()

@@ -53,7 +53,8 @@ def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) 
         return [
             (
                 "multi_objective_aggregation",
-                "found 'normalize_then_sum', but the regime shares one reward per rollout; expected 'sum_then_normalize'",
+                "found 'normalize_then_sum', but the regime shares one reward per rollout; expected "
+                "'sum_then_normalize'",
             )
         ]
     return []
