@@ -51,8 +51,9 @@ def short(completions, **kwargs):
 def words(completions, **kwargs):
     return ["good"] * len(completions)
 
-def endless(completions, **kwargs):
-    return [float("inf")] * len(completions)
+def leaves(completions, **kwargs):
+    import os
+    os._exit(0)
 
 def nothing(completions, **kwargs):
     return [None] * len(completions)
@@ -277,6 +278,17 @@ def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, c
     error = json.loads(done.stdout)["error"]
     assert error["kind"] == "reward"
     assert message in error["message"]
+
+
+@pytest.mark.long
+def test_a_reward_function_that_ends_the_process_well_is_a_death_and_nobody_left_an_error(cli: Cli, own: Path) -> None:
+    settings = ("task.reward=rewards.py:leaves", "run.max_restarts=0", "run.on_peer_loss=continue")
+    assignments = [word for setting in settings for word in ("--set", setting)]
+    command = ("train", "--regime", "grpo", "--pool", "two.yaml", "--data", "plain.jsonl", "--run-dir", "run")
+    done = cli(*command, "--json", *assignments)
+    assert done.returncode == 5, done.stderr[-2000:]
+    assert "exit code 0, before its result was written" in json.loads(done.stdout)["error"]["message"]
+    assert not (own / "run" / "summary.json").exists()
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from conftest import HEAVY, PATIENCE, Cli, imported
 from mutualrl.errors import FencedError
 from mutualrl.see import Exchange
 from mutualrl.storage.checkpoints import Checkpoints
-from runs import SHORT, Run, members, stop_at, stopped, wait_until
+from runs import SHORT, Run, hooked, members, stop_at, stopped, wait_until
 
 
 @pytest.fixture
@@ -331,3 +331,18 @@ def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: P
         assert started.process.poll() is None
     started.process.kill()
     wait_until(lambda: not any(alive(p) for p in helpers) and not members(started.path))
+
+
+@pytest.mark.faults
+def test_a_final_save_longer_than_the_time_out_is_no_frozen_policy(tmp_path: Path) -> None:
+    """Of two ranks: the one that has nothing to write waits for the other, and goes on beating."""
+    slow = {"PYTHONPATH": hooked(), "FAULT_SAVE": "15"}
+    sizes = ("--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=16")
+    run = Run(tmp_path, *SHORT, *sizes, "--set", "run.peer_timeout=5.0", "--set", "run.max_restarts=0", **slow)
+    try:
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
+        assert "frozen" not in run.errors.read_text()
+        assert len(run.weights()) == 2
+        assert [len(list((run.path / "policies" / p / "logs").glob("*.log"))) for p in ("ada", "bob")] == [1, 1]
+    finally:
+        run.end()

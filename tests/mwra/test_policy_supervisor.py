@@ -116,6 +116,47 @@ def test_a_policy_that_dies_is_restarted_after_a_pause_that_doubles(node: Callab
     assert [name for name, _ in n.launcher.started] == ["ada", "bob", "bob", "bob", "bob"]
 
 
+def result_of(n: Node, policy: str) -> None:
+    path = n.run.policy(policy).result
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+
+
+def test_exit_0_without_a_result_is_a_death(node: Callable[..., Node], clock: Clock) -> None:
+    n = node("run.max_restarts=1", "run.on_peer_loss=continue")
+    n.dies("bob", 0)
+    n.supervisor.poll()
+    assert n.states() == {"ada": "running", "bob": "restarting"}
+    assert "exit code 0, before its result was written" in n.screen.getvalue()
+    clock.sleep(1.1)
+    n.supervisor.poll()
+    n.dies("bob", 0)
+    n.supervisor.poll()
+    assert n.states() == {"ada": "running", "bob": "lost"}
+    n.dies("ada", 0)
+    n.supervisor.poll()
+    clock.sleep(1.1)
+    n.supervisor.poll()
+    n.dies("ada", 0)
+    with pytest.raises(PeerLostError, match="policy 'ada' died"):  # nobody is left
+        n.supervisor.poll()
+
+
+def test_a_policy_with_a_result_is_finished_however_it_ends(node: Callable[..., Node], clock: Clock) -> None:
+    n = node("run.max_restarts=0")
+    result_of(n, "bob")
+    n.dies("bob", -6)
+    n.supervisor.poll()
+    assert n.states() == {"ada": "running", "bob": "finished"}
+    Heartbeat(n.run.exchange, "ada").beat()
+    n.supervisor.poll()
+    result_of(n, "ada")
+    clock.sleep(n.recipe.run.peer_timeout + 400)
+    n.supervisor.poll()
+    assert n.states() == {"ada": "finished", "bob": "finished"}
+    assert "did not end: no heartbeat" in n.screen.getvalue()
+
+
 def test_the_pause_between_restarts_is_at_most_a_minute(node: Callable[..., Node], clock: Clock) -> None:
     n = node("run.max_restarts=12")
     for _ in range(9):

@@ -113,8 +113,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     save_model(trainer, files.model, files.adapter)
     if rank == 0:
         write_json(files.result, progress.result(final, trainer.state.global_step).to_json())
-    heartbeat.stop("finished")
-    leave_group(trainer)
+    leave_group(trainer, heartbeat)
 
 
 def _train(
@@ -153,13 +152,15 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_group(trainer: GRPOTrainer) -> NoReturn:
-    """Leave the process group together and end this process, with exit code 0. Everything is written by now."""
+def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat) -> NoReturn:
+    """Leave the process group together and end this process, with exit code 0. The heartbeat goes on until then: the
+    main rank may still be writing, for longer than a silent rank is waited for."""
     from mutualrl.training.vllm_generation import shut_down
 
-    trainer.accelerator.wait_for_everyone()
     shut_down(trainer)
+    trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
+    heartbeat.stop("finished")
     leave(0)
 
 

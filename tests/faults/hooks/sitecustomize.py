@@ -6,7 +6,7 @@ process the n-th time (from 0) it comes to the first point; the process after it
 so many points are done.
 
 `FAULT_DISK=policy:part of a path:n:ERRNO` makes every fsync of such a file fail, from the n-th (from 0) on: what a full
-or failing disk says. `FAULT_CLOCK=1` makes the wall clock jump by up to a day, either way, whenever it is asked."""
+or failing disk says. `FAULT_SAVE=seconds` lets the main rank take so long over the final model. `FAULT_CLOCK=1` makes the wall clock jump by up to a day, either way, whenever it is asked."""
 
 from __future__ import annotations
 
@@ -111,11 +111,23 @@ def validation(module: ModuleType) -> None:
     around(module.Validator, "__call__", before="in-validation")
 
 
+def adapters(module: ModuleType) -> None:
+    save, seconds = module.save_model, float(os.environ.get("FAULT_SAVE", "0"))
+
+    def save_model(*args: Any) -> None:
+        save(*args)
+        if os.environ.get("RANK", "0") == "0":
+            time.sleep(seconds)
+
+    module.save_model = save_model
+
+
 def resume(module: ModuleType) -> None:
     around(module.PolicyProgress, "result", before="before-the-result")
 
 
 POINTS = {
+    "mutualrl.training.adapters": adapters,
     "mutualrl.training.resume": resume,
     "mutualrl.training.validation": validation,
     "mutualrl.see.exchange": exchange,
@@ -175,5 +187,5 @@ if os.environ.get("FAULT_DISK"):
     failing_disk(_policy, _part, int(_nth), getattr(errno, _code))
 if os.environ.get("FAULT_CLOCK"):
     jumping_clock()
-if _WANTED[0]:
+if _WANTED[0] or os.environ.get("FAULT_SAVE"):
     sys.meta_path.insert(0, Finder())
