@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +76,11 @@ def find(kind: str, name: str) -> Path:
     return names[name]
 
 
+def _without_secrets(assignment: str) -> str:
+    """Return an assignment as messages show it: what may be a token is not repeated."""
+    return re.sub(r"((?<![a-z_])(?:hub_|use_auth_)?token\s*[=:]\s*)[^\s,}]+", r"\1...", assignment)
+
+
 @dataclass
 class Layers:
     """Merged keys so far, and for every key path the source that set it last."""
@@ -106,12 +112,13 @@ class Layers:
         parts = key.strip().split(".")
         if not sign or not all(parts):
             raise RecipeError([f"--set {assignment}: expected key=value, such as --set run.steps=50"])
-        layer: Any = yaml_file.parse(text, f"--set {assignment}")
+        shown = f"--set {_without_secrets(assignment)}"
+        layer: Any = yaml_file.parse(text, shown)
         for part in reversed(parts):
             layer = {part: layer}
-        layer = with_name_keys(layer, f"--set {assignment}")
+        layer = with_name_keys(layer, shown)
         anchor_code(layer, None)
-        self.add(layer, f"--set {assignment}")
+        self.add(layer, shown)
 
     def source_of(self, path: tuple[str, ...]) -> str | None:
         """Return who set the key at `path`, or the nearest key above it."""

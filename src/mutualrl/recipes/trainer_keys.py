@@ -39,6 +39,7 @@ RESERVED = {
     "trust_remote_code": "policies[].trust_remote_code",
     "push_to_hub": "nothing: the trained model is saved in the run directory",
     "remove_unused_columns": "nothing: the run sets it",
+    "hub_token": "HF_TOKEN or `hf auth login`: what a recipe says is written into the run's files",
 }
 
 #: numbers of GRPOConfig for which a value below this has no meaning.
@@ -104,6 +105,8 @@ def problem_with(key: str, value: Any) -> str | None:
         )
     if key == "model_init_kwargs" and isinstance(value, dict) and "trust_remote_code" in value:
         return "must not hold trust_remote_code; use policies[].trust_remote_code"
+    if key == "model_init_kwargs" and isinstance(value, dict) and value.keys() & {"token", "use_auth_token"}:
+        return "must not hold a token, which would be written into the run's files; use HF_TOKEN or `hf auth login`"
     if isinstance(value, int | float) and not isinstance(value, bool):
         if key in MINIMUM and value < MINIMUM[key]:
             return f"found {value!r}, expected at least {MINIMUM[key]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,16 @@ def write_cards(root: Path) -> list[Path]:
     return written
 
 
+_PATH = re.compile(r"""(?<![\w.~:/-])(?:~|/)[^\s"'`,;|]*/([^\s/"'`,;|]+)""")
+
+
+def public(text: str) -> str:
+    """Return a text with every absolute path cut to its last part: a card is read by strangers."""
+    return _PATH.sub(r"\1", text)
+
+
 def card(run: Run, policy: PolicyRun) -> str:
-    """Return the card of one policy, in the hub's form."""
+    """Return the card of one policy, in the hub's form; of paths it has the last part alone."""
     hub_id = bool(policy.model) and not policy.model.startswith(("tiny:", "/"))
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if hub_id:
@@ -50,11 +59,11 @@ def card(run: Run, policy: PolicyRun) -> str:
         "---\n" + yaml.safe_dump(head, sort_keys=False) + "---",
         f"# {name(policy.name)}, trained with mutualrl",
         f"A policy of the pool `{name(run.pool)}`, trained together with "
-        + (", ".join(f"`{name(other.name)}` (`{name(other.model)}`)" for other in peers) or "no other")
-        + f". Regime: **{name(run.arm)}**, {description}. It began as `{name(policy.model)}`.",
+        + (", ".join(f"`{name(other.name)}` (`{name(public(other.model))}`)" for other in peers) or "no other")
+        + f". Regime: **{name(run.arm)}**, {description}. It began as `{name(public(policy.model))}`.",
         _figures(run, policy),
         _training(run),
-        "```bash\n" + clean(run.command, 2000).replace("`", "'").replace("\n", " ") + "\n```",
+        "```bash\n" + clean(public(run.command), 2000).replace("`", "'").replace("\n", " ") + "\n```",
         "## Cite\n\nThe method is the paper's:\n\n```bibtex\n" + CITATION + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
@@ -89,11 +98,11 @@ def _training(run: Run) -> str:
     )
     data = {key: task[key] for key in ("name", "data", "validation_data") if task.get(key) is not None}
     rows = [
-        ["data", json.dumps(data, default=str)],
+        ["data", public(json.dumps(data, default=str))],
         ["prompts per round", str(part(run.info, "fingerprint").get("prompts_per_round", ""))],
         ["steps", str(part(run.recipe, "run").get("steps", ""))],
         ["seed", str(run.seed)],
-        ["regime", json.dumps(part(run.recipe, "regime"), default=str)],
+        ["regime", public(json.dumps(part(run.recipe, "regime"), default=str))],
         *([key, str(trainer[key])] for key in keys if key in trainer),
         ["versions", ", ".join(f"{package} {v}" for package, v in part(run.info, "versions").items())],
     ]

@@ -1,0 +1,66 @@
+"""Model cards: what strangers read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from made_runs import made_run
+from mutualrl.errors import RecipeError
+from mutualrl.recipes import Request, resolve
+from mutualrl.reporting.card import public, write_cards
+
+HOME = "/home/somebody/secret-project"
+
+
+def test_a_card_has_the_last_part_of_every_path_and_no_more(tmp_path: Path) -> None:
+    command = ["mutualrl", "train", "--data", f"{HOME}/rows.jsonl", "--set", "task.reward=~/own/judge.py:score"]
+    run = made_run(tmp_path / "r", "sgt", command=command)
+    recipe = json.loads((run / "recipe.yaml").read_text().removeprefix("# made\n"))
+    recipe["policies"] = [
+        {"name": "ada", "model": f"{HOME}/models/ada"},
+        {"name": "bob", "model": f"{HOME}/models/bob"},
+    ]
+    recipe["task"] |= {"data": f"{HOME}/rows.jsonl", "validation_data": "hub:owner/name"}
+    recipe["regime"] |= {"file": f"{HOME}/rule.py:SPEC"}
+    (run / "recipe.yaml").write_text(json.dumps(recipe))
+    for name in ("ada", "bob"):
+        (run / "policies" / name / "model").mkdir()
+        (run / "policies" / name / "model" / "config.json").write_text("{}")
+    cards = [path.read_text() for path in write_cards(run)]
+    assert len(cards) == 2
+    for text in cards:
+        assert "somebody" not in text
+        assert "secret-project" not in text
+        assert "own/judge.py" not in text
+        assert "--data rows.jsonl" in text
+        assert "task.reward=judge.py:score" in text
+        assert "hub:owner/name" in text
+    assert "`bob` (`bob`)" in cards[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--data /a/b/c.jsonl", "--data c.jsonl"),
+        ("task.data=/a/b", "task.data=b"),
+        ('{"data": "/a/b/c d"}', '{"data": "c d"}'),
+        ("~/x/y.py:f", "y.py:f"),
+        ("hub:owner/name", "hub:owner/name"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("https://host/path/file", "https://host/path/file"),
+        ("runs/mine", "runs/mine"),
+        ("1/2 and 3 / 4", "1/2 and 3 / 4"),
+    ],
+)
+def test_paths_in_a_text(text: str, expected: str) -> None:
+    assert public(text) == expected
+
+
+@pytest.mark.parametrize("key", ["trainer.hub_token=hf_abc", "trainer.model_init_kwargs={token: hf_abc}"])
+def test_a_token_in_a_recipe_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(RecipeError, match="HF_TOKEN") as caught:
+        resolve(Request(pool="tiny", regime="grpo", assignments=(key,)))
+    assert "hf_abc" not in str(caught.value)
