@@ -210,7 +210,7 @@ def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
         True,
         0,
     )
-    assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (20 if mixed else 5, 20)
+    assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (20, 80)
     head = next(path for kind, n, path in shipped() if (kind, n) == ("paper", name)).read_text()
     assert f"mutualrl train paper/{name}" in head
     assert "# Makes: " in head
