@@ -6,6 +6,7 @@ recipe of a run that the user trains, resumes or evaluates.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -50,6 +51,46 @@ def load_object(path: str, what: str, error: type[UsageError] = UsageError, noun
         where = getattr(module, "__file__", None) or match["module"]
         raise error(f"{what}: {where} has no {noun} {match['name']!r}")
     return getattr(module, match["name"])
+
+
+def require_there(path: str, what: str, noun: str = "object") -> None:
+    """Raise UsageError where an import path names no file, no installed package, or no name in its file; nothing is
+    run. What only running it would tell is left to `load_object`."""
+    match = IMPORT_PATH.fullmatch(path)
+    if match is None:
+        return
+    if not match["module"].endswith(".py"):
+        package = match["module"].partition(".")[0]
+        beside = Path.cwd() / package
+        if importlib.util.find_spec(package) is None and not (beside.is_dir() or beside.with_suffix(".py").is_file()):
+            raise UsageError(f"{what}: {path!r} cannot be imported: No module named {package!r}")
+        return
+    file = Path(match["module"]).expanduser().resolve()
+    if not file.is_file():
+        raise UsageError(f"{what}: {path!r}: no such file: {file}")
+    names = _top_level_names(file)
+    if names is not None and match["name"] not in names:
+        raise UsageError(f"{what}: {file} has no {noun} {match['name']!r}")
+
+
+def _top_level_names(file: Path) -> set[str] | None:
+    """Return the names that a file defines at its top; None where only running it would tell."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return None
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+        elif not isinstance(node, ast.Expr):
+            return None  # an `if`, a `try`, a loop: what they define is not known here
+    return None if "*" in names or "__getattr__" in names else names
 
 
 def source_digest(path: str) -> str:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from mutualrl.console.display import clean
+from mutualrl.errors import UsageError
 from mutualrl.records import Prompt, prompt_id
+from mutualrl.tasks.rewards import require_rewards
 from mutualrl.tasks.scoring import score
 
 
@@ -54,3 +58,39 @@ def test_hostile_names_are_inert_in_tables(capsys: pytest.CaptureFixture[str]) -
 def test_text_is_cleaned_of_what_a_terminal_would_obey() -> None:
     assert clean("a\x1b[31mb\x07\u202ec\u200bd\n\te") == "a\ufffd[31mb\ufffd\ufffdc\ufffdd\n\te"
     assert clean("x" * 30, 10) == "x" * 10 + " ... (30 characters)"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def other(): ...", "has no function 'score'"),
+        ("import os\nother = os.name", "has no function 'score'"),
+        ("def score(): raise SystemExit('run')", None),
+        ("score = print", None),
+        ("a, (b, score) = 1, (2, print)", None),
+        ("from json import loads as score", None),
+        ("from json import *", None),  # who knows
+        ("if True:\n    def score(): ...", None),
+        ("def score(:", None),  # the import says it better
+    ],
+)
+def test_a_reward_that_is_not_in_its_file_is_refused_without_running_it(
+    tmp_path: Path, source: str, words: str | None
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(source)
+    if words is None:
+        require_rewards(["boxed", f"{file}:score"])
+    else:
+        with pytest.raises(UsageError, match=words):
+            require_rewards(f"{file}:score")
+
+
+def test_rewards_of_no_file_and_of_no_package_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").write_text("")
+    require_rewards(["json:loads", "beside:f", "os.path:join"])
+    with pytest.raises(UsageError, match="no such file"):
+        require_rewards("absent.py:f")
+    with pytest.raises(UsageError, match="No module named 'no_such_package'"):
+        require_rewards("no_such_package.inner:f")

@@ -39,6 +39,7 @@ from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_json, write_json
 from mutualrl.storage.run_info import Fingerprint, PolicyResult
 from mutualrl.storage.rundir import RunDirectory, check_free, clean_run, hold
+from mutualrl.tasks.rewards import require_rewards
 
 POLL_SECONDS = 0.2
 
@@ -115,6 +116,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(recipe, machine, launch.nodes, pins)
+    require_rewards(recipe.task.reward)
     prompts = load_recipe_prompts(recipe, "train")
     load_recipe_prompts(recipe, "validation")
     solutions(recipe, prompts)

@@ -11,7 +11,7 @@ from math import isnan
 from typing import Any
 
 from mutualrl.errors import RewardError, UsageError
-from mutualrl.plugins import is_import_path, load_object
+from mutualrl.plugins import is_import_path, load_object, require_there
 from mutualrl.tasks.boxed import boxed_reward
 
 Reward = Callable[..., Any]
@@ -32,6 +32,12 @@ def load_reward(path: str) -> Reward:
     if not callable(function):
         raise UsageError(f"task.reward: {path!r}: found {type(function).__name__}, expected a function")
     return function
+
+
+def require_rewards(paths: str | Sequence[str]) -> None:
+    """Raise UsageError where a reward function is not there, as far as that can be told without running anything."""
+    for path in [paths] if isinstance(paths, str) else paths:
+        require_there(path, "task.reward", noun="function")
 
 
 def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
