@@ -37,6 +37,7 @@ def test_the_pool_is_evaluated_and_every_completion_kept(cli_here: Cli, tiny: di
         "evaluated": "held-out problems",
         "n": 64,
         "dropped": [],
+        "max_new_tokens": 20,
         "reward": "exact match",
     }
     for name in ("ada", "bob"):
