@@ -158,19 +158,22 @@ def evaluate(
             trust_remote_code=trust_remote_code,
         )
     )
+    from mutualrl.errors import DiskError
     from mutualrl.evaluation.eval_tables import markdown
     from mutualrl.evaluation.evaluate import evaluate_models, keep_in_run
     from mutualrl.storage.files import user_path
     from mutualrl.storage.rundir import RunDirectory
 
     results = evaluate_models(request, prose(), out)
-    if run is not None:
-        kept = keep_in_run(RunDirectory(user_path(run)), results)
-        notify(f"kept as {kept}; `mutualrl report` draws it")
     if as_json:
         emit(results)
     else:
         typer.echo(markdown(results))
+    if run is not None:
+        try:
+            notify(f"kept as {keep_in_run(RunDirectory(user_path(run)), results)}; `mutualrl report` draws it")
+        except (OSError, DiskError) as error:  # a run of somebody else's, say: the results are printed already
+            notify(f"not kept in the run, so that `mutualrl report` will not draw it: {error}")
 
 
 def _score(path: Path, also: tuple[str, ...], as_json: bool) -> None:

@@ -76,6 +76,7 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
 def keep_in_run(run: RunDirectory, result: Row) -> Path:
     """Write an evaluation of a run's models into the run, in place of an earlier one of that suite; return its file."""
     path = run.evaluations / f"{folder_of(result['suite'])}.json"
+    path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     return path
 
