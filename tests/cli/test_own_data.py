@@ -164,6 +164,7 @@ def test_any_data_set_with_a_users_reward_function(cli: Cli, own: Path, data: st
     assert summary["no_box"] is None
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_reward_function_may_be_asynchronous_and_import_later(cli: Cli, own: Path) -> None:
     done = cli(
@@ -331,7 +332,12 @@ CASES = [
     (["--set", "trainer.multi_objective_aggregation=normalize_then_sum", "--regime", "xgrpo"], 2, "expected 'sum_then"),
     (["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_mode=server"], 2, "both use the vLLM server"),
     (["--set", "launch.processes=3"], 2, "32 completions per round do not divide"),
-    (["--data", "talk.jsonl"], 4, "has no chat template, which conversational prompts need"),
+    pytest.param(
+        ["--data", "talk.jsonl"],
+        4,
+        "has no chat template, which conversational prompts need",
+        marks=pytest.mark.extended,  # two workers have to start to find out
+    ),
     (["--set", 'trainer.generation_kwargs={"top_p": 0.5}', "--regime", "prp"], 2, "trainer.top_p: found 0.5"),
     (["--set", 'trainer.generation_kwargs={"typical_p": 0.5}', "--regime", "prp"], 2, "typical_p: found 0.5"),
     (["--set", "lora.r=4", "--set", "lora.dropout=0.1", "--regime", "prp"], 2, "lora.dropout: found 0.1"),

@@ -303,6 +303,7 @@ def test_a_wrong_request_is_one_clear_error(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_run_that_published_nothing_says_what_to_do(
     cli_here: Cli, tiny: dict[str, Path], recorded: Path, tmp_path: Path

@@ -152,6 +152,7 @@ def test_hostile_text_is_shown_as_text_and_nothing_is_fetched(cli_here: Cli, tmp
     assert all(url.startswith(("file:", "data:")) for url in requested), requested
 
 
+@pytest.mark.extended
 def test_fifty_thousand_records_open_and_only_those_in_view_are_elements(
     cli_here: Cli, tmp_path: Path, browser: Any
 ) -> None:
