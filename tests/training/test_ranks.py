@@ -42,7 +42,7 @@ REGIMES: dict[str, tuple[str, dict[str, Any]]] = {
     "prp": ("prp", {}),
     "naive": ("prp", {"denominator": "snapshot", "clip": "band"}),
     "sgt": ("sgt", {}),
-    "noise": ("grpo-noise", {}),
+    "noise": ("grpo-noise", {"equal_groups": "exempt"}),
 }
 
 

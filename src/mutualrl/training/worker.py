@@ -152,7 +152,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat) -> NoReturn:
+def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat | None = None) -> NoReturn:
     """Leave the process group together and end this process, with exit code 0. The heartbeat goes on until then: the
     main rank may still be writing, for longer than a silent rank is waited for."""
     from mutualrl.training.vllm_generation import shut_down
@@ -160,7 +160,8 @@ def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat) -> NoReturn:
     shut_down(trainer)
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
-    heartbeat.stop("finished")
+    if heartbeat is not None:
+        heartbeat.stop("finished")
     leave(0)
 
 
