@@ -65,9 +65,7 @@ def require_there(path: str, what: str, noun: str = "object") -> None:
         if importlib.util.find_spec(package) is None and not (beside.is_dir() or beside.with_suffix(".py").is_file()):
             raise UsageError(f"{what}: {path!r} cannot be imported: No module named {package!r}")
         return
-    file = Path(match["module"]).expanduser().resolve()
-    if not file.is_file():
-        raise UsageError(f"{what}: {path!r}: no such file: {file}")
+    file = _file_of(match["module"], path, what, UsageError)
     names = _top_level_names(file)
     if names is not None and match["name"] not in names:
         raise UsageError(f"{what}: {file} has no {noun} {match['name']!r}")
@@ -112,7 +110,7 @@ def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
 def _import(name: str, path: str, what: str, error: type[UsageError]) -> ModuleType:
     try:
         if name.endswith(".py"):
-            return _run_file(Path(name).expanduser().resolve(), path, what, error)
+            return _run_file(_file_of(name, path, what, error))
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))  # last: nothing there hides an installed package
         return importlib.import_module(name)
@@ -131,14 +129,21 @@ def _where(cause: Exception) -> str:
     return f"{inside[-1].filename}, line {inside[-1].lineno}: " if inside else ""
 
 
-def _run_file(file: Path, path: str, what: str, error: type[UsageError]) -> ModuleType:
+def _file_of(module: str, path: str, what: str, error: type[UsageError]) -> Path:
+    """Return the file that an import path names. Raises `error` where there is none."""
+    file = Path(module).expanduser().resolve()
+    if not file.is_file():
+        raise error(f"{what}: {path!r}: no such file: {file}")
+    return file
+
+
+def _run_file(file: Path) -> ModuleType:
     """Return the module that a file makes; run once, however many objects are taken from it."""
     known = f"mutualrl_own_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if known in sys.modules:
         return sys.modules[known]
     spec = importlib.util.spec_from_file_location(known, file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise error(f"{what}: {path!r}: no such file: {file}")
+    assert spec is not None and spec.loader is not None, file  # it ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[known] = module  # dataclasses, among others, look their module up
     try:

@@ -31,13 +31,12 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
+import training_harness as harness
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.records import row_id
-from mutualrl.regimes import get_regime
-from mutualrl.see import Exchange, WaitTimeouts
+from mutualrl.see import Exchange
 from mutualrl.training import MutualGRPOTrainer
-from mutualrl.training.peers import PeerLink
-from mutualrl.training.sharing import Sharing, publish_schema
+from mutualrl.training.sharing import Sharing
 from training_harness import Logs
 
 SUMS = [f"{a} + {b} =" for a in (1, 2, 3) for b in (4, 5)]
@@ -320,40 +319,18 @@ CASES: dict[str, Case] = {
 
 def sharing(root: Path, text: bool, regime: str = "grpo", peers: tuple[str, ...] = ()) -> Sharing:
     """Return the learner `ada` alone in an exchange; everything is published where rollouts are sampled text."""
-    spec = get_regime(regime)
-    settings = spec.settings()
-    schema = publish_schema(spec, [settings], "full" if text else "regime")
-    exchange = Exchange(root, "ada", "script", timeouts=WaitTimeouts(2.0, 20.0))
-    return Sharing(PeerLink(exchange, peers), spec, settings, schema, max_length=40)
+    return harness.sharing(root, regime, publish="full" if text else "regime", peers=peers)
 
 
 def train(kind: type[GRPOTrainer], case: Case, small: dict[str, Path], output: Path, **extra: Any) -> Any:
     """Train with a case's arguments; the trainer has its logs in `.kept`."""
     torch.set_num_threads(1)
     set_seed(3)
-    defaults: dict[str, Any] = {
-        "output_dir": str(output),
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 8,
-        "max_steps": 3,
-        "learning_rate": 1e-2,
-        "beta": 0.01,
-        "loss_type": "grpo",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "seed": 7,
-        "dataloader_pin_memory": False,
-    }
-    if case.text is False:
-        defaults["max_completion_length"] = 200
+    keys: dict[str, Any] = {"per_device_train_batch_size": 8, "learning_rate": 1e-2, "beta": 0.01}
+    keys["max_completion_length"] = 8 if case.text else 200
     made = {name: make(small) for name, make in case.arguments.items()}
     config = GMPOConfig if issubclass(kind, GMPOTrainer) else GRPOConfig
+    args = harness.config(output, config, **{**keys, **case.keys})
     resume = extra.pop("resume", None)
     logs = Logs()
     arguments = {
@@ -364,7 +341,7 @@ def train(kind: type[GRPOTrainer], case: Case, small: dict[str, Path], output: P
         **made,
     }
     cls = kind if case.mixin is None else type(kind.__name__, (case.mixin, kind), {})
-    trainer = cls(args=config(**{**defaults, **case.keys}), callbacks=[logs], **arguments, **extra)
+    trainer = cls(args=args, callbacks=[logs], **arguments, **extra)
     set_seed(11)
     trainer.train(resume_from_checkpoint=resume)
     trainer.kept = logs.rows

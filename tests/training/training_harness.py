@@ -41,7 +41,7 @@ class Logs(TrainerCallback):
             self.rows.append(dict(logs))
 
 
-def config(output: Path, **keys: Any) -> GRPOConfig:
+def config(output: Path, kind: type[GRPOConfig] = GRPOConfig, **keys: Any) -> GRPOConfig:
     """Return GRPOConfig for a few steps on CPU: 8 prompts x 4 rollouts per round unless said otherwise."""
     defaults: dict[str, Any] = {
         "output_dir": str(output),
@@ -63,7 +63,7 @@ def config(output: Path, **keys: Any) -> GRPOConfig:
         "seed": 7,
         "dataloader_pin_memory": False,
     }
-    return GRPOConfig(**{**defaults, **keys})
+    return kind(**{**defaults, **keys})
 
 
 def train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -158,11 +158,8 @@ def evaluate(
             trust_remote_code=trust_remote_code,
         )
     )
-    from mutualrl.errors import DiskError
     from mutualrl.evaluation.eval_tables import markdown
-    from mutualrl.evaluation.evaluate import evaluate_models, keep_in_run
-    from mutualrl.storage.files import user_path
-    from mutualrl.storage.rundir import RunDirectory
+    from mutualrl.evaluation.evaluate import evaluate_models
 
     results = evaluate_models(request, prose(), out)
     if as_json:
@@ -170,10 +167,20 @@ def evaluate(
     else:
         typer.echo(markdown(results))
     if run is not None:
-        try:
-            notify(f"kept as {keep_in_run(RunDirectory(user_path(run)), results)}; `mutualrl report` draws it")
-        except (OSError, DiskError) as error:  # a run of somebody else's, say: the results are printed already
-            notify(f"not kept in the run, so that `mutualrl report` will not draw it: {error}")
+        _keep(run, results)
+
+
+def _keep(run: Path, results: dict[str, Any]) -> None:
+    """Write the results into the run. They are printed already, so that a failure to keep them is no error."""
+    from mutualrl.errors import DiskError
+    from mutualrl.evaluation.evaluate import keep_in_run
+    from mutualrl.storage.files import user_path
+    from mutualrl.storage.rundir import RunDirectory
+
+    try:
+        notify(f"kept as {keep_in_run(RunDirectory(user_path(run)), results)}; `mutualrl report` draws it")
+    except (OSError, DiskError) as error:
+        notify(f"not kept in the run, so that `mutualrl report` will not draw it: {error}")
 
 
 def _score(path: Path, also: tuple[str, ...], as_json: bool) -> None:

@@ -142,27 +142,29 @@ class PolicySupervisor:
     def _poll_one(self, managed: ManagedPolicy) -> None:
         assert managed.group is not None
         code = managed.group.exit_code()
-        done = self.run.policy(managed.name).result.exists()
-        if code == 0 and done:
-            self._set_state(managed, "finished")
-            return
-        if code == 0:  # a reward function that calls os._exit(0), say
+        silent = self._frozen_for(managed) if code is None else None
+        if (code is not None or silent is not None) and self.run.policy(managed.name).result.exists():
+            self._finish(managed, silent)
+        elif code == 0:  # a reward function that calls os._exit(0), say
             self._ended(managed, "died (exit code 0, before its result was written)")
-        elif code is not None and done:  # it only had to leave
-            self._print(f"policy {managed.name!r} had its result, and ended with exit code {code}")
-            self._set_state(managed, "finished")
         elif code is not None:
             failure = failure_of(self.run, managed.name)
             words = f"exit code {code}, no error of its own" if failure is None else f"exit code {code}: {failure[1]}"
             self._ended(managed, f"died ({words})")
-        elif (silent := self._frozen_for(managed)) is not None and done:
-            self._print(f"policy {managed.name!r} had its result, and did not end: no heartbeat for {silent}")
-            end([managed.group], self._tag(managed), grace=0)
-            self._set_state(managed, "finished")
         elif silent is not None:
             self._ended(managed, f"is frozen: no heartbeat for {silent}")
         elif self._died_elsewhere(managed):
             self._ended(managed, "died on another node")
+
+    def _finish(self, managed: ManagedPolicy, silent: str | None) -> None:
+        """Note a policy as finished: its result is written, and it only had to leave."""
+        assert managed.group is not None
+        if silent is not None:
+            self._print(f"policy {managed.name!r} had its result, and did not end: no heartbeat for {silent}")
+            end([managed.group], self._tag(managed), grace=0)
+        elif code := managed.group.exit_code():
+            self._print(f"policy {managed.name!r} had its result, and ended with exit code {code}")
+        self._set_state(managed, "finished")
 
     def _frozen_for(self, managed: ManagedPolicy) -> str | None:
         """Return how long a policy that runs has been frozen, in words; None while it is not."""

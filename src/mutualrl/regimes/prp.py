@@ -79,32 +79,36 @@ def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Graded], int
     traced = settings.denominator == "peer"
     for name, peer in sorted(view.peers.items()):
         for rollout in _rollouts(name, peer, traced=traced):
-            row = _learner_row(view, settings, name, rollout, residuals)
-            if row is None:
+            fitted = _learner_row(view, settings, name, rollout)
+            if fitted is None:
                 unencodable += 1
-            else:
-                graded.append((row, rollout.reward))
+                continue
+            row, residual = fitted
+            graded.append((row, rollout.reward))
+            if residual is not None:
+                residuals.append(residual)
     graded.sort(key=lambda entry: (entry[0].prompt_id, entry[0].source.policy, entry[0].source.rollout))
     return graded, unencodable, residuals
 
 
 def _learner_row(
-    view: RoundView, settings: PRPSettings, peer: str, rollout: _Row, residuals: list[Residual]
-) -> ExtraRow | None:
-    """Return a peer's rollout on the learner's tokens, not graded yet; None where the learner cannot have it."""
+    view: RoundView, settings: PRPSettings, peer: str, rollout: _Row
+) -> tuple[ExtraRow, Residual | None] | None:
+    """Return a peer's rollout on the learner's tokens, not graded yet, and what its alignment lost, if it has one; None
+    where the learner cannot have it."""
     ids = view.transfer.to_learner_ids(rollout.text, rollout.ended)
     traced = settings.denominator == "peer"
     if ids is None or (traced and np.isnan(rollout.trace).any()):  # a token that the engine could not score
         return None
-    logprobs, covered = None, np.ones(len(ids), dtype=np.bool_)
+    logprobs, covered, residual = None, np.ones(len(ids), dtype=np.bool_), None
     if traced:
         trace = Trace(peer, rollout.text, rollout.ended, rollout.ids, rollout.trace)
         aligned = view.transfer.align(trace, ids, settings.anchor)
         logprobs, covered = aligned.logprobs.astype(np.float32), aligned.covered
-        residuals.append((abs(aligned.residual), aligned.mismatched, abs(aligned.clipped)))
+        residual = (abs(aligned.residual), aligned.mismatched, abs(aligned.clipped))
     if view.mask_truncated and not rollout.ended:  # as TRL does with own rows: in the pool, not in the loss
         covered = np.zeros_like(covered)
-    return ExtraRow(
+    row = ExtraRow(
         prompt_id=rollout.prompt_id,
         source=RowSource(peer, rollout.rollout, view.round),
         token_ids=ids,
@@ -114,6 +118,7 @@ def _learner_row(
         bound=Band() if settings.clip == "band" else PPO(settings.delta),
         mean="pool",
     )
+    return row, residual
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,14 +273,11 @@ def _task_bars(of_arms: Mapping[str, Sequence[Evaluation]], arms: Arms, slug: st
     for name in _names(arms):
         bars = []
         for arm, evaluations in of_arms.items():
-            by_task = {
-                task: [e.accuracy[name][task] for e in evaluations if task in e.accuracy.get(name, {})]
-                for task in tasks
-            }
-            there = {task: values for task, values in by_task.items() if values}
-            means = tuple(statistics.fmean(values) for values in there.values())
-            errors = tuple(standard_deviation(values) if len(values) > 1 else None for values in there.values())
-            bars.append(Bars(arm, tuple(there), means, errors))
+            by_task: dict[str, list[float]] = {task: [] for task in tasks}
+            for evaluation in evaluations:
+                for task, accuracy in evaluation.accuracy.get(name, {}).items():
+                    by_task[task].append(accuracy)
+            bars.append(_mean_bars(arm, by_task))
         panels.append(Panel(f"{name}: accuracy by task", "accuracy", bars=tuple(bars)))
     missing = [arm for arm in arms if arm not in of_arms]
     without = f" Without this evaluation: {', '.join(missing)}." if missing else ""
@@ -324,28 +321,30 @@ def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
 
 
 def _bars(label: str, groups: Sequence[str], runs: Sequence[Run], name: str, *, before: bool) -> Bars:
-    values: list[float] = []
-    errors: list[float | None] = []
-    labels: list[str] = []
+    finals: dict[str, list[float]] = {}
     for group in groups:
         curves = [curve for policy in _there(runs, name) if (curve := policy.accuracy(group))]
-        finals = [curve[0 if before else -1].value for curve in curves if not before or curve[0].step == 0]
-        if finals:
-            labels.append(group)
-            values.append(statistics.fmean(finals))
-            errors.append(standard_deviation(finals) if len(finals) > 1 else None)
-    return Bars(label, tuple(labels), tuple(values), tuple(errors))
+        finals[group] = [curve[0 if before else -1].value for curve in curves if not before or curve[0].step == 0]
+    return _mean_bars(label, finals)
+
+
+def _mean_bars(label: str, values: Mapping[str, Sequence[float]]) -> Bars:
+    """Return the mean of each category that has values, with their spread where there are several."""
+    there = {category: of for category, of in values.items() if of}
+    means = tuple(statistics.fmean(of) for of in there.values())
+    errors = tuple(standard_deviation(of) if len(of) > 1 else None for of in there.values())
+    return Bars(label, tuple(there), means, errors)
 
 
 def across(comparisons: Sequence[Comparison]) -> list[Figure]:
     """Return figures over several comparisons of one task: GRPO and XGRPO pool by pool."""
     by_task: dict[str, list[Panel]] = {}
-    every: dict[str, Sequence[Run]] = {}
+    compared: dict[str, Sequence[Run]] = {}
     for comparison in comparisons:
         pair = (baseline().name, at_level("value").name)
         arms = {arm: runs for arm, runs in _probe_arms(comparison.arms).items() if runs[0].regime in pair}
         if len(arms) == 2:
-            every |= {f"{comparison.name}: {arm}": runs for arm, runs in arms.items()}
+            compared |= {f"{comparison.name}: {arm}": runs for arm, runs in arms.items()}
             names = _names(arms)
             lines = tuple(
                 over(arm, _pool_means(runs, names, lambda policy: policy.accuracy())) for arm, runs in arms.items()
@@ -356,7 +355,7 @@ def across(comparisons: Sequence[Comparison]) -> list[Figure]:
         Figure(
             "value-level-pools" if number == 1 else f"value-level-pools-{number}",
             f"Value-level sharing across pools ({task})",
-            f"Greedy validation accuracy, mean over the pool's policies; {_spread(every)}.",
+            f"Greedy validation accuracy, mean over the pool's policies; {_spread(compared)}.",
             filled(*panels),
             columns=min(3, len(panels)),
             paper="Value-level sharing preserves the GRPO stability profile across model pools",

@@ -27,15 +27,19 @@ DENOMINATORS = ("aligned", "shuffled prompt", "broken alignment", "paper's map",
 BINS = np.linspace(-6.0, 6.0, 49)
 
 
-def log_ratios(sampled: Responses, source: LazyModel, target: LazyModel, anchor: Anchor) -> dict[str, list[Floats]]:
-    """Return log-ratios of the covered target tokens of every response, by denominator."""
+def log_ratios(
+    sampled: Responses, alignments: Sequence[Alignment], source: LazyModel, target: LazyModel, anchor: Anchor
+) -> dict[str, list[Floats]]:
+    """Return log-ratios of the covered target tokens of every response, by denominator; `alignments` are those of the
+    source's trace under the anchor."""
     variants = [
-        ("aligned", sampled.behaviour, anchor),
         ("shuffled prompt", sampled.shuffled, anchor),
         *([] if anchor == "paper" else [("paper's map", sampled.behaviour, "paper")]),
         *([] if anchor == "paper-fallback" else [(DENOMINATORS[-1], sampled.behaviour, "paper-fallback")]),
     ]
-    aligned = {name: _aligned(sampled, traces, how, source, target) for name, traces, how in variants}
+    aligned = {"aligned": _covered(sampled, alignments)}
+    for name, traces, how in variants:
+        aligned[name] = _covered(sampled, align(sampled, traces, how, source, target))
     aligned["broken alignment"] = [
         _broken(response, trace, own, source, target)
         for response, trace, own in zip(sampled.responses, sampled.behaviour, sampled.own, strict=True)
@@ -43,16 +47,14 @@ def log_ratios(sampled: Responses, source: LazyModel, target: LazyModel, anchor:
     return {name: aligned[name] for name in DENOMINATORS if name in aligned}
 
 
-def _aligned(
-    sampled: Responses, traces: Sequence[Floats], anchor: Any, source: LazyModel, target: LazyModel
-) -> list[Floats]:
-    alignments = _alignments(sampled, traces, anchor, source, target)
+def _covered(sampled: Responses, alignments: Sequence[Alignment]) -> list[Floats]:
     return [(own - a.logprobs)[a.covered] for own, a in zip(sampled.own, alignments, strict=True)]
 
 
-def _alignments(
+def align(
     sampled: Responses, traces: Sequence[Floats], anchor: Any, source: LazyModel, target: LazyModel
 ) -> list[Alignment]:
+    """Return the alignment of every response's trace with the target's tokens."""
     results = []
     for response, trace in zip(sampled.responses, traces, strict=True):
         alignment = align_logprobs(
@@ -69,10 +71,9 @@ def _alignments(
     return results
 
 
-def residual(sampled: Responses, source: LazyModel, target: LazyModel, anchor: Anchor) -> Residual:
-    """Return, over responses, what the alignment loses: delta_THL = |R| (mean, p99, largest), C_mis, the clipped mass
+def residual(alignments: Sequence[Alignment]) -> Residual:
+    """Return, over responses, what their alignment loses: delta_THL = |R| (mean, p99, largest), C_mis, the clipped mass
     and the share of target tokens without a value."""
-    alignments = _alignments(sampled, sampled.behaviour, anchor, source, target)
     deltas = np.array([a.delta for a in alignments])
     return {
         "delta_thl": float(deltas.mean()),

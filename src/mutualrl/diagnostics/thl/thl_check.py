@@ -14,7 +14,7 @@ from mutualrl.diagnostics.results import PairCheck, ThlCheck
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.thl.length import length
 from mutualrl.diagnostics.thl.mass import mass
-from mutualrl.diagnostics.thl.ratio import log_ratios, residual, sequence_rows, token_rows
+from mutualrl.diagnostics.thl.ratio import align, log_ratios, residual, sequence_rows, token_rows
 from mutualrl.diagnostics.thl.responses import Track, respond
 from mutualrl.diagnostics.thl.scripts import scripts
 from mutualrl.diagnostics.thl.thl_request import OPENING, SAMPLED, ThlRequest
@@ -80,8 +80,9 @@ def _add_suites(pair: PairCheck, request: ThlRequest, source: LazyModel, target:
 def _add_ratios(pair: PairCheck, request: ThlRequest, source: LazyModel, target: LazyModel, track: Track) -> None:
     sampling = Sampling(request.max_new_tokens, temperature=1.0, samples=request.samples, seed=request.seed)
     sampled = respond(_prompts(request, source, target), source, target, sampling, track)
-    ratios = log_ratios(sampled, source, target, request.anchor)
-    lost = residual(sampled, source, target, request.anchor)
+    alignments = align(sampled, sampled.behaviour, request.anchor, source, target)
+    ratios = log_ratios(sampled, alignments, source, target, request.anchor)
+    lost = residual(alignments)
     responses, left_out = len(sampled.responses), sampled.left_out
     if "ratio" in request.suites:
         pair["ratio"] = {"responses": responses, "left_out": left_out, "residual": lost, "rows": token_rows(ratios)}
