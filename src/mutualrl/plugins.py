@@ -97,6 +97,7 @@ def source_digest(path: str) -> str:
     assert match is not None, path
     if match["module"].endswith(".py"):
         return hashlib.sha256(Path(match["module"]).read_bytes()).hexdigest()
+    _search_here()
     module = importlib.util.find_spec(match["module"])
     origin = None if module is None else module.origin
     return "" if origin is None else hashlib.sha256(Path(origin).read_bytes()).hexdigest()
@@ -111,13 +112,18 @@ def _import(name: str, path: str, what: str, error: type[UsageError]) -> ModuleT
     try:
         if name.endswith(".py"):
             return _run_file(_file_of(name, path, what, error))
-        if str(Path.cwd()) not in sys.path:
-            sys.path.append(str(Path.cwd()))  # last: nothing there hides an installed package
+        _search_here()
         return importlib.import_module(name)
     except UsageError:
         raise
     except Exception as cause:
         raise error(f"{what}: {path!r} cannot be imported: {_where(cause)}{type(cause).__name__}: {cause}") from cause
+
+
+def _search_here() -> None:
+    """Let modules of the working directory be found, last: nothing there hides an installed package."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
 
 
 def _where(cause: Exception) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from mutualrl.errors import UsageError
@@ -56,6 +56,16 @@ def row_id(row: Mapping[str, Any]) -> str:
         _hash_value(digest, column, column)
         _hash_value(digest, row[column], column)
     return f"data/{digest.hexdigest()[:16]}"
+
+
+def content_digest(prompts: Iterable[Prompt]) -> str:
+    """Return the sha256 of all that prompts hold, in their order: ids, texts, answers, groups, messages, columns,
+    facets and solutions. Raises UsageError for a column's value that has no bytes of its own."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        for key in fields(prompt):
+            _hash_value(digest, getattr(prompt, key.name), key.name)
+    return digest.hexdigest()
 
 
 def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:

@@ -13,7 +13,8 @@ from conftest import Cli
 from mutualrl.recipes import Request, dump, resolve
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange
-from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, file_sum
+from mutualrl.storage.artifacts import file_sum
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 
 NAMES = ("ada", "bob")
 

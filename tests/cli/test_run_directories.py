@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from conftest import Cli
 from mutualrl.cli.app import app
 from mutualrl.recipes import shipped, templates
+from mutualrl.storage.files import write_checksummed
 
 
 def tree(root: Path) -> dict[str, bytes | None]:
@@ -20,8 +21,10 @@ def tree(root: Path) -> dict[str, bytes | None]:
 
 def a_run(path: Path, **info: object) -> Path:
     path.mkdir()
-    (path / "run.json").write_text(json.dumps({"format": 2, "run_id": "x", "versions": {"mutualrl": "9.9"}, **info}))
-    (path / "recipe.yaml").write_text("policies: [{name: a, model: 'tiny:ada'}]\n")
+    recipe = "policies: [{name: a, model: 'tiny:ada'}]\n"
+    (path / "recipe.yaml").write_text(recipe)
+    known = {"format": 3, "run_id": "x", "versions": {"mutualrl": "9.9"}, "recipe": recipe}
+    write_checksummed(path / "run.json", {**known, **info})
     return path
 
 
@@ -36,11 +39,9 @@ def a_run(path: Path, **info: object) -> Path:
         ("foreign", ("--clean",), "is not a run directory; nothing was removed"),
         ("used", (), "already holds a run (not finished); resume it with --resume, delete it with --clean"),
         ("mixed", ("--clean",), "holds files that are not the run's (thesis.tex); nothing was removed"),
-        ("newer", ("--resume",), "written by a newer mutualrl (format 7, this one reads 2); use the version"),
+        ("newer", ("--resume",), "written by a newer mutualrl (format 7, this one reads 3); use the version"),
         ("newer", ("--clean",), "written by a newer mutualrl"),
         ("older", ("--resume",), "an older mutualrl wrote it"),
-        ("half", ("--resume",), "recipe.yaml is missing"),
-        ("torn", ("--resume",), "--clean deletes the run"),
         ("bare", ("--resume",), "run.json lacks fingerprint, placement, versions"),
         ("nothing", ("--resume",), "nothing to resume, there is no directory"),
         ("file", (), "already exists"),
@@ -57,16 +58,26 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
     (a_run(tmp_path / "mixed") / "thesis.tex").write_text("mine")
     a_run(tmp_path / "newer", format=7)
     a_run(tmp_path / "older", format=1)
-    (a_run(tmp_path / "half") / "recipe.yaml").unlink()
-    (a_run(tmp_path / "torn") / "run.json").write_text('{"format": 2, "ru')
     (tmp_path / "file").write_text("")
-    (a_run(tmp_path / "bare") / "run.json").write_text('{"format": 2, "run_id": "x"}')
+    write_checksummed(a_run(tmp_path / "bare") / "run.json", {"format": 3, "run_id": "x"})
     before = tree(tmp_path)
     done = cli("train", "--run-dir", tmp_path / name, *extra, "--json")
     assert done.returncode == 2, done.stderr
     assert words in done.stderr, done.stderr
     assert json.loads(done.stdout)["error"]["exit_code"] == 2
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "text", ['{"format": 3, "ru', '{"format": 3, "run_id": "x"}', "[1]", '{"a": 1e999}', "{" * 9999]
+)
+def test_a_damaged_run_json_is_named_and_the_run_can_be_deleted(cli: Cli, tmp_path: Path, text: str) -> None:
+    run = a_run(tmp_path / "torn")
+    (run / "run.json").write_text(text)
+    done = cli("train", "--run-dir", run, "--resume", "--json")
+    assert done.returncode == 6, done.stderr
+    assert "run.json" in done.stderr
+    assert "delete the run with --clean" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -112,8 +123,8 @@ def test_recipes_that_are_no_recipes(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bomb.yaml").write_text(
         "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"b{i}: &b{i} [*a,*a]\n" for i in range(9))
     )
-    (tmp_path / "large.yaml").write_text("#" * 1_000_001)
-    for name, words in (("binary", "cannot be read"), ("bomb", "aliases"), ("large", "over 1,000,000 bytes")):
+    (tmp_path / "large.yaml").write_text("#" * 250_001)
+    for name, words in (("binary", "cannot be read"), ("bomb", "aliases"), ("large", "over 250,000 bytes")):
         done = cli("train", tmp_path / f"{name}.yaml")
         assert done.returncode == 2
         assert words in done.stderr

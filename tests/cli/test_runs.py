@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from conftest import PATIENCE, Cli
-from made_runs import made_run
+from made_runs import add_model, edit_recipe, made_run
 from mutualrl.reporting.card import write_cards
 from mutualrl.storage.rundir import RunDirectory, hold
 
@@ -119,7 +119,7 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
     assert len(result["unreadable"]) == 1
     shown = cli_here("runs", "ls", "runs")
     assert "0.30 -> 0.50" in shown.stdout
-    assert "run.json cannot be read" in shown.stderr
+    assert "run.json: not JSON" in shown.stderr
     done = cli_here("runs", "ls", "nowhere")
     assert (done.returncode, "no directory nowhere" in done.stderr) == (2, True)
 
@@ -136,7 +136,10 @@ def test_watching_ends_with_the_run(cli_here: Cli, tmp_path: Path) -> None:
     assert cli_here("runs", "watch", tmp_path).returncode == 2
     (run / "summary.json").write_text("{}")
     done = cli_here("runs", "watch", run)
-    assert (done.returncode, "its summary.json cannot be read" in done.stderr) == (1, True)
+    assert (done.returncode, "summary.json is left out: its bytes do not match its checksum" in done.stderr) == (
+        1,
+        True,
+    )
 
 
 def test_a_report_that_cannot_be_written_takes_nothing_from_the_run(
@@ -184,12 +187,8 @@ def test_a_live_run_is_followed_until_its_lock_is_free(tmp_path: Path) -> None:
 def test_a_card_tells_what_made_the_model_and_nothing_else(tmp_path: Path) -> None:
     hostile = "`x`\n---\n# Not a head | <script>"
     run = made_run(tmp_path / "r", "sgt", pool=hostile, command=["mutualrl", "train", hostile])
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
-    recipe["policies"][0]["model"] = "Qwen/Qwen3-0.6B-Base"
-    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    model = run / "policies" / "ada" / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
+    edit_recipe(run, lambda recipe: recipe["policies"][0].update(model="Qwen/Qwen3-0.6B-Base"))
+    model = add_model(run, "ada")
     assert write_cards(run) == [model / "README.md"]  # bob has no model
     card = (model / "README.md").read_text()
     head = yaml.safe_load(card.split("---\n")[1])
@@ -220,8 +219,7 @@ def test_the_hub_is_asked_for_before_hours_of_work(cli_here: Cli, monkeypatch: p
 def test_models_go_to_the_hub_with_their_cards(cli_here: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(tmp_path / "my run", "sgt")
     for name in ("ada", "bob"):
-        (run / "policies" / name / "model").mkdir()
-        (run / "policies" / name / "model" / "config.json").write_text("{}")
+        add_model(run, name)
     requested: list[tuple[Any, ...]] = []
 
     class Hub:
@@ -253,3 +251,8 @@ def test_models_go_to_the_hub_with_their_cards(cli_here: Cli, tmp_path: Path, mo
             validate_repo_id(f"someone/{name}")
     empty = made_run(tmp_path / "empty")
     assert cli_here("runs", "push", empty, "someone").returncode == 2
+    requested.clear()
+    (run / "policies" / "bob" / "model" / "config.json").write_text("{ }")
+    done = cli_here("runs", "push", run, "someone")
+    assert (done.returncode, "model/config.json: 3 bytes, its marker says 2" in done.stderr) == (6, True)
+    assert requested == []  # ada's neither

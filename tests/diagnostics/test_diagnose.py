@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import PATIENCE, Cli
+from made_runs import set_recipe
 
 COMMANDS = ("complementarity", "xgrpo-check", "sgt-check", "channels", "cost")
 FILES_ONLY = ("complementarity", "xgrpo-check", "sgt-check", "cost")
@@ -383,8 +384,7 @@ def test_a_run_from_elsewhere_is_compared_without_the_models_that_it_began_with(
     cli_here: Cli, recorded: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(recorded, tmp_path / "copy")
-    recipe = (copy / "recipe.yaml").read_text()
-    (copy / "recipe.yaml").write_text(recipe.replace("tiny:ada", "/somewhere/else/ada"))
+    set_recipe(copy, (copy / "recipe.yaml").read_text().replace("tiny:ada", "/somewhere/else/ada"))
     shutil.rmtree(copy / "policies" / "ada" / "model")
     assert found(cli_here, "complementarity", "--run", copy)["prompts"] > 10
     done = cli_here("channels", "--run", copy)

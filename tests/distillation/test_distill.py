@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conftest import Cli
-from made_runs import made_run, publish
+from made_runs import add_model, made_run, publish
 from mutualrl.distillation.distill import bars
 from mutualrl.distillation.settings import settings_of
 from mutualrl.distillation.successes import (
@@ -23,6 +23,7 @@ from mutualrl.distillation.successes import (
 from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange
+from mutualrl.storage.files import read_checksummed
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -195,9 +196,8 @@ def test_runs_that_cannot_be_distilled_are_refused(cli_here: Cli, tmp_path: Path
 
     def trained(name: str, **options: Any) -> Path:
         run = made_run(tmp_path / name, **options)
-        for model in (run / "policies").iterdir():
-            (model / "model").mkdir()
-            (model / "model" / "config.json").write_text("{}")
+        for policy in (run / "policies").iterdir():
+            add_model(run, policy.name)
         return run
 
     shared = trained("shared", regime="sgt")
@@ -235,7 +235,7 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
     done = cli_here(*arguments, "trained", "--out", "d", "--beside", "g")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert json.loads((tmp_path / "d" / "distill.json").read_text()) == result
+    assert read_checksummed(tmp_path / "d" / "distill.json") == result
     for name, peer in (("ada", "bob"), ("bob", "ada")):
         details = result["learners"][name]
         assert details["peers"] == [peer]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mutualrl.engines import Sampling
+from mutualrl.engines.model_files import require_sound
 from mutualrl.engines.scoring import completion_logprobs, context_length
-from mutualrl.engines.transformers_engine import TransformersEngine
+from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
 from mutualrl.errors import ModelError
 from mutualrl.tasks.prompting import prompt_ids
 
@@ -54,10 +57,67 @@ def test_a_context_of_one(model: Path) -> None:
         context_length(engine.model)
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}", "did not end within 10 s"),
+        ("{{ 'x' * 3000000000 }}", "needed over 2,147,483,648 bytes"),
+        ("{{ 'x' * 20000000 }}", "made 20,000,000 characters"),
+        ("{% for i in range(1000000000) %}{% endfor %}", "failed: OverflowError"),
+        ("{{ messages[7].content }}", "failed: UndefinedError"),
+        ("{{ messages", "failed: TemplateSyntaxError"),
+    ],
+)
+def test_a_chat_template_that_loops_or_allocates_is_named(model: Path, template: str, words: str) -> None:
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match="the chat template of .* " + words):
+        prompt_ids(["2+2:"], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value", "words"),
+    [
+        ("config.json", "eos_token_id", "</s>", "eos_token_id: found '</s>', expected a token id below"),
+        ("config.json", "eos_token_id", [2, 10**9], "eos_token_id: found .2, 1000000000., expected a token id below"),
+        ("config.json", "eos_token_id", -5, "eos_token_id: found -5"),
+        ("config.json", "pad_token_id", 2.5, "pad_token_id: found 2.5"),
+        ("generation_config.json", "eos_token_id", {"a": 1}, "generation_config.json: eos_token_id: found"),
+        ("generation_config.json", "bos_token_id", True, "bos_token_id: found True"),
+    ],
+)
+def test_an_odd_token_id_is_named_before_the_model_is_loaded(
+    model: Path, file: str, key: str, value: object, words: str
+) -> None:
+    path = model / file
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**config, key: value}))
+    with pytest.raises(ModelError, match=words):
+        require_sound(model)
+
+
+def test_a_pipe_in_a_model_directory_is_named_and_not_waited_for(model: Path) -> None:
+    os.mkfifo(model / "tokenizer_extra.json")
+    with pytest.raises(ModelError, match=r"tokenizer_extra\.json: not a regular file"):
+        load_tokenizer(str(model))
+    with pytest.raises(ModelError, match=r"tokenizer_extra\.json: not a regular file"):
+        require_sound(model)
+
+
+def test_weights_that_are_not_finite_are_named(model: Path) -> None:
+    (file,) = model.glob("*.safetensors")
+    tensors = load_file(file)
+    name = sorted(tensors)[0]
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"weight '{name}' is not finite"):
+        require_sound(model)
+
+
 def test_a_chat_template_that_fails(model: Path) -> None:
     engine = TransformersEngine.load(str(model))
     engine.tokenizer.chat_template = "{{ raise_exception('no user turns') }}"
-    with pytest.raises(ModelError, match=r"the chat template of .* failed on a prompt: no user turns"):
+    with pytest.raises(ModelError, match=r"the chat template of .* failed: TemplateError: no user turns"):
         prompt_ids(["2+2:"], engine.tokenizer)
     with pytest.raises(ModelError):
         engine.generate(["2+2:"], Sampling(max_new_tokens=2))

@@ -250,19 +250,16 @@ def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
 
 
 def test_a_suite_has_one_limit_of_new_tokens_whatever_the_models_come_from(tmp_path: Path) -> None:
-    from made_runs import made_run
+    from made_runs import add_model, edit_recipe, made_run
     from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
 
     data = tmp_path / "math.jsonl"
     rows = [{"problem": f"{n} + 1?", "answer": str(n + 1), "subject": "Algebra", "level": 1} for n in range(4)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = made_run(tmp_path / "r")
-    recipe = json.loads((run / "recipe.yaml").read_text().removeprefix("# made\n"))
-    recipe["trainer"]["max_completion_length"] = 20
-    (run / "recipe.yaml").write_text(json.dumps(recipe))
+    edit_recipe(run, lambda recipe: recipe["trainer"].update(max_completion_length=20))
     for name in ("ada", "bob"):
-        (run / "policies" / name / "model").mkdir()
-        (run / "policies" / name / "model" / "config.json").write_text("{}")
+        add_model(run, name)
     for flags in ({"run": run}, {"pool": "tiny"}, {"models": ("tiny:ada",)}):
         (task,) = EvalRequest.of(EvalFlags(suite="math", data=data, **flags)).tasks  # type: ignore[arg-type]
         assert task.max_new_tokens == 3072

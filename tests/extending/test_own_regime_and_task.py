@@ -77,14 +77,14 @@ def test_an_own_regime_and_task_killed_and_resumed_are_the_unbroken_run(tmp_path
 
 
 def test_a_report_runs_no_code_that_a_run_names(tmp_path: Path, cli_here: Cli) -> None:
-    from made_runs import made_run
+    from made_runs import made_run, set_recipe
 
     run = made_run(tmp_path / "r", "sgt")
     trap = tmp_path / "trap.py"
     trap.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
     recipe = (run / "recipe.yaml").read_text()
     assert '"name": "sgt"' in recipe
-    (run / "recipe.yaml").write_text(recipe.replace('"name": "sgt"', f'"name": "{trap}:SPEC"'))
+    set_recipe(run, recipe.replace('"name": "sgt"', f'"name": "{trap}:SPEC"'))
     for command in (("report", run, "--out", tmp_path / "page"), ("exchange", "ls", run), ("runs", "ls", tmp_path)):
         cli_here(*command)
     assert not (tmp_path / "sprung").exists()

@@ -60,7 +60,7 @@ def begun(root: Path, nodes: int = 2) -> RunDirectory:
 
     resolved = resolve(Request(pool="tiny", regime="grpo", run_dir=root))
     with ExitStack() as held:
-        return start_run(resolved, place(resolved, Machine((), 2), nodes), {"seed": 0}, Launch(nodes=nodes), held)
+        return start_run(resolved, place(resolved, Machine((), 2), nodes), {"seed": 0}, {}, Launch(nodes=nodes), held)
 
 
 def met(root: Path, clock: Clock, *assignments: str) -> tuple[Node, RunDirectory, Recipe, StatusWriter]:

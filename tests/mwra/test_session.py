@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mutualrl.errors import UsageError
+from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
 from mutualrl.mwra.session import (
@@ -24,11 +24,13 @@ from mutualrl.mwra.session import (
     same_plan,
     start_run,
 )
-from mutualrl.recipes import Recipe, Request, load, resolve
+from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.see import MissingPeers, open_store
+from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.storage.rundir import RunDirectory
 
 TWO = Machine((), 2)
+MODELS = {"ada": "sha256:a", "bob": "sha256:b"}
 
 
 def recipe(*assignments: str, **request: Any) -> Recipe:
@@ -100,7 +102,7 @@ def begun(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
     resolved = recipe(*assignments, run_dir=root)
     placement = place(resolved, TWO)
     with ExitStack() as held:
-        run = start_run(resolved, placement, {"prompts": "x", "seed": 0}, Launch(), held)
+        run = start_run(resolved, placement, {"prompts": "x", "seed": 0}, MODELS, Launch(), held)
     return run, resolved
 
 
@@ -109,7 +111,7 @@ def test_a_begun_run_says_who_runs_where_and_keeps_its_recipe_without_the_direct
     info = run.info()
     assert (info.regime, info.pool, info.seed, info.nodes) == ("sgt", "tiny", 0, 1)
     assert {name: a.processes for name, a in info.placement.items()} == {"ada": 1, "bob": 1}
-    stored = load(run.recipe)
+    stored = load_run(run)
     assert stored.run.dir is None
     assert changed_keys(resolved, stored) == {}
     assert run.recipe.read_text().startswith("# [")  # the command that began it
@@ -123,25 +125,28 @@ def test_the_file_of_a_run_keeps_the_key_that_counts_policies_on_a_gpu(tmp_path:
     assert written["tenants"] == 1
     assert "policies_per_gpu" not in written
     written_by_an_older_version = {**written, "tenants": 3}
-    run_json = json.loads(run.run_json.read_text())
+    run_json = read_checksummed(run.run_json)
+    assert run_json is not None
     run_json["placement"]["ada"] = written_by_an_older_version
-    run.run_json.write_text(json.dumps(run_json))
+    write_checksummed(run.run_json, run_json)
     assert run.info().placement["ada"].policies_per_gpu == 3
 
 
 def test_other_devices_are_reported_and_other_processes_refused(tmp_path: Path) -> None:
     run, resolved = begun(tmp_path / "r")
     plan = {"prompts": "x", "seed": 0}
-    assert same_plan(run.info(), place(resolved, TWO), plan) == []
-    notes = same_plan(run.info(), place(resolved, Machine((), 8)), plan)
+    assert same_plan(run.info(), place(resolved, TWO), plan, MODELS) == []
+    notes = same_plan(run.info(), place(resolved, Machine((), 8)), plan, MODELS)
     assert notes == [
         f"policy {name} runs on threads 4 (before: 1); sums may differ in the last digits" for name in ("ada", "bob")
     ]
     two_processes = recipe("launch.processes=2", "trainer.per_device_train_batch_size=16")
     with pytest.raises(UsageError, match=r"policy 'ada' ran with processes 1, here it would be 2.*launch.processes=N"):
-        same_plan(run.info(), place(two_processes, TWO), plan)
-    with pytest.raises(UsageError, match=r"--resume: .*seed: 1, the run has 0.*the data must be what it was"):
-        same_plan(run.info(), place(resolved, TWO), {**plan, "seed": 1})
+        same_plan(run.info(), place(two_processes, TWO), plan, MODELS)
+    with pytest.raises(UsageError, match=r"--resume: .*seed: 1, the run has 0.*must be what they were"):
+        same_plan(run.info(), place(resolved, TWO), {**plan, "seed": 1}, MODELS)
+    with pytest.raises(UsageError, match=r"--resume: policy 'bob': the files of its base model have changed"):
+        same_plan(run.info(), place(resolved, TWO), plan, {**MODELS, "bob": "sha256:other"})
 
 
 def test_sessions_are_numbered_and_written_down(tmp_path: Path) -> None:
@@ -157,22 +162,25 @@ def test_a_resumed_run_waits_for_all_peers_again_and_forgets_the_request_to_stop
     missing.mark_missing("bob", 0)
     run.stop_file.parent.mkdir(parents=True, exist_ok=True)
     run.stop_file.write_text("{}")
-    run.summary.write_text('{"lost": ["bob"]}')
+    write_checksummed(run.summary, {"lost": ["bob"]})
     changed = recipe("run.max_restarts=7", run_dir=run.root)
-    resume_run(run, changed, place(resolved, TWO), Launch())
+    resume_run(run, changed, place(resolved, TWO), MODELS, Launch())
     assert MissingPeers(open_store(run.exchange), "ada").current() == {}
     assert not run.stop_file.exists()
     assert not run.summary.exists()
-    assert load(run.recipe).run.max_restarts == 7
+    assert load_run(run).run.max_restarts == 7
 
 
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (lambda run: run.recipe.unlink(), "cannot be resumed .recipe.yaml is missing"),
-        (lambda run: run.summary.write_text("{}"), "nothing to resume, the run .* is finished"),
+        (lambda run: write_checksummed(run.summary, {}), "nothing to resume, the run .* is finished"),
         (lambda run: run.run_json.write_text('{"format": 1, "run_id": "1"}'), "an older mutualrl wrote it"),
-        (lambda run: run.run_json.write_text('{"format": 2, "run_id": "1"}'), "lacks fingerprint, placement, versions"),
+        (lambda run: run.run_json.write_text('{"format": 2, "run_id": "1"}'), "an older mutualrl wrote it"),
+        (
+            lambda run: write_checksummed(run.run_json, {"format": 3, "run_id": "1"}),
+            "lacks fingerprint, placement, versions, recipe",
+        ),
     ],
 )
 def test_what_cannot_be_resumed_says_why_and_what_to_type(tmp_path: Path, harm: Any, words: str) -> None:
@@ -182,6 +190,43 @@ def test_what_cannot_be_resumed_says_why_and_what_to_type(tmp_path: Path, harm: 
     with pytest.raises(UsageError, match=words) as caught:
         resumable(run.root)
     assert any(flag in str(caught.value) for flag in ("--clean", "--run-dir"))
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda run: run.summary.write_text("{}"), "summary.json: its bytes do not match its checksum"),
+        (lambda run: edit(run.run_json, '"seed": 0', '"seed": 1'), "run.json: its bytes do not match its checksum"),
+        (lambda run: edit(run.recipe, "weight: 0.1", "weight: 0.3"), r"regime.weight: 0.3, the run has 0.1\)"),
+        (lambda run: run.recipe.write_bytes(run.recipe.read_bytes()[:90]), "recipe.yaml: changed since the run wrote"),
+    ],
+)
+def test_a_changed_file_of_a_run_is_named_on_resume(tmp_path: Path, harm: Any, words: str) -> None:
+    run, _ = begun(tmp_path / "r")
+    harm(run)
+    with pytest.raises(FileDamagedError, match=words):
+        resumable(run.root)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_kill_between_the_two_files_of_a_session_is_mended(tmp_path: Path) -> None:
+    """run.json is written first, recipe.yaml after it: the one before the session, or none at all, is no edit."""
+    run, resolved = begun(tmp_path / "r")
+    before = run.recipe.read_bytes()
+    changed = recipe("run.max_restarts=7", run_dir=run.root)
+    resume_run(run, changed, place(resolved, TWO), MODELS, Launch())
+    after = run.recipe.read_bytes()
+    assert after != before
+    run.recipe.write_bytes(before)
+    assert load_run(resumable(run.root)).run.max_restarts == 7
+    run.recipe.unlink()
+    resume_run(resumable(run.root), changed, place(resolved, TWO), MODELS, Launch())
+    assert run.recipe.read_bytes() == after
 
 
 def test_a_link_and_nothing_at_all_cannot_be_resumed(tmp_path: Path) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.recipes import Recipe, Request, resolve
-from mutualrl.recipes.agreement import compare, fingerprint, load_recipe_prompts, require_enough, solutions
+from mutualrl.recipes.agreement import (
+    compare,
+    compare_models,
+    fingerprint,
+    load_recipe_prompts,
+    require_enough,
+    solutions,
+)
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.records import Prompt
 
@@ -25,13 +33,21 @@ def prompts(n: int, answer: str = "7", solution: str | None = r"so \boxed{7}") -
 
 
 def test_a_fingerprint_follows_the_prompts_their_order_and_the_seed() -> None:
-    base = fingerprint(recipe(), PLAN, prompts(5))
-    assert base == fingerprint(recipe(), PLAN, prompts(5))
+    base = fingerprint(recipe(), PLAN, prompts(5), prompts(2))
+    assert base == fingerprint(recipe(), PLAN, prompts(5), prompts(2))
     assert base["prompts"] == 5
     assert base["prompts_per_round"] == 4
-    other_order = fingerprint(recipe(), PLAN, prompts(5)[::-1])
+    other_order = fingerprint(recipe(), PLAN, prompts(5)[::-1], prompts(2))
     assert {key for key in base if base[key] != other_order[key]} == {"data_sha256"}
-    other_seed = fingerprint(recipe("run.seed=1"), PLAN, prompts(5))
+    other_answers = fingerprint(recipe(), PLAN, prompts(5, answer="0"), prompts(2))  # the ids are the same
+    assert {key for key in base if base[key] != other_answers[key]} == {"data_sha256"}
+    other_solutions = fingerprint(recipe(), PLAN, prompts(5, solution="no"), prompts(2))
+    assert {key for key in base if base[key] != other_solutions[key]} == {"data_sha256"}
+    columns = [replace(prompt, columns={"level": 3}) for prompt in prompts(5)]
+    assert fingerprint(recipe(), PLAN, columns, prompts(2))["data_sha256"] != base["data_sha256"]
+    other_validation = fingerprint(recipe(), PLAN, prompts(5), prompts(2, answer="0"))
+    assert {key for key in base if base[key] != other_validation[key]} == {"validation_sha256"}
+    other_seed = fingerprint(recipe("run.seed=1"), PLAN, prompts(5), prompts(2))
     assert {key for key in base if base[key] != other_seed[key]} == {"seed"}
 
 
@@ -40,14 +56,30 @@ def test_code_of_ones_own_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     source = (Path(__file__).parents[2] / "examples" / "own_regime.py").read_text()
     file.write_text(source)
     own = resolve(Request(pool="tiny", regime=f"{file}:SPEC"))
-    before = fingerprint(own, PLAN, prompts(5))
+    before = fingerprint(own, PLAN, prompts(5), prompts(2))
     file.write_text(source + "# changed\n")
-    after = fingerprint(own, PLAN, prompts(5))
+    after = fingerprint(own, PLAN, prompts(5), prompts(2))
     assert {key for key in before if before[key] != after[key]} == {"regime_sha256"}
 
 
+def test_the_source_of_a_reward_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    file = tmp_path / "judge.py"
+    file.write_text("def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
+    own = recipe(f"task.reward={file}:score")
+    before = fingerprint(own, PLAN, prompts(5), prompts(2))
+    file.write_text(file.read_text().replace("1.0", "0.0"))
+    after = fingerprint(own, PLAN, prompts(5), prompts(2))
+    assert {key for key in before if before[key] != after[key]} == {f"reward {file}:score"}
+
+
+def test_another_base_model_is_named_and_one_that_is_not_known_is_not_compared() -> None:
+    compare_models({"ada": "sha256:aa", "bob": ""}, {"ada": "sha256:aa", "bob": "commit:1"})
+    with pytest.raises(PlanMismatchError, match="policy 'bob': the files of its base model have changed"):
+        compare_models({"ada": "sha256:aa", "bob": "commit:2"}, {"ada": "sha256:aa", "bob": "commit:1"})
+
+
 def test_every_difference_is_named_with_both_values_and_rollouts_may_differ() -> None:
-    base = fingerprint(recipe(), PLAN, prompts(5))
+    base = fingerprint(recipe(), PLAN, prompts(5), prompts(2))
     compare("bob", {**base, "rollouts_per_prompt": 99}, base)
     with pytest.raises(PlanMismatchError) as caught:
         compare("bob", {**base, "seed": 3, "prompts": 4}, base)

@@ -124,7 +124,7 @@ def test_what_is_dumped_is_read_back(value: dict[str, object]) -> None:
 def test_a_recipe_is_a_page(tmp_path: Path) -> None:
     file = tmp_path / "big.yaml"
     file.write_text("a: " + "x" * yaml_file.MAX_BYTES)
-    with pytest.raises(RecipeError, match="over 1,000,000 bytes"):
+    with pytest.raises(RecipeError, match="over 250,000 bytes"):
         yaml_file.read(file)
     file.write_bytes(b"a: \xff")
     with pytest.raises(RecipeError, match="cannot be read"):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange
+from mutualrl.storage.artifacts import commit_directory
+from mutualrl.storage.files import read_checksummed, write_checksummed
+from mutualrl.storage.rundir import FORMAT
 
 REGIMES = {
     "grpo": {"name": "grpo"},
@@ -40,7 +45,7 @@ def made_run(
     """Return a run with a curve that rises by `gain`, of `steps` steps."""
     root.mkdir(parents=True)
     info = {
-        "format": 2,
+        "format": FORMAT,
         "run_id": "made",
         "created": "2026-01-01T00:00:00Z",
         "command": ["mutualrl", "train"],
@@ -57,7 +62,6 @@ def made_run(
         },
         **changes,
     }
-    (root / "run.json").write_text(json.dumps(info))
     recipe = {
         "pool": "tiny",
         "policies": [{"name": name, "model": f"tiny:{name}"} for name in policies],
@@ -66,7 +70,12 @@ def made_run(
         "run": {"steps": steps, "seed": seed},
         "trainer": {"learning_rate": 0.0005},
     }
-    (root / "recipe.yaml").write_text("# made\n" + json.dumps(recipe))
+    text = "# made\n" + json.dumps(recipe)
+    (root / "recipe.yaml").write_text(text)
+    if info["format"] == FORMAT:
+        write_checksummed(root / "run.json", {**info, "recipe": text})
+    else:
+        (root / "run.json").write_text(json.dumps(info))
     for place, name in enumerate(policies):
         files = root / "policies" / name
         files.mkdir(parents=True)
@@ -92,7 +101,7 @@ def made_run(
                 row["validation"] = validation(0.3 + gain * share + 0.02 * place + 0.01 * seed)
             rows.append(row)
         (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (files / "before.json").write_text(json.dumps(validation(0.3)))
+        write_checksummed(files / "before.json", validation(0.3))
         if finished:
             result = {
                 "initial_validation": validation(0.3),
@@ -105,7 +114,7 @@ def made_run(
                 "lost_peers": {},
                 "attempts": 1,
             }
-            (files / "result.json").write_text(json.dumps(result))
+            write_checksummed(files / "result.json", result)
     if finished:
         results = {n: json.loads((root / "policies" / n / "result.json").read_text()) for n in policies}
         summary = {
@@ -118,8 +127,35 @@ def made_run(
             "policies": results,
             "lost": [],
         }
-        (root / "summary.json").write_text(json.dumps(summary))
+        write_checksummed(root / "summary.json", summary)
     return root
+
+
+def set_recipe(run: Path, text: str) -> None:
+    """Put another recipe in place of a run's, in both of the files that hold it."""
+    info = read_checksummed(run / "run.json")
+    assert info is not None
+    write_checksummed(run / "run.json", {**info, "recipe": text})
+    (run / "recipe.yaml").write_text(text)
+
+
+def edit_recipe(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a run's recipe."""
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    change(recipe)
+    set_recipe(run, json.dumps(recipe))
+
+
+def add_model(run: Path, policy: str, **files: str) -> Path:
+    """Give a policy of a run a trained model, of a configuration alone; returns its directory."""
+    root = run / "policies" / policy
+    staging = root / ".model.partial"
+    staging.mkdir(parents=True)
+    for name, text in {"config.json": "{}", **files}.items():
+        (staging / name).write_text(text)
+    run_id = json.loads((run / "run.json").read_text())["run_id"]
+    commit_directory(staging, root / "model", {"run_id": run_id, "policy": policy, "step": 20})
+    return root / "model"
 
 
 def rescue(step: int, prompt_id: str = "p", **changes: Any) -> dict[str, Any]:

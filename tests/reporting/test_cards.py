@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from made_runs import made_run
+from made_runs import add_model, edit_recipe, made_run
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Request, resolve
 from mutualrl.reporting.card import public, write_cards
@@ -18,17 +18,15 @@ HOME = "/home/somebody/secret-project"
 def test_a_card_has_the_last_part_of_every_path_and_no_more(tmp_path: Path) -> None:
     command = ["mutualrl", "train", "--data", f"{HOME}/rows.jsonl", "--set", "task.reward=~/own/judge.py:score"]
     run = made_run(tmp_path / "r", "sgt", command=command)
-    recipe = json.loads((run / "recipe.yaml").read_text().removeprefix("# made\n"))
-    recipe["policies"] = [
-        {"name": "ada", "model": f"{HOME}/models/ada"},
-        {"name": "bob", "model": f"{HOME}/models/bob"},
-    ]
-    recipe["task"] |= {"data": f"{HOME}/rows.jsonl", "validation_data": "hub:owner/name"}
-    recipe["regime"] |= {"file": f"{HOME}/rule.py:SPEC"}
-    (run / "recipe.yaml").write_text(json.dumps(recipe))
+
+    def change(recipe: dict[str, Any]) -> None:
+        recipe["policies"] = [{"name": name, "model": f"{HOME}/models/{name}"} for name in ("ada", "bob")]
+        recipe["task"] |= {"data": f"{HOME}/rows.jsonl", "validation_data": "hub:owner/name"}
+        recipe["regime"] |= {"file": f"{HOME}/rule.py:SPEC"}
+
+    edit_recipe(run, change)
     for name in ("ada", "bob"):
-        (run / "policies" / name / "model").mkdir()
-        (run / "policies" / name / "model" / "config.json").write_text("{}")
+        add_model(run, name)
     cards = [path.read_text() for path in write_cards(run)]
     assert len(cards) == 2
     for text in cards:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from conftest import Cli
-from made_runs import made_run, publish, rescue, with_rescues
+from made_runs import edit_recipe, made_run, publish, rescue, set_recipe, with_rescues
 from mutualrl.recipes import Request, resolve
 from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.multi_run import across, figures
 from mutualrl.reporting.report import read_runs
+from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory, hold
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>\u202e\x1b[31m</script>"
@@ -291,7 +292,7 @@ def test_evaluations_of_the_runs_are_the_bars_by_task(cli_here: Cli, tmp_path: P
         }
         value = {"suite": "paper", "samples": 1, "temperature": 0.0, "seed": 0, "tasks": tasks, "models": models}
         (runs[-1] / "evaluations").mkdir()
-        (runs[-1] / "evaluations" / "paper.json").write_text(json.dumps(value))
+        write_checksummed(runs[-1] / "evaluations" / "paper.json", value)
     (runs[0] / "evaluations" / "torn.json").write_text('{"suite": ')
     _, data, summary = reported(cli_here, *runs, "--out", "page")
     (figure,) = [figure for figure in data["figures"] if figure["paper"].startswith("Outcome-level transfer extends")]
@@ -299,10 +300,10 @@ def test_evaluations_of_the_runs_are_the_bars_by_task(cli_here: Cli, tmp_path: P
     assert bars["ada: accuracy by task", "grpo"]["categories"] == ["math", "arc"]
     assert bars["ada: accuracy by task", "grpo"]["values"] == [0.25, 0.5]
     assert bars["bob: accuracy by task", "sgt"]["values"] == [0.5, 0.5]
-    assert any("evaluations/torn.json cannot be read" in note for note in summary["notes"])
+    assert any("evaluations/torn.json is left out: not JSON" in note for note in summary["notes"])
     changed = json.loads((runs[1] / "evaluations" / "paper.json").read_text())
     changed["tasks"]["math"]["max_new_tokens"] = 1024  # another limit: not compared
-    (runs[1] / "evaluations" / "paper.json").write_text(json.dumps(changed))
+    write_checksummed(runs[1] / "evaluations" / "paper.json", changed)
     _, data, _ = reported(cli_here, *runs, "--out", "page2")
     assert [len(f["panels"][0]["bars"]) for f in data["figures"] if "-tasks" in f["name"]] == [1, 1]
 
@@ -317,8 +318,8 @@ def test_a_distillation_has_its_bars(cli_here: Cli, tmp_path: Path) -> None:
     assert summaries == {"sequential distillation": [-20.0], "sgt": [25.0]}
     (tmp_path / "d" / "distill.json").write_text("{")
     done = cli_here("report", tmp_path / "d", "--out", "page")
-    assert done.returncode == 2
-    assert "cannot be read" in done.stderr
+    assert done.returncode == 6
+    assert "distill.json: not JSON" in done.stderr
 
 
 def test_torn_and_damaged_lines_are_said_and_the_rest_is_shown(cli_here: Cli, tmp_path: Path) -> None:
@@ -352,13 +353,16 @@ def test_runs_of_another_version_without_records_or_of_nothing(cli_here: Cli, tm
     assert any("'ada' has no step" in note for note in summary["notes"])
     (empty / "recipe.yaml").write_text("{")
     _, _, summary = reported(cli_here, empty)
+    assert any("recipe.yaml is missing, or was changed" in note for note in summary["notes"])
+    set_recipe(empty, "{")
+    _, _, summary = reported(cli_here, empty)
     assert any("recipe.yaml is missing" in note for note in summary["notes"])
     assert any("no policies" in note for note in summary["notes"])
     for path, words in ((tmp_path, "it has no run.json"), (tmp_path / "none", "it has no run.json")):
         done = cli_here("report", path, "--out", "page")
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     (empty / "run.json").write_text("{")
-    assert "run.json cannot be read" in cli_here("report", empty).stderr
+    assert "run.json: not JSON" in cli_here("report", empty).stderr
     done = cli_here("report", tmp_path / "newer", tmp_path / "." / "newer", "--out", "page")
     assert (done.returncode, "named twice" in done.stderr) == (2, True)
     (tmp_path / "file").touch()
@@ -449,7 +453,7 @@ def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(c
     whole, lost = (made_run(tmp_path / f"r{n}", seed=n) for n in range(2))
     summary = json.loads((lost / "summary.json").read_text())
     summary["policies"].pop("bob")
-    (lost / "summary.json").write_text(json.dumps({**summary, "lost": ["bob"]}))
+    write_checksummed(lost / "summary.json", {**summary, "lost": ["bob"]})
     (lost / "policies" / "bob" / "result.json").unlink()
     metrics = lost / "policies" / "bob" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:6]))
@@ -502,9 +506,8 @@ def test_every_arm_is_drawn_and_a_policy_s_own_settings_are_an_arm(tmp_path: Pat
     (result,) = comparisons(read_runs(runs))
     drawn = {line.label for figure in figures(result, "c") for panel in figure.panels for line in panel.lines}
     assert drawn == set(result.arms)
-    recipe = json.loads((runs[1] / "recipe.yaml").read_text().split("\n", 1)[1])
-    recipe["policies"][1]["regime"] = {"weight": 0.9, "success_above": 0.5}
-    (runs[1] / "recipe.yaml").write_text(json.dumps(recipe))
+    own = {"weight": 0.9, "success_above": 0.5}
+    edit_recipe(runs[1], lambda recipe: recipe["policies"][1].update(regime=own))
     (run,) = read_runs(runs[1:2])
     assert run.arm == "sgt (bob: success_above=0.5, bob: weight=0.9)"
     assert (run.success_above("ada"), run.success_above("bob")) == (0.8, 0.5)
@@ -521,7 +524,7 @@ def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
     def variant(name: str, recipe: str | None = None, **changes: Any) -> Path:
         run = made_run(tmp_path / "runs" / name, "sgt", steps=60, **changes)
         if recipe is not None:
-            (run / "recipe.yaml").write_text(recipe)
+            set_recipe(run, recipe)
         return run
 
     def metric(run: Path, number: int, **changes: Any) -> Path:
@@ -534,7 +537,7 @@ def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
     huge = metric(variant("huge"), 3, reward=10**400, entropy=1.7e308, kl=float("nan"))
     runs = [
         metric(huge, 4, validation={"accuracy": 0.4, "by_group": {"+": float("nan"), "*": 0.3, "": 0.1}}),
-        variant("surrogate", pool="a\ud800b"),
+        variant("surrogate", pool="a\ud800b", format=2),
         variant("date", recipe="regime: {name: sgt}\nrun: {note: 2026-99-99}\n"),
         variant("deep", recipe="[" * 3000),
         variant("five", recipe="policies: 5\n"),

@@ -14,7 +14,8 @@ from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.see.inspection import decode
-from mutualrl.storage.checkpoints import MARKER, CheckpointMarker, Checkpoints, file_sum, oldest_cursor, relative_files
+from mutualrl.storage.artifacts import MARKER, file_sum, relative_files
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
 from mutualrl.storage.files import read_checksummed, write_checksummed
 
 N = 1000

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table
+from mutualrl.cli.output import emit, reports_errors, screen, show_table, show_verification
 
 if TYPE_CHECKING:
     from mutualrl.see.inspection import PolicyInspection
@@ -24,7 +24,7 @@ RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_d
 @reports_errors
 def ls(run: RunArgument, as_json: JsonFlag = False) -> None:
     """Rounds, records and bytes of every policy, and gaps between rounds. Looks at the commit markers alone."""
-    inspections = _surveys(_open(run), verify=False)
+    inspections = _surveys(_open(run))
     if as_json:
         emit({"policies": [s.to_json() for s in inspections]})
         return
@@ -34,25 +34,18 @@ def ls(run: RunArgument, as_json: JsonFlag = False) -> None:
 @exchange.command("verify")
 @reports_errors
 def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
-    """Compare every byte with its commit marker, and decode it. Exits 6 when a shard or a marker is damaged."""
-    from mutualrl.errors import ExchangeDamagedError
+    """Compare every byte of rounds and checkpoints with its marker, and decode it. Exits 6 when one is damaged.
 
-    directory = _open(run)
-    inspections = _surveys(directory, verify=True)
-    damaged = [line for s in inspections for line in s.damaged]
-    damaged += [f"policy {s.policy}: round {gap} is missing between others" for s in inspections for gap in s.gaps]
-    damaged += _missing_rounds(directory, inspections)
-    damaged += _damaged_checkpoints(directory)
-    if as_json:
-        emit({"whole": not damaged, "damaged": damaged, "policies": [s.to_json() for s in inspections]})
-    else:
-        _show(inspections)
-    if damaged:
-        for line in damaged:
-            prose().print(f"damaged: {line}", markup=False, highlight=False, soft_wrap=True)
-        if as_json:
-            raise typer.Exit(ExchangeDamagedError.exit_code)
-        raise ExchangeDamagedError(f"{len(damaged)} of what the run keeps is damaged; readers refuse it")
+    `mutualrl runs verify` looks at every file of a run.
+    """
+    from mutualrl.reporting.verify_run import Verification, verify_checkpoints, verify_exchange
+
+    directory, result = _open(run), Verification()
+    verify_exchange(directory, result)
+    verify_checkpoints(directory, result)
+    if not as_json:
+        _show(result.exchange)
+    show_verification(result, as_json=as_json)
 
 
 @exchange.command("export")
@@ -103,14 +96,14 @@ def gc(
 ) -> None:
     """Delete rounds that nobody can need any more: older than what the oldest kept checkpoint of any policy may
     read."""
-    from mutualrl.recipes import load
+    from mutualrl.recipes import load_run
     from mutualrl.see.inspection import writers
     from mutualrl.see.retention import prune_rounds
     from mutualrl.storage.checkpoints import oldest_cursor
     from mutualrl.storage.rundir import hold
 
     directory = _open(run)
-    policies = [p.name for p in load(directory.recipe).policies]
+    policies = [p.name for p in load_run(directory).policies]
     needed = oldest_cursor([directory.policy(name).root for name in policies])
     gone: dict[str, Any] = {}
     with hold(directory.lock(0), str(directory.root)):
@@ -140,49 +133,11 @@ def _open(path: Path) -> RunDirectory:
     return run
 
 
-def _surveys(run: RunDirectory, *, verify: bool) -> list[PolicyInspection]:
+def _surveys(run: RunDirectory) -> list[PolicyInspection]:
     from mutualrl.see.inspection import inspect_policy, writers
 
     run_id = run.info().run_id
-    return [inspect_policy(run.exchange, run_id, policy, verify=verify) for policy in writers(run.exchange)]
-
-
-def _missing_rounds(run: RunDirectory, inspections: list[PolicyInspection]) -> list[str]:
-    """Return rounds that a policy's checkpoints say it published, that some policy may still read, and that are not
-    there."""
-    from mutualrl.recipes import load
-    from mutualrl.regimes.info import RegimeInfo
-    from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
-
-    recipe = load(run.recipe)
-    if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
-        return []  # nothing is published
-    stores = {p.name: run.policy(p.name).root for p in recipe.policies}
-    needed, lines = oldest_cursor(list(stores.values())), []
-    rounds = {s.policy: set(s.rounds) for s in inspections}
-    for name, root in stores.items():
-        missing = sorted(set(range(needed, Checkpoints(root).newest_cursor())) - rounds.get(name, set()))
-        if missing:
-            span = f"{missing[0]}-{missing[-1]}" if len(missing) > 1 else str(missing[0])
-            lines.append(f"policy {name}: {len(missing)} round(s) that it had published are missing ({span})")
-    return lines
-
-
-def _damaged_checkpoints(run: RunDirectory) -> list[str]:
-    from mutualrl.errors import CheckpointDamagedError
-    from mutualrl.storage.checkpoints import Checkpoints
-
-    lines = []
-    policies = run.root / "policies"
-    for policy in sorted(policies.iterdir()) if policies.is_dir() else ():
-        store = Checkpoints(policy)
-        for step in store.steps():
-            try:
-                store.verify(step)
-            except (CheckpointDamagedError, FileNotFoundError) as error:
-                if step in store.steps():  # else a running policy has removed it meanwhile
-                    lines.append(str(error))
-    return lines
+    return [inspect_policy(run.exchange, run_id, policy, verify=False) for policy in writers(run.exchange)]
 
 
 def _show(inspections: list[PolicyInspection]) -> None:

@@ -8,15 +8,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mutualrl.console.display import clean
-from mutualrl.errors import MachineError, MutualRLError, RunInterruptedError
+from mutualrl.errors import FileDamagedError, MachineError, MutualRLError, RunInterruptedError
 from mutualrl.storage.files import is_machine_failure
+
+if TYPE_CHECKING:
+    from mutualrl.reporting.verify_run import Verification
 
 P = ParamSpec("P")
 
@@ -41,6 +44,20 @@ def show_table(table: Table) -> None:
     if not console.is_terminal:
         table.box = box.MARKDOWN
     console.print(table)
+
+
+def show_verification(result: Verification, *, as_json: bool) -> None:
+    """Print what a verification found: with `as_json` all of it, else each damage on stderr. Exits 6 where there is
+    some."""
+    if as_json:
+        emit(result.to_json())
+    for line in result.damaged:
+        prose().print(f"damaged: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
+    if result.damaged:
+        error = FileDamagedError(f"{len(result.damaged)} of what the run keeps is damaged; readers refuse it")
+        if as_json:
+            sys.exit(error.exit_code)
+        raise error
 
 
 def emit(value: Mapping[str, object]) -> None:

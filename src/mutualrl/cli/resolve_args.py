@@ -26,4 +26,4 @@ def recipe_of(request: Request, launch: Launch) -> Recipe:
     if request.run_dir is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
     path = user_path(request.run_dir)
-    return revise(resumable(path).recipe, replace(request, run_dir=path))
+    return revise(resumable(path), replace(request, run_dir=path))

@@ -10,13 +10,13 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table
+from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table, show_verification
 from mutualrl.console.display import cell, clean
 
 if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Run
 
-runs = typer.Typer(help="Runs: list them, watch one, push its models.", no_args_is_help=True)
+runs = typer.Typer(help="Runs: list them, watch one, verify its files, push its models.", no_args_is_help=True)
 RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
 WATCH_SECONDS = 0.5
 
@@ -27,7 +27,7 @@ def ls(
     directory: Annotated[Path, typer.Argument(help="Where the runs lie.")] = Path("runs"), as_json: JsonFlag = False
 ) -> None:
     """List the runs in a directory, the newest first, with what state each is in."""
-    from mutualrl.errors import UsageError
+    from mutualrl.errors import FileDamagedError, UsageError
     from mutualrl.reporting.run_reader import read_run
     from mutualrl.storage.files import user_path
 
@@ -39,7 +39,7 @@ def ls(
     for path in paths:
         try:
             readable.append(read_run(path))
-        except UsageError as error:
+        except (UsageError, FileDamagedError) as error:
             unreadable.append(str(error))
     readable.sort(key=lambda run: str(run.info.get("created", "")), reverse=True)
     if as_json:
@@ -89,6 +89,26 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
     if read.summary is None or read.state != "finished":
         raise MutualRLError(f"the run {clean(str(run))} is {read.state}: {'; '.join(read.notes)}")
     show_summary(read.summary, read.root)
+
+
+@runs.command("verify")
+@reports_errors
+def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
+    """Compare every file of a run with what was said of it when it was written. Exits 6 when one is damaged.
+
+    Recipe, results, metrics, checkpoints, the exchange, the trained models.
+    """
+    from mutualrl.reporting.verify_run import verify_run
+    from mutualrl.storage.files import user_path
+    from mutualrl.storage.rundir import RunDirectory
+
+    result = verify_run(RunDirectory(user_path(run)))
+    if not as_json:
+        table = Table("files", "checked")
+        for kind, count in result.checked.items():
+            table.add_row(cell(kind), str(count))
+        show_table(table)
+    show_verification(result, as_json=as_json)
 
 
 @runs.command("push")

@@ -14,13 +14,14 @@ from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.xgrpo_check import Scales
 from mutualrl.engines.base import check_temperature
 from mutualrl.errors import DataError, UsageError
-from mutualrl.recipes import Recipe, Request, load, resolve
+from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.resolve import GONE
 from mutualrl.records import Prompt
 from mutualrl.regimes import at_level
 from mutualrl.regimes.sgt import SGTSettings
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tasks import get_task, load_prompts
 from mutualrl.tasks.base import sample_evenly
 
@@ -213,9 +214,8 @@ def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoi
     """Return the trained models of a run where they are there, else those that it began with, if they are there."""
     ends = _pool_models(recorded.recipe, trust_remote_code)
     for name, end in list(ends.items()):
-        path = recorded.run.policy(name).model
-        if (path / "config.json").is_file():
-            ends[name] = Endpoint(end.name, str(path), True, None, end.trust_remote_code)
+        if has_trained_model(recorded.run, name):
+            ends[name] = Endpoint(end.name, str(trained_model(recorded.run, name)), True, None, end.trust_remote_code)
         elif end.path.startswith(GONE):
             del ends[name]
     return ends
@@ -225,7 +225,7 @@ def _recorded(flags: DiagnosticFlags) -> Recorded:
     assert flags.run is not None
     run = RunDirectory(user_path(flags.run))
     run.info()
-    recipe = load(run.recipe, without_models=True)
+    recipe = load_run(run, without_models=True)
     if len(recipe.policies) < 2:
         raise UsageError(f"{flags.run}: the run has one policy ({recipe.policies[0].name!r}); a pool is needed")
     return Recorded(run, recipe, None if flags.rounds is None else _rounds(flags.rounds))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError
 from mutualrl.storage.files import user_path
+from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import read_jsonl
 
 #: other names of the columns, in the order in which they are looked for
@@ -212,10 +212,7 @@ def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _parquet(path: Path) -> pa.Table:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not readable as Parquet ({error})") from None
+    table = read_table(path)
     if not len(table):
         raise DataError(f"{path}: the file has no rows")
     columns: dict[str, Any] = {}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from mutualrl.console.display import clean
-from mutualrl.distillation.settings import DistillSettings, new_directory
+from mutualrl.distillation.settings import DistillSettings, open_directory
 from mutualrl.distillation.sources import SourceRun, require_same_prompts, sources
 from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
+from mutualrl.engines.model_files import require_sound
 from mutualrl.errors import UsageError
 from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest, ModelRequest
 from mutualrl.evaluation.evaluate import evaluate_models
@@ -20,8 +21,9 @@ from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.reporting.report import read_runs
 from mutualrl.reporting.run_reader import part
-from mutualrl.storage.files import JsonObject, user_path, write_json
+from mutualrl.storage.files import JsonObject, user_path, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
+from mutualrl.storage.trained_model import has_trained_model, trained_model
 
 _MATCHED = ("seed", "steps", "prompts_per_round", "rollouts_per_prompt")
 BEFORE, BASELINE, DISTILLED = "before training", baseline().name, "sequential distillation"
@@ -38,7 +40,8 @@ def distill(
 ) -> JsonObject:
     """Collect the successes in the runs' exchanges, fine-tune each policy on its peers' successes, and evaluate it
     beside the model before training, the standalone one, and those of the runs `beside`. Writes `out`/distill.json and
-    returns it.
+    returns it. Killed, the same command goes on: from a learner's newest checkpoint, and from the newest part of an
+    evaluation.
 
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """
@@ -52,7 +55,7 @@ def distill(
     require_same_prompts(prompts)
     texts = {name: {key: prompt.text for key, prompt in own_prompts.items()} for name, own_prompts in prompts.items()}
     requests = {name: _request(source, engine) for name, source in source_runs.items()}
-    directory = new_directory(user_path(out))
+    directory = open_directory(user_path(out), _described(source_runs, others, settings, engine))
     for name, each in success_sets.items():
         _print(console, f"{name}: {len(each.distinct)} distinct successes of {each.rollouts} rollouts")
     learners = {}
@@ -73,7 +76,7 @@ def distill(
     accuracy = {
         name: _evaluated(source, requests[name], others, directory, console) for name, source in source_runs.items()
     }
-    result = {
+    result: JsonObject = {
         "command": command_line(),
         "versions": versions(),
         "runs": [str(user_path(run)) for run in runs],
@@ -84,8 +87,27 @@ def distill(
             name: {**learners[name], "accuracy": accuracy[name], "bars": bars(accuracy[name])} for name in source_runs
         },
     }
-    write_json(directory / FILE, result)
+    write_checksummed(directory / FILE, result)
     return result
+
+
+def _described(
+    source_runs: Mapping[str, SourceRun],
+    others: Sequence[tuple[str, RunDirectory]],
+    settings: DistillSettings,
+    engine: str | None,
+) -> JsonObject:
+    """Return the request in comparable form: the same description gives the same models and figures."""
+    chosen = settings.model_dump(mode="json")
+    del chosen["save_every"]  # decides how it is kept, not what it computes
+    return {
+        "format": 1,
+        "runs": {name: [source.info.run_id, source.info.fingerprint] for name, source in source_runs.items()},
+        "beside": {label: run.info().run_id for label, run in others},
+        "settings": chosen,
+        "engine": engine,
+        "versions": versions(),
+    }
 
 
 def bars(accuracy: dict[str, JsonObject]) -> dict[str, dict[str, float | None]]:
@@ -117,20 +139,24 @@ def _learner(
     out: Path,
     console: Console,
 ) -> dict[str, object]:
-    from mutualrl.distillation.sft import examples, fine_tune
+    from mutualrl.distillation.sft import examples, fine_tune, finished
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.tiny import located
 
     policy = source.recipe.policy(source.policy)
     trained = settings.start == "trained"
-    start = str(source.run.policy(policy.name).model) if trained else located(policy.model)
+    start = str(trained_model(source.run, policy.name)) if trained else located(policy.model)
+    require_sound(Path(start))
     revision = None if trained else policy.revision
     tokenizer = load_tokenizer(start, revision=revision, trust_remote_code=policy.trust_remote_code)
     dataset = examples(taught, prompts, tokenizer, source.template, settings.limit)
-    _print(console, f"{policy.name}: fine-tuning on {len(dataset.data)} successes of its peers")
-    training = fine_tune(
-        start, revision, policy.trust_remote_code, tokenizer, dataset.data, settings, out / "policies" / policy.name
-    )
+    directory = out / "policies" / policy.name
+    training = finished(directory)
+    if training is None:
+        _print(console, f"{policy.name}: fine-tuning on {len(dataset.data)} successes of its peers")
+        training = fine_tune(start, revision, policy.trust_remote_code, tokenizer, dataset.data, settings, directory)
+    else:
+        _print(console, f"{policy.name}: was fine-tuned before")
     return {"examples": len(dataset.data), "unfit": dataset.unencodable, **training}
 
 
@@ -140,7 +166,7 @@ def _others(beside: Sequence[Path], learners: dict[str, SourceRun], console: Con
     named: dict[str, RunDirectory] = {}
     for read in read_runs(beside):
         run = RunDirectory(read.root)
-        lacking = [name for name in learners if not (run.policy(name).model / "config.json").is_file()]
+        lacking = [name for name in learners if not has_trained_model(run, name)]
         if lacking:
             raise UsageError(f"--beside {read.root}: it has no trained model of {', '.join(lacking)}")
         for name, source in learners.items():
@@ -173,11 +199,11 @@ def _evaluated(
     policy = source.recipe.policy(source.policy)
     own = next(model for model in request.models if model.name == policy.name)
     paths = {BASELINE: own.path, DISTILLED: str(out / "policies" / policy.name / "model")}
-    paths |= {label: str(run.policy(policy.name).model) for label, run in others}
+    paths |= {label: str(trained_model(run, policy.name)) for label, run in others}
     models = [ModelRequest(BEFORE, policy.model, policy.revision, own.trust_remote_code, own.template)]
     models += [replace(own, name=label, path=path) for label, path in paths.items()]
     _print(console, f"{policy.name}: evaluating")
-    results = evaluate_models(replace(request, models=models), console)
+    results = evaluate_models(replace(request, models=models), console, out / "evaluations" / policy.name)
     return {
         label: {key: figures[key] for key in ("accuracy", "stderr", "n")} | {"by_group": _groups(figures)}
         for label, figures in results["models"].items()

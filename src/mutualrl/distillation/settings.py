@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,10 @@ from pydantic import Field, ValidationError
 from mutualrl.errors import RecipeError, UsageError
 from mutualrl.recipes.layers import Layers
 from mutualrl.recipes.schema import LoraSection, Section
+from mutualrl.storage.files import JsonObject, read_checksummed, write_checksummed
+
+REQUEST = "request.json"
+_LEFT = re.compile(r"\..*\.tmp")  # what a killed writer left
 
 #: keys of TRL's SFTConfig that the command decides itself
 OURS = frozenset(
@@ -55,6 +60,7 @@ class DistillSettings(Section):
     warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps")
     epochs: float = Field(1.0, gt=0)
     batch_size: int = Field(8, ge=1, description="examples a step and device (TRL's default)")
+    save_every: int = Field(50, ge=0, description="optimizer steps between checkpoints; 0: none")
     limit: int | None = Field(None, ge=1, description="examples a learner at most, drawn evenly; null: all")
     seed: int = Field(0, ge=0, le=2**31 - 1)
     lora: LoraSection | None = LoraSection(r=16, alpha=32.0, dropout=0.05)
@@ -84,12 +90,24 @@ def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSet
     return settings
 
 
-def new_directory(path: Path) -> Path:
-    """Return `path`, made. Raises UsageError when it already exists."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+def open_directory(path: Path, request: JsonObject) -> Path:
+    """Return `path`, made for a request; or that of the same request, which then goes on. Raises UsageError when it
+    holds another distillation, with what differs, or anything else."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--out {path} is a file, expected a directory")
+    stored = read_checksummed(path / REQUEST)
+    if stored is None and path.is_dir() and any(not _LEFT.fullmatch(entry.name) for entry in path.iterdir()):
         raise UsageError(f"--out {path} is taken; name a directory that is new or empty")
+    if stored is not None:
+        differs = sorted(key for key in {*stored, *request} if stored.get(key) != request.get(key))
+        if differs:
+            raise UsageError(
+                f"--out {path} holds another distillation (it differs in {', '.join(differs)}); name another directory"
+            )
+        return path
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {path} cannot be made: {error.strerror}") from None
+    write_checksummed(path / REQUEST, request)
     return path

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,15 +14,20 @@ import torch.nn.functional as F
 from datasets import Dataset
 from peft import NoMatchingPeftModuleError
 from safetensors import SafetensorError
-from transformers import PrinterCallback, set_seed
+from transformers import PrinterCallback, TrainerCallback, set_seed
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils import logging
 from trl import SFTConfig, SFTTrainer
 
+from mutualrl.console.lines import notify
 from mutualrl.distillation.settings import DistillSettings
 from mutualrl.distillation.successes import DistillationExample
-from mutualrl.errors import DataError, ModelError, RecipeError
+from mutualrl.errors import CheckpointDamagedError, DataError, DiskError, ModelError, RecipeError
 from mutualrl.records import Prompt
 from mutualrl.regimes.losses import row_nll
+from mutualrl.storage.artifacts import file_sum, relative_files, verify_directory
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
+from mutualrl.storage.files import JsonObject, is_disk_failure, read_checksummed, write_checksummed
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.thl import retokenize
 from mutualrl.training.adapters import lora_config, save_model
@@ -29,6 +35,10 @@ from mutualrl.training.config import CPU_DEFAULTS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+SFT = "sft"  # what stands for the run in the markers of its checkpoints
+RESULT = "sft.json"
 
 
 class Examples(NamedTuple):
@@ -106,8 +116,11 @@ def fine_tune(
     out: Path,
 ) -> dict[str, object]:
     """Fine-tune the model `start` on the examples; the result goes to `out`/model (an adapter merged there, and alone
-    in `out`/adapter). Returns `steps`, `seconds`, `loss` (means over the first and the last
-    tenth of the steps, nats per token)."""
+    in `out`/adapter), and what it returns to `out`/sft.json: `steps`, `seconds` (of all attempts), `loss` (means over
+    the first and the last tenth of the steps, nats per token). It goes on from the newest checkpoint in `out`.
+
+    Raises ModelError, RecipeError, CheckpointDamagedError, DiskError.
+    """
     logging.disable_progress_bar()
     cpu = not torch.cuda.is_available()
     try:
@@ -126,7 +139,8 @@ def fine_tune(
                 "max_length": None,
                 "logging_steps": 1,
                 "logging_strategy": "steps",
-                "save_strategy": "no",
+                "save_strategy": "steps" if settings.save_every else "no",
+                "save_steps": settings.save_every or 500,
                 "report_to": "none",
                 "disable_tqdm": True,
                 "trust_remote_code": trust_remote_code,
@@ -145,15 +159,66 @@ def fine_tune(
             peft_config=lora_config(settings.lora),
         )
         trainer.remove_callback(PrinterCallback)
+        checkpoints = Checkpoints(out)
+        checkpoints.clear_partial()
+        marker = checkpoints.newest(SFT, out.name, notify)
+        before = 0.0 if marker is None else float(marker.progress["seconds"])
         began = time.monotonic()
-        trainer.train()
-    except (OSError, SafetensorError) as error:
+        trainer.add_callback(_Keeper(checkpoints, out.name, lambda: before + time.monotonic() - began))
+        trainer.train(resume_from_checkpoint=None if marker is None else str(checkpoints.path(marker.step)))
+    except (CheckpointDamagedError, DiskError):
+        raise
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if is_disk_failure(error):
+            raise DiskError(
+                f"{out}: cannot be written ({error}); when there is room, the same command goes on"
+            ) from error
+        if isinstance(error, RuntimeError):
+            raise
         raise ModelError(f"the model {start!r} cannot be fine-tuned: {error}") from error
     except (TypeError, ValueError, NoMatchingPeftModuleError) as error:  # settings that only the trainer can refuse
         raise RecipeError([f"TRL refuses these settings: {type(error).__name__}: {error}"]) from error
-    seconds = time.monotonic() - began
-    save_model(trainer, out / "model", out / "adapter")
+    seconds = before + time.monotonic() - began
+    save_model(trainer, out / "model", out / "adapter", {"policy": out.name, "step": trainer.state.global_step})
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     part = max(1, len(losses) // 10)
     ends = [statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])]
-    return {"steps": trainer.state.global_step, "seconds": seconds, "loss": ends}
+    result: JsonObject = {"steps": trainer.state.global_step, "seconds": seconds, "loss": ends}
+    write_checksummed(out / RESULT, result)
+    shutil.rmtree(checkpoints.root, ignore_errors=True)
+    return result
+
+
+def finished(out: Path) -> JsonObject | None:
+    """Return what `fine_tune` returned of a learner that it has finished; None of any other. Raises FileDamagedError
+    where the model is not what it wrote."""
+    result = read_checksummed(out / RESULT)
+    if result is not None:
+        verify_directory(out / "model")
+    return result
+
+
+class _Keeper(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
+    """Turns each checkpoint that transformers writes into a complete one, and keeps the newest."""
+
+    def __init__(self, checkpoints: Checkpoints, learner: str, seconds: Callable[[], float]) -> None:
+        self._checkpoints = checkpoints
+        self._learner = learner
+        self._seconds = seconds
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: object) -> None:
+        """Sum, mark and rename the files of the step."""
+        staged = self._checkpoints.staged(state.global_step)
+        (staged / TRAINING_ARGS_NAME).unlink()  # a pickle that nobody reads
+        marker = CheckpointMarker(
+            run_id=SFT,
+            policy=self._learner,
+            step=state.global_step,
+            round=0,
+            attempt=0,
+            ranks=1,
+            files={name: file_sum(staged / name) for name in relative_files(staged)},
+            progress={"seconds": self._seconds()},
+        )
+        self._checkpoints.commit(marker)
+        self._checkpoints.prune(1)

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import UsageError
-from mutualrl.recipes import Recipe, load
+from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import load_recipe_prompts
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.storage.files import user_path
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.trained_model import trained_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def sources(runs: Sequence[Path]) -> dict[str, SourceRun]:
     for path in runs:
         run = RunDirectory(user_path(path))
         info = run.info()
-        recipe = load(run.recipe)
+        recipe = load_run(run)
         if recipe.regime_name != baseline().name:
             raise UsageError(
                 f"{path}: a run of regime {recipe.regime_name!r}; sequential distillation starts from standalone GRPO: "
@@ -62,8 +63,7 @@ def sources(runs: Sequence[Path]) -> dict[str, SourceRun]:
                     f"policy {policy.name!r} is in {source_runs[policy.name].run.root} and in {path}; "
                     "give each policy once"
                 )
-            if not (run.policy(policy.name).model / "config.json").is_file():
-                raise UsageError(f"{path}: the run has no trained model of {policy.name!r} (did it finish?)")
+            trained_model(run, policy.name)
             source_runs[policy.name] = SourceRun(policy.name, run, recipe, info)
     if len(source_runs) < 2:
         raise UsageError(f"a learner needs a peer; found {', '.join(source_runs) or 'no policy'}: name a further run")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, ScoringEngine
+from mutualrl.engines.model_files import require_sound
 from mutualrl.engines.vllm_engine import VLLMEngine, installed, vllm_problem
 from mutualrl.errors import MachineError, UsageError
 
@@ -40,7 +42,9 @@ def chosen_engine(requested: str | None, path: str, *, revision: str | None, tru
 def load_engine(
     name: str, path: str, *, longest: int, batch_size: int, revision: str | None, trust_remote_code: bool
 ) -> Engine:
-    """Load a model into the engine of that name, for sequences of at most `longest` tokens. Raises ModelError."""
+    """Load a model into the engine of that name, for sequences of at most `longest` tokens. Raises ModelError,
+    FileDamagedError for a trained model that is not what its run wrote."""
+    require_sound(Path(path))
     if name == "vllm":
         return VLLMEngine.load(path, longest=longest, revision=revision, trust_remote_code=trust_remote_code)
     from mutualrl.engines.transformers_engine import TransformersEngine
@@ -49,7 +53,8 @@ def load_engine(
 
 
 def load_scoring_engine(path: str, *, revision: str | None, trust_remote_code: bool) -> ScoringEngine:
-    """Load a model into the engine that gives log-probs. Raises ModelError."""
+    """Load a model into the engine that gives log-probs. Raises as `load_engine` does."""
+    require_sound(Path(path))
     from mutualrl.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine.load(path, revision=revision, trust_remote_code=trust_remote_code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging
 
 from mutualrl.engines.base import Sampling
-from mutualrl.engines.scoring import Floats, completion_logprobs, context_length, text_logprobs
+from mutualrl.engines.model_files import model_files
+from mutualrl.engines.scoring import Floats, check_vocabulary, completion_logprobs, context_length, text_logprobs
 from mutualrl.errors import ModelError
 from mutualrl.records import Completion
 from mutualrl.tasks.prompting import Content, prompt_ids
@@ -78,6 +80,7 @@ class TransformersEngine:
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
         """Return the same for prompts that are token ids already."""
+        check_vocabulary(self.model, max((token for row in ids for token in row), default=0))
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         results: list[list[Completion]] = [[] for _ in ids]
         if sampling.temperature > 0:
@@ -192,6 +195,8 @@ def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code:
 
     Raises ModelError when it cannot be loaded.
     """
+    if Path(path).is_dir():
+        model_files(Path(path))
     try:
         return AutoTokenizer.from_pretrained(
             path, revision=revision, trust_remote_code=trust_remote_code, padding_side="left", truncation_side="left"

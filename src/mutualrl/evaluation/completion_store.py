@@ -1,5 +1,9 @@
 """Completions of an evaluation, in Parquet parts that survive a kill; a part is complete or does not exist.
 
+Beside each part lies its marker, written after it: what it is a part of, and its sha256. A part in another's place is
+refused, and so is one of which a byte was changed. Rewards are stored for people; whoever reads a part computes them
+again from the texts.
+
 The columns are those of an exchange (`mutualrl.see.schema`), with `task`, `group`, `answer`, `tokens` and `too_long`,
 so that the parts are also rollouts files for the diagnostics."""
 
@@ -7,18 +11,30 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mutualrl.errors import DataError, UsageError
-from mutualrl.storage.files import JsonObject, read_json, user_path, write_atomic, write_json
+from mutualrl.engines.model_files import model_digest
+from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.storage.files import (
+    JsonObject,
+    read_checksummed,
+    read_json,
+    read_regular,
+    user_path,
+    write_atomic,
+    write_checksummed,
+    write_json,
+)
 
 REQUEST, COMPLETIONS = "request.json", "completions"
+FORMAT = 2  # of the parts; 1 had no markers
+LARGEST_PART = 2**30  # bytes
 _LEFT = re.compile(r"\..*\.tmp")  # what a killed writer left
 
 SCHEMA = pa.schema(
@@ -42,6 +58,19 @@ SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some completions of a model on a task. `model_digest`: what the model is; `prompts_sha256`: of the prompts' ids,
+    in the part's order; `rows`: completions."""
+
+    model: str
+    model_digest: str
+    task: str
+    number: int
+    prompts_sha256: str
+    rows: int
+
+
 class Store:
     """Completions of an evaluation on disk: `DIR/completions/MODEL/TASK.NNNNN.parquet`; without DIR nowhere."""
 
@@ -59,7 +88,8 @@ class Store:
         directory = user_path(out)
         if directory.exists() and not directory.is_dir():
             raise UsageError(f"--out {out} is a file, expected a directory")
-        stored = read_json(directory / REQUEST) if (directory / REQUEST).is_file() else None
+        request = {"format": FORMAT, **request}
+        stored = _stored(directory / REQUEST)
         if stored is None and directory.is_dir() and any(not _LEFT.fullmatch(p.name) for p in directory.iterdir()):
             raise UsageError(f"--out {out} holds files that are no evaluation's; name another directory")
         if stored is not None and stored != request:
@@ -73,30 +103,35 @@ class Store:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(f"--out {out} cannot be made: {error.strerror}") from None
-            write_json(directory / REQUEST, request)
+            write_checksummed(directory / REQUEST, request)
         return cls(directory)
 
-    def get(self, model: str, task: str, part: int) -> list[JsonObject] | None:
-        """Return the rows of a part; None when it is not there. Raises DataError when its file is damaged."""
-        if self._directory is None or not (path := self._path(model, task, part)).is_file():
+    def get(self, part: Part) -> list[JsonObject] | None:
+        """Return the rows of a part; None when it is not there. Raises FileDamagedError when it is damaged, or another
+        part lies in its place."""
+        if self._directory is None:
             return None
+        path = self._path(part)
         try:
-            rows: list[JsonObject] = pq.read_table(path, page_checksum_verification=True).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: damaged ({error}); remove it, and the same command makes it again") from None
-        return rows
+            return _rows(path, part)
+        except FileDamagedError as error:
+            raise FileDamagedError(
+                f"{error}; remove it and {_marker(path).name}, and the same command makes them again"
+            ) from None
 
-    def put(self, model: str, task: str, part: int, rows: Sequence[JsonObject]) -> None:
-        """Keep the rows of a part."""
+    def put(self, part: Part, rows: Sequence[JsonObject]) -> None:
+        """Keep the rows of a part: its file, then its marker."""
         if self._directory is None:
             return
-        path = self._path(model, task, part)
+        path = self._path(part)
         path.parent.mkdir(parents=True, exist_ok=True)
         sink = io.BytesIO()
         pq.write_table(
             pa.Table.from_pylist(list(rows), schema=SCHEMA), sink, compression="zstd", write_page_checksum=True
         )
-        write_atomic(path, sink.getvalue())
+        data = sink.getvalue()
+        write_atomic(path, data)
+        write_checksummed(_marker(path), {**asdict(part), "sha256": hashlib.sha256(data).hexdigest()})
 
     def results(self, value: JsonObject, markdown: str) -> list[str]:
         """Write `results.json` and `results.md`; returns what lies in the directory."""
@@ -106,9 +141,44 @@ class Store:
         write_atomic(self._directory / "results.md", (markdown + "\n").encode())
         return [str(self._directory / name) for name in ("results.json", "results.md", COMPLETIONS)]
 
-    def _path(self, model: str, task: str, part: int) -> Path:
+    def _path(self, part: Part) -> Path:
         assert self._directory is not None
-        return self._directory / COMPLETIONS / folder_of(model) / f"{task}.{part:05d}.parquet"
+        return self._directory / COMPLETIONS / folder_of(part.model) / f"{part.task}.{part.number:05d}.parquet"
+
+
+def _marker(path: Path) -> Path:
+    """Return where the marker of a part lies. By its name whoever reads the directory as a data set leaves it out."""
+    return path.with_name(f"_{path.stem}.json")
+
+
+def _stored(path: Path) -> JsonObject | None:
+    """Return the request that a directory was made for, of whatever format; None where there is none."""
+    value = read_json(path)
+    return value if value is None or value.get("format") != FORMAT else read_checksummed(path)
+
+
+def _rows(path: Path, part: Part) -> list[JsonObject] | None:
+    """Return the rows of a part's file, after a look at each thing that its marker says."""
+    marker = read_checksummed(_marker(path))
+    if marker is None:  # a kill came between the two files
+        return None
+    expected = asdict(part)
+    for key, value in expected.items():
+        if marker.get(key) != value:
+            raise FileDamagedError(f"{path}: its {key} is {marker.get(key)!r}, expected {value!r}")
+    try:
+        data = read_regular(path, LARGEST_PART)
+    except FileNotFoundError:
+        raise FileDamagedError(f"{path}: missing, its marker is there") from None
+    if hashlib.sha256(data).hexdigest() != marker.get("sha256"):
+        raise FileDamagedError(f"{path}: its bytes do not match its marker")
+    try:
+        rows: list[JsonObject] = pq.read_table(pa.BufferReader(data), schema=SCHEMA).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise FileDamagedError(f"{path}: not a part ({error})") from None
+    if len(rows) != part.rows:
+        raise FileDamagedError(f"{path}: {len(rows)} rows, expected {part.rows}")
+    return rows
 
 
 def folder_of(model: str) -> str:
@@ -121,12 +191,9 @@ def folder_of(model: str) -> str:
 
 
 def identity(path: str, revision: str | None, trust_remote_code: bool) -> str:
-    """Return what a model directory holds, as far as names, sizes and times tell; of a model of the hub, its commit."""
-    directory = Path(path)
-    if not directory.is_dir():
-        from mutualrl.engines.transformers_engine import commit_of
+    """Return what a model is: a hash of its files' bytes; of a model of the hub, its commit."""
+    if Path(path).is_dir():
+        return model_digest(path)
+    from mutualrl.engines.transformers_engine import commit_of
 
-        return f"{path}@{commit_of(path, revision=revision, trust_remote_code=trust_remote_code)}"
-    files = sorted(p for p in directory.iterdir() if p.is_file())
-    stats = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
+    return f"{path}@{commit_of(path, revision=revision, trust_remote_code=trust_remote_code)}"

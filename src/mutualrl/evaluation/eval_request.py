@@ -14,10 +14,11 @@ from mutualrl.errors import UsageError
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.resolve import data_path
 from mutualrl.recipes.schema import POLICY_NAME, Policy, TaskSection, known_model
-from mutualrl.recipes.yaml_file import read
+from mutualrl.recipes.yaml_file import parse_mapping
 from mutualrl.records import Prompt
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.trained_model import trained_model
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
@@ -190,8 +191,7 @@ def _task(name: str, source: TaskSource, flags: EvalFlags, tokens: int | None) -
 
 def _recipe_of(run: RunDirectory) -> dict[str, Any]:
     """Return the recipe of a run as it was written. Its models need not be there any more, only the trained ones."""
-    run.info()
-    recipe = read(run.recipe)
+    recipe = parse_mapping(run.recipe_text(), str(run.recipe))
     policies = recipe.get("policies")
     entries = policies if isinstance(policies, list) else []
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
@@ -216,12 +216,11 @@ def _get(recipe: dict[str, Any], section: str, key: str) -> Any:
 
 
 def _models_of(run: RunDirectory, recipe: dict[str, Any], trust_remote_code: bool) -> list[ModelRequest]:
-    """Return the trained models of a run, by policy. Raises UsageError when one is missing."""
+    """Return the trained models of a run, by policy. Raises UsageError when one is missing, FileDamagedError for one
+    that is another's."""
     results = []
     for policy in recipe["policies"]:
-        path = run.policy(policy["name"]).model
-        if not (path / "config.json").is_file():
-            raise UsageError(f"{path}: the run has no trained model of {policy['name']!r} (did it finish?)")
+        path = trained_model(run, policy["name"])
         template = _get(policy, "trainer", "chat_template_kwargs") or _get(recipe, "trainer", "chat_template_kwargs")
         selected = template if isinstance(template, dict) else {}
         results.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, selected))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -20,7 +19,8 @@ from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest, TaskRequ
 from mutualrl.evaluation.eval_tables import markdown
 from mutualrl.evaluation.generate_rows import PART, chunks, generate_rows
 from mutualrl.evaluation.verify import verified
-from mutualrl.storage.files import write_json
+from mutualrl.records import content_digest
+from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.rewarding import BOXED
 
@@ -44,12 +44,14 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
         m.name: chosen_engine(request.engine, paths[m.name], revision=m.revision, trust_remote_code=m.trust_remote_code)
         for m in request.models
     }
-    store = Store.open(out, _described(request, paths, engines))
+    digests = {m.name: identity(paths[m.name], m.revision, m.trust_remote_code) for m in request.models}
+    store = Store.open(out, _described(request, digests, engines))
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     results: Row = {}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         for model in request.models:
-            results[model.name] = _evaluate(request, model, paths[model.name], engines[model.name], store, bars)
+            source = ModelSource(paths[model.name], digests[model.name], engines[model.name])
+            results[model.name] = _evaluate(request, model, source, store, bars)
     result = {
         "suite": request.suite,
         "engine": ", ".join(dict.fromkeys(engines.values())),
@@ -77,17 +79,24 @@ def keep_in_run(run: RunDirectory, result: Row) -> Path:
     """Write an evaluation of a run's models into the run, in place of an earlier one of that suite; return its file."""
     path = run.evaluations / f"{folder_of(result['suite'])}.json"
     path.parent.mkdir(exist_ok=True)
-    write_json(path, result)
+    write_checksummed(path, result)
     return path
 
 
-def _evaluate(
-    request: EvalRequest, model: ModelRequest, path: str, engine_name: str, store: Store, bars: Progress
-) -> Row:
+class ModelSource(NamedTuple):
+    """Where a model is loaded from, what it is (`model_files.model_digest`), and the engine that runs it."""
+
+    path: str
+    digest: str
+    engine: str
+
+
+def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, store: Store, bars: Progress) -> Row:
     from mutualrl.engines.choice import load_engine
     from mutualrl.engines.transformers_engine import context_of, load_tokenizer
     from mutualrl.tasks.prompting import prompt_ids
 
+    path, engine_name = source.path, source.engine
     revision, trust = model.revision, model.trust_remote_code
     tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust)
     ids = {}
@@ -116,6 +125,7 @@ def _evaluate(
             cut = chunks([len(row) for row in ids[task.name]], context, task.max_new_tokens, size)
             rows[task.name] = generate_rows(
                 model.name,
+                source.digest,
                 task,
                 ids[task.name],
                 cut,
@@ -159,9 +169,9 @@ def _counted(request: EvalRequest, rows: dict[str, list[Row]], console: Console)
     return {**overall, "tasks": tasks}
 
 
-def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, str]) -> dict[str, object]:
+def _described(request: EvalRequest, digests: dict[str, str], engines: dict[str, str]) -> dict[str, object]:
     """Return the request in comparable form: the same description gives the same completions."""
-    models = {m.name: [identity(paths[m.name], m.revision, m.trust_remote_code), m.template] for m in request.models}
+    models = {m.name: [digests[m.name], m.template] for m in request.models}
     return {
         "tasks": {t.name: [_digest(t), t.max_new_tokens, list(t.rewards)] for t in request.tasks},
         "models": models,
@@ -173,5 +183,4 @@ def _described(request: EvalRequest, paths: dict[str, str], engines: dict[str, s
 
 
 def _digest(task: TaskRequest) -> str:
-    summaries = [[p.id, p.content, p.answer, p.group, dict(p.facets)] for p in task.prompts]
-    return hashlib.sha256(json.dumps(summaries).encode()).hexdigest()[:16]
+    return content_digest(task.prompts)

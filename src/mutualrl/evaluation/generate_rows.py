@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, Sampling
+from mutualrl.errors import FileDamagedError
 from mutualrl.evaluation.accuracy import Row
-from mutualrl.evaluation.completion_store import Store
+from mutualrl.evaluation.completion_store import Part, Store
 from mutualrl.evaluation.eval_request import TaskRequest
 from mutualrl.records import Completion, Prompt
 from mutualrl.seeds import seed_of
@@ -55,6 +57,7 @@ def part_seed(seed: int, task: str, number: int) -> int:
 
 def generate_rows(
     model: str,
+    model_digest: str,
     task: TaskRequest,
     ids: Sequence[list[int]],
     cut: Sequence[Chunk],
@@ -66,18 +69,48 @@ def generate_rows(
 ) -> list[Row]:
     """Return the rows of all completions of a task, prompts in order, samples in order.
 
-    `engine` gives the loaded model, and is called only when something is left to generate.
+    `engine` gives the loaded model, and is called only when something is left to generate. Raises FileDamagedError for
+    a stored part that is not what was written.
     """
     by_place: dict[int, list[Row]] = {}
     for piece in cut:
-        rows = store.get(model, task.name, piece.number)
+        part = _part(model, model_digest, task, piece, sampling.samples)
+        rows = store.get(part)
         if rows is None:
             rows = list(_generated(model, task, ids, piece, engine, tokenizer, sampling))
-            store.put(model, task.name, piece.number, rows)
+            store.put(part, rows)
+        else:
+            rows = _scored_again(rows, part, task, piece, sampling.samples, tokenizer)
         for place, start in zip(piece.places, range(0, len(rows), sampling.samples), strict=True):
             by_place[place] = rows[start : start + sampling.samples]
         on_done(len(piece.places))
     return [row for place in range(len(task.prompts)) for row in by_place[place]]
+
+
+def _part(model: str, model_digest: str, task: TaskRequest, piece: Chunk, samples: int) -> Part:
+    ids = "\n".join(task.prompts[place].id for place in piece.places)
+    digest = hashlib.sha256(ids.encode("utf-8", "surrogatepass")).hexdigest()
+    return Part(model, model_digest, task.name, piece.number, digest, len(piece.places) * samples)
+
+
+def _scored_again(
+    rows: list[Row], part: Part, task: TaskRequest, piece: Chunk, samples: int, tokenizer: PreTrainedTokenizerBase
+) -> list[Row]:
+    """Return stored rows with their rewards computed anew. Raises FileDamagedError where the exact match of an answer
+    is not what was stored: a text or a reward was changed. (A function of the user's may give another value.)"""
+    prompts = [task.prompts[place] for place in piece.places for _ in range(samples)]
+    where = f"part {part.number} of task {task.name!r}, model {part.model!r}"
+    answered = []
+    for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
+        if (row["prompt_id"], row["rollout"]) != (prompt.id, number % samples):
+            raise FileDamagedError(f"{where}: row {number} is of prompt {row['prompt_id']!r}, expected {prompt.id!r}")
+        answered.append((prompt, Completion(tuple(row["token_ids"] or ()), row["y_text"], row["ended"])))
+    rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer)
+    if task.rewards == BOXED and (wrong := [n for n, row in enumerate(rows) if row["reward"] != rewards[n]]):
+        raise FileDamagedError(
+            f"{where}: row {wrong[0]} has reward {rows[wrong[0]]['reward']}, its text earns {rewards[wrong[0]]}"
+        )
+    return [{**row, "reward": reward} for row, reward in zip(rows, rewards, strict=True)]
 
 
 def _generated(

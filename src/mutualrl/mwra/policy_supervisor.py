@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from mutualrl.console.display import clean
 from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
 from mutualrl.mwra.group import Launcher, ProcessGroup, ProcessTag, end, failure_of, next_attempt, tail
 from mutualrl.mwra.placement import Allocation
 from mutualrl.process.ports import free_port
 from mutualrl.process.status import PolicyStatus, StatusReader, StatusWriter, node_file
 from mutualrl.recipes import Recipe
-from mutualrl.see.liveness import NOT_STARTED, HeartbeatMonitor, clear_heartbeats
+from mutualrl.see.liveness import LOADING, NOT_STARTED, HeartbeatMonitor, clear_heartbeats
 from mutualrl.storage.checkpoints import Checkpoints
+from mutualrl.storage.files import require_writable
 from mutualrl.storage.rundir import RunDirectory
 
 #: a policy that ends because a peer ended is not the cause; the others get so long to be found.
@@ -29,7 +31,7 @@ _CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
 @dataclass
 class ManagedPolicy:
     """Policy with a part on this node. `due`: when it is started again, on the monotonic clock; `died`: when it last
-    died; `reason`: why it was given up."""
+    died; `reason`: why it was given up; `warned`: whether it was said that it makes no progress."""
 
     allocation: Allocation
     attempt: int = 0
@@ -40,6 +42,7 @@ class ManagedPolicy:
     died: float | None = None
     rendezvous: str = ""
     reason: str = ""
+    warned: bool = False
 
     @property
     def name(self) -> str:
@@ -143,6 +146,7 @@ class PolicySupervisor:
         assert managed.group is not None
         code = managed.group.exit_code()
         silent = self._frozen_for(managed) if code is None else None
+        stalled = self._stalled_for(managed) if code is None and silent is None else None
         if (code is not None or silent is not None) and self.run.policy(managed.name).result.exists():
             self._finish(managed, silent)
         elif code == 0:  # a reward function that calls os._exit(0), say
@@ -153,6 +157,8 @@ class PolicySupervisor:
             self._ended(managed, f"died ({words})")
         elif silent is not None:
             self._ended(managed, f"is frozen: no heartbeat for {silent}")
+        elif stalled is not None:
+            self._ended(managed, f"lives, and hangs: {stalled}")
         elif self._died_elsewhere(managed):
             self._ended(managed, "died on another node")
 
@@ -174,6 +180,21 @@ class PolicySupervisor:
             return None
         return f"{silent:.0f} s (last seen: {phase})"
 
+    def _stalled_for(self, managed: ManagedPolicy) -> str | None:
+        """Return for how long a policy that lives has made no progress, and in what, in words; None while it makes
+        some. Half-way to the limit, it is printed."""
+        idle, phase = self._heartbeats.seconds_without_progress(managed.name)
+        limit = self.recipe.run.step_timeout
+        words = f"no progress for {idle:.0f} s in {clean(phase, 200)}"
+        if idle > limit:
+            return f"{words} (run.step_timeout: {limit:g} s)"
+        if idle <= limit / 2:
+            managed.warned = False
+        elif not managed.warned:
+            managed.warned = True
+            self._print(f"policy {managed.name!r}: {words}; it is ended after {limit:g} s (run.step_timeout)")
+        return None
+
     def _died_elsewhere(self, managed: ManagedPolicy) -> bool:
         statuses = (self._status_of(managed, node) for node in managed.allocation.nodes[1:])
         return any(status.state == "died" and status.attempt == managed.attempt for status in statuses)
@@ -194,6 +215,8 @@ class PolicySupervisor:
         error = self._error_of(managed)
         if error is not None:
             raise error
+        for directory in (self.run.exchange / managed.name, self.run.policy(managed.name).root):
+            require_writable(directory)  # a policy on a full disk looks like a frozen one, and says nothing
         text = f"policy {managed.name!r} {what}; log: {managed.group.log}\n{tail(managed.group.log)}"
         end([managed.group], self._tag(managed), grace=0)  # what is left of it: a frozen worker, other ranks, an engine
         managed.died = time.monotonic() if managed.died is None or self._got_past_its_start(managed) else managed.died
@@ -201,7 +224,7 @@ class PolicySupervisor:
 
     def _got_past_its_start(self, managed: ManagedPolicy) -> bool:
         """Return whether its last attempt got further than its start: its trouble is new then."""
-        return self._heartbeats.seconds_since(managed.name)[1] not in (NOT_STARTED, "loading")
+        return self._heartbeats.seconds_since(managed.name)[1] not in (NOT_STARTED, LOADING)
 
     def _restart_or_give_up(self, managed: ManagedPolicy, text: str) -> None:
         section, now = self.recipe.run, time.monotonic()

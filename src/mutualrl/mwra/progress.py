@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mutualrl.console.display import cell
+from mutualrl.console.display import cell, clean
 from mutualrl.see import open_store
 from mutualrl.see.liveness import last_beat
+from mutualrl.storage.files import JsonObject, finite_number, parse_or_none
 from mutualrl.storage.rundir import RunDirectory
 
+LONGEST_PHASE = 200  # characters
 PLAIN_SECONDS = 15.0  # between two lines where there is no terminal to redraw
 
 
@@ -40,7 +39,7 @@ class DisplayState:
         """Read what is new in the policy's metrics and heartbeat."""
         state = last_beat(open_store(run.exchange), policy)
         if state is not None:
-            self.phase = str(state["phase"])
+            self.phase = clean(str(state.get("phase", self.phase)), LONGEST_PHASE)
         try:
             with run.policy(policy).metrics.open("rb") as file:
                 if self.file != (inode := os.fstat(file.fileno()).st_ino):  # a restarted policy has cut it
@@ -52,17 +51,21 @@ class DisplayState:
         end = text.rfind(b"\n") + 1  # a line that is being written is left for the next look
         self.offset += end
         for line in text[:end].splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # a damaged line: `report` says which
-                self._take(json.loads(line))
+            row = parse_or_none(line)
+            if row is not None and type(row.get("step")) is int:  # a damaged line: `report` says which
+                self._take(row)
 
-    def _take(self, line: dict[str, Any]) -> None:
-        self.step = int(line["step"])
-        self.reward = line.get("reward")
-        if self.gate_key is not None:
-            self.gate_rate = line.get(self.gate_key, self.gate_rate)
-        self.waited += line.get("see/wait_seconds") or 0.0
-        if "validation" in line:
-            self.validation = line["validation"]["by_group"]
+    def _take(self, row: JsonObject) -> None:
+        self.step = row["step"]
+        self.reward = finite_number(row.get("reward"))
+        if self.gate_key in row:
+            self.gate_rate = finite_number(row[self.gate_key])
+        self.waited += finite_number(row.get("see/wait_seconds")) or 0.0
+        validation = row.get("validation")
+        groups = validation.get("by_group") if isinstance(validation, dict) else None
+        if isinstance(groups, dict):
+            accuracy = {str(group): finite_number(value) for group, value in groups.items()}
+            self.validation = {group: value for group, value in accuracy.items() if value is not None}
 
 
 class Progress:
@@ -97,7 +100,7 @@ class Progress:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
-            self._console.print("; ".join(map(self._line, self._states)), highlight=False, soft_wrap=True)
+            self._console.print("; ".join(map(self._line, self._states)), markup=False, highlight=False, soft_wrap=True)
 
     def _line(self, name: str) -> str:
         state = self._states[name]
@@ -115,6 +118,6 @@ class Progress:
                 "" if state.gate_rate is None else f"{state.gate_rate:.2f}",
                 f"{state.waited:.1f} s",
                 "  ".join(f"{cell(group)} {accuracy:.2f}" for group, accuracy in state.validation.items()),
-                state.phase,
+                cell(state.phase),
             )
         return table

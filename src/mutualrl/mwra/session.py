@@ -5,23 +5,27 @@ A session is one `mutualrl train` over a run directory: the first makes it, `--r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import PlanMismatchError, RunDirectoryError, UsageError
+from mutualrl.errors import FileDamagedError, PlanMismatchError, RecipeError, RunDirectoryError, UsageError
 from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.recipes import Recipe, dump
-from mutualrl.recipes.agreement import compare
+from mutualrl.recipes.agreement import compare, compare_models
 from mutualrl.recipes.batch_plan import BatchPlan
+from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.see import MissingPeers, open_store
+from mutualrl.storage.artifacts import verify_directory
 from mutualrl.storage.checkpoints import Checkpoints
-from mutualrl.storage.files import read_json, write_atomic, write_json
+from mutualrl.storage.files import read_checksummed, read_regular, write_atomic, write_checksummed
 from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation
 from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
 
@@ -45,6 +49,7 @@ HARMLESS = frozenset(
         "run.max_restarts",
         "run.peer_timeout",
         "run.round_timeout",
+        "run.step_timeout",
         "run.on_peer_loss",
         "run.keep_checkpoints",
         "run.keep_rounds",
@@ -94,14 +99,15 @@ def accept_changes(old: Recipe, new: Recipe) -> list[str]:
     return [f"{key} is now {after!r} (was {before!r})" for key, (before, after) in changed.items()]
 
 
-def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint) -> list[str]:
-    """Return what differs between sessions and is harmless, in words. Raises UsageError when the prompts, the batch
-    or the number of processes of a policy are not the run's."""
+def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, models: Mapping[str, str]) -> list[str]:
+    """Return what differs between sessions and is harmless, in words. Raises UsageError when the data, the user's code,
+    the base models, the batch or the number of processes of a policy are not the run's."""
     try:
         compare("resumed", plan, info.fingerprint)
+        compare_models(models, info.models)
     except PlanMismatchError as error:
         raise UsageError(
-            f"--resume: {error}; the data must be what it was, or start another run with --run-dir"
+            f"--resume: {error}; data, code and models must be what they were, or start another run with --run-dir"
         ) from None
     notes = []
     for allocation in placement.allocations:
@@ -131,8 +137,16 @@ def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
     return recipe.with_steps(prompts, batch.prompts, batch.optimizer_steps * iterations)
 
 
-def start_run(recipe: Recipe, placement: Placement, plan: Fingerprint, launch: Launch, held: ExitStack) -> RunDirectory:
+def start_run(
+    recipe: Recipe,
+    placement: Placement,
+    plan: Fingerprint,
+    models: dict[str, str],
+    launch: Launch,
+    held: ExitStack,
+) -> RunDirectory:
     """Claim a new run's directory, locked as long as `held` is open, and write what the workers read."""
+    text = recipe_text(recipe)
     info = RunInfo(
         format=FORMAT,
         run_id=uuid.uuid4().hex,
@@ -145,10 +159,13 @@ def start_run(recipe: Recipe, placement: Placement, plan: Fingerprint, launch: L
         pool=recipe.pool,
         nodes=launch.nodes,
         fingerprint=plan,
+        models=models,
         placement=_by_policy(placement),
+        recipe=text,
+        recipe_sha256=_sha256(text),
     )
     run = _claim(recipe, info, held)
-    keep_recipe(run, recipe)
+    write_atomic(run.recipe, text.encode())
     return run
 
 
@@ -161,10 +178,15 @@ def stored(allocation: Allocation) -> StoredAllocation:
     return StoredAllocation.model_validate(asdict(allocation))
 
 
-def keep_recipe(run: RunDirectory, recipe: Recipe) -> None:
-    """Write the resolved recipe into the run, without its directory: whoever runs it again gets one of their own."""
+def recipe_text(recipe: Recipe) -> str:
+    """Return the resolved recipe as a run keeps it, without its directory: whoever runs it again gets one of their
+    own."""
     stored = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": None})})
-    write_atomic(run.recipe, f"# {json.dumps(command_line())}\n{dump(stored)}".encode())
+    return f"# {json.dumps(command_line())}\n{dump(stored)}"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
@@ -198,16 +220,18 @@ def resumable(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise UsageError(f"--resume: nothing to resume, there is no directory {path}; start a run without --resume")
     info = run.info()
-    if not run.recipe.is_file() or info.format < FORMAT:
-        what = "recipe.yaml is missing" if not run.recipe.is_file() else "an older mutualrl wrote it"
-        raise UsageError(f"--resume: {path} cannot be resumed ({what}); delete it with --clean, or name another")
-    if absent := [name for name in ("fingerprint", "placement", "versions") if not getattr(info, name)]:
+    if info.format < FORMAT:
+        raise UsageError(
+            f"--resume: {path} cannot be resumed (an older mutualrl wrote it); delete it with --clean, or name another"
+        )
+    if absent := [name for name in ("fingerprint", "placement", "versions", "recipe") if not getattr(info, name)]:
         raise UsageError(
             f"--resume: {run.run_json} lacks {', '.join(absent)}: it was changed; restore it, or use --clean"
         )
     if (holder := holder_of(run.lock(0))) is not None:
         raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
-    if run.summary.exists() and not (read_json(run.summary) or {}).get("lost"):
+    require_recipe(run, info)
+    if run.summary.exists() and not (read_checksummed(run.summary) or {}).get("lost"):
         raise UsageError(
             f"--resume: nothing to resume, the run in {path} is finished (its results: {run.summary}); start another "
             "with --run-dir, or this one again with --clean"
@@ -215,17 +239,62 @@ def resumable(path: Path) -> RunDirectory:
     return run
 
 
-def resume_run(run: RunDirectory, recipe: Recipe, placement: Placement, launch: Launch) -> None:
+def require_recipe(run: RunDirectory, info: RunInfo) -> None:
+    """Raise FileDamagedError when recipe.yaml is not what the run wrote. One that is missing is written anew with the
+    session, and so is the one before the newest session: a kill came between the two files."""
+    try:
+        data = read_regular(run.recipe)
+    except FileNotFoundError:
+        return
+    if hashlib.sha256(data).hexdigest() not in (info.recipe_sha256, info.recipe_before_sha256):
+        raise FileDamagedError(
+            f"{run.recipe}: changed since the run wrote it{_changes(info.recipe, data)}. A resumed run takes changes "
+            "from the command line (--set KEY=VALUE); remove the file, and it is written anew as the run has it"
+        )
+
+
+def _changes(text: str, data: bytes) -> str:
+    """Return in which keys two recipes differ, in words; nothing where that cannot be told."""
+    try:
+        before, now = _flat(parse(text, "")), _flat(parse(data.decode("utf-8"), ""))
+    except (RecipeError, UnicodeDecodeError):
+        return ""
+    lines = [
+        f"{key}: {repr(now.get(key))[:60]}, the run has {repr(before.get(key))[:60]}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    return f" ({'; '.join(lines[:5])})" if lines else ""
+
+
+def require_intact(run: RunDirectory, recipe: Recipe) -> None:
+    """Raise FileDamagedError when what a policy has left at its end was changed: its result, its model."""
+    for policy in recipe.policies:
+        files = run.policy(policy.name)
+        if read_checksummed(files.result) is not None:
+            verify_directory(files.model)
+
+
+def resume_run(
+    run: RunDirectory, recipe: Recipe, placement: Placement, models: Mapping[str, str], launch: Launch
+) -> None:
     """Write what a new session changes: the recipe's harmless keys, the devices, that lost policies are back; and end
     an earlier request to stop."""
     run.summary.unlink(missing_ok=True)
     for policy in recipe.policies:
         cursor = Checkpoints(run.policy(policy.name).root).newest_cursor()
         MissingPeers(open_store(run.exchange), policy.name).readmit_all(cursor)
-    keep_recipe(run, recipe)
-    info = run.info()
-    moved = info.model_copy(update={"nodes": launch.nodes, "placement": _by_policy(placement)})
-    write_json(run.run_json, moved.to_json())
+    info, text = run.info(), recipe_text(recipe)
+    changes = {
+        "nodes": launch.nodes,
+        "placement": _by_policy(placement),
+        "models": {**models, **{policy: digest for policy, digest in info.models.items() if digest}},
+        "recipe": text,
+        "recipe_sha256": _sha256(text),
+        "recipe_before_sha256": info.recipe_sha256,
+    }
+    write_checksummed(run.run_json, info.model_copy(update=changes).to_json())
+    write_atomic(run.recipe, text.encode())
     run.stop_file.unlink(missing_ok=True)
 
 
@@ -233,8 +302,7 @@ def next_session(run: RunDirectory) -> int:
     """Return the number of this session, from 0; noted with its command, so that people see how the run was made."""
     path = run.root / "supervisor" / "sessions.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    value = read_json(path) or {"sessions": []}
-    number = len(value["sessions"])
+    sessions = (read_checksummed(path) or {"sessions": []})["sessions"]
     entry = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command_line()}
-    write_json(path, {"sessions": [*value["sessions"], entry]})
-    return number
+    write_checksummed(path, {"sessions": [*sessions, entry]})
+    return len(sessions)

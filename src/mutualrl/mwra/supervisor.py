@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from mutualrl.console.display import clean
+from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import require
@@ -28,18 +29,20 @@ from mutualrl.mwra.session import (
     counted,
     next_session,
     require_address,
+    require_intact,
     resumable,
     resume_run,
     same_plan,
     start_run,
 )
-from mutualrl.recipes import Recipe, load
+from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
 from mutualrl.storage.checkpoints import Checkpoints
-from mutualrl.storage.files import read_json, write_json
-from mutualrl.storage.run_info import Fingerprint, PolicyResult
+from mutualrl.storage.files import write_checksummed, write_json
+from mutualrl.storage.run_info import Fingerprint, policy_result
 from mutualrl.storage.rundir import RunDirectory, check_free, clean_run, hold
 from mutualrl.tasks.rewards import require_rewards
+from mutualrl.tiny import located
 
 POLL_SECONDS = 0.2
 
@@ -54,7 +57,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
     with ExitStack() as held, stop_signals() as request:
         run, placement, notes = _open(recipe, launch, console, request, held)
         request.raise_if_any()
-        recipe = load(run.recipe, run_code=True)  # as node 0 has settled it
+        recipe = load_run(run, run_code=True)  # as node 0 has settled it
         session = next_session(run) if launch.node == 0 else 0
         end([], _tag(run, launch), grace=0)  # what a supervisor that was killed a moment ago left
         console.print(f"Run directory: {clean(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
@@ -64,7 +67,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         if launch.node != 0:
             return run, {"node": launch.node}
         summary = summarize(run, recipe, time.monotonic() - began)
-        write_json(run.summary, summary)
+        write_checksummed(run.summary, summary)
     return run, summary
 
 
@@ -83,9 +86,10 @@ def _open(
     if path is not None and not launch.clean:
         check_free(path)
     recipe, placement, plan = planned(recipe, this_machine(), launch)
+    models = model_digests(recipe)
     if launch.clean and path is not None:
         clean_run(path, held)
-    run = start_run(recipe, placement, plan, launch, held)
+    run = start_run(recipe, placement, plan, models, launch, held)
     return run, placement, list(placement.notes)
 
 
@@ -95,12 +99,14 @@ def _take_up(
     if path is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
     run = resumable(path)
-    stored = load(run.recipe, run_code=True)
+    stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are looked for: they may be another task's
     recipe, placement, plan = planned(recipe, this_machine(), launch)
-    notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan)]
+    models = model_digests(recipe)
+    notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan, models)]
+    require_intact(run, recipe)
     held.enter_context(hold(run.lock(0), str(run.root)))
-    resume_run(run, recipe, placement, launch)
+    resume_run(run, recipe, placement, models, launch)
     return run, placement, notes
 
 
@@ -117,14 +123,20 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(recipe, machine, launch.nodes, pins)
     require_rewards(recipe.task.reward)
-    prompts = load_recipe_prompts(recipe, "train")
-    load_recipe_prompts(recipe, "validation")
+    prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
     solutions(recipe, prompts)
     batch = placement.allocations[0].batch
     require_enough(prompts, batch)
     require_address(placement, launch)
     recipe = counted(recipe, batch, len(prompts))
-    return recipe, placement, fingerprint(recipe, batch, prompts)
+    return recipe, placement, fingerprint(recipe, batch, prompts, validation)
+
+
+def model_digests(recipe: Recipe) -> dict[str, str]:
+    """Return what the base model of each policy is. Raises ModelError where a file cannot be read."""
+    models = {p.name: (located(p.model), p.revision) for p in recipe.policies}
+    digests = {key: model_digest(*key) for key in set(models.values())}
+    return {name: digests[key] for name, key in models.items()}
 
 
 class StopSignals:
@@ -231,9 +243,9 @@ def summarize(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, ob
     and is named."""
     policies, lost = {}, []
     for policy in recipe.policies:
-        result = read_json(run.policy(policy.name).result)
+        result = policy_result(run.policy(policy.name).result)
         if result is not None:
-            policies[policy.name] = PolicyResult.model_validate(result).to_json()
+            policies[policy.name] = result.to_json()
         elif recipe.run.on_peer_loss == "continue":
             lost.append(policy.name)
         else:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mutualrl.errors import DataError, PlanMismatchError
 from mutualrl.plugins import entry_points, is_import_path, source_digest
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
-from mutualrl.records import Prompt
+from mutualrl.records import Prompt, content_digest
 from mutualrl.regimes import get_regime
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks import Split, get_task, load_prompts
@@ -76,18 +75,24 @@ def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:
         )
 
 
-def fingerprint(recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt]) -> Fingerprint:
-    """Return the batch plan in comparable form: data set and order, seed, prompts per round, rollouts per prompt."""
-    digest = hashlib.sha256("\n".join(p.id for p in prompts).encode()).hexdigest()
+def fingerprint(
+    recipe: Recipe, batch: BatchPlan, prompts: Sequence[Prompt], validation: Sequence[Prompt]
+) -> Fingerprint:
+    """Return the batch plan in comparable form: all that the data hold and their order, the source files of the user's
+    code, seed, prompts per round, rollouts per prompt. What a source file imports in turn is not in it."""
     code = {}
     for key, name in (("regime", recipe.regime_name), ("task", recipe.task.name)):
         group = entry_points(f"mutualrl.{key}s")
         if is_import_path(name) or name in group:  # a run whose code has changed is another run
             code[f"{key}_sha256"] = source_digest(group[name].value if name in group else name)
+    for path in recipe.task.reward:
+        if is_import_path(path):
+            code[f"reward {path}"] = source_digest(path)
     return {
         **code,
         "task": recipe.task.name,
-        "data_sha256": digest,
+        "data_sha256": content_digest(prompts),
+        "validation_sha256": content_digest(validation),
         "prompts": len(prompts),
         "seed": recipe.run.seed,
         "max_prompt_tokens": recipe.task.max_prompt_tokens,
@@ -109,3 +114,15 @@ def compare(policy: str, own: Fingerprint, runs: Fingerprint) -> None:
         raise PlanMismatchError(
             f"policy {policy!r} would train on another batch plan than the run: " + "; ".join(different)
         )
+
+
+def compare_models(own: Mapping[str, str], runs: Mapping[str, str]) -> None:
+    """Raise PlanMismatchError naming a policy whose base model is not the run's. What is not known of a model (it was
+    not downloaded yet) is not compared."""
+    for policy, digest in own.items():
+        before = runs.get(policy)
+        if digest and before and digest != before:
+            raise PlanMismatchError(
+                f"policy {policy!r}: the files of its base model have changed: found {digest[:19]}, the run began with "
+                f"{before[:19]}"
+            )

@@ -102,6 +102,10 @@ class Layers:
         """Lay a YAML file over what is there. Relative model and data paths are the file's own."""
         self.add_layer(with_name_keys(yaml_file.read(path), str(path)), path)
 
+    def add_text(self, text: str, path: Path) -> None:
+        """Add the YAML text of a run's recipe, which lies, or lay, at `path`."""
+        self.add_layer(with_name_keys(yaml_file.parse_mapping(text, str(path)), str(path)), path)
+
     def add_layer(self, layer: Layer, path: Path) -> None:
         """Lay the content of the file at `path` over what is there."""
         self.add(_anchored(layer, path.parent), str(path))

@@ -30,6 +30,7 @@ from mutualrl.recipes.schema import (
 from mutualrl.recipes.trainer_keys import problem_with
 from mutualrl.regimes import RegimeSpec, baseline, get_regime, is_open, regimes
 from mutualrl.storage.files import user_path
+from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.hub_data import is_hub
 
@@ -108,14 +109,14 @@ def resolve(request: Request) -> Recipe:
     return validate(layers)
 
 
-def revise(stored: Path, request: Request) -> Recipe:
-    """Return the recipe of a run that goes on: the one it kept, with `--set` and the plain flags laid over it. Where
+def revise(run: RunDirectory, request: Request) -> Recipe:
+    """Return the recipe of a run that goes on: the run's, with `--set` and the plain flags laid over it. Where
     the request names a recipe, pool, regime or task, it is resolved whole, as if it were new. Raises RecipeError as
     `resolve` does."""
     if any((request.recipe, request.pool, request.regime, request.task)):
         return resolve(request)
     layers = Layers()
-    layers.add_file(stored)
+    layers.add_text(run.recipe_text(), run.recipe)
     _add_flags(layers, request)
     for assignment in request.assignments:
         layers.set(assignment)
@@ -327,12 +328,20 @@ def dump(recipe: Recipe) -> str:
     return yaml_file.dump(value)
 
 
-def load(path: Path, *, without_models: bool = False, run_code: bool = False) -> Recipe:
-    """Return a resolved recipe written by `dump`. With `run_code` the user's own regime or task is imported, as to
-    train with it; a run that is only looked at runs nothing. With `without_models` it need not find the models that
-    the run began with (the run may have been made elsewhere): the model of such a policy is called `gone/NAME`."""
+def load(path: Path) -> Recipe:
+    """Return a resolved recipe written by `dump`."""
     layers = Layers()
     layers.add_file(path)
+    return validate(layers, run_code=False)
+
+
+def load_run(run: RunDirectory, *, without_models: bool = False, run_code: bool = False) -> Recipe:
+    """Return the recipe of a run. With `run_code` the user's own regime or task is imported, as to train with it; a run
+    that is only looked at runs nothing. With `without_models` it need not find the models that the run began with (the
+    run may have been made elsewhere): the model of such a policy is called `gone/NAME`. Raises as
+    `RunDirectory.recipe_text` does, and RecipeError."""
+    layers = Layers()
+    layers.add_text(run.recipe_text(), run.recipe)
     hardware = layers.value.get("hardware")
     if isinstance(hardware, dict):
         hardware.pop("note", None)  # v0.1 kept a remark there

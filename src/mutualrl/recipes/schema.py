@@ -181,6 +181,9 @@ class RunSection(Section):
         (), description="trackers beside metrics.jsonl, through TRL's own integrations"
     )
     round_timeout: float = Field(3600.0, gt=0, description="longest wait for a peer that is alive")
+    step_timeout: float = Field(
+        1800.0, gt=0, description="a policy that lives and makes no progress for so long (a reward that hangs) is dead"
+    )
 
 
 class HardwareSection(Section):

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
-from mutualrl.errors import RecipeError
+from mutualrl.errors import FileDamagedError, RecipeError
+from mutualrl.storage.files import read_regular
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 250_000
+MAX_DEPTH = 40
 
 
 class _Loader(yaml.SafeLoader):
     """PyYAML reads YAML 1.1, where `5e-4` is a string, `no` is false and a date is an object. This one does not."""
 
+    depth = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse aliases: a recipe needs none, and nine lines of them can stand for a billion values."""
+        """Refuse aliases and deep nesting: a recipe needs neither, and nine lines of aliases can stand for a billion
+        values."""
+        self.depth += 1
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(
-                None,
-                None,
-                "aliases (*name) are not supported; write the value out",
-                self.peek_event().start_mark,  # type: ignore[no-untyped-call]
-            )
-        return super().compose_node(parent, index)
+            self._refuse("aliases (*name) are not supported; write the value out")
+        if self.depth > MAX_DEPTH:
+            self._refuse(f"nested too deeply; expected at most {MAX_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _refuse(self, problem: str) -> NoReturn:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        raise yaml.composer.ComposerError(None, None, problem, mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -92,16 +101,19 @@ def parse(text: str, source: str) -> Any:
 def read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file. Raises RecipeError when it is missing, unreadable or not a mapping."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise RecipeError([f"{path}: over {MAX_BYTES:,} bytes; a recipe is a page of YAML"])
-        text = data.decode("utf-8")
+        text = read_regular(path, MAX_BYTES).decode("utf-8")
+    except FileDamagedError as error:
+        raise RecipeError([f"{error}; a recipe is a page of YAML"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError([f"{path}: cannot be read ({error})"]) from None
-    value = parse(text, str(path))
+    return parse_mapping(text, str(path))
+
+
+def parse_mapping(text: str, source: str) -> dict[str, Any]:
+    """Return the mapping in a YAML text. Raises RecipeError naming `source`."""
+    value = parse(text, source)
     if not isinstance(value, dict):
-        raise RecipeError([f"{path}: found {type(value).__name__}, expected keys and values"])
+        raise RecipeError([f"{source}: found {type(value).__name__}, expected keys and values"])
     return value
 
 

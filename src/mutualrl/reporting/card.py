@@ -16,6 +16,7 @@ from mutualrl.reporting.report_tables import group_label
 from mutualrl.reporting.run_reader import PolicyRun, Run, part, read_run
 from mutualrl.storage.files import write_atomic
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.trained_model import has_trained_model
 
 CARD = "README.md"
 TITLE = "Experience Sharing in Mutual Reinforcement Learning for Heterogeneous Language Models"
@@ -32,7 +33,7 @@ def write_cards(root: Path) -> list[Path]:
     written = []
     for policy in run.policies.values():
         directory = RunDirectory(run.root).policy(policy.name).model
-        if (directory / "config.json").is_file():
+        if has_trained_model(RunDirectory(run.root), policy.name):
             write_atomic(directory / CARD, card(run, policy).encode(), durable=False)
             written.append(directory / CARD)
     return written

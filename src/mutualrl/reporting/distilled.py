@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.reporting.figure_specs import Bars, Figure, Panel
-from mutualrl.reporting.run_reader import finite_number, part
+from mutualrl.reporting.run_reader import part
+from mutualrl.storage.files import finite_number
 
 
 def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figure | None:

@@ -18,7 +18,7 @@ from mutualrl.reporting.drawing import draw_figure
 from mutualrl.reporting.figure_specs import Figure
 from mutualrl.reporting.page import PageSection, render
 from mutualrl.reporting.run_reader import Run, read_run
-from mutualrl.storage.files import try_read_json, user_path, write_atomic
+from mutualrl.storage.files import read_any_json, try_read_json, user_path, write_atomic
 
 INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
 DISTILLED = "distill.json"
@@ -123,7 +123,7 @@ def _distillations(paths: Sequence[Path]) -> list[Figure]:
     figures = []
     for number, path in enumerate(paths, 1):
         slug = "distillation" if len(paths) == 1 else f"distillation-{number}"
-        figure = distillation_bars(path, try_read_json(path / DISTILLED) or {}, slug)
+        figure = distillation_bars(path, read_any_json(path / DISTILLED) or {}, slug)
         if figure is None:
             raise UsageError(f"{path / DISTILLED} cannot be read, or has no bars; make it again with: mutualrl distill")
         figures.append(figure)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
-from mutualrl.reporting.run_reader import Point, Run, finite_number, part
+from mutualrl.reporting.run_reader import Point, Run, part
 from mutualrl.reporting.series import first_reaching, mean_of, over_runs, policies_of, standard_deviation
+from mutualrl.storage.files import finite_number
 
 
 @dataclass(frozen=True, slots=True)

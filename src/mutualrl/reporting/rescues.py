@@ -8,9 +8,9 @@ from typing import Any
 
 from mutualrl.console.display import clean
 from mutualrl.errors import ExchangeDamagedError
-from mutualrl.reporting.run_reader import PolicyRun, Run, finite_number
+from mutualrl.reporting.run_reader import PolicyRun, Run
 from mutualrl.see.inspection import Reader
-from mutualrl.storage.files import JsonObject
+from mutualrl.storage.files import JsonObject, finite_number
 
 MOST = 50_000  # rescues in a page
 LARGEST = 100_000_000  # characters of all of them together

@@ -3,6 +3,7 @@ what cannot be read is listed in `notes`, and the rest is shown."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -10,18 +11,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mutualrl.errors import RecipeError, UsageError
+from mutualrl.errors import FileDamagedError, RecipeError, UsageError
 from mutualrl.process.status import node_file
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.schema import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE
-from mutualrl.storage.files import JsonObject, try_read_json, user_path
-from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of
+from mutualrl.storage.artifacts import FileSum
+from mutualrl.storage.files import (
+    JsonObject,
+    finite_number,
+    parse_or_none,
+    read_checksummed,
+    read_json,
+    read_regular,
+    try_read_bytes,
+    try_read_json,
+    user_path,
+)
+from mutualrl.storage.run_logs import recorded_sums
+from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of, read_run_json
 
 Row = JsonObject
 POLICY = re.compile(POLICY_NAME)
-LARGEST = 1e100  # no metric is; sums of larger ones would overflow
+LARGEST_LOG = 4 * 2**30  # bytes of a metrics.jsonl or rescues.jsonl
 
 
 class Point(NamedTuple):
@@ -176,58 +189,77 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Return a run's directory, in whatever state. Raises UsageError when it is none."""
+    """Return a run's directory, in whatever state. Raises UsageError when it is none, FileDamagedError when its
+    run.json is not what the run wrote."""
     root = user_path(path)
     run = RunDirectory(root)
-    info = try_read_json(run.run_json)
-    if info is None:
-        what = "run.json cannot be read" if run.run_json.exists() else "it has no run.json"
-        raise UsageError(f"{path} is not a run directory ({what}); expected what `mutualrl train` leaves")
-    notes = []
+    info, notes = _info(run, path), []
     version = info.get("format", 0)
     if version != FORMAT:
         notes.append(
             f"it was written in format {version!r} (mutualrl {part(info, 'versions').get('mutualrl', 'unknown')}), "
             f"this version reads {FORMAT}: what it has in this form is shown"
         )
-    summary = _summary(run, notes)  # before the policies: a run that ends meanwhile is one that was still going on
-    recipe = _recipe(run.recipe, notes)
+    summary = _summary(
+        run, info, notes
+    )  # before the policies: a run that ends meanwhile is one that was still going on
+    recipe = _recipe(run, info, notes)
     models = {policy["name"]: str(policy.get("model", "")) for policy in _policies(recipe)}
     names = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
     policies, rule = {}, RegimeInfo.from_run(info)
     for name in dict.fromkeys([*models, *names]):
         files = run.policy(name)
-        metrics = _lines(files.metrics, notes, root)
+        result = _checked(files.result, info, notes, root) or part(part(summary or {}, "policies"), name) or None
+        sums = recorded_sums(files)
+        metrics = _lines(files.metrics, sums.get(files.metrics), notes, root)
         if not metrics:
             notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
-        rescues = _lines(files.rescues, notes, root)
-        result = try_read_json(files.result) or part(part(summary or {}, "policies"), name) or None
+        rescues = _lines(files.rescues, sums.get(files.rescues), notes, root)
         if summary is not None and result is None:
             what = "was lost on the way" if name in (summary.get("lost") or ()) else "has no result that can be read"
             notes.append(f"policy {name!r} {what}: its curve ends where it did, and it has no final accuracy")
         policies[name] = PolicyRun(
-            name, models.get(name, ""), metrics, rescues, try_read_json(files.before), result, rule
+            name, models.get(name, ""), metrics, rescues, _checked(files.before, info, notes, root), result, rule
         )
     if not policies:
         notes.append("it has no policies: it ended before any of them began")
     state = _state(run, summary, notes)
     if not (root / "exchange").is_dir():
         notes.append("it has no exchange: nothing that the policies published is shown")
-    evaluations = _evaluations(run, notes)
+    evaluations = _evaluations(run, info, notes)
     return Run(root, root.name, info, recipe, policies, summary, state, tuple(notes), evaluations)
+
+
+def _info(run: RunDirectory, path: Path) -> Row:
+    try:
+        info = read_run_json(run.run_json)
+    except OSError as error:
+        raise UsageError(
+            f"{path} is not a run directory (run.json cannot be read: {error.strerror or error})"
+        ) from None
+    if info is None:
+        raise UsageError(f"{path} is not a run directory (it has no run.json); expected what `mutualrl train` leaves")
+    return info
+
+
+def _checked(path: Path, info: Row, notes: list[str], root: Path) -> Row | None:
+    """Return a small file of a run, its checksum compared; None where it is not there, or is not what the run wrote,
+    which is noted. Runs of older formats have no checksums there."""
+    try:
+        return read_checksummed(path) if info.get("format") == FORMAT else read_json(path)
+    except (FileDamagedError, OSError) as error:
+        notes.append(f"{path.relative_to(root)} is left out: {_short(error, path)}")
+        return None
+
+
+def _short(error: Exception, path: Path) -> str:
+    return str(error).removeprefix(f"{path}: ")
 
 
 def part(tree: Mapping[str, Any], key: str) -> JsonObject:
     """Return a section of a file that may lack it."""
     value = tree.get(key)
     return value if isinstance(value, dict) else {}
-
-
-def finite_number(value: Any) -> float | None:
-    """Return a finite number that can be drawn, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        return None
-    return float(value)
 
 
 def _validation(value: Any) -> Row | None:
@@ -239,14 +271,16 @@ def _validation(value: Any) -> Row | None:
     return {"accuracy": accuracy, "by_group": {group: each for group, each in groups.items() if each is not None}}
 
 
-def _evaluations(run: RunDirectory, notes: list[str]) -> tuple[Evaluation, ...]:
+def _evaluations(run: RunDirectory, info: Row, notes: list[str]) -> tuple[Evaluation, ...]:
     """Return what `mutualrl eval --run` left in the run; what cannot be read is noted."""
     results = []
     for path in sorted(run.evaluations.glob("*.json")):
-        value = try_read_json(path)
-        evaluation = None if value is None else _evaluation(value)
+        value = _checked(path, info, notes, run.root)
+        if value is None:
+            continue
+        evaluation = _evaluation(value)
         if evaluation is None:
-            notes.append(f"{path.relative_to(run.root)} cannot be read")
+            notes.append(f"{path.relative_to(run.root)} is left out: not what `mutualrl eval --run` writes")
         else:
             results.append(evaluation)
     return tuple(results)
@@ -275,50 +309,56 @@ def _policies(recipe: Row) -> list[Row]:
     ]
 
 
-def _summary(run: RunDirectory, notes: list[str]) -> Row | None:
+def _summary(run: RunDirectory, info: Row, notes: list[str]) -> Row | None:
     """Return the summary of a finished run; None of one that is not, or that cannot be read, which is noted."""
-    summary = try_read_json(run.summary)
+    summary = _checked(run.summary, info, notes, run.root)
     results = [] if summary is None else list(part(summary, "policies").values())
     needed = ("initial_validation", "validation")
     if results and all(
         isinstance(each, dict) and all(_validation(each.get(key)) for key in needed) for each in results
     ):
         return summary
-    if run.summary.exists():
+    if summary is not None:
         notes.append("its summary.json cannot be read")
     return None
 
 
-def _recipe(path: Path, notes: list[str]) -> Row:
+def _recipe(run: RunDirectory, info: Row, notes: list[str]) -> Row:
+    """Return the recipe as run.json has it; of an older format, what recipe.yaml holds."""
+    text = info.get("recipe")
     try:
-        value: Row | None = yaml_file.read(path)
+        if not isinstance(text, str) or not text:
+            return yaml_file.read(run.recipe)
+        if try_read_bytes(run.recipe) != text.encode():
+            notes.append("its recipe.yaml is missing, or was changed: shown is the recipe in its run.json")
+        return yaml_file.parse_mapping(text, str(run.run_json))
     except RecipeError:
-        value = None
-    if value is None:
         notes.append("its recipe.yaml is missing or cannot be read")
         return {}
-    return value
 
 
-def _lines(path: Path, notes: list[str], root: Path) -> tuple[Row, ...]:
-    """Return the rows of a JSON Lines file that have a step. A last line without its end is being written, or was
-    torn."""
+def _lines(path: Path, recorded: FileSum | None, notes: list[str], root: Path) -> tuple[Row, ...]:
+    """Return the rows of a JSON Lines file that have a step; none where the file does not begin with what the policy
+    has recorded of it. A last line without its end is being written, or was torn."""
+    where = path.relative_to(root)
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = read_regular(path, LARGEST_LOG)
+    except FileNotFoundError:
+        return ()
+    except (OSError, FileDamagedError) as error:
+        notes.append(f"{where} is left out: {_short(error, path)}")
+        return ()
+    if recorded is not None and hashlib.sha256(data[: recorded.bytes]).hexdigest() != recorded.sha256:
+        notes.append(f"{where} is left out: it is not what the policy wrote")
         return ()
     rows: list[Row] = []
     bad: list[int] = []
     for line, text in enumerate(data.split(b"\n")[:-1], 1):
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and type(row.get("step")) is int:
+        row = parse_or_none(text)
+        if row is not None and type(row.get("step")) is int:
             rows.append(row)
         else:
             bad.append(line)
-    where = path.relative_to(root)
     if data and not data.endswith(b"\n"):
         notes.append(f"{where}: its last line has no end (being written, or torn by a kill); it is left out")
     if bad:

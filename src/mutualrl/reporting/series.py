@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from mutualrl.regimes import baseline
-from mutualrl.reporting.run_reader import Point, PolicyRun, Run, finite_number
+from mutualrl.reporting.run_reader import Point, PolicyRun, Run
+from mutualrl.storage.files import finite_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from mutualrl.engines.model_files import require_finite
 from mutualrl.errors import MachineError, UsageError
 from mutualrl.reporting.card import write_cards
+from mutualrl.reporting.run_reader import read_run
 from mutualrl.storage.hub import hub_problem
+from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.trained_model import has_trained_model, trained_model
 
 _OWNER = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -32,8 +36,14 @@ def repository_name(run: str, policy: str) -> str:
 
 
 def push(root: Path, owner: str) -> list[str]:
-    """Upload every trained model of a run as the private repository OWNER/RUN-POLICY; returns their ids."""
+    """Upload every trained model of a run as the private repository OWNER/RUN-POLICY; returns their ids. Raises
+    FileDamagedError, with nothing uploaded, for a model that is not what the run wrote."""
     from huggingface_hub import HfApi
+
+    run = RunDirectory(root)
+    for policy in read_run(root).policies:
+        if has_trained_model(run, policy):
+            require_finite(trained_model(run, policy, verify=True))
 
     api = HfApi()
     pushed = []

@@ -24,7 +24,7 @@ from mutualrl.errors import (
 from mutualrl.process.status import StatusReader
 from mutualrl.records import Rollout
 from mutualrl.see.files import committed_rounds, marker_name
-from mutualrl.see.liveness import NOT_STARTED, HeartbeatMonitor
+from mutualrl.see.liveness import NOT_STARTED, WAITING, HeartbeatMonitor
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, open_store
@@ -255,7 +255,7 @@ class Exchange:
             if not missing:
                 return {peer: shards[peer] for peer in peers if peer in shards}
             if not announced:
-                callbacks.waiting(f"waiting for round {round_index} of {', '.join(missing)}")
+                callbacks.waiting(f"{WAITING} for round {round_index} of {', '.join(missing)}")
                 announced = True
             if callbacks.stopping():
                 raise RoundAbortedError(f"asked to stop while waiting for round {round_index} of {', '.join(missing)}")
@@ -264,7 +264,7 @@ class Exchange:
                 if now - began > self.timeouts.peer_timeout and (late := set(missing) - lost - slow):
                     slow |= late
                     callbacks.slow(
-                        f"waiting for round {round_index} of {', '.join(sorted(late))} for {now - began:.0f} s; its "
+                        f"{WAITING} for round {round_index} of {', '.join(sorted(late))} for {now - began:.0f} s; its "
                         f"heartbeat goes on (until run.round_timeout, {self.timeouts.round_timeout:.0f} s)"
                     )
                 next_look = now + _LIVENESS_SECONDS
@@ -296,9 +296,10 @@ class Exchange:
             )
         late = [peer for peer in missing if peer not in lost]
         if late and waited > self.timeouts.round_timeout:
+            doing = ", ".join(f"{peer} (last seen: {self._heartbeats.seconds_since(peer)[1]})" for peer in late)
             raise WaitTimeoutError(
-                f"policy {self.policy!r} waited {waited:.0f} s for round {round_index} of {', '.join(late)}, "
-                f"longer than run.round_timeout ({self.timeouts.round_timeout:.0f} s)"
+                f"policy {self.policy!r} waited {waited:.0f} s for round {round_index} of {doing}, longer than "
+                f"run.round_timeout ({self.timeouts.round_timeout:.0f} s)"
             )
         return lost
 

@@ -1,4 +1,7 @@
-"""Heartbeats: a counter that a policy raises, and a watch that a reader keeps on its own clock."""
+"""Heartbeats: a counter that a policy raises, and a watch that a reader keeps on its own clock.
+
+Liveness is not progress. The counter of beats goes up as long as the process lives; the counter of progress only when
+the policy did something: began a phase, ran its model. A reward function that never returns beats, and makes none."""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from mutualrl.storage.files import JsonObject, parse_or_none
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
+WAITING = "waiting"  # how the phase begins while a policy waits for its peers
+LOADING = "loading"  # the phase before the trainer is built
+SCORING = "scoring"  # how the phase begins while a reward function runs
 NOT_STARTED = "not started"  # the phase of a policy that has not published one yet
 
 
@@ -23,7 +29,7 @@ class Heartbeat:
     """Raises a counter in the policy's `heartbeat.json` (`heartbeat.<rank>.json` for further ranks) once per second
     from a daemon thread.
 
-    The file also says what the policy is doing (`phase`, `step`), for people and for the supervisor.
+    The file also says what the policy is doing (`phase`, `step`, `progress`), for people and for the supervisor.
     A reader judges by the counter alone, never by the writer's clock.
     """
 
@@ -37,6 +43,7 @@ class Heartbeat:
         self._counter = 0
         self._phase = "starting"
         self._step = 0
+        self._progress = 0
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -49,10 +56,15 @@ class Heartbeat:
         self._thread.start()
 
     def set(self, phase: str, step: int | None = None) -> None:
-        """Say what the policy is doing; seen with the next beat."""
+        """Say what the policy is doing; seen with the next beat. Beginning something is progress."""
         self._phase = phase
+        self._progress += 1
         if step is not None:
             self._step = step
+
+    def advance(self) -> None:
+        """Say that the policy has got on with what it is doing."""
+        self._progress += 1
 
     def beat(self) -> None:
         """Raise the counter once."""
@@ -64,6 +76,7 @@ class Heartbeat:
                 "counter": self._counter,
                 "phase": self._phase,
                 "step": self._step,
+                "progress": self._progress,
             }
             data = json.dumps(state, ensure_ascii=False, allow_nan=False).encode() + b"\n"
             self._store.put(self._policy, self._name, data, durable=self._counter == 1)
@@ -77,18 +90,26 @@ class Heartbeat:
         self.beat()
 
     def _run(self) -> None:
+        written = True
         while not self._stop.wait(self._interval):
             try:
                 self.beat()
+                written = True
             except (OSError, DiskError) as error:  # a full disk, say: the next beat may get through
-                notify(f"the heartbeat of {self._policy!r} cannot be written: {error}")
+                if written:
+                    notify(f"the heartbeat of {self._policy!r} cannot be written: {error}")
+                written = False
 
 
 @dataclass(slots=True)
 class _Seen:
+    """Beat as a reader saw it last: when its counter moved, and when its progress did."""
+
     counter: int
     at: float
     phase: str
+    progress: int
+    progress_at: float
 
 
 class HeartbeatMonitor:
@@ -107,13 +128,28 @@ class HeartbeatMonitor:
         names = sorted({HEARTBEAT, *heartbeats(self._store, peer)})
         return max((self._of(peer, name) for name in names), key=lambda entry: entry[0])
 
+    def seconds_without_progress(self, peer: str) -> tuple[float, str]:
+        """Return seconds since the peer's main rank last made progress (as seen here), and the phase that it is in: of
+        all its ranks' the one that runs a reward function, which the others wait for. 0 while it waits for its peers,
+        for which there are other time-outs, and while it loads.
+        """
+        self.seconds_since(peer)
+        seen = self._seen.get((peer, HEARTBEAT))
+        if seen is None or seen.phase.startswith((WAITING, LOADING, NOT_STARTED)):
+            return 0.0, NOT_STARTED if seen is None else seen.phase
+        phases = [each.phase for (policy, _), each in sorted(self._seen.items()) if policy == peer]
+        phase = next((each for each in phases if each.startswith(SCORING)), seen.phase)
+        return time.monotonic() - seen.progress_at, phase
+
     def _of(self, peer: str, name: str) -> tuple[float, str]:
         now = time.monotonic()
         state = last_beat(self._store, peer, name) or {}
-        counter, phase = int(state.get("counter", 0)), str(state.get("phase", NOT_STARTED))
+        counter, progress = (_count(state.get(key)) for key in ("counter", "progress"))
+        phase = str(state.get("phase", NOT_STARTED))
         seen = self._seen.get((peer, name))
         if seen is None or seen.counter != counter:
-            self._seen[peer, name] = _Seen(counter, now, phase)
+            moved = now if seen is None or seen.progress != progress else seen.progress_at
+            self._seen[peer, name] = _Seen(counter, now, phase, progress, moved)
             return 0.0, phase
         rank = name.removeprefix("heartbeat").removesuffix("json").strip(".")
         return now - seen.at, seen.phase + (f", rank {rank}" if rank else "")
@@ -122,6 +158,10 @@ class HeartbeatMonitor:
         """Count a peer's silence from the next call on."""
         for key in [key for key in self._seen if key[0] == peer]:
             del self._seen[key]
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int else 0
 
 
 def heartbeats(store: ExchangeStore, policy: str) -> list[str]:

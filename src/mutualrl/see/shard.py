@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mutualrl.errors import ExchangeDamagedError
+from mutualrl.errors import DataError, ExchangeDamagedError
 from mutualrl.see.files import PART_NAME
 from mutualrl.see.schema import SCHEMA, Marker, Part, combined_hash
 from mutualrl.see.store import ExchangeStore
+from mutualrl.storage.parquet import require_bounded
 
 
 class Shard:
@@ -86,7 +87,10 @@ def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
         raise ExchangeDamagedError(f"{path}: sha256 {digest[:12]}..., its marker says {part.sha256[:12]}...")
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        require_bounded(file, path)
         names, rows = set(file.schema_arrow.names), file.metadata.num_rows
+    except DataError as error:
+        raise ExchangeDamagedError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
         raise ExchangeDamagedError(f"{path}: not readable as Parquet ({error})") from None
     missing = set(SCHEMA.names) - names

@@ -16,7 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from mutualrl.storage.files import create_atomic, sync_directory, write_atomic
+from mutualrl.errors import ExchangeDamagedError, FileDamagedError
+from mutualrl.storage.files import create_atomic, read_regular, sync_directory, write_atomic
+
+LARGEST_OBJECT = 4 * 2**30  # bytes; a round of thousands of long rollouts is some megabytes
 
 
 class ExchangeStore(Protocol):
@@ -35,7 +38,8 @@ class ExchangeStore(Protocol):
         ...
 
     def get(self, policy: str, name: str) -> bytes | None:
-        """Return an object's bytes; None while there is none. Raises OSError where it cannot be read."""
+        """Return an object's bytes; None while there is none. Raises OSError where it cannot be read,
+        ExchangeDamagedError among them."""
         ...
 
     def size(self, policy: str, name: str) -> int:
@@ -86,9 +90,11 @@ class LocalStore:
     def get(self, policy: str, name: str) -> bytes | None:
         """Return the file's bytes; None where there is no such file."""
         try:
-            return (self.root / policy / name).read_bytes()
+            return read_regular(self.root / policy / name, LARGEST_OBJECT)
         except FileNotFoundError:
             return None
+        except FileDamagedError as error:
+            raise ExchangeDamagedError(str(error)) from None
 
     def size(self, policy: str, name: str) -> int:
         """Return the file's size; 0 where there is no such file."""

@@ -7,8 +7,6 @@ takes a directory only when every file matches the marker."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,22 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mutualrl.errors import CheckpointDamagedError, DiskError
+from mutualrl.errors import CheckpointDamagedError, DiskError, FileDamagedError
+from mutualrl.storage.artifacts import MARKER, FileSum, compare_files
 from mutualrl.storage.files import read_checksummed, sync_directory, write_checksummed, write_json
 
 FORMAT = 1
-MARKER = "complete.json"
 LATEST = "latest.json"
 _NAME = re.compile(r"step-([0-9]{6,})")
 _PASSED = re.compile(r"\.step-[0-9]{6,}\.damaged")
-
-
-@dataclass(frozen=True, slots=True)
-class FileSum:
-    """Size in bytes and sha256 of one file."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +43,6 @@ class CheckpointMarker:
     def from_json(cls, value: dict[str, Any]) -> CheckpointMarker:
         """Parse a marker. Raises KeyError, TypeError or ValueError when it is not one."""
         return cls(**{**value, "files": {name: FileSum(**entry) for name, entry in value["files"].items()}})
-
-
-def file_sum(path: Path) -> FileSum:
-    """Return size and sha256 of a file, after its bytes are on the disk."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileSum(file.tell(), digest)
-
-
-def relative_files(directory: Path) -> list[str]:
-    """Return every file below a directory but the marker, sorted, with `/` between parts."""
-    names = (p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
-    return sorted(name for name in names if name != MARKER)
 
 
 class Checkpoints:
@@ -168,21 +144,11 @@ class Checkpoints:
     def verify(self, step: int) -> CheckpointMarker:
         """Return the marker of a step whose files were all compared with it. Raises CheckpointDamagedError naming
         the file."""
-        marker, directory = self.marker(step), self.path(step)
-        names = set(relative_files(directory))
-        for name in sorted(names ^ set(marker.files)):
-            what = "is missing" if name in marker.files else "does not belong there"
-            raise CheckpointDamagedError(f"{directory / name}: {what}")
-        for name, expected in marker.files.items():
-            path = directory / name
-            if path.stat().st_size != expected.bytes:
-                raise CheckpointDamagedError(f"{path}: {path.stat().st_size} bytes, its marker says {expected.bytes}")
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != expected.sha256:
-                raise CheckpointDamagedError(
-                    f"{path}: sha256 {digest[:12]}..., its marker says {expected.sha256[:12]}..."
-                )
+        marker = self.marker(step)
+        try:
+            compare_files(self.path(step), marker.files)
+        except FileDamagedError as error:
+            raise CheckpointDamagedError(str(error)) from None
         return marker
 
     def newest(self, run_id: str, policy: str, notify: Callable[[str], None]) -> CheckpointMarker | None:

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
+import stat
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -126,6 +128,31 @@ def _temporary(path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
         raise DiskError(f"{path}: {len(data):,} bytes cannot be written: {error.strerror}") from error
 
 
+PROBE_BYTES = 4096
+
+
+def require_writable(directory: Path) -> None:
+    """Raise DiskError, with path, bytes and what is free, when a small file cannot be written into a directory: the
+    disk is full, has no inodes left, or fails."""
+    probe = directory / "probe"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _temporary(probe, bytes(PROBE_BYTES), durable=True) as temporary:
+            temporary.unlink()
+    except (DiskError, OSError) as error:
+        if isinstance(error, OSError) and not is_disk_failure(error):
+            raise
+        raise DiskError(f"{directory}: {PROBE_BYTES:,} bytes cannot be written ({_free(directory)}): {error}") from None
+
+
+def _free(directory: Path) -> str:
+    try:
+        state = os.statvfs(directory)
+    except OSError as error:
+        return f"what is free cannot be seen: {error.strerror}"
+    return f"{state.f_bavail * state.f_frsize:,} bytes and {state.f_favail:,} files free"
+
+
 def sync_directory(path: Path) -> None:
     """Make the renames in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -133,6 +160,60 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+SMALL_BYTES = 64 * 2**20  # of a small file of ours, at most: what is larger was not written by us
+
+
+def read_regular(path: Path, limit: int = SMALL_BYTES) -> bytes:
+    """Return the bytes of a regular file of at most `limit` bytes. A FIFO, a device or a directory is never read, nor
+    waited for.
+
+    Raises FileNotFoundError, FileDamagedError for another kind of file or a larger one, OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileDamagedError(f"{path}: not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > limit:
+        raise FileDamagedError(f"{path}: over {limit:,} bytes; expected less")
+    return data
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text as we write it. Raises ValueError for anything else: NaN, an infinity, a number
+    that is too large for a float, nesting without end, bytes that are no UTF-8."""
+    try:
+        return json.loads(
+            text if isinstance(text, str) else text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+LARGEST_NUMBER = 1e100  # no figure of ours is larger; sums of larger ones would overflow
+
+
+def finite_number(value: object) -> float | None:
+    """Return a value of a file as a finite number that can be computed with and shown, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_NUMBER:
+        return None
+    return float(value)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text:.20} is too large for a number")
+    return value
 
 
 def write_json(path: Path, value: object, *, durable: bool = True) -> None:
@@ -153,7 +234,7 @@ def read_checksummed(path: Path) -> JsonObject | None:
     """Return the object that `write_checksummed` wrote, without its checksum, or None when there is no such file.
     Raises FileDamagedError when a byte was changed, added or lost."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         return None
     return parse_checksummed(data, str(path))
@@ -161,12 +242,7 @@ def read_checksummed(path: Path) -> JsonObject | None:
 
 def parse_checksummed(data: bytes, where: str) -> JsonObject:
     """Return the object in checksummed bytes, without its checksum. Raises FileDamagedError when a byte was changed."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FileDamagedError(f"{where}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise FileDamagedError(f"{where}: expected a JSON object, found {type(value).__name__}")
+    value = _object(data, where)
     value.pop(CHECKSUM_KEY, None)
     if checksummed_bytes(value) != data:
         raise FileDamagedError(f"{where}: its bytes do not match its checksum")
@@ -177,37 +253,53 @@ def parse_or_none(data: bytes | None) -> JsonObject | None:
     """Return the JSON object in some bytes, or None where there is none that can be read now: for objects that say how
     things stand, are written often without waiting for the disk, and are worth nothing a second later."""
     try:
-        value = None if data is None else json.loads(data)
-    except (ValueError, RecursionError):
+        value = None if data is None else strict_json(data)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
 
 def checksummed_bytes(value: Mapping[str, Any]) -> bytes:
-    """Return a JSON object as bytes with a sha256 of itself."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    seal = hashlib.sha256(text.encode()).hexdigest()
-    return (json.dumps({**value, CHECKSUM_KEY: seal}, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    """Return a JSON object as bytes with a sha256 of itself, in place of one that it has already."""
+    rest = {key: each for key, each in value.items() if key != CHECKSUM_KEY}
+    seal = hashlib.sha256(json.dumps(rest, ensure_ascii=False, allow_nan=False).encode()).hexdigest()
+    return (json.dumps({**rest, CHECKSUM_KEY: seal}, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_any_json(path: Path) -> JsonObject | None:
+    """Return the JSON object at `path`, its checksum compared where it has one (files of older versions have none), or
+    None when there is no such file. Raises FileDamagedError."""
+    value = read_json(path)
+    return read_checksummed(path) if value is not None and CHECKSUM_KEY in value else value
 
 
 def read_json(path: Path) -> JsonObject | None:
     """Return the JSON object at `path`, or None when there is no such file. Raises FileDamagedError when it is not
     one."""
     try:
-        text = path.read_text("utf-8")
+        return _object(read_regular(path), str(path))
     except FileNotFoundError:
         return None
-    except UnicodeDecodeError as error:
-        raise FileDamagedError(f"{path}: not JSON ({error})") from None
+
+
+def _object(data: bytes, where: str) -> JsonObject:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = strict_json(data)
+    except ValueError as error:
         raise FileDamagedError(
-            f"{path}: not JSON ({error}); restore it, or remove it if nothing else is wrong"
+            f"{where}: not JSON ({error}); restore it, or remove it if nothing else is wrong"
         ) from None
     if not isinstance(value, dict):
-        raise FileDamagedError(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise FileDamagedError(f"{where}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def try_read_bytes(path: Path) -> bytes | None:
+    """Return the bytes of a small regular file, or None when there is none that can be read."""
+    try:
+        return read_regular(path)
+    except (FileDamagedError, OSError):
+        return None
 
 
 def try_read_json(path: Path) -> JsonObject | None:

@@ -3,9 +3,13 @@ writes each; the keys on disk are the fields."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mutualrl.errors import FileDamagedError
+from mutualrl.storage.files import read_checksummed
 
 Fingerprint = dict[str, str | int]
 
@@ -45,7 +49,11 @@ class StoredAllocation(Stored):
 
 
 class RunInfo(Stored):
-    """`run.json`: how a run began, what every policy of it must agree on, and where each of them runs."""
+    """`run.json`: how a run began, what every policy of it must agree on, and where each of them runs.
+
+    `models`: by policy, what its base model is (`engines.model_files.model_digest`). `recipe`: the text of recipe.yaml,
+    which is the copy; `recipe_sha256` its sha256, `recipe_before_sha256` that of the text before the newest session.
+    """
 
     format: int = 0
     run_id: str
@@ -58,7 +66,11 @@ class RunInfo(Stored):
     pool: str | None = None
     nodes: int = 1
     fingerprint: Fingerprint = {}
+    models: dict[str, str] = {}
     placement: dict[str, StoredAllocation] = {}
+    recipe: str = ""
+    recipe_sha256: str = ""
+    recipe_before_sha256: str = ""
 
 
 class Validation(Stored):
@@ -84,3 +96,17 @@ class PolicyResult(Stored):
     lost_peers: dict[str, int]
     attempts: int
     resumed_from: list[int]
+
+
+def policy_result(path: Path) -> PolicyResult | None:
+    """Return what a policy reported at its end; None of one that has not ended. Raises FileDamagedError when the file
+    is not what it wrote."""
+    value = read_checksummed(path)
+    if value is None:
+        return None
+    try:
+        return PolicyResult.model_validate(value)
+    except ValidationError as error:
+        raise FileDamagedError(
+            f"{path}: {'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}"
+        ) from None

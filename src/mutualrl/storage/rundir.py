@@ -18,10 +18,18 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mutualrl.errors import DiskError, FileDamagedError, RunDirectoryError, UsageError
-from mutualrl.storage.files import read_json, try_read_json, write_json
+from mutualrl.storage.files import (
+    CHECKSUM_KEY,
+    JsonObject,
+    read_checksummed,
+    read_json,
+    read_regular,
+    try_read_json,
+    write_checksummed,
+)
 from mutualrl.storage.run_info import RunInfo
 
-FORMAT = 2  # of a run directory; raised when an older mutualrl could not resume a run
+FORMAT = 3  # of a run directory; raised when an older mutualrl could not resume a run
 _OURS = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and what a killed writer left
 PACKAGES = ("mutualrl", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "vllm")
 
@@ -89,6 +97,16 @@ class RunDirectory:
         """Return the resolved recipe."""
         return self.root / "recipe.yaml"
 
+    def recipe_text(self) -> str:
+        """Return the run's recipe as run.json has it; of a run of an older format, what recipe.yaml holds. Raises as
+        `info` does, FileDamagedError when recipe.yaml is needed and cannot be read."""
+        if text := self.info().recipe:
+            return text
+        try:
+            return read_regular(self.recipe).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileDamagedError(f"{self.recipe}: cannot be read ({error})") from None
+
     @property
     def exchange(self) -> Path:
         """Return the Shared Experience Exchange of the run."""
@@ -118,11 +136,14 @@ class RunDirectory:
         return self.root / f".node-{node}.lock"
 
     def info(self) -> RunInfo:
-        """Return run.json. Raises UsageError when the directory is not a run's, or a newer version's."""
+        """Return run.json. Raises UsageError when the directory is not a run's, or a newer version's, FileDamagedError
+        when a byte of it was changed."""
         try:
-            value = read_json(self.run_json)
-        except (OSError, FileDamagedError) as error:
+            value = read_run_json(self.run_json)
+        except OSError as error:
             raise UsageError(f"{self.run_json}: cannot be read ({error}); --clean deletes the run") from None
+        except FileDamagedError as error:
+            raise FileDamagedError(f"{error}; restore it, or delete the run with --clean") from None
         if value is None:
             raise UsageError(f"{self.root} is not a run directory: it has no run.json")
         if not isinstance(value.get("run_id"), str):
@@ -138,6 +159,15 @@ class RunDirectory:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise UsageError(f"{self.run_json}: {where}: {first['msg']}, found {first['input']!r:.80}") from None
+
+
+def read_run_json(path: Path) -> JsonObject | None:
+    """Return the content of a run.json, its checksum compared; one of another format may have none. None when there is
+    no such file. Raises FileDamagedError, OSError."""
+    value = read_json(path)
+    if value is None or (CHECKSUM_KEY not in value and value.get("format", 0) != FORMAT):
+        return value
+    return read_checksummed(path)
 
 
 def default_path(regime: str, pool: str) -> Path:
@@ -273,7 +303,7 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
         run.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(run.lock(0), str(path)))
         check_free(run.root)  # whoever held the lock a moment ago may have begun a run
-        write_json(run.run_json, info.to_json())
+        write_checksummed(run.run_json, info.to_json())
     except (OSError, DiskError) as error:
         raise RunDirectoryError(
             f"run directory {path} cannot be written: {getattr(error, 'strerror', None) or error}; name another with "

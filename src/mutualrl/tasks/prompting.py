@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jinja2.exceptions import TemplateError
-
 from mutualrl.errors import ModelError
+from mutualrl.process.limits import CpuTimeError, bounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+#: what the chat template of a model may take for one prompt
+TEMPLATE_SECONDS = 10.0
+TEMPLATE_BYTES = 2 * 2**30
+TEMPLATE_CHARACTERS = 10_000_000
 
 Content = str | list[dict[str, str]]
 
@@ -40,12 +44,30 @@ def prompt_ids(
         return []
     prompts = [as_prompt(text, tokenizer) for text in texts]
     if tokenizer.chat_template:
-        try:
-            ids = tokenizer.apply_chat_template(
-                conversation=prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **(template or {})
-            )["input_ids"]
-        except TemplateError as error:
-            raise ModelError(f"the chat template of {tokenizer.name_or_path!r} failed on a prompt: {error}") from error
+        _rehearse(prompts, tokenizer, template or {})
+        ids = tokenizer.apply_chat_template(
+            conversation=prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **(template or {})
+        )["input_ids"]
     else:
         ids = tokenizer(text=prompts)["input_ids"]
     return [list(row) for row in ids]
+
+
+def _rehearse(prompts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> None:
+    """Render each prompt once under limits. A chat template is a program that came with a model: it may loop, allocate
+    without bound, or fail. Raises ModelError for one that does."""
+    for prompt in prompts:
+        try:
+            with bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES):
+                text = tokenizer.apply_chat_template(
+                    conversation=prompt, add_generation_prompt=True, tokenize=False, **arguments
+                )
+            problem = f"made {len(text):,} characters" if len(text) > TEMPLATE_CHARACTERS else None
+        except CpuTimeError:
+            problem = f"did not end within {TEMPLATE_SECONDS:g} s of computing"
+        except MemoryError:
+            problem = f"needed over {TEMPLATE_BYTES:,} bytes"
+        except Exception as error:  # noqa: BLE001  (whatever a template of others does)
+            problem = f"failed: {type(error).__name__}: {error}"
+        if problem is not None:
+            raise ModelError(f"the chat template of {tokenizer.name_or_path!r} {problem} on the prompt {prompt!r:.80}")

@@ -45,13 +45,15 @@ def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
     return [load_reward(path) for path in ([paths] if isinstance(paths, str) else paths)]
 
 
-def wrap_errors(function: Reward, name: str) -> Reward:
-    """Return `function`, whose exceptions become RewardErrors with its name, and the exception as their cause.
-    `__wrapped__` is the function itself. Not for models, TRL's other kind of reward, which are called otherwise."""
+def wrap_errors(function: Reward, name: str, on_call: Callable[[str], None] = lambda name: None) -> Reward:
+    """Return `function`, whose exceptions become RewardErrors with its name, and the exception as their cause;
+    `on_call` hears of each call. `__wrapped__` is the function itself. Not for models, TRL's other kind of reward,
+    which are called otherwise."""
     if is_async(function):
 
         @functools.wraps(function)
         async def later(*args: object, **kwargs: object) -> Any:
+            on_call(name)
             with _naming(name):
                 return await function(*args, **kwargs)
 
@@ -59,6 +61,7 @@ def wrap_errors(function: Reward, name: str) -> Reward:
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
+        on_call(name)
         with _naming(name):
             return function(*args, **kwargs)
 

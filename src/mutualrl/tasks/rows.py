@@ -126,13 +126,14 @@ def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str,
         yield from _csv(path)
         return
     import pyarrow as pa
-    import pyarrow.parquet as pq
     from datasets import load_dataset, load_from_disk
     from datasets.exceptions import DatasetGenerationError
 
+    from mutualrl.storage.parquet import read_table
+
     quiet_bars()
     try:
-        if suffix == ".parquet" and not path.is_dir() and pq.read_metadata(path).num_rows == 0:
+        if suffix == ".parquet" and not path.is_dir() and len(read_table(path)) == 0:
             raise DataError(f"{path}: the file has no rows")
         if path.is_dir():
             saved = (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()

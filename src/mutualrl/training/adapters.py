@@ -3,6 +3,8 @@ adapter."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,10 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from mutualrl.errors import DiskError
 from mutualrl.recipes.schema import LoraSection
+from mutualrl.storage.artifacts import commit_directory
+from mutualrl.storage.files import is_disk_failure
 from mutualrl.training.trl_compat import loaded_from
 
 if TYPE_CHECKING:
@@ -47,17 +52,36 @@ def save_adapter(trainer: GRPOTrainer, state: dict[str, Any], model: Path, adapt
     PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(model)
 
 
-def save_model(trainer: GRPOTrainer, directory: Path, adapter: Path) -> None:
+def save_model(trainer: GRPOTrainer, directory: Path, adapter: Path, identity: Mapping[str, object]) -> None:
     """Save what transformers needs to load the model: safetensors, configurations, tokenizer. A policy that trained an
-    adapter gets it merged there, and alone in `adapter`.
+    adapter gets it merged there, and alone in `adapter`. Each directory is complete, with a marker that has `identity`,
+    or is not there. Raises DiskError with path and bytes when the disk refuses.
 
     (`Trainer.save_model` would add its arguments as a pickle; run.json and recipe.yaml say it all.)
     """
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    if trainer.accelerator.is_main_process:
+    if not trainer.accelerator.is_main_process:
+        return
+    staging, staged_adapter = (path.with_name(f".{path.name}.partial") for path in (directory, adapter))
+    for path in (staging, staged_adapter):
+        shutil.rmtree(path, ignore_errors=True)
+    try:
         model = trainer.accelerator.unwrap_model(trainer.model)
         if hasattr(model, "peft_config"):
-            save_adapter(trainer, state, directory, adapter)
+            save_adapter(trainer, state, staging, staged_adapter)
+            commit_directory(staged_adapter, adapter, identity)
         else:
-            model.save_pretrained(directory, state_dict=state)
-        trainer.processing_class.save_pretrained(directory)
+            model.save_pretrained(staging, state_dict=state)
+        trainer.processing_class.save_pretrained(staging)
+        commit_directory(staging, directory, identity)
+    except Exception as error:
+        if not is_disk_failure(error):
+            raise
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+        free = shutil.disk_usage(directory.parent).free
+        for path in (staging, staged_adapter):
+            shutil.rmtree(path, ignore_errors=True)
+        raise DiskError(
+            f"{directory}: the model cannot be written ({error}); it needs {needed:,} bytes, the disk has {free:,} "
+            "free. When there is room: the same command with --resume"
+        ) from error

@@ -10,9 +10,18 @@ from safetensors import SafetensorError
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
 
+from mutualrl.engines.model_files import model_digest
+from mutualrl.engines.scoring import check_vocabulary
 from mutualrl.errors import DataError, ModelError
 from mutualrl.recipes import Recipe
-from mutualrl.recipes.agreement import compare, fingerprint, load_recipe_prompts, require_enough, solutions
+from mutualrl.recipes.agreement import (
+    compare,
+    compare_models,
+    fingerprint,
+    load_recipe_prompts,
+    require_enough,
+    solutions,
+)
 from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
 from mutualrl.records import Prompt
 from mutualrl.regimes import get_regime
@@ -20,6 +29,7 @@ from mutualrl.see import Exchange, Heartbeat, MissingPeers
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
+from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards
 from mutualrl.tiny import located
 from mutualrl.training.adapters import lora_config
@@ -32,7 +42,7 @@ from mutualrl.training.safe_deepspeed import keep_loads_safe
 from mutualrl.training.sharing import Sharing, publish_schema
 from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
-from mutualrl.training.vllm_generation import prepare_vllm
+from mutualrl.training.vllm_generation import hear_steps, prepare_vllm
 
 
 class BuiltTrainer(NamedTuple):
@@ -56,10 +66,11 @@ def build_trainer(
     logging.disable_progress_bar()
     allocation = info.placement[policy]
     batch = plan_batch(recipe, policy, allocation.processes)
-    prompts = load_recipe_prompts(recipe, "train")
-    compare(policy, fingerprint(recipe, batch, prompts), info.fingerprint)
+    prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
+    compare(policy, fingerprint(recipe, batch, prompts, validation), info.fingerprint)
+    _require_model(recipe, policy, info)
     tokenizers = load_tokenizers(recipe)
-    prompts, validation = _fitting(recipe, prompts, tokenizers, batch)
+    prompts, validation = _fitting(recipe, prompts, validation, tokenizers, batch)
     cpu = not torch.cuda.is_available() or not allocation.gpus
     output = run.policy(policy).root / "trainer"
     args = grpo_config(
@@ -107,12 +118,24 @@ def build_trainer(
         )
     except (OSError, SafetensorError) as error:
         raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
+    own = prompt_ids([p.content for p in prompts], tokenizers[policy], trainer.chat_template_kwargs)
+    check_vocabulary(trainer.model, max(max(row) for row in own))
+    hear_steps(trainer, sharing.link.advance)
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
     return BuiltTrainer(trainer, sharing, validation)
 
 
+def _require_model(recipe: Recipe, policy: str, info: RunInfo) -> None:
+    """Raise PlanMismatchError when a policy's base model is not the run's. The supervisor of node 0 has compared what
+    it sees; another machine may see other files."""
+    if info.placement[policy].nodes[0] == 0 or not info.models.get(policy):
+        return
+    section = recipe.policy(policy)
+    compare_models({policy: model_digest(located(section.model), section.revision)}, info.models)
+
+
 def _fitting(
-    recipe: Recipe, prompts: list[Prompt], tokenizers: dict[str, Any], batch: BatchPlan
+    recipe: Recipe, prompts: list[Prompt], validation: list[Prompt], tokenizers: dict[str, Any], batch: BatchPlan
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Return training and validation prompts that are short enough for every policy."""
     limit = recipe.task.max_prompt_tokens
@@ -122,10 +145,10 @@ def _fitting(
     ]
     training = within_limit(prompts, readers, limit)
     require_enough(training, batch)
-    validation = within_limit(load_recipe_prompts(recipe, "validation"), readers, limit)
-    if not validation:
+    fitting = within_limit(validation, readers, limit)
+    if not fitting:
         raise DataError(f"no validation prompt is within task.max_prompt_tokens ({limit}) for every policy")
-    return training, validation
+    return training, fitting
 
 
 def seed_policy(recipe: Recipe, policy: str, rank: int) -> None:

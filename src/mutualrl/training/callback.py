@@ -15,7 +15,6 @@ from transformers import TrainerControl as Control
 from transformers import TrainerState as State
 from transformers import TrainingArguments as Args
 
-from mutualrl.storage.files import write_atomic
 from mutualrl.storage.run_info import Validation
 from mutualrl.training.checkpointing import StepEnd, random_state
 from mutualrl.training.peers import PeerLink
@@ -121,16 +120,3 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def keep_until(path: Path, step: int) -> None:
-    """Cut `metrics.jsonl` or `rescues.jsonl` after a step, so that a resumed run has each step once; a torn last line
-    goes too."""
-    if not path.exists():
-        return
-    lines = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n") or int(json.loads(line)["step"]) > step:
-            break
-        lines.append(line)
-    write_atomic(path, b"".join(lines))

@@ -15,7 +15,8 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from mutualrl.errors import DiskError
-from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, file_sum, relative_files
+from mutualrl.storage.artifacts import file_sum, relative_files
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import is_disk_failure
 from mutualrl.training.state import save_state
 from mutualrl.training.trl_compat import micro_step, micro_steps_per_round

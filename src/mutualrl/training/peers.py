@@ -50,6 +50,11 @@ class PeerLink:
         if self.heartbeat is not None:
             self.heartbeat.set(phase, step)
 
+    def advance(self) -> None:
+        """Say that the policy has got on with what it is doing."""
+        if self.heartbeat is not None:
+            self.heartbeat.advance()
+
     def _arrived(self, peer: str, seconds: float) -> None:
         self.waited_for[peer] += seconds  # type: ignore[assignment]  # a Counter adds what it is given
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from accelerate.utils import broadcast_object_list
 
 from mutualrl.console.lines import notify
-from mutualrl.errors import ExchangeDamagedError, PlanMismatchError
+from mutualrl.errors import ExchangeDamagedError, FileDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
+from mutualrl.storage.artifacts import FileSum
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
+from mutualrl.storage.files import write_atomic
 from mutualrl.storage.run_info import PolicyResult, Validation
+from mutualrl.storage.run_logs import LOGS, current_sums, log_paths, require_log
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
-from mutualrl.training.callback import keep_until
 from mutualrl.training.checkpointing import Checkpointer
 from mutualrl.training.sharing import Sharing
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
+
+
+NOTHING = FileSum(0, hashlib.sha256().hexdigest())
 
 
 class PolicyProgress:
@@ -60,6 +67,7 @@ class PolicyProgress:
             "initial_validation": None if self.initial_validation is None else self.initial_validation.to_json(),
             "train_seconds": self.train_seconds,
             "resumed_from": self._resumed_from,
+            LOGS: current_sums(self.run.policy(self.policy)),
         }
 
     def resume(self, marker: CheckpointMarker) -> None:
@@ -109,8 +117,7 @@ def resume_point(trainer: GRPOTrainer, progress: PolicyProgress, files: PolicyFi
         store.clear_partial()
         answer = [store.newest(checkpointer.run_id, checkpointer.policy, notify)]
         _require_rounds(trainer.sharing, 0 if answer[0] is None else answer[0].round)
-        for file in (files.metrics, files.rescues):
-            keep_until(file, 0 if answer[0] is None else answer[0].step)
+        cut_logs(files, None if answer[0] is None else answer[0])
     marker = broadcast_object_list(answer, from_process=0)[0]
     if marker is None:
         return None
@@ -124,6 +131,28 @@ def resume_point(trainer: GRPOTrainer, progress: PolicyProgress, files: PolicyFi
     if accelerator.is_main_process:
         notify(f"policy {progress.policy!r}, attempt {progress.attempt}: resuming from checkpoint step-{marker.step}")
     return str(store.path(marker.step))
+
+
+def cut_logs(files: PolicyFiles, marker: CheckpointMarker | None) -> None:
+    """Cut `metrics.jsonl` and `rescues.jsonl` to what they were at a checkpoint, so that a resumed run has each step
+    once. One that is gone stays gone.
+
+    Raises FileDamagedError when a file does not begin with what it was then.
+    """
+    sums = {} if marker is None else marker.progress[LOGS]
+    for path in log_paths(files):
+        if not path.exists():
+            if path.name in sums:
+                notify(f"{path} is gone: it begins anew after step {0 if marker is None else marker.step}")
+            continue
+        expected = FileSum(**sums.get(path.name, asdict(NOTHING)))
+        try:
+            require_log(path, expected)
+        except FileDamagedError as error:
+            raise FileDamagedError(f"{error}; restore it, or remove it and lose these lines") from None
+        with path.open("rb") as file:
+            kept = file.read(expected.bytes)
+        write_atomic(path, kept)  # a new file: who follows the old one sees that it was cut
 
 
 def _require_rounds(sharing: Sharing, cursor: int) -> None:

@@ -17,6 +17,7 @@ from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
 from mutualrl.records import Rollout, row_id
 from mutualrl.regimes import Plan
+from mutualrl.see.liveness import SCORING
 from mutualrl.tasks.rewards import wrap_errors
 from mutualrl.thl import decode_completion, ended
 from mutualrl.training.callback import SharingCallback
@@ -85,9 +86,11 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)
         self.reward_funcs: list[Any] = [
-            function if isinstance(function, torch.nn.Module) else wrap_errors(function, name)
+            function if isinstance(function, torch.nn.Module) else wrap_errors(function, name, self._on_reward)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
+        embeddings = self.model.get_input_embeddings()  # which every pass reads, sampling's too, however it is wrapped
+        embeddings.register_forward_pre_hook(lambda module, given: sharing.link.advance())
 
     def _check_settings(self, sharing: Sharing) -> None:
         """Raise UsageError for settings under which the regime would not compute what it says."""
@@ -122,6 +125,16 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         ]
 
     # ---- a round
+
+    def on_generate(self) -> None:
+        """Say that this policy samples."""
+        if self.sharing is not None and self.model.training:
+            self.sharing.link.set_phase("generating")
+
+    def _on_reward(self, name: str) -> None:
+        """Say whose reward function runs: it may be a judge that never answers."""
+        if self.sharing is not None:
+            self.sharing.link.set_phase(f"{SCORING}: reward function {name}")
 
     def scored(self, score: Callable[[], torch.Tensor], inputs: list[Inputs]) -> torch.Tensor:
         """Score with TRL's reward functions. Raises RewardError naming them for what is no reward."""
@@ -172,6 +185,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     ) -> torch.Tensor:
         """Return TRL's loss, with the round's extra rows."""
         own_loss = super().compute_loss
+        if self.sharing is not None and self.model.training:
+            self.sharing.link.set_phase("updating")
         if self.sharing is None or not self.model.training:
             alone: torch.Tensor = own_loss(model, inputs, return_outputs, num_items_in_batch)
             return alone
@@ -255,6 +270,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
 
     def save_step(self, write: Callable[[], None], directory: str) -> None:
         """Write transformers' checkpoint with our state beside it; under a checkpointer complete, or not there."""
+        if self.sharing is not None:
+            self.sharing.link.set_phase("saving")
         if self.checkpointer is not None:
             self.checkpointer.save(self, write)
             return

@@ -78,6 +78,9 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         rewards: torch.Tensor = score()
         return rewards
 
+    def on_generate(self) -> None:
+        """Hear that TRL begins to sample a generation batch."""
+
     def on_generated(self, batch: Inputs) -> None:
         """Hear of a generation batch that TRL has sampled and scored; it may be changed in place."""
 
@@ -103,6 +106,7 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Inputs:
+        self.on_generate()
         batch: Inputs = super()._generate_and_score_completions(inputs)
         self.on_generated(batch)
         return batch

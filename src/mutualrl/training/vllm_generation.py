@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mutualrl.errors import MachineError
@@ -59,6 +59,20 @@ def keep_weights_loadable() -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     utils.dispatch_cpu_unquantized_gemm = dispatch
+
+
+def hear_steps(trainer: GRPOTrainer, on_step: Callable[[], None]) -> None:
+    """Let `on_step` hear of each step of the policy's engine: a long generation is progress."""
+    if not trainer.use_vllm or trainer.vllm_mode != "colocate":
+        return
+    engine = trainer.vllm_generation.llm.llm_engine
+    step = engine.step
+
+    def heard() -> Any:
+        on_step()
+        return step()
+
+    engine.step = heard
 
 
 def shut_down(trainer: GRPOTrainer) -> None:

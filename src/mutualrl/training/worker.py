@@ -21,10 +21,12 @@ from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInte
 from mutualrl.process.parent_watch import watch_parent
 from mutualrl.process.status import StatusReader
 from mutualrl.process.stopping import StopRequest
-from mutualrl.recipes import Recipe, load
+from mutualrl.recipes import Recipe, load_run
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
-from mutualrl.storage.files import is_disk_failure, write_json
+from mutualrl.see.liveness import LOADING
+from mutualrl.storage.files import is_disk_failure, write_checksummed
 from mutualrl.storage.run_info import RunInfo
+from mutualrl.storage.run_logs import LOGS, current_sums
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     """Return the life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest
     checkpoint on, if there is one."""
     info = run.info()
-    recipe = load(run.recipe, run_code=True)
+    recipe = load_run(run, run_code=True)
     rank = int(os.environ.get("RANK", "0"))
     if _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
@@ -79,7 +81,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     heartbeat = Heartbeat(run.exchange, policy, rank=rank)
     if rank == 0:
         exchange.claim()
-    heartbeat.set("loading")
+    heartbeat.set(LOADING)
     heartbeat.start()
 
     from mutualrl.training.adapters import save_model
@@ -105,14 +107,16 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
         heartbeat.set("validating")
         progress.initial_validation = validator()
         if rank == 0:
-            write_json(files.before, progress.initial_validation.to_json())
+            write_checksummed(files.before, progress.initial_validation.to_json())
     _train(trainer, progress, checkpoint, stop, heartbeat)
     heartbeat.set("validating")
     final = validator()
     heartbeat.set("saving")
-    save_model(trainer, files.model, files.adapter)
+    identity = {"run_id": info.run_id, "policy": policy, "step": trainer.state.global_step}
+    save_model(trainer, files.model, files.adapter, identity)
     if rank == 0:
-        write_json(files.result, progress.result(final, trainer.state.global_step).to_json())
+        result = progress.result(final, trainer.state.global_step).to_json()
+        write_checksummed(files.result, {**result, LOGS: current_sums(files)})
     leave_group(trainer, heartbeat)
 
 

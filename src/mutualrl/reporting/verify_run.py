@@ -1,0 +1,142 @@
+"""Verification of a run: every file that it keeps, compared with what was said of it when it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError, FileDamagedError, UsageError
+from mutualrl.recipes import load_run
+from mutualrl.regimes.info import RegimeInfo
+from mutualrl.see.exchange import claimed_attempt
+from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
+from mutualrl.see.missing_peers import MissingPeers
+from mutualrl.see.store import ExchangeStore, open_store
+from mutualrl.storage.artifacts import verify_directory
+from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
+from mutualrl.storage.files import read_checksummed, read_regular
+from mutualrl.storage.run_logs import recorded_sums, require_log
+from mutualrl.storage.rundir import PolicyFiles, RunDirectory
+from mutualrl.storage.trained_model import has_trained_model, trained_model
+
+
+@dataclass
+class Verification:
+    """What was looked at, by kind of file, and what is wrong, each with its file; `exchange`: by policy."""
+
+    checked: dict[str, int] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+    exchange: list[PolicyInspection] = field(default_factory=list)
+
+    def look(self, kind: str, check: Callable[[], object]) -> None:
+        """Carry out a check of one file, or of what belongs together."""
+        self.checked[kind] = self.checked.get(kind, 0) + 1
+        try:
+            check()
+        except (FileDamagedError, CheckpointDamagedError, ExchangeDamagedError, UsageError) as error:
+            self.damaged.append(str(error))
+        except OSError as error:
+            self.damaged.append(f"{error.filename or kind}: cannot be read ({error.strerror or error})")
+
+    def to_json(self) -> dict[str, object]:
+        """Return everything."""
+        return {
+            "whole": not self.damaged,
+            "damaged": self.damaged,
+            "checked": self.checked,
+            "policies": [inspection.to_json() for inspection in self.exchange],
+        }
+
+
+def verify_run(run: RunDirectory) -> Verification:
+    """Return the verification of a run. It may be going on: what is replaced meanwhile is looked at again. Raises
+    UsageError for what is no run, FileDamagedError for a damaged run.json, without which nothing can be compared."""
+    result = Verification()
+    info = run.info()
+    result.checked["run.json"] = 1
+    result.look("recipe.yaml", lambda: _recipe(run, info.recipe))
+    for path in (run.summary, run.root / "supervisor" / "sessions.json", *sorted(run.evaluations.glob("*.json"))):
+        if path.exists():
+            kind = "evaluations" if path.parent == run.evaluations else path.name
+            result.look(kind, partial(read_checksummed, path))
+    for name in _policies(run):
+        _verify_policy(run, run.policy(name), result)
+    verify_exchange(run, result)
+    verify_checkpoints(run, result)
+    return result
+
+
+def _policies(run: RunDirectory) -> list[str]:
+    directory = run.root / "policies"
+    return sorted(path.name for path in directory.iterdir() if path.is_dir()) if directory.is_dir() else []
+
+
+def _recipe(run: RunDirectory, text: str) -> None:
+    if text and read_regular(run.recipe) != text.encode():
+        raise FileDamagedError(f"{run.recipe}: is not the recipe in run.json")
+
+
+def _verify_policy(run: RunDirectory, files: PolicyFiles, result: Verification) -> None:
+    name = files.root.name
+    for path in (files.before, files.result):
+        if path.exists():
+            result.look(path.name, partial(read_checksummed, path))
+    for path, expected in recorded_sums(files).items():
+        result.look(path.name, partial(require_log, path, expected))
+    if files.result.exists() or has_trained_model(run, name):
+        result.look("model", lambda: trained_model(run, name, verify=True))
+    if files.adapter.exists():
+        result.look("adapter", lambda: verify_directory(files.adapter))
+
+
+def verify_checkpoints(run: RunDirectory, result: Verification) -> None:
+    """Compare every file of every checkpoint with its marker."""
+    for name in _policies(run):
+        checkpoints = Checkpoints(run.policy(name).root)
+        for step in checkpoints.steps():
+            result.look("checkpoints", partial(_checkpoint, checkpoints, step))
+
+
+def _checkpoint(checkpoints: Checkpoints, step: int) -> None:
+    try:
+        checkpoints.verify(step)
+    except (CheckpointDamagedError, FileNotFoundError):
+        if step in checkpoints.steps():  # else a running policy has removed it meanwhile
+            raise
+
+
+def verify_exchange(run: RunDirectory, result: Verification) -> None:
+    """Compare every byte of the exchange with its commit markers, decode it, and look for rounds that are missing."""
+    run_id = run.info().run_id
+    store = open_store(run.exchange)
+    for policy in writers(run.exchange):
+        inspection = inspect_policy(run.exchange, run_id, policy, verify=True)
+        result.exchange.append(inspection)
+        result.damaged += inspection.damaged
+        result.damaged += [f"policy {policy}: round {gap} is missing between others" for gap in inspection.gaps]
+        result.checked["rounds"] = result.checked.get("rounds", 0) + len(inspection.rounds)
+        result.look("claims", partial(_claims, store, policy))
+    result.damaged += _missing_rounds(run, result.exchange)
+
+
+def _claims(store: ExchangeStore, policy: str) -> None:
+    claimed_attempt(store, policy)
+    MissingPeers(store, policy)
+
+
+def _missing_rounds(run: RunDirectory, inspections: list[PolicyInspection]) -> list[str]:
+    """Return rounds that a policy's checkpoints say it published, that some policy may still read, and that are not
+    there."""
+    recipe = load_run(run, without_models=True)
+    if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
+        return []  # nothing is published
+    stores = {p.name: run.policy(p.name).root for p in recipe.policies}
+    needed, lines = oldest_cursor(list(stores.values())), []
+    rounds = {inspection.policy: set(inspection.rounds) for inspection in inspections}
+    for name, root in stores.items():
+        missing = sorted(set(range(needed, Checkpoints(root).newest_cursor())) - rounds.get(name, set()))
+        if missing:
+            span = f"{missing[0]}-{missing[-1]}" if len(missing) > 1 else str(missing[0])
+            lines.append(f"policy {name}: {len(missing)} round(s) that it had published are missing ({span})")
+    return lines

@@ -1,0 +1,39 @@
+"""Parquet files of others: a few kilobytes of one can stand for more than a machine's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mutualrl.errors import DataError
+
+LARGEST = 8 * 2**30  # bytes of a file's values, decoded
+ROWS = 1024  # decoded at a time
+
+
+def require_bounded(file: pq.ParquetFile, where: str, limit: int = LARGEST) -> None:
+    """Raise DataError when a file says itself that its pages take more than `limit` bytes."""
+    declared = sum(file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups))
+    if declared > limit:
+        raise DataError(f"{where}: {declared:,} bytes when decompressed, expected at most {limit:,}; split the file")
+
+
+def read_table(path: Path, limit: int = LARGEST) -> pa.Table:
+    """Return the table in a regular Parquet file, decoded some rows at a time. Raises DataError when it cannot be read,
+    or takes more than `limit` bytes when decoded."""
+    if not path.is_file():
+        raise DataError(f"{path}: not a regular file")
+    batches, total = [], 0
+    try:
+        with pq.ParquetFile(path) as file:
+            require_bounded(file, str(path), limit)
+            for batch in file.iter_batches(ROWS):
+                total += batch.nbytes
+                if total > limit:
+                    raise DataError(f"{path}: over {limit:,} bytes when decoded; split the file")
+                batches.append(batch)
+            return pa.Table.from_batches(batches, schema=file.schema_arrow)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not readable as Parquet ({error})") from None
