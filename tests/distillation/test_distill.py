@@ -257,7 +257,10 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
     again = json.loads(cli_here(*arguments, "trained", "--out", "again", "--beside", "g").stdout)
     assert again["learners"]["ada"]["loss"] == result["learners"]["ada"]["loss"]
     assert again["learners"]["ada"]["accuracy"] == result["learners"]["ada"]["accuracy"]
-    assert "is taken" in cli_here(*arguments, "base", "--out", "d").stderr
+    assert (
+        "holds another distillation (it differs in beside, settings)"
+        in cli_here(*arguments, "base", "--out", "d").stderr
+    )
     page = cli_here("report", "g", "d", "--out", "page", "--json")
     assert page.returncode == 0, page.stderr
     assert (tmp_path / "page" / "figures" / "distillation.png").exists()

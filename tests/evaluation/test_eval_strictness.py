@@ -57,9 +57,6 @@ def test_completions_are_never_taken_for_another_prompt(
     write(tmp_path / "d.jsonl", {"prompt": "4+3:", "answer": "7", "prompt_id": "p1"})
     assert cli_here(*arguments).returncode == 0
     write(tmp_path / "d.jsonl", changed)
-    from mutualrl.tasks.dataset import read_prompts
-
-    read_prompts.cache_clear()
     done = cli_here(*arguments)
     assert done.returncode == 2
     assert "it differs in tasks" in json.loads(done.stdout)["error"]["message"]

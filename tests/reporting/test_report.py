@@ -564,4 +564,4 @@ def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
     for bad in ({"learners": {"a": 5}}, {"learners": {"a": {"bars": {"sgt": {"relative": float("nan")}}}}}):
         (tmp_path / "d").mkdir(exist_ok=True)
         (tmp_path / "d" / "distill.json").write_text(json.dumps(bad))
-        assert cli_here("report", tmp_path / "d", "--out", "page").returncode == 2
+        assert cli_here("report", tmp_path / "d", "--out", "page").returncode in (2, 6)

@@ -84,6 +84,9 @@ ScoreOption = Annotated[
 AlsoOption = Annotated[
     list[str] | None, typer.Option(help="A further score beside exact match: math-verify.", show_default=False)
 ]
+StepTimeoutOption = Annotated[
+    float, typer.Option(min=0.001, help="Seconds that a reward function may take for a part, at most.")
+]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling and of generated problems.")]
 
 
@@ -106,6 +109,7 @@ def evaluate(
     out: OutOption = None,
     score: ScoreOption = None,
     also: AlsoOption = None,
+    step_timeout: StepTimeoutOption = 1800.0,
     seed: SeedOption = 0,
     trust_remote_code: TrustRemoteCode = False,
     as_json: JsonFlag = False,
@@ -155,6 +159,7 @@ def evaluate(
             template=template,
             answer=answer,
             also=extra,
+            step_timeout=step_timeout,
             trust_remote_code=trust_remote_code,
         )
     )

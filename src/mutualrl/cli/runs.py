@@ -14,7 +14,7 @@ from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table,
 from mutualrl.console.display import cell, clean
 
 if TYPE_CHECKING:
-    from mutualrl.reporting.run_reader import Run
+    from mutualrl.reporting.run_reader import Overview
 
 runs = typer.Typer(help="Runs: list them, watch one, verify its files, push its models.", no_args_is_help=True)
 RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
@@ -28,7 +28,7 @@ def ls(
 ) -> None:
     """List the runs in a directory, the newest first, with what state each is in."""
     from mutualrl.errors import FileDamagedError, UsageError
-    from mutualrl.reporting.run_reader import read_run
+    from mutualrl.reporting.run_reader import read_overview
     from mutualrl.storage.files import user_path
 
     root = user_path(directory)
@@ -38,16 +38,16 @@ def ls(
     readable, unreadable = [], []
     for path in paths:
         try:
-            readable.append(read_run(path))
+            readable.append(read_overview(path))
         except (UsageError, FileDamagedError) as error:
             unreadable.append(str(error))
-    readable.sort(key=lambda run: str(run.info.get("created", "")), reverse=True)
+    readable.sort(key=lambda each: str(each.run.info.get("created", "")), reverse=True)
     if as_json:
-        emit({"runs": [_row(run) for run in readable], "unreadable": unreadable})
+        emit({"runs": [_row(each) for each in readable], "unreadable": unreadable})
         return
     table = Table("run", "state", "regime", "pool", "seed", "step", "accuracy")
-    for run in readable:
-        summary = _row(run)
+    for each in readable:
+        run, summary = each.run, _row(each)
         curves = [
             f"{name} " + ("" if p["before"] is None else f"{p['before']:.2f} -> ") + f"{p['last']:.2f}"
             for name, p in summary["policies"].items()
@@ -71,13 +71,14 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
     from mutualrl.cli.results import show_summary
     from mutualrl.errors import MutualRLError
     from mutualrl.mwra.progress import Progress
-    from mutualrl.reporting.run_reader import read_run
+    from mutualrl.reporting.run_reader import read_overview, read_run
     from mutualrl.storage.rundir import RunDirectory, holder_of
 
-    read = read_run(run)
     if as_json:
-        emit({**_row(read), "notes": list(read.notes)})
+        overview = read_overview(run)
+        emit({**_row(overview), "notes": list(overview.run.notes)})
         return
+    read = read_run(run, logs=False)
     directory = RunDirectory(read.root)
     if read.state == "running":
         gate_key = read.rule.metric("gate_rate")
@@ -85,7 +86,7 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
             while holder_of(directory.lock(0)) is not None:
                 progress.update()
                 time.sleep(WATCH_SECONDS)
-        read = read_run(run)
+        read = read_run(run, logs=False)
     if read.summary is None or read.state != "finished":
         raise MutualRLError(f"the run {clean(str(run))} is {read.state}: {'; '.join(read.notes)}")
     show_summary(read.summary, read.root)
@@ -133,15 +134,8 @@ def push(
             typer.echo(repo)
 
 
-def _row(run: Run) -> dict[str, Any]:
-    policies = {}
-    for name, policy in run.policies.items():
-        points = policy.accuracy()
-        policies[name] = {
-            "step": policy.steps,
-            "before": points[0].value if points and points[0].step == 0 else None,
-            "last": points[-1].value if points else None,
-        }
+def _row(overview: Overview) -> dict[str, Any]:
+    run = overview.run
     return {
         "run": str(run.root),
         "state": run.state,
@@ -150,6 +144,6 @@ def _row(run: Run) -> dict[str, Any]:
         "task": run.task,
         "seed": run.seed,
         "steps": run.planned_steps,
-        "policies": policies,
+        "policies": {name: standing._asdict() for name, standing in overview.standings.items()},
         "began": run.info.get("created"),
     }

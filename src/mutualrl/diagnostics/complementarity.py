@@ -85,26 +85,28 @@ def _samples(rollouts: Rollouts) -> dict[str, int]:
 
 
 def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[PairRow]:
-    """Return all ordered pairs; one set of resamples for all of them."""
-    models, units = solved.shape
-    couples = list(itertools.combinations(range(models), 2))
-    both = [solved[a] & solved[b] for a, b in couples]
-    columns = np.stack([*solved, *both], axis=1).astype(np.float64)
+    """Return all ordered pairs; one set of resamples for all of them, in blocks that bound the memory."""
+    couples = list(itertools.permutations(range(len(solved)), 2))
+    rows: list[PairRow] = []
+    for start in range(0, len(couples), PAIRS_AT_A_TIME):
+        rows += _pair_rows(policies, solved, couples[start : start + PAIRS_AT_A_TIME], seed)
+    return rows
+
+
+def _pair_rows(policies: Sequence[str], solved: Bools, couples: list[tuple[int, int]], seed: int) -> list[PairRow]:
+    units = solved.shape[1]
+    learners, peers = solved[[a for a, _ in couples]], solved[[b for _, b in couples]]
+    columns = np.concatenate([learners, peers, learners & peers]).T.astype(np.float64)
 
     def statistic(sums: Floats) -> Floats:
-        one = {m: sums[:, m] for m in range(models)}
-        shared = {pair: sums[:, models + i] for i, pair in enumerate(couples)}
-        statistics = []
-        for a, b in itertools.permutations(range(models), 2):
-            common = shared[min(a, b), max(a, b)]
-            overlap, rescue = ratio(common, one[a] + one[b] - common), ratio(one[b] - common, units - one[a])
-            statistics += [one[a] / units, one[b] / units, overlap, rescue]
-        return np.stack(statistics, axis=1)
+        learner, peer, common = np.split(sums, 3, axis=1)
+        overlap, rescue = ratio(common, learner + peer - common), ratio(peer - common, units - learner)
+        return np.stack([learner / units, peer / units, overlap, rescue], axis=2).reshape(len(sums), -1)
 
     values = statistic(columns.sum(axis=0)[None])[0]
     around = intervals(columns, statistic, seed)
     rows = []
-    for number, (a, b) in enumerate(itertools.permutations(range(models), 2)):
+    for number, (a, b) in enumerate(couples):
         row: dict[str, Any] = {"learner": policies[a], "peer": policies[b]}
         for place, name in enumerate(PAIR_RATES, len(PAIR_RATES) * number):
             row |= {name: float(values[place]), f"{name}_ci": list(around[place])}
@@ -112,6 +114,7 @@ def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[PairRow]:
     return rows
 
 
+PAIRS_AT_A_TIME = 1000
 PAIR_RATES = ("learner_success", "peer_success", "jaccard", "rescue")
 POOL_RATES = ("mean", "any", "all", "exactly_one", "jaccard")
 

@@ -32,10 +32,18 @@ def _with(value: float | None, interval: Sequence[float | None]) -> str:
     return f"{number(value)} [{number(low, 2)}, {number(high, 2)}]"
 
 
+MOST_PAIRS = 400  # of models, in a table: 20 of them
+
+
 def complementarity(result: Complementarity) -> str:
     """Return pairs, pool, buckets, gate rates, and the recommendation."""
     rows = []
-    for row in map(columns_of, result["pairs"]):
+    pairs = [columns_of(row) for row in result["pairs"]]
+    left_out = ""
+    if len(pairs) > MOST_PAIRS:
+        left_out = f"; the {MOST_PAIRS} of {len(pairs):,} pairs with the most rescues, all of them with --json"
+        pairs = sorted(pairs, key=lambda row: -(row["rescue"] or 0.0))[:MOST_PAIRS]
+    for row in pairs:
         cells = [name(row["learner"]), name(row["peer"])]
         for key in ("learner_success", "peer_success", "jaccard", "rescue"):
             cells.append(_with(row[key], row[f"{key}_ci"]))
@@ -43,7 +51,7 @@ def complementarity(result: Complementarity) -> str:
     which = {"first": "the first rollout", "any": "any rollout"}[result["success"]]
     parts = [
         table(
-            f"Prompt-level complementarity ({_about(result)}; success: {which}) [95 % bootstrap]",
+            f"Prompt-level complementarity ({_about(result)}; success: {which}{left_out}) [95 % bootstrap]",
             ["learner", "peer", "learner succ.", "peer succ.", "Jaccard", "peer rescues fail"],
             rows,
         )

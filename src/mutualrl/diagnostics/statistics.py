@@ -56,14 +56,14 @@ def intervals(
         sums[start : start + count] = weights @ columns_P_Q
     values = statistic(sums)
     tail = (1 - level) / 2
-    bounds = []
-    for column in values.T:
-        known = column[~np.isnan(column)]
-        bounds.append((float(np.quantile(known, tail)), float(np.quantile(known, 1 - tail))) if len(known) else _NONE)
-    return bounds
-
-
-_NONE = (float("nan"), float("nan"))
+    absent = np.isnan(values)
+    whole = ~absent.any(axis=0)
+    ends = np.full((2, values.shape[1]), np.nan)
+    ends[:, whole] = np.quantile(values[:, whole], [tail, 1 - tail], axis=0)
+    for place in np.flatnonzero(~whole & ~absent.all(axis=0)):
+        known = values[~absent[:, place], place]
+        ends[:, place] = np.quantile(known, [tail, 1 - tail])
+    return [(float(low), float(high)) for low, high in ends.T]
 
 
 def pooled_advantages(

@@ -26,6 +26,7 @@ from mutualrl.storage.files import (
     read_checksummed,
     read_json,
     read_regular,
+    remove_temporaries,
     user_path,
     write_atomic,
     write_checksummed,
@@ -104,6 +105,9 @@ class Store:
             except OSError as error:
                 raise UsageError(f"--out {out} cannot be made: {error.strerror}") from None
             write_checksummed(directory / REQUEST, request)
+        remove_temporaries(directory)
+        for completions in (directory / COMPLETIONS).glob("*"):
+            remove_temporaries(completions)
         return cls(directory)
 
     def get(self, part: Part) -> list[JsonObject] | None:

@@ -22,6 +22,7 @@ from mutualrl.storage.trained_model import trained_model
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
+from mutualrl.tasks.rewarding import REWARD_SECONDS
 
 ALIASES = {"paper": PAPER}
 
@@ -46,12 +47,14 @@ class EvalFlags:
     template: str | None = None
     answer: str | None = None
     also: tuple[str, ...] = ()
+    step_timeout: float = REWARD_SECONDS
     trust_remote_code: bool = False
 
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """Prompts of a task, where they come from, what was left out, and what rewards a completion."""
+    """Prompts of a task, where they come from, what was left out, and what rewards a completion; `step_timeout`: the
+    seconds that a reward function may take for the completions of a part."""
 
     name: str
     prompts: list[Prompt]
@@ -60,6 +63,7 @@ class TaskRequest:
     max_new_tokens: int
     rewards: tuple[str, ...] = ("boxed",)
     reward_weights: tuple[float, ...] | None = None
+    step_timeout: float = REWARD_SECONDS
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,10 @@ class EvalRequest:
         of_own_task = trainer.get("max_completion_length") if suite == own.name else None
         tokens = flags.max_new_tokens or of_own_task  # any other task has its own limit, whatever the model
         weights = _get(recipe, "trainer", "reward_weights") if recipe else pool and pool.trainer.get("reward_weights")
-        tasks = [_rewarded(task, own, weights) for task in _tasks(suite, own, flags, tokens)]
+        tasks = [
+            replace(_rewarded(task, own, weights), step_timeout=flags.step_timeout)
+            for task in _tasks(suite, own, flags, tokens)
+        ]
         if flags.run is not None:
             models = _models_of(RunDirectory(user_path(flags.run)), recipe, flags.trust_remote_code)
         elif pool is not None:

@@ -105,7 +105,7 @@ def _scored_again(
         if (row["prompt_id"], row["rollout"]) != (prompt.id, number % samples):
             raise FileDamagedError(f"{where}: row {number} is of prompt {row['prompt_id']!r}, expected {prompt.id!r}")
         answered.append((prompt, Completion(tuple(row["token_ids"] or ()), row["y_text"], row["ended"])))
-    rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer)
+    rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer, task.step_timeout)
     if task.rewards == BOXED and (wrong := [n for n, row in enumerate(rows) if row["reward"] != rewards[n]]):
         raise FileDamagedError(
             f"{where}: row {wrong[0]} has reward {rows[wrong[0]]['reward']}, its text earns {rewards[wrong[0]]}"
@@ -137,7 +137,7 @@ def _generated(
     if task.rewards == BOXED:
         rewards = [content_score(box, prompt.answer) for box, (prompt, _) in zip(boxes, answered, strict=True)]
     else:
-        rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer)
+        rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer, task.step_timeout)
     for number, (prompt, completion) in enumerate(answered):
         yield {
             **_row(model, task.name, prompt, number % how.samples, completion),

@@ -12,11 +12,11 @@ from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
 from mutualrl.mwra.group import Launcher, ProcessGroup, ProcessTag, end, failure_of, next_attempt, tail
 from mutualrl.mwra.placement import Allocation
 from mutualrl.process.ports import free_port
-from mutualrl.process.status import PolicyStatus, StatusReader, StatusWriter, node_file
+from mutualrl.process.status import PolicyStatus, StatusReader, StatusWriter, node_file, status_of
 from mutualrl.recipes import Recipe
 from mutualrl.see.liveness import LOADING, NOT_STARTED, HeartbeatMonitor, clear_heartbeats
 from mutualrl.storage.checkpoints import Checkpoints
-from mutualrl.storage.files import require_writable
+from mutualrl.storage.files import remove_temporaries, require_writable
 from mutualrl.storage.rundir import RunDirectory
 
 #: a policy that ends because a peer ended is not the cause; the others get so long to be found.
@@ -123,6 +123,8 @@ class PolicySupervisor:
     def _start(self, managed: ManagedPolicy) -> None:
         if managed.group is not None:  # its agent is dead; a worker below it may have a moment left
             end([managed.group], self._tag(managed), grace=0)
+        for directory in (self.run.exchange / managed.name, self.run.policy(managed.name).root):
+            remove_temporaries(directory)
         managed.attempt = next_attempt(self.run, managed.name)
         self.run.policy(managed.name).failure.unlink(missing_ok=True)
         if len(managed.allocation.nodes) > 1:
@@ -201,8 +203,7 @@ class PolicySupervisor:
 
     def _status_of(self, managed: ManagedPolicy, node: int) -> PolicyStatus:
         message = self._status_reader.read(node_file(self.run.root, node))
-        policies = {} if message is None else message["policies"]
-        return PolicyStatus(**policies[managed.name]) if managed.name in policies else PolicyStatus()
+        return PolicyStatus() if message is None else status_of(message, managed.name)
 
     def _ended(self, managed: ManagedPolicy, what: str) -> None:
         """Handle the end of a process group: nothing to do when it was asked to stop, an error of the run, or a

@@ -25,7 +25,13 @@ from mutualrl.regimes.info import RegimeInfo
 from mutualrl.see import MissingPeers, open_store
 from mutualrl.storage.artifacts import verify_directory
 from mutualrl.storage.checkpoints import Checkpoints
-from mutualrl.storage.files import read_checksummed, read_regular, write_atomic, write_checksummed
+from mutualrl.storage.files import (
+    read_checksummed,
+    read_regular,
+    remove_temporaries,
+    write_atomic,
+    write_checksummed,
+)
 from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation
 from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
 
@@ -280,6 +286,8 @@ def resume_run(
 ) -> None:
     """Write what a new session changes: the recipe's harmless keys, the devices, that lost policies are back; and end
     an earlier request to stop."""
+    for directory in (run.root, run.root / "supervisor", run.evaluations):
+        remove_temporaries(directory)
     run.summary.unlink(missing_ok=True)
     for policy in recipe.policies:
         cursor = Checkpoints(run.policy(policy.name).root).newest_cursor()

@@ -1,4 +1,4 @@
-"""Limits for a piece of foreign code that runs in this process: CPU time, memory."""
+"""Limits for a piece of foreign code that runs in this process: time, CPU time, memory."""
 
 from __future__ import annotations
 
@@ -42,6 +42,34 @@ def bounded(cpu_seconds: float, memory: int) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+class _Expired(BaseException):
+    """Time is up. No `except Exception` of foreign code may take it for an error of its own."""
+
+
+@contextmanager
+def time_limit(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise `error` when the block takes longer than `seconds`, also while it waits for a socket or a lock.
+
+    Off the main thread, which signals do not reach, there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Expired
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    except _Expired:
+        raise error from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _address_space() -> int:

@@ -76,6 +76,29 @@ class StatusWriter:
             write_json(self._path, state, durable=False)
 
 
+def status_of(state: JsonObject, policy: str) -> PolicyStatus:
+    """Return what a supervisor says of a policy; state `unknown` where it says nothing."""
+    return PolicyStatus(**state["policies"][policy]) if policy in state["policies"] else PolicyStatus()
+
+
+def _is_state(value: JsonObject) -> bool:
+    """Return whether an object is what `StatusWriter` writes. The file carries no checksum: it is written twice per
+    second, and is worth nothing a moment later."""
+    policies = value.get("policies")
+    return (
+        type(value.get("session")) is int
+        and type(value.get("counter")) is int
+        and isinstance(value.get("outcome"), str | None)
+        and isinstance(policies, dict)
+        and all(_is_status(entry) for entry in policies.values())
+    )
+
+
+def _is_status(entry: object) -> bool:
+    kinds = {"state": str, "attempt": int, "rendezvous": str}
+    return isinstance(entry, dict) and set(entry) == set(kinds) and all(type(entry[k]) is kinds[k] for k in kinds)
+
+
 class StatusReader:
     """Reader of all supervisors' words, on its own monotonic clock. A word of a supervisor that fell silent, or of
     one that has not spoken since this reader began, is not believed."""
@@ -89,14 +112,15 @@ class StatusReader:
         for path in sorted(self._directory.glob("node-*.json"), key=lambda p: (len(p.name), p.name)):
             state = self.read(path)
             if state is not None and policy in state["policies"]:
-                return PolicyStatus(**state["policies"][policy])
+                return status_of(state, policy)
         return PolicyStatus()
 
     def read(self, path: Path) -> JsonObject | None:
-        """Return what a supervisor says, or None when it is not (yet) known to be alive."""
+        """Return what a supervisor says, or None when it is not (yet) known to be alive, or what lies there is not what
+        a supervisor writes."""
         now = time.monotonic()
         state = try_read_json(path)
-        if state is None:
+        if state is None or not _is_state(state):
             return None
         mark = (state["session"], state["counter"])
         before, at, moved = self._seen.get(path.name, (mark, now, False))

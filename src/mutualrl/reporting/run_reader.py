@@ -188,9 +188,9 @@ class Run:
         return any(self.rule.is_variant(section) for section in sections)
 
 
-def read_run(path: Path) -> Run:
-    """Return a run's directory, in whatever state. Raises UsageError when it is none, FileDamagedError when its
-    run.json is not what the run wrote."""
+def read_run(path: Path, *, logs: bool = True) -> Run:
+    """Return a run's directory, in whatever state; without its metrics and rescues if not `logs`. Raises
+    UsageError when it is none, FileDamagedError when its run.json is not what the run wrote."""
     root = user_path(path)
     run = RunDirectory(root)
     info, notes = _info(run, path), []
@@ -210,11 +210,14 @@ def read_run(path: Path) -> Run:
     for name in dict.fromkeys([*models, *names]):
         files = run.policy(name)
         result = _checked(files.result, info, notes, root) or part(part(summary or {}, "policies"), name) or None
-        sums = recorded_sums(files)
-        metrics = _lines(files.metrics, sums.get(files.metrics), notes, root)
-        if not metrics:
-            notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
-        rescues = _lines(files.rescues, sums.get(files.rescues), notes, root)
+        metrics: tuple[Row, ...] = ()
+        rescues: tuple[Row, ...] = ()
+        if logs:
+            sums = recorded_sums(files)
+            metrics = _lines(files.metrics, sums.get(files.metrics), notes, root)
+            rescues = _lines(files.rescues, sums.get(files.rescues), notes, root)
+            if not metrics:
+                notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
         if summary is not None and result is None:
             what = "was lost on the way" if name in (summary.get("lost") or ()) else "has no result that can be read"
             notes.append(f"policy {name!r} {what}: its curve ends where it did, and it has no final accuracy")
@@ -254,6 +257,70 @@ def _checked(path: Path, info: Row, notes: list[str], root: Path) -> Row | None:
 
 def _short(error: Exception, path: Path) -> str:
     return str(error).removeprefix(f"{path}: ")
+
+
+class Standing(NamedTuple):
+    """How far a policy is: its last step, its accuracy before training, and the last one measured."""
+
+    step: int
+    before: float | None
+    last: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A run as a list of runs shows it."""
+
+    run: Run
+    standings: Mapping[str, Standing]
+
+
+def read_overview(path: Path) -> Overview:
+    """Return a run without its metrics, and how far each policy is, from the ends of its files: a long run is listed as
+    fast as a short one. Raises as `read_run` does."""
+    run = read_run(path, logs=False)
+    standings = {}
+    for name, policy in run.policies.items():
+        metrics = RunDirectory(run.root).policy(name).metrics
+        accuracy = policy.accuracy()
+        before = accuracy[0].value if accuracy and accuracy[0].step == 0 else None
+        step, last = _ends(metrics, needs_accuracy=policy.final is None)
+        standings[name] = Standing(step, before, policy.final if policy.final is not None else last or before)
+    return Overview(run, standings)
+
+
+def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:
+    """Return the last step in a metrics.jsonl and, where asked for, its last validation's accuracy, read from its
+    end."""
+    step, size = 0, TAIL_BYTES
+    while True:
+        data, whole = _tail(path, size)
+        rows = [
+            row for row in map(parse_or_none, data.split(b"\n")) if row is not None and type(row.get("step")) is int
+        ]
+        step = rows[-1]["step"] if rows else step
+        found = [each["accuracy"] for row in rows if (each := _validation(row.get("validation"))) is not None]
+        if found or whole or (rows and not needs_accuracy):
+            return step, found[-1] if found else None
+        size *= 8
+
+
+TAIL_BYTES = 64 * 1024
+
+
+def _tail(path: Path, size: int) -> tuple[bytes, bool]:
+    """Return the complete lines in the last `size` bytes of a regular file, and whether that is all of it."""
+    try:
+        if not path.is_file():
+            return b"", True
+        with path.open("rb") as file:
+            length = file.seek(0, 2)
+            file.seek(max(0, length - size))
+            data = file.read(size)
+    except OSError:
+        return b"", True
+    begin = data.find(b"\n") + 1 if length > size else 0
+    return data[begin : data.rfind(b"\n") + 1], length <= size
 
 
 def part(tree: Mapping[str, Any], key: str) -> JsonObject:

@@ -128,6 +128,12 @@ def _temporary(path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
         raise DiskError(f"{path}: {len(data):,} bytes cannot be written: {error.strerror}") from error
 
 
+def remove_temporaries(directory: Path) -> None:
+    """Remove what killed writers left in a directory. No writer may be at work there."""
+    for path in directory.glob(".*.tmp") if directory.is_dir() else ():
+        path.unlink(missing_ok=True)
+
+
 PROBE_BYTES = 4096
 
 

@@ -16,7 +16,7 @@ from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out, unicode_text
 from mutualrl.tasks.hub_data import hub_rows, is_hub, parse_reference
-from mutualrl.tasks.rows import DatasetRow, read_rows
+from mutualrl.tasks.rows import DatasetRow, read_rows, version_of
 from mutualrl.tasks.template import fields_of, fill
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -47,10 +47,16 @@ class DatasetTask:
         return TaskData([p for p in prompts if held_out(p.text) == (split == "validation")], origin)
 
 
-@cache
 def read_prompts(path: Path, split: str, template: str | None = None, answer: str = "answer") -> tuple[Prompt, ...]:
     """Return the rows of a data set as prompts, in order. With a template the prompt is made from the row's fields,
     and the field `answer` is the answer. Raises DataError naming file, row and field."""
+    return _read_prompts(path, split, template, answer, version_of(path))
+
+
+@cache
+def _read_prompts(
+    path: Path, split: str, template: str | None, answer: str, version: tuple[object, ...]
+) -> tuple[Prompt, ...]:
     prompts: list[Prompt] = []
     seen: dict[str, int] = {}
     rows = hub_rows(parse_reference(path), split) if is_hub(path) else read_rows(path, split)

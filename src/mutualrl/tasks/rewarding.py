@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BOXED = ("boxed",)
+REWARD_SECONDS = 1800.0  # of one call of a reward function, at most: `run.step_timeout` of the commands
 
 
 def rewards_of(
@@ -21,17 +22,18 @@ def rewards_of(
     weights: Sequence[float] | None,
     answered: Sequence[tuple[Prompt, Completion]],
     tokenizer: PreTrainedTokenizerBase,
+    timeout: float = REWARD_SECONDS,
 ) -> list[float]:
     """Return the reward of each completion: exact match of the boxed answer, or the weighted sum of reward functions.
 
-    Each function is called once with all completions, as TRL calls it. Raises RewardError with the function's name,
-    UsageError when one cannot be imported.
+    Each function is called once with all completions, as TRL calls it, and may take `timeout` seconds. Raises
+    RewardError with the function's name, UsageError when one cannot be imported.
     """
     if tuple(paths) == BOXED:
         return [boxed_score(completion.text, prompt.answer) for prompt, completion in answered]
     functions = [wrap_errors(function, path) for function, path in zip(load_rewards(paths), paths, strict=True)]
     arguments = reward_arguments(answered, tokenizer)
-    return weighted(functions, paths, weights or [1.0] * len(functions), arguments, len(answered))
+    return weighted(functions, paths, weights or [1.0] * len(functions), arguments, len(answered), timeout)
 
 
 def reward_arguments(

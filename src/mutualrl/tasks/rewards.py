@@ -6,12 +6,13 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import isnan
 from typing import Any
 
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.plugins import is_import_path, load_object, require_there
+from mutualrl.process.limits import time_limit
 from mutualrl.tasks.boxed import boxed_reward
 
 Reward = Callable[..., Any]
@@ -84,21 +85,23 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def weighted(
-    functions: Sequence[Reward], names: Sequence[str], weights: Sequence[float], given: dict[str, Any], count: int
+    functions: Sequence[Reward],
+    names: Sequence[str],
+    weights: Sequence[float],
+    given: dict[str, Any],
+    count: int,
+    timeout: float | None = None,
 ) -> list[float]:
     """Return the weighted sum of reward functions for `count` completions, each called as TRL does; None and NaN
     count as 0.
 
-    `given`: the keyword arguments of every call. Raises RewardError with the function's name.
+    `given`: the keyword arguments of every call. `timeout`: seconds that a call may take. Raises RewardError with the
+    function's name.
     """
     total = [0.0] * count
     for function, name, weight in zip(functions, names, weights, strict=True):
-        returned = function(**given)
         try:
-            values = [
-                0.0 if value is None else float(value)
-                for value in (asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned)
-            ]
+            values = [0.0 if value is None else float(value) for value in _called(function, name, given, timeout)]
         except (TypeError, ValueError) as error:
             raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
         if len(values) != count:
@@ -107,6 +110,14 @@ def weighted(
             )
         total = [t + weight * (0.0 if isnan(v) else v) for t, v in zip(total, values, strict=True)]
     return total
+
+
+def _called(function: Reward, name: str, given: dict[str, Any], timeout: float | None) -> Any:
+    """Return what a reward function returns, awaited where it is asynchronous."""
+    late = RewardError(f"reward function {name}: no progress for {timeout or 0:g} s")
+    with nullcontext() if timeout is None else time_limit(timeout, late):
+        returned = function(**given)
+        return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

@@ -14,7 +14,7 @@ from mutualrl.errors import DataError
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.base import PAPER_TOKENS, Split, TaskData, TaskSource, held_out, unicode_text
 from mutualrl.tasks.hub_data import HubSource, hub_rows, is_hub, parse_reference
-from mutualrl.tasks.rows import DatasetRow, read_rows
+from mutualrl.tasks.rows import DatasetRow, read_rows, version_of
 
 _SPLIT_WORDS = {
     "train": "train",
@@ -83,7 +83,7 @@ class RowTask:
         location = source.data if split == "train" or source.validation_data is None else source.validation_data
         if location is None:
             origin = "; ".join(dict.fromkeys(part.origin(split) for part in self.hub))
-            return _prompts(self, self.hub, split, origin)
+            return _prompts(self, self.hub, split, origin, ())
         complete = source.validation_data is not None
         if is_hub(location):
             parts: tuple[HubSource | Path, ...] = (parse_reference(location, evaluated=self.hub[0].evaluated),)
@@ -92,7 +92,8 @@ class RowTask:
         else:
             parts = (location,)
         origin = ", ".join(part.name if isinstance(part, Path) else part.origin(split) for part in parts)
-        data = _prompts(self, parts, split if complete else "train", origin)
+        versions = tuple(version_of(part) for part in parts)
+        data = _prompts(self, parts, split if complete else "train", origin, versions)
         if complete:
             return data
         prompts = [p for p in data.prompts if held_out(p.text) == (split == "validation")]
@@ -165,8 +166,15 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 @cache
-def _prompts(task: RowTask, parts: tuple[HubSource | Path, ...], split: Split, origin: str) -> TaskData:
-    """Return all rows of the parts as prompts. Raises DataError for a row that does not fit."""
+def _prompts(
+    task: RowTask,
+    parts: tuple[HubSource | Path, ...],
+    split: Split,
+    origin: str,
+    versions: tuple[object, ...],
+) -> TaskData:
+    """Return all rows of the parts, as of these versions of their files, as prompts. Raises DataError for a row that
+    does not fit."""
     prompts: list[Prompt] = []
     dropped: list[str] = []
     seen: dict[str, str] = {}

@@ -112,6 +112,14 @@ def quiet_bars() -> None:
         disable_progress_bars()
 
 
+def version_of(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return names, sizes, times and inodes of the files that a data set lies in: what is kept of it in memory holds as
+    long as these do. Nothing for a reference to the hub."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    stats = [(str(file), file.stat()) for file in files if file.is_file()]
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+
+
 def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row number from 1, row) of a file by its suffix (JSON Lines unless .csv or .parquet), or of a directory
     that `datasets` reads. `split`: which of a directory's; for `validation` that is its test split, its validation
