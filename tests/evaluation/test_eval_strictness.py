@@ -215,3 +215,16 @@ def test_facets_and_rows_stay_with_their_prompt(cli_here: Cli, tiny: dict[str, P
     math = json.loads(done.stdout)["models"]["tiny:ada"]["tasks"]["math"]
     assert {name: group["n"] for name, group in math["groups"].items()} == {"s0": 5, "s1": 4}
     assert {name: group["n"] for name, group in math["facets"]["level"].items()} == {"0": 3, "1": 3, "2": 3}
+
+
+def test_a_reward_that_never_returns_ends_an_evaluation_by_its_name(cli_here: Cli, tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(
+        "import time\n\ndef asks(completions, **kwargs):\n    try:\n        time.sleep(9999)\n"
+        "    except Exception:\n        time.sleep(9999)\n    return [1.0 for _ in completions]\n"
+    )
+    pool = "policies: [{name: ada, model: 'tiny:ada'}]\ntask: {name: arithmetic, reward: 'judge.py:asks'}\n"
+    (tmp_path / "pool.yaml").write_text(pool)
+    arguments = ("--limit", "4", "--max-new-tokens", "4", "--engine", "transformers", "--step-timeout", "0.5")
+    done = cli_here("eval", "--pool", "pool.yaml", *arguments)
+    assert done.returncode == 1, done.stderr
+    assert "judge.py:asks: no progress for 0.5 s" in done.stderr

@@ -107,9 +107,9 @@ def stopped(mark: Path, run: Run, number: int = 0) -> psutil.Process:
 
 
 def verified(run: Path) -> dict[str, Any]:
-    """Return `exchange verify`, which must find everything intact."""
+    """Return `runs verify`, which must find everything intact."""
     answer = subprocess.run(
-        [sys.executable, "-m", "mutualrl", "exchange", "verify", str(run), "--json"],
+        [sys.executable, "-m", "mutualrl", "runs", "verify", str(run), "--json"],
         capture_output=True,
         text=True,
         check=False,

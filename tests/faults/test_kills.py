@@ -43,6 +43,8 @@ CHAINS: dict[str, Kills] = {
         ("in-the-loss", "worker", 3),
         ("checkpoint-written", "worker", 0),
         ("checkpoint-half-pruned", "supervisor", 0),
+        ("model-staged", "worker", 0),
+        ("model-committed", "worker", 0),
         ("before-the-result", "worker", 0),
     ),
     "last checkpoint": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fake_clock import Clock
-from mutualrl.errors import MutualRLError, PeerLostError
+from mutualrl.errors import DiskError, MutualRLError, PeerLostError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import Allocation, place
 from mutualrl.mwra.policy_supervisor import PolicySupervisor
@@ -224,6 +225,86 @@ def test_a_frozen_policy_is_found_by_its_heartbeat(node: Callable[..., Node], cl
     assert n.states() == {"ada": "running", "bob": "restarting"}
     assert "policy 'bob' is frozen: no heartbeat for" in n.screen.getvalue()
     assert "(last seen: training)" in n.screen.getvalue()
+
+
+def test_a_policy_that_lives_and_makes_no_progress_is_named_with_what_it_does(
+    node: Callable[..., Node], clock: Clock
+) -> None:
+    n = node("run.max_restarts=1", "run.peer_timeout=30", "run.step_timeout=400")
+    beats = {name: Heartbeat(n.run.exchange, name) for name in ("ada", "bob")}
+    second_rank = Heartbeat(n.run.exchange, "bob", rank=1)
+    beats["ada"].set("generating", 3)
+    beats["bob"].set("scoring", 3)
+    second_rank.set("scoring: reward function judge.py:score", 3)
+    for beat in (*beats.values(), second_rank):
+        beat.beat()
+        clock.every(1, beat.beat)
+    clock.every(20, beats["ada"].advance)  # a forward pass, say: slow, and going on
+    n.supervisor.poll()
+    clock.sleep(199)
+    n.supervisor.poll()
+    assert "no progress" not in n.screen.getvalue()
+    for _ in range(3):
+        clock.sleep(20)
+        n.supervisor.poll()
+    words = "in scoring: reward function judge.py:score"
+    assert n.screen.getvalue().count("policy 'bob': no progress for") == 1
+    assert f"{words}; it is ended after 400 s (run.step_timeout)" in n.screen.getvalue()
+    assert n.states() == {"ada": "running", "bob": "running"}
+    clock.sleep(150)
+    n.supervisor.poll()
+    assert n.states() == {"ada": "running", "bob": "restarting"}
+    assert "policy 'bob' lives, and hangs: no progress for 4" in n.screen.getvalue()
+
+
+@pytest.mark.parametrize("phase", ["waiting for round 3 of ada", "loading"])
+def test_waiting_for_a_peer_and_loading_have_other_limits(node: Callable[..., Node], clock: Clock, phase: str) -> None:
+    n = node("run.max_restarts=0", "run.step_timeout=100")
+    for name in ("ada", "bob"):
+        beat = Heartbeat(n.run.exchange, name)
+        beat.set(phase, 3)
+        clock.every(1, beat.beat)
+    for _ in range(10):
+        clock.sleep(50)
+        n.supervisor.poll()
+    assert n.states() == {"ada": "running", "bob": "running"}
+
+
+def test_a_policy_that_falls_silent_on_a_full_disk_is_the_disks_fault_and_not_restarted(
+    node: Callable[..., Node], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = node("run.max_restarts=5", "run.peer_timeout=30")
+    for name in ("ada", "bob"):
+        beat = Heartbeat(n.run.exchange, name)
+        beat.set("training", 3)
+        beat.beat()
+    n.supervisor.poll()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    clock.sleep(31)
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(
+        DiskError, match=r"exchange/.*: 4,096 bytes cannot be written .*files free.*No space left"
+    ) as error:
+        n.supervisor.poll()
+    assert error.value.exit_code == 4
+    assert "Starting it again" not in n.screen.getvalue()
+    assert not list(n.run.root.rglob("*.tmp"))
+
+
+def test_what_a_killed_writer_left_is_removed_before_the_next_attempt(node: Callable[..., Node], clock: Clock) -> None:
+    n = node("run.max_restarts=1")
+    left = n.run.exchange / "bob" / ".000003.parquet.17.18.tmp"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    left.write_bytes(b"half of it")
+    n.dies("bob")
+    n.supervisor.poll()
+    clock.sleep(1.1)
+    n.supervisor.poll()
+    assert n.states()["bob"] == "running"
+    assert not left.exists()
 
 
 def test_a_policy_that_is_starting_has_five_minutes_to_its_first_heartbeat(

@@ -215,7 +215,9 @@ def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoi
     ends = _pool_models(recorded.recipe, trust_remote_code)
     for name, end in list(ends.items()):
         if has_trained_model(recorded.run, name):
-            ends[name] = Endpoint(end.name, str(trained_model(recorded.run, name)), True, None, end.trust_remote_code)
+            ends[name] = Endpoint(
+                end.name, str(trained_model(recorded.run, name, verify=True)), True, None, end.trust_remote_code
+            )
         elif end.path.startswith(GONE):
             del ends[name]
     return ends

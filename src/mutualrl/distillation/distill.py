@@ -199,7 +199,7 @@ def _evaluated(
     policy = source.recipe.policy(source.policy)
     own = next(model for model in request.models if model.name == policy.name)
     paths = {BASELINE: own.path, DISTILLED: str(out / "policies" / policy.name / "model")}
-    paths |= {label: str(trained_model(run, policy.name)) for label, run in others}
+    paths |= {label: str(trained_model(run, policy.name, verify=True)) for label, run in others}
     models = [ModelRequest(BEFORE, policy.model, policy.revision, own.trust_remote_code, own.template)]
     models += [replace(own, name=label, path=path) for label, path in paths.items()]
     _print(console, f"{policy.name}: evaluating")

@@ -63,7 +63,7 @@ def sources(runs: Sequence[Path]) -> dict[str, SourceRun]:
                     f"policy {policy.name!r} is in {source_runs[policy.name].run.root} and in {path}; "
                     "give each policy once"
                 )
-            trained_model(run, policy.name)
+            trained_model(run, policy.name, verify=True)
             source_runs[policy.name] = SourceRun(policy.name, run, recipe, info)
     if len(source_runs) < 2:
         raise UsageError(f"a learner needs a peer; found {', '.join(source_runs) or 'no policy'}: name a further run")

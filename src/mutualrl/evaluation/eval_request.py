@@ -227,7 +227,7 @@ def _models_of(run: RunDirectory, recipe: dict[str, Any], trust_remote_code: boo
     that is another's."""
     results = []
     for policy in recipe["policies"]:
-        path = trained_model(run, policy["name"])
+        path = trained_model(run, policy["name"], verify=True)
         template = _get(policy, "trainer", "chat_template_kwargs") or _get(recipe, "trainer", "chat_template_kwargs")
         selected = template if isinstance(template, dict) else {}
         results.append(ModelRequest(policy["name"], str(path), None, trust_remote_code, selected))

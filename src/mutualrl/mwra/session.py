@@ -23,7 +23,6 @@ from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.see import MissingPeers, open_store
-from mutualrl.storage.artifacts import verify_directory
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import (
     read_checksummed,
@@ -32,8 +31,9 @@ from mutualrl.storage.files import (
     write_atomic,
     write_checksummed,
 )
-from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation
+from mutualrl.storage.run_info import Fingerprint, RunInfo, StoredAllocation, policy_result
 from mutualrl.storage.rundir import FORMAT, RunDirectory, command_line, create, default_path, holder_of, versions
+from mutualrl.storage.trained_model import trained_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +276,8 @@ def _changes(text: str, data: bytes) -> str:
 def require_intact(run: RunDirectory, recipe: Recipe) -> None:
     """Raise FileDamagedError when what a policy has left at its end was changed: its result, its model."""
     for policy in recipe.policies:
-        files = run.policy(policy.name)
-        if read_checksummed(files.result) is not None:
-            verify_directory(files.model)
+        if policy_result(run.policy(policy.name).result) is not None:
+            trained_model(run, policy.name, verify=True)
 
 
 def resume_run(

@@ -92,7 +92,7 @@ class RowTask:
         else:
             parts = (location,)
         origin = ", ".join(part.name if isinstance(part, Path) else part.origin(split) for part in parts)
-        versions = tuple(version_of(part) for part in parts)
+        versions = tuple(version_of(part) for part in parts if isinstance(part, Path))
         data = _prompts(self, parts, split if complete else "train", origin, versions)
         if complete:
             return data

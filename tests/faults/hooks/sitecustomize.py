@@ -120,6 +120,7 @@ def adapters(module: ModuleType) -> None:
             time.sleep(seconds)
 
     module.save_model = save_model
+    around(module, "commit_directory", before="model-staged", after="model-committed")
 
 
 def resume(module: ModuleType) -> None:
