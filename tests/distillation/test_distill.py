@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -264,3 +267,42 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
     page = cli_here("report", "g", "d", "--out", "page", "--json")
     assert page.returncode == 0, page.stderr
     assert (tmp_path / "page" / "figures" / "distillation.png").exists()
+
+
+@pytest.mark.extended
+def test_a_killed_distillation_goes_on_from_its_checkpoint(cli: Cli, tmp_path: Path) -> None:
+    settings = ("--set", "round.prompts=16", "--set", "trainer.per_device_train_batch_size=64")
+    done = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)
+    assert done.returncode == 0, done.stderr
+    command = ("distill", "g", "--set", "learning_rate=5e-4", "--set", "epochs=6", "--set", "save_every=2", "--json")
+    undisturbed = cli(*command, "--out", "u")
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    expected = json.loads(undisturbed.stdout)
+    assert expected["learners"]["ada"]["steps"] > 6
+    killed = 0
+    for learner in ("ada", "bob"):
+        checkpoints = tmp_path / "d" / "policies" / learner / "checkpoints"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mutualrl", *command, "--out", "d"], cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
+        while process.poll() is None and not list(checkpoints.glob("step-*/complete.json")):
+            time.sleep(0.02)
+        killed += process.poll() is None
+        process.kill()
+        process.wait()
+    assert killed == 2
+    done = cli(*command, "--out", "d")
+    assert done.returncode == 0, done.stderr
+    assert "ada: was fine-tuned before" in done.stderr
+    result = json.loads(done.stdout)
+    for learner in ("ada", "bob"):
+        weights = [(tmp_path / out / "policies" / learner / "model" / "model.safetensors") for out in ("u", "d")]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+        assert result["learners"][learner]["accuracy"] == expected["learners"][learner]["accuracy"]
+        assert result["learners"][learner]["loss"] == expected["learners"][learner]["loss"]
+    other = cli(*command[:2], "--set", "epochs=7", "--out", "d")
+    assert (other.returncode, "it differs in settings" in other.stderr) == (2, True), other.stderr
+    damaged = tmp_path / "d" / "policies" / "ada" / "model" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    done = cli(*command, "--out", "d")
+    assert (done.returncode, "its marker says" in done.stderr) == (6, True), done.stderr
