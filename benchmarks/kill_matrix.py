@@ -4,7 +4,7 @@
 
 First the named points (`pytest -m faults tests/faults/test_kills.py` runs the same cases). Then random kills: runs of
 the tiny pool under `sgt`, each killed with SIGKILL at a random moment in a random process (supervisor, agent or worker
-of either policy), again and again, resumed where the supervisor was hit. After each run: `exchange verify`, the weights
+of either policy), again and again, resumed where the supervisor was hit. After each run: `runs verify`, the weights
 byte for byte, each step once in metrics.jsonl, each round used once, no process left. Writes
 benchmarks/results/kill_matrix.{json,md}."""
 
@@ -95,7 +95,7 @@ def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str],
                 if time.monotonic() - began > 5:
                     raise SystemExit(f"{run}: processes left 5 s after the supervisor: {processes(run)}")
                 time.sleep(0.1)
-            again = ["--resume"] if (run / "recipe.yaml").exists() else ["--clean", "--regime", "sgt", *OPTIONS]
+            again = ["--resume"] if (run / "run.json").exists() else ["--clean", "--regime", "sgt", *OPTIONS]
             process = start(run, *again)
             next_kill = time.monotonic() + rng.uniform(0.5, 14)
         if sum(victims.values()) < kills and time.monotonic() >= next_kill:
@@ -115,10 +115,10 @@ def problems(run: Path, reference: dict[str, str]) -> list[str]:
     """Return what is not as an undisturbed run leaves it."""
     lines = []
     verify = subprocess.run(
-        [sys.executable, "-m", "mutualrl", "exchange", "verify", str(run)], capture_output=True, check=False
+        [sys.executable, "-m", "mutualrl", "runs", "verify", str(run)], capture_output=True, check=False
     )
     if verify.returncode:
-        lines.append(f"exchange verify: {verify.returncode}")
+        lines.append(f"runs verify: {verify.returncode}")
     if weights(run) != reference:
         lines.append("weights differ")
     for policy in reference:

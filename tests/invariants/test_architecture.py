@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import mutualrl
 
 SOURCE = Path(mutualrl.__file__).parent
@@ -183,3 +185,19 @@ def test_recipes_are_in_the_source_tree_and_the_wheel_s_configuration() -> None:
         pytest.skip("not in a source tree")
     project = tomllib.loads((root / "pyproject.toml").read_text())
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"recipes": "mutualrl/_recipes"}
+
+
+def test_every_guarantee_names_a_test_that_is_there() -> None:
+    page = SOURCE.parents[1] / "SECURITY.md"
+    if not page.is_file():
+        pytest.skip("not in a source tree")
+    rows = [
+        line for line in page.read_text().splitlines() if line.startswith("| ") and not line.startswith("| guarantee")
+    ]
+    assert len(rows) > 20
+    before: list[str] = []
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", row) or (before if "the same" in row else [])
+        assert named, row
+        assert all((page.parent / name).is_file() for name in named), row
+        before = named

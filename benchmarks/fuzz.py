@@ -1,0 +1,524 @@
+"""Random kills and random damages: does a run ever end otherwise than undisturbed, or is a damaged file ever believed?
+
+    python benchmarks/fuzz.py                                  # 100 schedules and 500 damages: hours on 2 cores
+    python benchmarks/fuzz.py --schedules 10 --damages 100     # goes on where an earlier call ended
+
+A schedule disturbs a run up to four times at random moments: SIGKILL to a worker, an agent or the supervisor; SIGINT or
+SIGTERM to the supervisor; SIGSTOP to a worker, for less or for more than `run.peer_timeout`. Killed and stopped runs
+are resumed. Variants: every regime, two and three policies, two ranks, LoRA, `num_iterations` 2. It must end as the same
+run does undisturbed: the same weights byte for byte, each step once, `runs verify` without a word, no process left.
+
+A damage changes one file of a finished run, a stopped run or an evaluation (a flipped bit, a cut, an insertion, another
+file's content, a JSON value of another kind, a removal, a pipe in its place), and one command reads the directory:
+it must refuse by name, or say what it left out, or give the result that it gives undamaged.
+
+Every schedule and damage follows from its number and `--seed`. Writes benchmarks/results/fuzz.{json,md}: the outcome of
+each, and the table of classes. What was done before under the same seed is kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python benchmarks/fuzz.py"
+STEPS = 6
+SCHEDULE_SECONDS = 600.0  # a run that has not ended by then hangs
+DAMAGE_SECONDS = 120
+PEER_TIMEOUT = 8.0
+COMMON = (
+    *("--steps", str(STEPS), "--set", "round.optimizer_steps=2", "--set", "round.prompts=16"),
+    *("--set", "trainer.per_device_train_batch_size=32", "--set", "run.save_every=2"),
+    *("--set", "run.validate_every=0", "--set", "run.validation_limit=4", "--set", "run.keep_checkpoints=2"),
+    *("--set", "run.max_restarts=20", "--set", f"run.peer_timeout={PEER_TIMEOUT}", "--no-report"),
+)
+TWO_RANKS = ("--pool", "tiny", "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=16")
+LORA = ("--set", "lora={r: 4}")
+TWICE = ("--set", "trainer.num_iterations=2")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "sgt, three policies": ("--regime", "sgt", "--pool", "tiny-three"),
+    "xgrpo, three policies": ("--regime", "xgrpo", "--pool", "tiny-three"),
+    "prp, three policies": ("--regime", "prp", "--pool", "tiny-three"),
+    "grpo, every field": ("--regime", "grpo", "--pool", "tiny", "--exchange", "full"),
+    "grpo-noise": ("--regime", "grpo-noise", "--pool", "tiny"),
+    "sgt, two ranks": ("--regime", "sgt", *TWO_RANKS),
+    "xgrpo, two ranks": ("--regime", "xgrpo", *TWO_RANKS),
+    "prp, LoRA": ("--regime", "prp", "--pool", "tiny", *LORA),
+    "sgt, LoRA, num_iterations 2": ("--regime", "sgt", "--pool", "tiny", *LORA, *TWICE),
+    "prp, num_iterations 2": ("--regime", "prp", "--pool", "tiny", *TWICE),
+}
+
+
+# ---- schedules
+
+
+def start(run: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """Return `mutualrl train` in the background."""
+    command = [sys.executable, "-m", "mutualrl", "train", "--run-dir", str(run), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(run.parent / "stderr.txt").open("ab"))
+
+
+def processes(run: Path) -> list[psutil.Process]:
+    """Return the living processes of a run below its supervisor: agents, launchers, workers."""
+    living = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if f"--run-dir={run}" in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            living.append(process)
+    return living
+
+
+def weights(run: Path) -> dict[str, str]:
+    """Return sha256 of the trained weights."""
+    paths = sorted((run / "policies").glob("*/model/model.safetensors"))
+    return {p.parent.parent.name: sha256(p.read_bytes()).hexdigest() for p in paths}
+
+
+class Disturbance(NamedTuple):
+    """What is done to a run, and how many seconds after the one before."""
+
+    after: float
+    what: str
+
+
+ACTIONS = ("kill worker", "kill worker", "kill agent", "kill supervisor", "SIGINT", "SIGTERM", "freeze", "pause")
+
+
+def schedule(seed: int, number: int) -> tuple[str, list[Disturbance]]:
+    """Return the variant and the disturbances of a schedule."""
+    rng = random.Random(f"{seed} schedule {number}")
+    names = list(VARIANTS)
+    count = rng.randint(1, 4)
+    return names[number % len(names)], [Disturbance(rng.uniform(0.5, 12), rng.choice(ACTIONS)) for _ in range(count)]
+
+
+def disturb(run: Path, supervisor: subprocess.Popen[bytes], what: str, rng: random.Random) -> None:
+    """Carry out one disturbance. Where nothing of the kind lives, nothing is done."""
+    if what == "kill supervisor":
+        supervisor.kill()
+        return
+    if what in ("SIGINT", "SIGTERM"):
+        supervisor.send_signal(getattr(signal, what))
+        return
+    module = "mutualrl.mwra.agent" if what == "kill agent" else "mutualrl.training.worker"
+    chosen = [process for process in processes(run) if module in " ".join(process.cmdline())]
+    if not chosen:
+        return
+    victim = rng.choice(sorted(chosen, key=lambda process: process.pid))
+    try:
+        if what.startswith("kill"):
+            victim.kill()
+            return
+        victim.suspend()
+        time.sleep(2 * PEER_TIMEOUT if what == "freeze" else PEER_TIMEOUT / 3)
+        victim.resume()
+    except psutil.NoSuchProcess:
+        return
+
+
+def disturbed(run: Path, variant: str, disturbances: list[Disturbance], seed: str) -> str | None:
+    """Carry out a run with its disturbances, resumed until it ends. Return what went wrong; None where nothing did."""
+    rng = random.Random(seed)
+    arguments = (*VARIANTS[variant], *COMMON)
+    process, deadline = start(run, *arguments), time.monotonic() + SCHEDULE_SECONDS
+    for disturbance in disturbances:
+        until = time.monotonic() + disturbance.after
+        while time.monotonic() < until and process.poll() is None:
+            time.sleep(0.05)
+        if process.poll() is None:
+            disturb(run, process, disturbance.what, rng)
+        if (code := _code(process, deadline, patient=disturbance.what in ("SIGINT", "SIGTERM"))) is None:
+            continue
+        if code in (0, 1, 2, 4, 5, 6):
+            return None if code == 0 else _ended(run, code)
+        process = _resumed(run, arguments)
+    while True:
+        code = _code(process, deadline, patient=True)
+        if code is None:
+            return "hang: not ended in time"
+        if code == 0:
+            return None
+        if code != 130 and code >= 0:
+            return _ended(run, code)
+        process = _resumed(run, arguments)
+
+
+def _code(process: subprocess.Popen[bytes], deadline: float, *, patient: bool) -> int | None:
+    """Return the exit code of a run; None while it goes on, or when its time is over."""
+    try:
+        return process.wait(max(0.1, deadline - time.monotonic()) if patient else 0.2)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _ended(run: Path, code: int) -> str:
+    errors = (run.parent / "stderr.txt").read_text()
+    kind = "traceback" if "Traceback" in errors else "refused"
+    return f"{kind}: exit code {code}: {errors.strip().splitlines()[-1][:300]}"
+
+
+def _resumed(run: Path, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    """Start a run again once its processes are gone, as they are seconds after their supervisor."""
+    until = time.monotonic() + 20
+    while processes(run) and time.monotonic() < until:
+        time.sleep(0.1)
+    return start(run, "--resume") if (run / "run.json").exists() else start(run, "--clean", *arguments)
+
+
+def compared(run: Path, reference: dict[str, str]) -> str | None:
+    """Return how a run that ended differs from the undisturbed one; None where it does not."""
+    command = [sys.executable, "-m", "mutualrl", "runs", "verify", str(run)]
+    verified = subprocess.run(command, capture_output=True, text=True, check=False)
+    if verified.returncode:
+        return f"wrong: runs verify: {verified.stderr.strip()[:300]}"
+    if weights(run) != reference:
+        return "wrong: the weights differ"
+    for policy in reference:
+        lines = (run / "policies" / policy / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line)["step"] for line in lines]
+        if steps != list(range(1, STEPS + 1)):
+            return f"wrong: {policy} has steps {steps}"
+    if left := processes(run):
+        return f"wrong: processes left: {left}"
+    return None
+
+
+def references(directory: Path, known: dict[str, dict[str, str]], wanted: set[str]) -> dict[str, dict[str, str]]:
+    """Return the weights of each variant's undisturbed run."""
+    for number, variant in enumerate(sorted(wanted - set(known))):
+        run = directory / f"reference-{number}" / "r"
+        run.parent.mkdir()
+        if start(run, *VARIANTS[variant], *COMMON).wait() != 0:
+            raise SystemExit((run.parent / "stderr.txt").read_text())
+        known[variant] = weights(run)
+        print(f"reference: {variant}", flush=True)
+    return known
+
+
+def run_schedules(seed: int, numbers: list[int], done: dict[str, Any], keep: Callable[[], None]) -> None:
+    """Carry out schedules, each kept as it ends."""
+    with tempfile.TemporaryDirectory() as name:
+        known: dict[str, dict[str, str]] = {}
+        for number in numbers:
+            variant, disturbances = schedule(seed, number)
+            reference = references(Path(name), known, {variant})[variant]
+            run = Path(name) / f"schedule-{number}" / "r"
+            run.parent.mkdir()
+            problem = disturbed(run, variant, disturbances, f"{seed} victims {number}")
+            problem = problem or compared(run, reference)
+            for process in processes(run):
+                process.kill()
+            done[str(number)] = {
+                "variant": variant,
+                "disturbances": [f"{d.what} after {d.after:.1f} s" for d in disturbances],
+                "outcome": (problem or "as undisturbed").partition(":")[0],
+                "words": problem or "",
+            }
+            keep()
+            print(f"schedule {number}: {done[str(number)]}", flush=True)
+            shutil.rmtree(run.parent)
+
+
+# ---- damages
+
+
+class Place(NamedTuple):
+    """A directory that is damaged, and the commands that read it."""
+
+    root: Path
+    commands: tuple[tuple[str, ...], ...]
+
+
+def places(directory: Path) -> dict[str, Place]:
+    """Make what is damaged: a finished run with adapters and an evaluation, a stopped run, an evaluation by itself, a
+    distillation."""
+
+    def mutualrl(*arguments: str | Path, expected: int = 0) -> None:
+        command = [sys.executable, "-m", "mutualrl", *map(str, arguments)]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        if done.returncode != expected:
+            raise SystemExit(f"{command}: {done.returncode}\n{done.stderr}")
+
+    short = ("--limit", "6", "--max-new-tokens", "4", "--engine", "transformers")
+    mutualrl("train", "--regime", "sgt", "--pool", "tiny", *LORA, *COMMON, "--run-dir", "finished")
+    mutualrl("eval", "--run", "finished", *short)
+    mutualrl("eval", "--pool", "tiny", *short, "--out", "evaluated")
+    mutualrl("train", "--regime", "grpo", "--pool", "tiny", "--exchange", "full", *COMMON, "--run-dir", "alone")
+    distilled = ("distill", "alone", "--set", "limit=8", "--set", "lora=null", "--engine", "transformers")
+    mutualrl(*distilled, "--out", "distilled")
+    stopped = directory / "stopped"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", *COMMON, "--run-dir", stopped],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    while not list(stopped.glob("policies/bob/checkpoints/step-000004/complete.json")):
+        if process.poll() is not None:
+            raise SystemExit("the run that was to be stopped has ended")
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    if process.wait() != 130:
+        raise SystemExit("the run ended before it was stopped")
+    looks: tuple[tuple[str, ...], ...] = (
+        ("report", "DIR", "--out", "page", "--json"),
+        ("runs", "ls", "DIR", "--json"),
+        ("exchange", "verify", "DIR", "--json"),
+        ("exchange", "export", "DIR", "--out", "all.jsonl", "--json"),
+        ("complementarity", "--run", "DIR", "--json"),
+    )
+    return {
+        "finished": Place(directory / "finished", (*looks, ("eval", "--run", "DIR", *short, "--json"))),
+        "stopped": Place(directory / "stopped", (*looks, ("train", "--resume", "--run-dir", "DIR", "--json"))),
+        "alone": Place(directory / "alone", (("distill", "DIR", *distilled[2:], "--out", "again", "--json"), *looks)),
+        "evaluated": Place(directory / "evaluated", (("eval", "--pool", "tiny", *short, "--out", "DIR", "--json"),)),
+        "distilled": Place(directory / "distilled", ((*distilled, "--out", "DIR", "--json"),)),
+    }
+
+
+def flip(data: bytes, rng: random.Random) -> bytes:
+    """Return bytes with a bit flipped."""
+    changed = bytearray(data)
+    changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def mutated(value: Any, rng: random.Random) -> Any:
+    """Return a JSON value with one value in it replaced by one of another kind, or left out."""
+    if isinstance(value, dict) and value:
+        key = rng.choice(sorted(value))
+        if rng.random() < 0.3:
+            return {k: v for k, v in value.items() if k != key}
+        return {**value, key: mutated(value[key], rng)}
+    if isinstance(value, list) and value:
+        place = rng.randrange(len(value))
+        return [*value[:place], mutated(value[place], rng), *value[place + 1 :]]
+    return rng.choice([None, 0, -1, 10**30, 1.5, "x", "", [], {}, True, "../../etc/passwd"])
+
+
+DAMAGES = ("flip", "cut", "empty", "insert", "swap", "json", "remove", "pipe", "digit")
+
+
+def damage(root: Path, rng: random.Random) -> str:
+    """Damage one file below a directory. Return what was done."""
+    files = sorted(path for path in root.rglob("*") if path.is_file() and ".lock" not in path.name)
+    path = rng.choice([file for file in files if file.stat().st_size])
+    what, data = rng.choice(DAMAGES), path.read_bytes()
+    if what == "json" and path.suffix not in (".json", ".jsonl"):
+        what = "flip"
+    if what == "flip":
+        path.write_bytes(flip(data, rng))
+    elif what == "cut":
+        path.write_bytes(data[: rng.randrange(len(data))])
+    elif what == "empty":
+        path.write_bytes(b"")
+    elif what == "insert":
+        place = rng.randrange(len(data))
+        path.write_bytes(data[:place] + rng.randbytes(rng.randint(1, 9)) + data[place:])
+    elif what == "swap":
+        alike = [file for file in files if file.suffix == path.suffix and file.read_bytes() != data]
+        path.write_bytes(rng.choice(alike).read_bytes() if alike else flip(data, rng))
+    elif what == "json":
+        *lines, last = [line for line in data.splitlines() if line.strip()]
+        try:
+            lines.append(json.dumps(mutated(json.loads(last), rng)).encode())
+        except ValueError:
+            lines.append(flip(last, rng))
+        path.write_bytes(b"\n".join(lines) + b"\n")
+    elif what == "digit":
+        places = [place for place, byte in enumerate(data) if chr(byte).isdigit()]
+        if places:
+            place = rng.choice(places)
+            data = data[:place] + str((int(chr(data[place])) + 1) % 10).encode() + data[place + 1 :]
+        path.write_bytes(data)
+    else:
+        path.unlink()
+        if what == "pipe":
+            os.mkfifo(path)
+    return f"{what} {path.relative_to(root)}"
+
+
+class Answer(NamedTuple):
+    """What a command said of a directory."""
+
+    code: int
+    result: Any
+    errors: str
+    notes: list[str]
+
+
+#: keys of results that differ from one call to the next, or are compared by themselves
+CHANGING = {
+    *("seconds", "train_seconds", "wait_seconds", "waited_for_seconds", "attempts", "resumed_from", "seal", "state"),
+    *("files", "command", "notes", "unreadable"),
+}
+
+
+def steady(value: Any) -> Any:
+    """Return a result without times and paths."""
+    if isinstance(value, dict):
+        return {key: steady(each) for key, each in value.items() if key not in CHANGING}
+    if isinstance(value, str) and value.startswith("/"):
+        return "a path"
+    return [steady(each) for each in value] if isinstance(value, list) else value
+
+
+def answer(directory: Path, command: tuple[str, ...], root: Path) -> Answer:
+    """Carry out a command in a process of its own."""
+    words = [sys.executable, "-m", "mutualrl", *(str(root) if word == "DIR" else word for word in command)]
+    process = subprocess.Popen(
+        words, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=DAMAGE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return Answer(-1, None, "hang", [])
+    try:
+        result = json.loads(output.splitlines()[-1]) if output.strip() else None
+    except ValueError:
+        result = output
+    notes = list(result.get("notes", [])) + list(result.get("unreadable", [])) if isinstance(result, dict) else []
+    exported = directory / "all.jsonl"
+    if exported.exists():
+        result = [result, sha256(exported.read_bytes()).hexdigest()]
+    if (data := directory / "page" / "report.json").exists():
+        result = json.loads(data.read_text())
+    return Answer(process.returncode, steady(result), errors, notes)
+
+
+def judged(before: Answer, after: Answer, path: str) -> tuple[str, str]:
+    """Return the class of an outcome, and words."""
+    if after.code == -1:
+        return "hang", after.errors
+    if "Traceback" in after.errors:
+        return "traceback", after.errors[-600:]
+    if after.code not in (0, before.code):
+        named = Path(path).name in after.errors or "mutualrl:" in after.errors
+        return ("refused by name", after.errors[-300:]) if named else ("refused without a name", after.errors[-300:])
+    if (after.code, after.result) == (before.code, before.result):
+        return "as undamaged", ""
+    if set(after.notes) - set(before.notes):
+        return "left out with a word", str(sorted(set(after.notes) - set(before.notes)))[:300]
+    return "wrong accepted", f"{json.dumps(after.result, default=str)[:1500]}"
+
+
+@contextmanager
+def workplace(place: Place, name: str) -> Iterator[tuple[Path, Path]]:
+    """Yield an empty directory, and a copy of what is damaged below it."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory), Path(shutil.copytree(place.root, Path(directory) / name, symlinks=True))
+
+
+def run_damages(seed: int, numbers: list[int], done: dict[str, Any], keep: Callable[[], None]) -> None:
+    """Carry out damages, each kept as it ends."""
+    with tempfile.TemporaryDirectory() as name:
+        made = places(Path(name))
+        undamaged: dict[tuple[str, tuple[str, ...]], Answer] = {}
+        for number in numbers:
+            rng = random.Random(f"{seed} damage {number}")
+            key = rng.choice(sorted(made))
+            place = made[key]
+            command = rng.choice(place.commands)
+            if (key, command) not in undamaged:
+                with workplace(place, key) as (directory, root):
+                    if key == "distilled":
+                        shutil.copytree(made["alone"].root, directory / "alone")
+                    undamaged[key, command] = answer(directory, command, root)
+            with workplace(place, key) as (directory, root):
+                if key == "distilled":
+                    shutil.copytree(made["alone"].root, directory / "alone")
+                what = damage(root, rng)
+                outcome, words = judged(
+                    undamaged[key, command], answer(directory, command, root), what.split(" ", 1)[1]
+                )
+            done[str(number)] = {
+                "of": key,
+                "damage": what,
+                "command": " ".join(command[:2]),
+                "outcome": outcome,
+                "words": words,
+            }
+            keep()
+            print(f"damage {number}: {key}, {what}, {' '.join(command[:2])}: {outcome} {words[:200]}", flush=True)
+
+
+# ---- the table
+
+GOOD = ("as undisturbed", "as undamaged", "refused by name", "left out with a word")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Return the classes of outcomes, by variant and by command."""
+    lines = ["| disturbed | runs | as undisturbed | anything else |", "|---|---|---|---|"]
+    schedules = result["schedules"].values()
+    for variant in VARIANTS:
+        of_variant = [each for each in schedules if each["variant"] == variant]
+        good = sum(each["outcome"] == "as undisturbed" for each in of_variant)
+        lines.append(f"| {variant} | {len(of_variant)} | {good} | {len(of_variant) - good} |")
+    total = sum(each["outcome"] == "as undisturbed" for each in schedules)
+    lines.append(f"| all | {len(schedules)} | {total} | {len(schedules) - total} |")
+    counts = Counter((each["command"], each["outcome"]) for each in result["damages"].values())
+    classes = (*GOOD[1:], "refused without a name", "wrong accepted", "traceback", "hang")
+    lines += [
+        "",
+        f"| command on a damaged directory | damages | {' | '.join(classes)} |",
+        "|---" * (len(classes) + 2) + "|",
+    ]
+    for command in (*sorted({command for command, _ in counts}), "all"):
+        of = {kind: sum(n for (c, k), n in counts.items() if k == kind and command in (c, "all")) for kind in classes}
+        lines.append(f"| {command} | {sum(of.values())} | {' | '.join(str(of[kind]) for kind in classes)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Disturb, damage, compare, write, print. Returns 1 when something was not as it must be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=100)
+    parser.add_argument("--damages", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    given.out.mkdir(parents=True, exist_ok=True)
+    file = given.out / "fuzz.json"
+    result: dict[str, Any] = {"command": COMMAND, "seed": given.seed, "schedules": {}, "damages": {}}
+    if file.exists() and (before := json.loads(file.read_text()))["seed"] == given.seed:
+        result = before
+
+    def keep() -> None:
+        file.write_text(json.dumps(result, indent=1) + "\n")
+
+    for kind, wanted, carry_out in (
+        ("damages", given.damages, run_damages),
+        ("schedules", given.schedules, run_schedules),
+    ):
+        missing = [number for number in range(wanted) if str(number) not in result[kind]]
+        if missing:
+            carry_out(given.seed, missing, result[kind], keep)
+    text = markdown(result)
+    keep()
+    (given.out / "fuzz.md").write_text(text + "\n")
+    print(text)
+    outcomes = [each["outcome"] for kind in ("schedules", "damages") for each in result[kind].values()]
+    return int(any(outcome not in GOOD for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
