@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,6 +145,6 @@ def _row(overview: Overview) -> dict[str, Any]:
         "task": run.task,
         "seed": run.seed,
         "steps": run.planned_steps,
-        "policies": {name: standing._asdict() for name, standing in overview.standings.items()},
+        "policies": {name: asdict(standing) for name, standing in overview.standings.items()},
         "began": run.info.get("created"),
     }

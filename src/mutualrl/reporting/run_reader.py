@@ -259,7 +259,8 @@ def _short(error: Exception, path: Path) -> str:
     return str(error).removeprefix(f"{path}: ")
 
 
-class Standing(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Standing:
     """How far a policy is: its last step, its accuracy before training, and the last one measured."""
 
     step: int

@@ -140,6 +140,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Score with TRL's reward functions. Raises RewardError naming them for what is no reward."""
         if self.sharing is None:
             return score()
+        self.sharing.link.set_phase(SCORING)
         names = ", ".join(self.reward_func_names)
         try:
             rewards = score()
