@@ -5,8 +5,9 @@
 
 A schedule disturbs a run up to four times at random moments: SIGKILL to a worker, an agent or the supervisor; SIGINT or
 SIGTERM to the supervisor; SIGSTOP to a worker, for less or for more than `run.peer_timeout`. Killed and stopped runs
-are resumed. Variants: every regime, two and three policies, two ranks, LoRA, `num_iterations` 2. It must end as the same
-run does undisturbed: the same weights byte for byte, each step once, `runs verify` without a word, no process left.
+are resumed. Variants: every regime, two and three policies, two ranks, LoRA, `num_iterations` 2. It must end as the
+same run does undisturbed: the same weights byte for byte, each step once, `runs verify` without a word, no process
+left.
 
 A damage changes one file of a finished run, a stopped run or an evaluation (a flipped bit, a cut, an insertion, another
 file's content, a JSON value of another kind, a removal, a pipe in its place), and one command reads the directory:
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,12 +37,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+from typer.testing import CliRunner
+
+from mutualrl.cli.app import app
+from mutualrl.process.limits import time_limit
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/fuzz.py"
 STEPS = 6
 SCHEDULE_SECONDS = 600.0  # a run that has not ended by then hangs
-DAMAGE_SECONDS = 120
+DAMAGE_SECONDS = 180.0  # a command that has not ended by then hangs
 PEER_TIMEOUT = 8.0
 COMMON = (
     *("--steps", str(STEPS), "--set", "round.optimizer_steps=2", "--set", "round.prompts=16"),
@@ -378,36 +384,40 @@ def steady(value: Any) -> Any:
 
 
 def answer(directory: Path, command: tuple[str, ...], root: Path) -> Answer:
-    """Carry out a command in a process of its own."""
-    words = [sys.executable, "-m", "mutualrl", *(str(root) if word == "DIR" else word for word in command)]
-    process = subprocess.Popen(
-        words, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    """Carry out a command in this process (a run that it resumes has processes of its own)."""
+    words = [str(root) if word == "DIR" else word for word in command]
+    before = Path.cwd()
+    os.chdir(directory)
     try:
-        output, errors = process.communicate(timeout=DAMAGE_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return Answer(-1, None, "hang", [])
+        with time_limit(DAMAGE_SECONDS, TimeoutError()):
+            done = CliRunner().invoke(app, words)
+    except TimeoutError:
+        for process in processes(root):
+            process.kill()
+        return Answer(-1, None, "not ended in time", [])
+    finally:
+        os.chdir(before)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        return Answer(-2, None, "".join(traceback.format_exception(done.exception)), [])
     try:
-        result = json.loads(output.splitlines()[-1]) if output.strip() else None
+        result = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
     except ValueError:
-        result = output
+        result = done.stdout
     notes = list(result.get("notes", [])) + list(result.get("unreadable", [])) if isinstance(result, dict) else []
     exported = directory / "all.jsonl"
     if exported.exists():
         result = [result, sha256(exported.read_bytes()).hexdigest()]
     if (data := directory / "page" / "report.json").exists():
         result = json.loads(data.read_text())
-    return Answer(process.returncode, steady(result), errors, notes)
+    return Answer(done.exit_code, steady(result), done.stderr, notes)
 
 
 def judged(before: Answer, after: Answer, path: str) -> tuple[str, str]:
     """Return the class of an outcome, and words."""
     if after.code == -1:
         return "hang", after.errors
-    if "Traceback" in after.errors:
-        return "traceback", after.errors[-600:]
+    if after.code == -2 or "Traceback" in after.errors:
+        return "traceback", after.errors[-900:]
     if after.code not in (0, before.code):
         named = Path(path).name in after.errors or "mutualrl:" in after.errors
         return ("refused by name", after.errors[-300:]) if named else ("refused without a name", after.errors[-300:])
