@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import PATIENCE, Cli, needs_zero
+from mutualrl.storage.files import write_checksummed
 from runs import Run, rolled_back, verified
 
 BASE = (
@@ -172,11 +173,11 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tm
             "ran with processes 4",
         ),
     ):
-        (copy / "run.json").write_text(json.dumps({**info, key: value}))
+        write_checksummed(copy / "run.json", {**info, key: value})
         done = cli("train", "--resume", "--run-dir", copy)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr
-    (copy / "run.json").write_text(json.dumps({**info, "versions": {**info["versions"], "trl": "1.15.0"}}))
+    write_checksummed(copy / "run.json", {**info, "versions": {**info["versions"], "trl": "1.15.0"}})
     weights = copy / "policies" / "ada" / "checkpoints" / "step-000002" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
