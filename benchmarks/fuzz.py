@@ -206,8 +206,8 @@ def compared(run: Path, reference: dict[str, str]) -> str | None:
 
 def references(directory: Path, known: dict[str, dict[str, str]], wanted: set[str]) -> dict[str, dict[str, str]]:
     """Return the weights of each variant's undisturbed run."""
-    for number, variant in enumerate(sorted(wanted - set(known))):
-        run = directory / f"reference-{number}" / "r"
+    for variant in sorted(wanted - set(known)):
+        run = directory / f"reference-{list(VARIANTS).index(variant)}" / "r"
         run.parent.mkdir()
         if start(run, *VARIANTS[variant], *COMMON).wait() != 0:
             raise SystemExit((run.parent / "stderr.txt").read_text())
@@ -461,9 +461,8 @@ def run_damages(seed: int, numbers: list[int], done: dict[str, Any], keep: Calla
                 if key == "distilled":
                     shutil.copytree(made["alone"].root, directory / "alone")
                 what = damage(root, rng)
-                outcome, words = judged(
-                    undamaged[key, command], answer(directory, command, root), what.split(" ", 1)[1]
-                )
+                path, verified = what.split(" ", 1)[1], command[:2] == ("runs", "verify")
+                outcome, words = judged(undamaged[key, command], after, path, verified=verified)
             done[str(number)] = {
                 "of": key,
                 "damage": what,
