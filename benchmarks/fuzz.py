@@ -461,6 +461,7 @@ def run_damages(seed: int, numbers: list[int], done: dict[str, Any], keep: Calla
                 if key == "distilled":
                     shutil.copytree(made["alone"].root, directory / "alone")
                 what = damage(root, rng)
+                after = answer(directory, command, root)
                 path, verified = what.split(" ", 1)[1], command[:2] == ("runs", "verify")
                 outcome, words = judged(undamaged[key, command], after, path, verified=verified)
             done[str(number)] = {

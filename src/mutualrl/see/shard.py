@@ -77,7 +77,8 @@ def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
     try:
         data = store.get(policy, part.file)
     except OSError as error:
-        raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read ({error.strerror or error})") from None
+        why = error.strerror or error
+        raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read ({why})") from None
     if data is None:
         raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read (No such file or directory)")
     if len(data) != part.bytes:
