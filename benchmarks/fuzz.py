@@ -140,7 +140,7 @@ def disturb(run: Path, supervisor: subprocess.Popen[bytes], what: str, rng: rand
 def disturbed(run: Path, variant: str, disturbances: list[Disturbance], seed: str) -> str | None:
     """Carry out a run with its disturbances, resumed until it ends. Return what went wrong; None where nothing did."""
     rng = random.Random(seed)
-    arguments = (*VARIANTS[variant], *COMMON)
+    arguments = (*COMMON, *VARIANTS[variant])
     process, deadline = start(run, *arguments), time.monotonic() + SCHEDULE_SECONDS
     for disturbance in disturbances:
         until = time.monotonic() + disturbance.after
@@ -209,7 +209,7 @@ def references(directory: Path, known: dict[str, dict[str, str]], wanted: set[st
     for variant in sorted(wanted - set(known)):
         run = directory / f"reference-{list(VARIANTS).index(variant)}" / "r"
         run.parent.mkdir()
-        if start(run, *VARIANTS[variant], *COMMON).wait() != 0:
+        if start(run, *COMMON, *VARIANTS[variant]).wait() != 0:
             raise SystemExit((run.parent / "stderr.txt").read_text())
         known[variant] = weights(run)
         print(f"reference: {variant}", flush=True)
@@ -404,7 +404,7 @@ def answer(directory: Path, command: tuple[str, ...], root: Path) -> Answer:
         result = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
     except ValueError:
         result = done.stdout
-    notes = list(result.get("notes", [])) + list(result.get("unreadable", [])) if isinstance(result, dict) else []
+    notes = _notes(result)
     exported = directory / "all.jsonl"
     if exported.exists():
         result = [result, sha256(exported.read_bytes()).hexdigest()]
@@ -415,6 +415,14 @@ def answer(directory: Path, command: tuple[str, ...], root: Path) -> Answer:
 
 #: files that `runs verify` need not know: nobody takes a figure from them
 WITHOUT_CHECKSUM = ("/logs/", "/heartbeat", "/node-", "/latest.json", "/README.md", "/stop.json", "/trainer/")
+
+
+def _notes(result: Any) -> list[str]:
+    """Return what a command says that it left out, wherever that stands in its result."""
+    if not isinstance(result, dict):
+        return []
+    rows = [result, *(row for row in result.get("runs", ()) if isinstance(row, dict))]
+    return [str(note) for row in rows for key in ("notes", "unreadable") for note in row.get(key) or ()]
 
 
 def judged(before: Answer, after: Answer, path: str, *, verified: bool) -> tuple[str, str]:

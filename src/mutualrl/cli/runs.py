@@ -61,7 +61,8 @@ def ls(
             cell("\n".join(curves)),
         )
     show_table(table)
-    for line in unreadable:
+    left_out = [f"{each.run.name}: {note}" for each in readable for note in each.run.notes if "is left out" in note]
+    for line in (*unreadable, *left_out):
         prose().print(f"Note: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -77,7 +78,7 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
 
     if as_json:
         overview = read_overview(run)
-        emit({**_row(overview), "notes": list(overview.run.notes)})
+        emit(_row(overview))
         return
     read = read_run(run, logs=False)
     directory = RunDirectory(read.root)
@@ -147,4 +148,5 @@ def _row(overview: Overview) -> dict[str, Any]:
         "steps": run.planned_steps,
         "policies": {name: asdict(standing) for name, standing in overview.standings.items()},
         "began": run.info.get("created"),
+        "notes": list(run.notes),
     }

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from mutualrl.storage.files import (
     try_read_json,
     user_path,
 )
-from mutualrl.storage.run_logs import recorded_sums
+from mutualrl.storage.run_logs import recorded_sums, require_log
 from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of, read_run_json
 
 Row = JsonObject
@@ -277,17 +277,25 @@ class Overview:
 
 
 def read_overview(path: Path) -> Overview:
-    """Return a run without its metrics, and how far each policy is, from the ends of its files: a long run is listed as
-    fast as a short one. Raises as `read_run` does."""
+    """Return a run without its metrics, and how far each policy is, from the ends of its files: of a long run the bytes
+    are summed, and its lines not parsed. Raises as `read_run` does."""
     run = read_run(path, logs=False)
-    standings = {}
+    standings, notes = {}, list(run.notes)
     for name, policy in run.policies.items():
-        metrics = RunDirectory(run.root).policy(name).metrics
+        files = RunDirectory(run.root).policy(name)
+        metrics = files.metrics
+        try:
+            if (recorded := recorded_sums(files).get(metrics)) is not None:
+                require_log(metrics, recorded)
+        except (FileDamagedError, OSError) as error:
+            notes.append(f"{metrics.relative_to(run.root)} is left out: {_short(error, metrics)}")
+            standings[name] = Standing(0, None, policy.final)
+            continue
         accuracy = policy.accuracy()
         before = accuracy[0].value if accuracy and accuracy[0].step == 0 else None
         step, last = _ends(metrics, needs_accuracy=policy.final is None)
         standings[name] = Standing(step, before, policy.final if policy.final is not None else last or before)
-    return Overview(run, standings)
+    return Overview(replace(run, notes=tuple(notes)), standings)
 
 
 def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:
