@@ -97,7 +97,7 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
 @runs.command("verify")
 @reports_errors
 def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
-    """Compare every file of a run with what was said of it when it was written. Exits 6 when one is damaged.
+    """Compare every file of a run with its recorded checksum. Exits 6 when one is damaged.
 
     Recipe, results, metrics, checkpoints, the exchange, the trained models.
     """

@@ -57,10 +57,10 @@ def intervals(
     values = statistic(sums)
     tail = (1 - level) / 2
     absent = np.isnan(values)
-    whole = ~absent.any(axis=0)
+    complete = ~absent.any(axis=0)
     ends = np.full((2, values.shape[1]), np.nan)
-    ends[:, whole] = np.quantile(values[:, whole], [tail, 1 - tail], axis=0)
-    for place in np.flatnonzero(~whole & ~absent.all(axis=0)):
+    ends[:, complete] = np.quantile(values[:, complete], [tail, 1 - tail], axis=0)
+    for place in np.flatnonzero(~complete & ~absent.all(axis=0)):
         known = values[~absent[:, place], place]
         ends[:, place] = np.quantile(known, [tail, 1 - tail])
     return [(float(low), float(high)) for low, high in ends.T]

@@ -31,7 +31,7 @@ _CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
 @dataclass
 class ManagedPolicy:
     """Policy with a part on this node. `due`: when it is started again, on the monotonic clock; `died`: when it last
-    died; `reason`: why it was given up; `warned`: whether it was said that it makes no progress."""
+    died; `reason`: why it was given up; `warned`: whether its lack of progress was reported."""
 
     allocation: Allocation
     attempt: int = 0

@@ -116,10 +116,10 @@ def compare(policy: str, own: Fingerprint, runs: Fingerprint) -> None:
         )
 
 
-def compare_models(own: Mapping[str, str], runs: Mapping[str, str]) -> None:
+def compare_models(digests: Mapping[str, str], runs: Mapping[str, str]) -> None:
     """Raise PlanMismatchError naming a policy whose base model is not the run's. What is not known of a model (it was
     not downloaded yet) is not compared."""
-    for policy, digest in own.items():
+    for policy, digest in digests.items():
         before = runs.get(policy)
         if digest and before and digest != before:
             raise PlanMismatchError(

@@ -303,13 +303,13 @@ def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:
     end."""
     step, size = 0, TAIL_BYTES
     while True:
-        data, whole = _tail(path, size)
+        data, complete = _tail(path, size)
         rows = [
             row for row in map(parse_or_none, data.split(b"\n")) if row is not None and type(row.get("step")) is int
         ]
         step = rows[-1]["step"] if rows else step
         found = [each["accuracy"] for row in rows if (each := _validation(row.get("validation"))) is not None]
-        if found or whole or (rows and not needs_accuracy):
+        if found or complete or (rows and not needs_accuracy):
             return step, found[-1] if found else None
         size *= 8
 

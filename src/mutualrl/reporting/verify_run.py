@@ -1,4 +1,4 @@
-"""Verification of a run: every file that it keeps, compared with what was said of it when it was written."""
+"""Verification of a run: every file that it keeps, compared with its recorded checksum."""
 
 from __future__ import annotations
 
