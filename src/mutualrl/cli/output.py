@@ -51,6 +51,8 @@ def show_verification(result: Verification, *, as_json: bool) -> None:
     some."""
     if as_json:
         emit(result.to_json())
+    for line in result.notes:
+        prose().print(f"Note: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
     for line in result.damaged:
         prose().print(f"damaged: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
     if result.damaged:

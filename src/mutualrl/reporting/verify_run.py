@@ -23,10 +23,12 @@ from mutualrl.storage.trained_model import has_trained_model, trained_model
 
 @dataclass
 class Verification:
-    """What was looked at, by kind of file, and what is wrong, each with its file; `exchange`: by policy."""
+    """What was looked at, by kind of file, and what is wrong, each with its file; `notes`: what nobody reads; `exchange`:
+    by policy."""
 
     checked: dict[str, int] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     exchange: list[PolicyInspection] = field(default_factory=list)
 
     def look(self, kind: str, check: Callable[[], object]) -> None:
@@ -44,6 +46,7 @@ class Verification:
         return {
             "whole": not self.damaged,
             "damaged": self.damaged,
+            "notes": self.notes,
             "checked": self.checked,
             "policies": [inspection.to_json() for inspection in self.exchange],
         }
@@ -96,6 +99,7 @@ def verify_checkpoints(run: RunDirectory, result: Verification) -> None:
         checkpoints = Checkpoints(run.policy(name).root)
         for step in checkpoints.steps():
             result.look("checkpoints", partial(_checkpoint, checkpoints, step))
+        result.notes += [f"{path}: has no marker; nobody reads it" for path in checkpoints.incomplete()]
 
 
 def _checkpoint(checkpoints: Checkpoints, step: int) -> None:

@@ -68,13 +68,19 @@ class Checkpoints:
         matches = (_NAME.fullmatch(p.name) for p in self.root.iterdir() if (p / MARKER).is_file())
         return sorted(int(match[1]) for match in matches if match)
 
+    def incomplete(self) -> list[Path]:
+        """Return directories of steps without a marker, which nobody reads: a kill left them, or the marker is gone."""
+        if not self.root.is_dir():
+            return []
+        named = (path for path in self.root.iterdir() if _NAME.fullmatch(path.name))
+        return sorted(path for path in named if not (path / MARKER).is_file())
+
     def clear_partial(self) -> None:
         """Remove what an earlier attempt left half made."""
         if self.staging.is_dir():
             shutil.rmtree(self.staging)
-        for path in self.root.iterdir() if self.root.is_dir() else ():
-            if _NAME.fullmatch(path.name) and not (path / MARKER).exists():
-                shutil.rmtree(path)
+        for path in self.incomplete():
+            shutil.rmtree(path)
 
     def require_space(self, step: int, needed: int) -> None:
         """Raise DiskError naming path and bytes when the disk has less than `needed` bytes free."""
