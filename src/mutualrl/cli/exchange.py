@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, reports_errors, screen, show_table, show_verification
+from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table, show_verification
 
 if TYPE_CHECKING:
     from mutualrl.see.inspection import PolicyInspection
@@ -60,6 +60,7 @@ def export(
 ) -> None:
     """Write all records into one Parquet or JSONL file, which `datasets`, pandas and DuckDB load."""
     from mutualrl.errors import UsageError
+    from mutualrl.recipes.published import missing_rounds
     from mutualrl.see.inspection import export as write
     from mutualrl.see.inspection import writers
     from mutualrl.storage.files import user_path
@@ -72,6 +73,10 @@ def export(
     if not target.parent.is_dir():
         raise UsageError(f"--out {out}: there is no directory {target.parent}")
     known = writers(directory.exchange)
+    rounds = {s.policy: s.rounds for s in _surveys(directory)}
+    notes = missing_rounds(directory, rounds) if set(policy or known) <= set(known) else []
+    for note in notes:
+        prose().print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
     if unknown := sorted(set(policy or ()) - set(known)):
         raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; there are: {', '.join(known)}")
     rows = write(directory.exchange, directory.info().run_id, policy or known, target)
@@ -81,7 +86,7 @@ def export(
             "train with --exchange full to keep every field)"
         )
     if as_json:
-        emit({"out": str(target), "records": rows})
+        emit({"out": str(target), "records": rows, "notes": notes})
     else:
         screen().print(f"{rows:,} records in {target}", markup=False, highlight=False, soft_wrap=True)
 

@@ -19,6 +19,7 @@ from mutualrl.diagnostics.rollout_reader import TYPES, read_rollouts
 from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError, MutualRLError, UsageError
+from mutualrl.recipes.published import missing_rounds
 from mutualrl.records import Prompt
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.files import write_atomic
@@ -61,9 +62,15 @@ def load_rollouts(request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollo
 
 
 def _from_run(recorded: Recorded, origin: str) -> Rollouts:
-    from mutualrl.see.inspection import tables
+    from mutualrl.see.inspection import Reader, tables
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
+    reader = Reader(run.exchange, run.info().run_id)
+    absent = missing_rounds(run, {name: reader.rounds(name) for name in policies}) if recorded.rounds is None else []
+    if absent:
+        raise DataError(
+            f"{origin}: {'; '.join(absent)}; restore them, or name the rounds to read (--rounds FIRST:LAST)"
+        )
     rounds = list(tables(run.exchange, run.info().run_id, policies, recorded.rounds))
     wrote = {str(table["policy"][0]) for table in rounds if len(table)}
     if missing := [name for name in policies if name not in wrote]:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError, FileDamagedError, UsageError
-from mutualrl.recipes import load_run
-from mutualrl.regimes.info import RegimeInfo
+from mutualrl.recipes.published import missing_rounds
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
 from mutualrl.see.missing_peers import MissingPeers
 from mutualrl.see.store import ExchangeStore, open_store
 from mutualrl.storage.artifacts import verify_directory
-from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
+from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_checksummed, read_regular
 from mutualrl.storage.run_logs import recorded_sums, require_log
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
@@ -23,8 +22,8 @@ from mutualrl.storage.trained_model import has_trained_model, trained_model
 
 @dataclass
 class Verification:
-    """What was looked at, by kind of file, and what is wrong, each with its file; `notes`: what nobody reads; `exchange`:
-    by policy."""
+    """What was looked at, by kind of file, and what is wrong, each with its file; `notes`: what nobody reads;
+    `exchange`: by policy."""
 
     checked: dict[str, int] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
@@ -121,26 +120,9 @@ def verify_exchange(run: RunDirectory, result: Verification) -> None:
         result.damaged += [f"policy {policy}: round {gap} is missing between others" for gap in inspection.gaps]
         result.checked["rounds"] = result.checked.get("rounds", 0) + len(inspection.rounds)
         result.look("claims", partial(_claims, store, policy))
-    result.damaged += _missing_rounds(run, result.exchange)
+    result.damaged += missing_rounds(run, {each.policy: each.rounds for each in result.exchange})
 
 
 def _claims(store: ExchangeStore, policy: str) -> None:
     claimed_attempt(store, policy)
     MissingPeers(store, policy)
-
-
-def _missing_rounds(run: RunDirectory, inspections: list[PolicyInspection]) -> list[str]:
-    """Return rounds that a policy's checkpoints say it published, that some policy may still read, and that are not
-    there."""
-    recipe = load_run(run, without_models=True)
-    if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
-        return []  # nothing is published
-    stores = {p.name: run.policy(p.name).root for p in recipe.policies}
-    needed, lines = oldest_cursor(list(stores.values())), []
-    rounds = {inspection.policy: set(inspection.rounds) for inspection in inspections}
-    for name, root in stores.items():
-        missing = sorted(set(range(needed, Checkpoints(root).newest_cursor())) - rounds.get(name, set()))
-        if missing:
-            span = f"{missing[0]}-{missing[-1]}" if len(missing) > 1 else str(missing[0])
-            lines.append(f"policy {name}: {len(missing)} round(s) that it had published are missing ({span})")
-    return lines

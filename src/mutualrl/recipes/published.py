@@ -1,0 +1,26 @@
+"""Rounds that the policies of a run published, as its checkpoints have it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from mutualrl.recipes.resolve import load_run
+from mutualrl.regimes.info import RegimeInfo
+from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
+from mutualrl.storage.rundir import RunDirectory
+
+
+def missing_rounds(run: RunDirectory, rounds: Mapping[str, Collection[int]]) -> list[str]:
+    """Return in words which rounds a policy's checkpoints say it published, that some policy may still read, and that
+    are not among the `rounds` that are there, by policy."""
+    recipe = load_run(run, without_models=True)
+    if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
+        return []  # nothing is published
+    stores = {p.name: run.policy(p.name).root for p in recipe.policies}
+    needed, lines = oldest_cursor(list(stores.values())), []
+    for name, root in stores.items():
+        missing = sorted(set(range(needed, Checkpoints(root).newest_cursor())) - set(rounds.get(name, ())))
+        if missing:
+            span = f"{missing[0]}-{missing[-1]}" if len(missing) > 1 else str(missing[0])
+            lines.append(f"policy {name}: {len(missing)} round(s) that it had published are missing ({span})")
+    return lines
