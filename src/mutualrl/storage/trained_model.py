@@ -23,6 +23,8 @@ def trained_model(run: RunDirectory, policy: str, *, verify: bool = False) -> Pa
     """
     info, path = run.info(), run.policy(policy).model
     if not has_trained_model(run, policy):
+        if (path / MARKER).exists():
+            verify_directory(path)  # names the file that is gone
         raise UsageError(f"{path}: the run has no trained model of {policy!r} (did it finish?)")
     if info.format < FORMAT:
         return path
