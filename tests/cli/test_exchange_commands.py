@@ -71,6 +71,17 @@ def test_damage_is_named_and_ends_with_6(cli: Cli, run: Path) -> None:
     assert not list(run.parent.glob(".all*"))
 
 
+def test_an_export_says_which_rounds_are_not_there(cli: Cli, run: Path, tmp_path: Path) -> None:
+    for policy, number in (("ada", 0), ("bob", 2)):
+        (run / "exchange" / policy / f"{number:06d}.json").unlink()
+    done = cli("exchange", "export", run, "--out", tmp_path / "all.jsonl", "--json")
+    assert done.returncode == 0, done.stderr
+    notes = json.loads(done.stdout)["notes"]
+    assert "policy ada: rounds before 1 are not there (freed, or lost)" in notes
+    assert any(note.startswith("policy bob: 1 round(s)") and note.endswith("missing (2)") for note in notes), notes
+    assert "Note: policy bob" in done.stderr
+
+
 def test_exported_files_are_what_datasets_loads(cli: Cli, run: Path, tmp_path: Path) -> None:
     for name, kind in (("all.parquet", "parquet"), ("all.jsonl", "json")):
         done = cli("exchange", "export", run, "--out", tmp_path / name, "--json")

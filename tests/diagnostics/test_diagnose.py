@@ -379,6 +379,18 @@ def test_the_same_question_with_two_answers_is_two_prompts(
     assert result["prompts"] == 2
 
 
+def test_a_run_that_lacks_a_round_is_refused_unless_the_rounds_are_named(
+    cli_here: Cli, recorded: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(recorded, tmp_path / "copy")
+    rounds = sorted((copy / "exchange" / "bob").glob("0*.json"))
+    assert len(rounds) > 1
+    rounds[-1].unlink()
+    done = cli_here("complementarity", "--run", copy)
+    assert (done.returncode, "policy bob: 1 round(s) that it had published are missing" in done.stderr) == (2, True)
+    assert cli_here("complementarity", "--run", copy, "--rounds", "0").returncode == 0
+
+
 @pytest.mark.slow
 def test_a_run_from_elsewhere_is_compared_without_the_models_that_it_began_with(
     cli_here: Cli, recorded: Path, tmp_path: Path

@@ -73,8 +73,11 @@ def export(
     if not target.parent.is_dir():
         raise UsageError(f"--out {out}: there is no directory {target.parent}")
     known = writers(directory.exchange)
-    rounds = {s.policy: s.rounds for s in _surveys(directory)}
-    notes = missing_rounds(directory, rounds) if set(policy or known) <= set(known) else []
+    surveys = _surveys(directory)
+    notes = missing_rounds(directory, {s.policy: s.rounds for s in surveys})
+    notes += [
+        f"policy {s.policy}: rounds before {s.pruned} are not there (freed, or lost)" for s in surveys if s.pruned
+    ]
     for note in notes:
         prose().print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
     if unknown := sorted(set(policy or ()) - set(known)):

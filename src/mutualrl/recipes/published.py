@@ -11,15 +11,19 @@ from mutualrl.storage.rundir import RunDirectory
 
 
 def missing_rounds(run: RunDirectory, rounds: Mapping[str, Collection[int]]) -> list[str]:
-    """Return in words which rounds a policy's checkpoints say it published, that some policy may still read, and that
-    are not among the `rounds` that are there, by policy."""
+    """Return in words which rounds are not among those that are there (`rounds`, by policy): between others, and those
+    that a policy's checkpoints say it published and that some policy may still read."""
     recipe = load_run(run, without_models=True)
     if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
         return []  # nothing is published
     stores = {p.name: run.policy(p.name).root for p in recipe.policies}
     needed, lines = oldest_cursor(list(stores.values())), []
     for name, root in stores.items():
-        missing = sorted(set(range(needed, Checkpoints(root).newest_cursor())) - set(rounds.get(name, ())))
+        present = set(rounds.get(name, ()))
+        published = Checkpoints(root).newest_cursor()
+        last = max(present, default=min(needed, published - 1) - 1)  # the newest round is never freed
+        expected = {*range(needed, published), *range(min(present, default=0), last), *range(last + 1, published)}
+        missing = sorted(expected - present)
         if missing:
             span = f"{missing[0]}-{missing[-1]}" if len(missing) > 1 else str(missing[0])
             lines.append(f"policy {name}: {len(missing)} round(s) that it had published are missing ({span})")
