@@ -473,7 +473,7 @@ def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(c
     (whole / "supervisor" / "node-0.json").write_text('{"outcome": "finished"}')
     _, data, text = reported(cli_here, whole)
     assert data["runs"][0]["state"] == "ended"
-    assert "its summary.json cannot be read" in said(text)
+    assert "summary.json is left out: its bytes do not match its checksum" in said(text)
     assert "it finished, and has no summary" in said(text)
 
 
