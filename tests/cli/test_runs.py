@@ -117,6 +117,11 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
     assert result["runs"][1]["policies"]["bob"] == {"step": 20, "before": 0.3, "last": 0.52}
     assert result["runs"][0]["policies"]["ada"] == {"step": 20, "before": 0.3, "last": 0.45}
     assert len(result["unreadable"]) == 1
+    metrics = live / "policies" / "ada" / "metrics.jsonl"
+    row = {"step": 21, "validation": {"accuracy": 0.0, "by_group": {}}}
+    metrics.write_text(metrics.read_text() + json.dumps(row) + "\n")
+    (listed,) = json.loads(cli_here("runs", "ls", live, "--json").stdout)["runs"]
+    assert listed["policies"]["ada"] == {"step": 21, "before": 0.3, "last": 0.0}
     shown = cli_here("runs", "ls", "runs")
     assert "0.30 -> 0.50" in shown.stdout
     assert "run.json: not JSON" in shown.stderr

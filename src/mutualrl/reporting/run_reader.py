@@ -200,9 +200,7 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
             f"it was written in format {version!r} (mutualrl {part(info, 'versions').get('mutualrl', 'unknown')}), "
             f"this version reads {FORMAT}: what it has in this form is shown"
         )
-    summary = _summary(
-        run, info, notes
-    )  # before the policies: a run that ends meanwhile is one that was still going on
+    summary = _summary(run, info, notes)  # before the policies: a run that ends meanwhile was still going on
     recipe = _recipe(run, info, notes)
     models = {policy["name"]: str(policy.get("model", "")) for policy in _policies(recipe)}
     names = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
@@ -294,7 +292,8 @@ def read_overview(path: Path) -> Overview:
         accuracy = policy.accuracy()
         before = accuracy[0].value if accuracy and accuracy[0].step == 0 else None
         step, last = _ends(metrics, needs_accuracy=policy.final is None)
-        standings[name] = Standing(step, before, policy.final if policy.final is not None else last or before)
+        measured = [value for value in (policy.final, last, before) if value is not None]
+        standings[name] = Standing(step, before, measured[0] if measured else None)
     return Overview(replace(run, notes=tuple(notes)), standings)
 
 
@@ -304,9 +303,8 @@ def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:
     step, size = 0, TAIL_BYTES
     while True:
         data, complete = _tail(path, size)
-        rows = [
-            row for row in map(parse_or_none, data.split(b"\n")) if row is not None and type(row.get("step")) is int
-        ]
+        parsed = [parse_or_none(line) for line in data.split(b"\n")]
+        rows = [row for row in parsed if row is not None and type(row.get("step")) is int]
         step = rows[-1]["step"] if rows else step
         found = [each["accuracy"] for row in rows if (each := _validation(row.get("validation"))) is not None]
         if found or complete or (rows and not needs_accuracy):
