@@ -120,6 +120,7 @@ def test_changed_files_of_the_run_are_refused_by_name(
     assert cli_here("runs", "verify", "r", "--json").returncode == 0
 
 
+@pytest.mark.extended
 def test_a_supervisors_file_of_another_shape_is_no_obstacle(
     failed: Path, cli_here: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def trainer_state_dir():
 """
 
 
+@pytest.mark.extended
 def test_a_judge_that_hangs_is_named_and_its_policy_restarted(tmp_path: Path) -> None:
     """It beats all the while: liveness is not progress."""
     (tmp_path / "judge.py").write_text(HANGS)
