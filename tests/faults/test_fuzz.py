@@ -27,7 +27,7 @@ def test_random_kills_and_damages_are_survived_or_named(tmp_path: Path) -> None:
         "--schedules",
         "1",
         "--damages",
-        "60",
+        "30",
         "--out",
         str(tmp_path),
     ]

@@ -65,12 +65,6 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
     from mutualrl.see.inspection import Reader, tables
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
-    reader = Reader(run.exchange, run.info().run_id)
-    absent = missing_rounds(run, {name: reader.rounds(name) for name in policies}) if recorded.rounds is None else []
-    if absent:
-        raise DataError(
-            f"{origin}: {'; '.join(absent)}; restore them, or name the rounds to read (--rounds FIRST:LAST)"
-        )
     rounds = list(tables(run.exchange, run.info().run_id, policies, recorded.rounds))
     wrote = {str(table["policy"][0]) for table in rounds if len(table)}
     if missing := [name for name in policies if name not in wrote]:
@@ -78,6 +72,12 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
         raise UsageError(
             f"the exchange of {origin} holds no records of {', '.join(missing)}{requested}; under regimes that read no "
             "peer nothing is published: train with --exchange full, or sample the models with --pool"
+        )
+    reader = Reader(run.exchange, run.info().run_id)
+    absent = missing_rounds(run, {name: reader.rounds(name) for name in policies}) if recorded.rounds is None else []
+    if absent:
+        raise DataError(
+            f"{origin}: {'; '.join(absent)}; restore them, or name the rounds to read (--rounds FIRST:LAST)"
         )
     return to_arrays(pa.concat_tables(rounds), origin, _Asked(recorded))
 

@@ -120,7 +120,7 @@ def verify_exchange(run: RunDirectory, result: Verification) -> None:
         result.damaged += [f"policy {policy}: round {gap} is missing between others" for gap in inspection.gaps]
         result.checked["rounds"] = result.checked.get("rounds", 0) + len(inspection.rounds)
         result.look("claims", partial(_claims, store, policy))
-    result.damaged += missing_rounds(run, {each.policy: [*each.rounds, *each.gaps] for each in result.exchange})
+    result.damaged += missing_rounds(run, {each.policy: each.rounds for each in result.exchange})
 
 
 def _claims(store: ExchangeStore, policy: str) -> None:
