@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import mutualrl
+from conftest import REPOSITORY
 
 SOURCE = Path(mutualrl.__file__).parent
 
@@ -188,7 +189,7 @@ def test_recipes_are_in_the_source_tree_and_the_wheel_s_configuration() -> None:
 
 
 def test_every_guarantee_names_a_test_that_is_there() -> None:
-    page = SOURCE.parents[1] / "SECURITY.md"
+    page = REPOSITORY / "SECURITY.md"
     if not page.is_file():
         pytest.skip("not in a source tree")
     rows = [
