@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from conftest import PATIENCE
 
@@ -85,6 +87,17 @@ class Run:
     def metrics(self, policy: str) -> list[dict[str, Any]]:
         path = self.path / "policies" / policy / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@contextmanager
+def mounted(place: Path, options: str) -> Iterator[Path]:
+    """Mount a small file system for as long as the block lasts; skip the test where that may not be done."""
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a tmpfs may not be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def hooked() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from conftest import PATIENCE
 from mutualrl.storage.checkpoints import Checkpoints
-from runs import SHORT, Run, hooked, members, verified
+from runs import SHORT, Run, hooked, members, mounted, verified
 
 pytestmark = pytest.mark.faults
 
@@ -49,13 +48,8 @@ def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Yield a file system of 9 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a tmpfs may not be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "size=9m") as place:
+        yield place
 
 
 def test_a_full_disk_is_seen_before_a_checkpoint_is_begun(unbroken: Run, small_disk: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import PATIENCE
-from runs import SHORT, Run, members, verified, wait_until
+from runs import SHORT, Run, members, mounted, verified, wait_until
 
 HANGS = """
 import pathlib, time
@@ -59,13 +58,8 @@ def test_a_judge_that_hangs_is_named_and_its_policy_restarted(tmp_path: Path) ->
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """Yield a file system of 60 MB and 2,000 inodes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=60m,nr_inodes=2000", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a tmpfs may not be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "size=60m,nr_inodes=2000") as place:
+        yield place
 
 
 def fill_bytes(disk: Path) -> None:

@@ -146,7 +146,7 @@ def _row(overview: Overview) -> dict[str, Any]:
         "task": run.task,
         "seed": run.seed,
         "steps": run.planned_steps,
-        "policies": {name: asdict(standing) for name, standing in overview.standings.items()},
+        "policies": {name: asdict(policy) for name, policy in overview.policies.items()},
         "began": run.info.get("created"),
         "notes": list(run.notes),
     }

@@ -258,7 +258,7 @@ def _short(error: Exception, path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PolicyOverview:
     """How far a policy is: its last step, its accuracy before training, and the last one measured."""
 
     step: int
@@ -271,14 +271,14 @@ class Overview:
     """A run as a list of runs shows it."""
 
     run: Run
-    standings: Mapping[str, Standing]
+    policies: Mapping[str, PolicyOverview]
 
 
 def read_overview(path: Path) -> Overview:
     """Return a run without its metrics, and how far each policy is, from the ends of its files: of a long run the bytes
     are summed, and its lines not parsed. Raises as `read_run` does."""
     run = read_run(path, logs=False)
-    standings, notes = {}, list(run.notes)
+    policies, notes = {}, list(run.notes)
     for name, policy in run.policies.items():
         files = RunDirectory(run.root).policy(name)
         metrics = files.metrics
@@ -287,14 +287,14 @@ def read_overview(path: Path) -> Overview:
                 require_log(metrics, recorded)
         except (FileDamagedError, OSError) as error:
             notes.append(f"{metrics.relative_to(run.root)} is left out: {_short(error, metrics)}")
-            standings[name] = Standing(0, None, policy.final)
+            policies[name] = PolicyOverview(0, None, policy.final)
             continue
         accuracy = policy.accuracy()
         before = accuracy[0].value if accuracy and accuracy[0].step == 0 else None
         step, last = _ends(metrics, needs_accuracy=policy.final is None)
         measured = [value for value in (policy.final, last, before) if value is not None]
-        standings[name] = Standing(step, before, measured[0] if measured else None)
-    return Overview(replace(run, notes=tuple(notes)), standings)
+        policies[name] = PolicyOverview(step, before, measured[0] if measured else None)
+    return Overview(replace(run, notes=tuple(notes)), policies)
 
 
 def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:
@@ -306,9 +306,9 @@ def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:
         parsed = [parse_or_none(line) for line in data.split(b"\n")]
         rows = [row for row in parsed if row is not None and type(row.get("step")) is int]
         step = rows[-1]["step"] if rows else step
-        found = [each["accuracy"] for row in rows if (each := _validation(row.get("validation"))) is not None]
-        if found or complete or (rows and not needs_accuracy):
-            return step, found[-1] if found else None
+        accuracies = [each["accuracy"] for row in rows if (each := _validation(row.get("validation"))) is not None]
+        if accuracies or complete or (rows and not needs_accuracy):
+            return step, accuracies[-1] if accuracies else None
         size *= 8
 
 

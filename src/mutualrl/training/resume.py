@@ -151,8 +151,8 @@ def cut_logs(files: PolicyFiles, marker: CheckpointMarker | None) -> None:
         except FileDamagedError as error:
             raise FileDamagedError(f"{error}; restore it, or remove it and lose these lines") from None
         with path.open("rb") as file:
-            kept = file.read(expected.bytes)
-        write_atomic(path, kept)  # a new file: who follows the old one sees that it was cut
+            beginning = file.read(expected.bytes)
+        write_atomic(path, beginning)  # a new file: who follows the old one sees that it was cut
 
 
 def _require_rounds(sharing: Sharing, cursor: int) -> None:
