@@ -105,7 +105,8 @@ class Rollout:
 
     Source: paper, Section "Dataflow in One Training Loop", paragraph SEE. `index`: its place in the group of one prompt
     and policy. `reward`: NaN for one that could not be scored. `ended`: it closed with an end-of-sequence token; a
-    truncated one must never be given such a token. `length`: sampled tokens. `advantage`: TRL's. `prompt` (x_text) and
+    truncated one must never be given such a token. `length`: sampled tokens. `prefix`: of its first tokens, those that
+    it was given and did not sample. `advantage`: TRL's. `prompt` (x_text) and
     `text` (y_text), `token_ids` (T) and `logprobs` (T), the behaviour policy's in nats, are None where nobody asked
     for them.
     """
@@ -120,6 +121,7 @@ class Rollout:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
+    prefix: int = 0
 
 
 #: fields of a rollout that a policy publishes only when somebody reads them; the others are always published

@@ -37,7 +37,7 @@ class Thresholds:
     success: float = 0.8
     failure: float = 0.2
     gate: Literal["all", "any"] = "all"
-    pick: Literal["uniform", "shortest"] = "uniform"
+    pick: Literal["uniform", "shortest", "first"] = "uniform"
     own: Mapping[str, Thresholds] = field(default_factory=dict)
 
     def of(self, learner: str) -> Thresholds:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from mutualrl.console.lines import notify
 from mutualrl.diagnostics.complementarity import Thresholds
 from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.diagnostics.xgrpo_check import Scales
@@ -177,7 +178,12 @@ def _thresholds(flags: DiagnosticFlags, recipe: Recipe | None) -> Thresholds:
 def _sgt(recipe: Recipe, policy: str) -> Thresholds:
     settings = recipe.regime_settings(policy)
     assert isinstance(settings, SGTSettings)
-    return Thresholds(settings.success_above, settings.failure_below, settings.gate, settings.pick)
+    gate: Literal["all", "any"] = "any" if settings.gate == "any" else "all"
+    pick: Literal["uniform", "shortest", "first"] = "uniform" if settings.pick == "fit" else settings.pick
+    for key, found, used in (("gate", settings.gate, gate), ("pick", settings.pick, pick)):
+        if found != used:
+            notify(f"policy {policy!r} trained with regime.{key}: {found}; the diagnostics count with {used}")
+    return Thresholds(settings.success_above, settings.failure_below, gate, pick)
 
 
 def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from mutualrl.errors import MutualRLError
 from mutualrl.records import Prompt, PublishSchema, Rollout
-from mutualrl.regimes import Plan, RegimeSettings, RegimeSpec, RoundView, check_plan, plain_state
+from mutualrl.regimes import Answers, Needs, Plan, RegimeSettings, RegimeSpec, RoundView, check_plan, plain_state
 from mutualrl.regimes.advantages import by_prompt, in_rows, pool_advantages
 from mutualrl.regimes.round import ExtraRow
 from mutualrl.see.schema import FIELD_OF
@@ -115,6 +115,20 @@ def recorded_views(schema: PublishSchema) -> list[RoundView]:
     return views
 
 
+def recorded_answers(needs: Needs) -> Answers:
+    """Return answers that depend on what is asked alone: log-probs from the token ids, rewards from the data."""
+    answers = {prompt.id: prompt.answer for prompt in get_task("arithmetic").read("train", TaskSource()).prompts}
+
+    def scored(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.array([-0.05 - 0.1 * (token % 7) for token in ids])
+
+    return Answers(
+        tuple(scored(ids) for _, ids in needs.logprobs),
+        tuple(-float(scored(ids).mean()) for _, ids in needs.nll),
+        tuple(boxed_score(text, answers[prompt_id]) for prompt_id, text, _ in needs.rewards),
+    )
+
+
 def check_regime(spec: RegimeSpec, settings: RegimeSettings | None = None) -> list[Finding]:
     """Return the findings for a regime under its default settings, or the ones given."""
     try:
@@ -130,6 +144,7 @@ def check_regime(spec: RegimeSpec, settings: RegimeSettings | None = None) -> li
         for recorded in recorded_views(schema):
             state = plans[-1].state if plans and plans[-1].state is not None else {}
             view = replace(recorded, state=plain_state(state, spec.name))
+            view = replace(view, answers=recorded_answers(spec.needs(view, settings)))
             plans.append(check_plan(spec.plan(view, settings), view, spec.name))
             findings += _purity(spec.plan, view, settings, plans[-1])
     except Exception as error:  # noqa: BLE001  (as above)

@@ -11,6 +11,7 @@ from typing import Any
 from mutualrl.errors import RecipeError, UsageError
 from mutualrl.plugins import absolute_path
 from mutualrl.recipes import yaml_file
+from mutualrl.regimes import SEPARATOR, get_regime, is_open, parts_of
 from mutualrl.storage.files import user_path
 
 #: a layer of a recipe, as YAML gives it
@@ -145,11 +146,14 @@ class Layers:
 
 
 def with_name_keys(layer: Layer, source: str) -> Layer:
-    """Return `layer` with `task: math` written out as `task: {name: math}`, and `regime` likewise.
+    """Return `layer` with `task: math` written out as `task: {name: math}`, and `regime` likewise; a list of regimes,
+    `[xgrpo, {name: sgt, weight: 0.05}]`, as `{name: xgrpo+sgt, sgt: {weight: 0.05}}`.
 
     Raises RecipeError when either is neither a name nor a mapping, or its name is not text.
     """
     layer = dict(layer)
+    if isinstance(layer.get("regime"), list):
+        layer["regime"] = _listed(layer["regime"], source)
     for key in ("task", "regime"):
         if key not in layer:
             continue
@@ -159,6 +163,27 @@ def with_name_keys(layer: Layer, source: str) -> Layer:
                 [f"{source}: {key}: found {repr(value)[:80]}, expected a name, or keys with `name:` among them"]
             )
     return layer
+
+
+def _listed(regimes: list[Any], source: str) -> Layer:
+    """Return several regimes as one section."""
+    section: Layer = {}
+    names = []
+    for item in regimes:
+        keys = {"name": item} if isinstance(item, str) else item
+        if not isinstance(keys, dict) or not isinstance(keys.get("name"), str):
+            raise RecipeError(
+                [f"{source}: regime: found {repr(item)[:80]} in the list, expected a name, or keys with `name:`"]
+            )
+        settings = {key: value for key, value in keys.items() if key != "name"}
+        names.append(keys["name"])
+        if settings:
+            section[get_regime(keys["name"]).name if is_open(keys["name"]) else keys["name"]] = settings
+    if not names:
+        raise RecipeError([f"{source}: regime: found an empty list, expected one or more regimes"])
+    if len(names) == 1:
+        return {"name": names[0], **section.get(names[0], {})}
+    return {"name": SEPARATOR.join(names), **section}
 
 
 def _with_data(section: Layer, anchor: Callable[[Any], Any]) -> Layer:
@@ -178,10 +203,14 @@ def anchor_code(layer: Layer, directory: Path | None) -> None:
         section = layer.get(key)
         if not isinstance(section, dict) or not isinstance(section.get("name"), str):
             continue
-        file, _, attribute = section["name"].rpartition(":")
-        beside = directory is not None and file.endswith(".py") and (directory / file).is_file()
-        name = f"{directory / file}:{attribute}" if beside and directory is not None else section["name"]
-        layer[key] = {**section, "name": absolute_path(name)}
+        parts = parts_of(section["name"]) if key == "regime" else [section["name"]]
+        layer[key] = {**section, "name": SEPARATOR.join(_anchored_code(part, directory) for part in parts)}
+
+
+def _anchored_code(name: str, directory: Path | None) -> str:
+    file, _, attribute = name.rpartition(":")
+    beside = directory is not None and file.endswith(".py") and (directory / file).is_file()
+    return absolute_path(f"{directory / file}:{attribute}" if beside and directory is not None else name)
 
 
 def _anchored(layer: Layer, directory: Path) -> Layer:

@@ -28,7 +28,18 @@ from mutualrl.recipes.schema import (
     TaskSection,
 )
 from mutualrl.recipes.trainer_keys import problem_with
-from mutualrl.regimes import RegimeSpec, baseline, get_regime, is_open, regimes
+from mutualrl.regimes import (
+    SEPARATOR,
+    RegimeSettings,
+    RegimeSpec,
+    baseline,
+    get_regime,
+    is_combined,
+    is_open,
+    parts_of,
+    regimes,
+)
+from mutualrl.regimes.spec import merged
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TASKS, get_task
@@ -92,13 +103,12 @@ def resolve(request: Request) -> Recipe:
         layers.add_file(find("pools", pool))
         layers.add({"pool": re.sub(r"[^A-Za-z0-9._-]+", "-", Path(pool).stem)[:64]}, "--pool")
     for key, flag, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, baseline().name)):
-        requested = None if flag is None else absolute_path(flag)
+        requested = None if flag is None else _absolute(key, flag)
         chosen = _name(wishes.value, key) or requested or _name(own, key) or _name(layers.value, key) or fallback
         for layer in (layers.value, own):
             if _name(layer, key) not in (None, chosen):
                 layer[key] = {}  # settings of another task or regime than the one asked for
-        if chosen in {n for kind, n, _ in shipped() if kind == f"{key}s"}:
-            layers.add_file(find(f"{key}s", chosen))
+        _add_shipped(layers, key, chosen)
         layers.add({key: {"name": chosen}}, f"--{key} {chosen}" if chosen == requested else "defaults")
     if request.recipe is not None:
         recipe_layer = {key: value for key, value in own.items() if key != "pool" or pool is None}
@@ -133,6 +143,31 @@ def _pool(layer: Layer) -> str | None:
 def _name(layer: Layer, key: str) -> str | None:
     section = layer.get(key)
     return section.get("name") if isinstance(section, dict) else None
+
+
+def _absolute(key: str, name: str) -> str:
+    """Return the name that a flag gives, its files absolute."""
+    parts = parts_of(name) if key == "regime" else [name]
+    return SEPARATOR.join(absolute_path(part) for part in parts)
+
+
+def _add_shipped(layers: Layers, key: str, chosen: str) -> None:
+    """Add what ships of a task or regime; of several regimes each one's, its settings below its name."""
+    ships = {n for kind, n, _ in shipped() if kind == f"{key}s"}
+    if chosen in ships:
+        layers.add_file(find(f"{key}s", chosen))
+        return
+    for part in parts_of(chosen) if key == "regime" else ():
+        if part in ships:
+            path = find("regimes", part)
+            layers.add_layer(_below_its_name(yaml_file.read(path)), path)
+
+
+def _below_its_name(layer: Layer) -> Layer:
+    """Return a shipped regime's layer as one of several: its settings below its name."""
+    section = dict(layer["regime"])
+    name = section.pop("name")
+    return {**layer, "regime": {name: section}}
 
 
 def _add_flags(layers: Layers, request: Request) -> None:
@@ -228,7 +263,7 @@ def _regime_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
     policies = value.get("policies")
     for index, policy in enumerate(policies if isinstance(policies, list) else []):
         if isinstance(policy, dict) and isinstance(policy.get("regime"), dict) and policy["regime"]:
-            sections.append((("policies", str(index), "regime"), {**common, **policy["regime"]}))
+            sections.append((("policies", str(index), "regime"), merged(common, policy["regime"])))
     return sections
 
 
@@ -248,7 +283,7 @@ def _check_names(value: Layer, layers: Layers, problems: list[str], *, run_code:
         try:
             get(name)
         except (RegimeError, TaskError):
-            if is_import_path(name) or name in entry_points(f"mutualrl.{key}s"):
+            if is_import_path(name) or name in entry_points(f"mutualrl.{key}s") or is_combined(name):
                 raise
             problems.append(_line(layers, (key, "name"), f"found {name!r}, expected {_one_of(known, name)}"))
     if problems:
@@ -300,10 +335,20 @@ def _keys_at(path: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
     if not path:
         return list(Recipe.model_fields)
     if path[0] == "regime" or (path[0] == "policies" and path[2:3] == ("regime",)):
-        return ["name", *(() if spec is None else spec.settings.model_fields)]
+        return _regime_keys(path[1:] if path[0] == "regime" else path[3:], spec)
     if path[0] == "policies":
         return list(Policy.model_fields)
     return list(_SECTIONS[path[0]].model_fields) if path[0] in _SECTIONS else []
+
+
+def _regime_keys(path: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
+    """Return the keys of a regime's settings, or of one of several regimes' below its name."""
+    if spec is None:
+        return ["name"]
+    part = spec.settings.model_fields.get(path[0]) if path else None
+    if part is not None and isinstance(part.annotation, type) and issubclass(part.annotation, RegimeSettings):
+        return list(part.annotation.model_fields)
+    return ["name", *spec.settings.model_fields]
 
 
 def _one_of(known: list[str], found: str) -> str:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from mutualrl.plugins import absolute_path, is_import_path
 from mutualrl.records import PublishSchema
 from mutualrl.regimes import RegimeSettings, RegimeSpec, baseline, get_regime
+from mutualrl.regimes.spec import merged
 from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, TaskSource
 from mutualrl.tasks.base import MixtureMember
@@ -257,9 +258,9 @@ class Recipe(Section):
 
     def regime_settings(self, policy: str) -> RegimeSettings:
         """Return the regime's settings as they hold for one policy."""
-        merged = {**self.regime, **self.policy(policy).regime}
-        merged.pop("name", None)
-        return get_regime(self.regime_name).settings(**merged)
+        settings = merged(self.regime, self.policy(policy).regime)
+        settings.pop("name", None)
+        return get_regime(self.regime_name).settings(**settings)
 
     def lora_settings(self, policy: str) -> LoraSection | None:
         """Return the adapter that one policy trains, or None where it trains its weights; `lora: null` on a policy

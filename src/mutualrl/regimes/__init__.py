@@ -12,23 +12,30 @@ import importlib
 import pkgutil
 import re
 from functools import cache
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from mutualrl.errors import RegimeError
 from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
 from mutualrl.records import PublishSchema, Rollout
+from mutualrl.regimes.channels import SEPARATOR, combined
 from mutualrl.regimes.round import (
+    BOUNDS,
     PPO,
+    Answers,
     Band,
     Bound,
     ExtraRow,
+    GuideView,
+    Needs,
     PeerRound,
     Plan,
     RoundView,
     RowSource,
     RowStatistics,
     SequenceLevel,
+    Stepwise,
     Trace,
     Transfer,
     UpperBound,
@@ -63,20 +70,32 @@ def at_level(level: str) -> RegimeSpec:
     return next(spec for spec in regimes().values() if spec.level == level and not spec.control)
 
 
+def is_combined(name: str) -> bool:
+    """Return whether a name is of several regimes at once, such as `xgrpo+sgt`."""
+    return SEPARATOR in name and not Path(name.rpartition(":")[0]).is_file()
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of the regimes that a name stands for."""
+    return name.split(SEPARATOR) if is_combined(name) else [name]
+
+
 def is_open(name: str) -> bool:
     """Return whether a name stands for code outside this package: looking it up runs that code."""
-    return name not in regimes()
+    return any(part not in regimes() for part in parts_of(name))
 
 
 @cache
 def get_regime(name: str) -> RegimeSpec:
     """Return the regime of that name, import path or entry point.
 
-    Raises RegimeError with file and line for one that cannot be imported, or is no RegimeSpec; for an unknown name,
-    those that there are.
+    `A+B` is A and B at once. Raises RegimeError with file and line for one that cannot be imported, or is no
+    RegimeSpec; for an unknown name, those that there are.
     """
     if name in regimes():
         return regimes()[name]
+    if is_combined(name):
+        return combined([get_regime(part) for part in parts_of(name)])
     if is_import_path(name):
         return _checked(load_object(name, "regime", RegimeError), name)
     offered = entry_points(GROUP)
@@ -108,11 +127,16 @@ def _checked(spec: object, name: str) -> RegimeSpec:
 
 
 __all__ = [
+    "BOUNDS",
     "PPO",
+    "SEPARATOR",
+    "Answers",
     "Band",
     "Bound",
     "ExtraRow",
+    "GuideView",
     "Metric",
+    "Needs",
     "PeerRound",
     "Plan",
     "PublishSchema",
@@ -123,6 +147,7 @@ __all__ = [
     "RowSource",
     "RowStatistics",
     "SequenceLevel",
+    "Stepwise",
     "Trace",
     "Transfer",
     "UpperBound",
@@ -130,7 +155,9 @@ __all__ = [
     "baseline",
     "check_plan",
     "get_regime",
+    "is_combined",
     "is_open",
+    "parts_of",
     "plain_state",
     "regimes",
 ]

@@ -61,6 +61,13 @@ def standard_deviation(rewards: npt.ArrayLike) -> float:
     return float(values.std(ddof=1)) if values.size > 1 else 0.0
 
 
+def success_share(rewards: npt.ArrayLike) -> float | None:
+    """Return the share of rewards above 0 among those that are numbers; None without any."""
+    values = np.asarray(rewards, dtype=np.float64)
+    values = values[~np.isnan(values)]
+    return float((values > 0).mean()) if values.size else None
+
+
 def by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, list[float]]:
     """Return values grouped by prompt, in the order given."""
     groups: dict[str, list[float]] = {}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mutualrl.regimes import Metric, RegimeSpec, regimes
-from mutualrl.regimes.spec import changed_settings
+from mutualrl.regimes.spec import changed_settings, flat, merged
 
 
 class RegimeInfo(BaseModel):
@@ -62,11 +62,12 @@ class RegimeInfo(BaseModel):
         policy's own as `sgt (bob: weight=0.9)`."""
         changed = changed_settings(given, self.defaults, self.acts_when)
         for policy, own in by_policy.items():
-            of_policy = changed_settings({**given, **own}, self.defaults, self.acts_when)
-            changed += [f"{policy}: {setting}" for setting in of_policy if setting.partition("=")[0] in own]
+            of_policy = changed_settings(merged(given, own), self.defaults, self.acts_when)
+            changed += [f"{policy}: {setting}" for setting in of_policy if setting.partition("=")[0] in flat(own)]
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
     def is_variant(self, given: Mapping[str, Any]) -> bool:
         """Return whether an arm is an ablation or a control of a regime, rather than the regime as published."""
-        varied = [key for key, values in self.variants.items() if given.get(key, self.defaults.get(key)) in values]
+        values = {**flat(self.defaults), **flat(given)}
+        varied = [key for key, variants in self.variants.items() if values.get(key) in variants]
         return self.control or bool(varied)

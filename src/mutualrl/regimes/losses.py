@@ -1,7 +1,7 @@
 """Losses of extra rows as pure functions: token log-probs in, a loss out. Shapes (B, T): rows, tokens.
 
 Sources: paper, Sections "Regime 1: Data-level experience sharing" (pool, band) and "Regime 3: Outcome-level experience
-sharing" (NLL); GSPO, arXiv 2507.18071 (sequence-level ratio).
+sharing" (NLL); GSPO, arXiv 2507.18071 (sequence-level ratio); HACPO, arXiv 2603.02604 (step-wise cut).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mutualrl.regimes.round import Band, Bound, SequenceLevel, UpperBound
+from mutualrl.regimes.round import Band, Bound, SequenceLevel, Stepwise, UpperBound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +46,20 @@ def nll_loss(nll_R: Tensor, *, weight: float | Tensor, count: int, ranks: int) -
 
 
 def bounded_loss(
-    bound: Bound, logps: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, *, low: float, high: float
+    bound: Bound,
+    logps: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    low: float,
+    high: float,
+    mini_batch: int = 0,
 ) -> Tensor:
     """Return the loss per token under a bound that TRL's own loss does not have; shapes (B, T), advantages (B, 1).
 
-    `low`, `high`: the trainer's epsilon_low and epsilon_high, which `Band` uses. Raises ValueError for another bound.
+    `low`, `high`: the trainer's epsilon_low and epsilon_high, which `Band` uses. `mini_batch`: index of the optimizer
+    step in the round, which `Stepwise` uses. Raises ValueError for another bound.
     """
     if isinstance(bound, Band):
         return band_loss(logps, behaviour, advantages, low, high)
@@ -58,6 +67,8 @@ def bounded_loss(
         return upper_bound_loss(logps, behaviour, advantages, bound.cap)
     if isinstance(bound, SequenceLevel):
         return sequence_loss(logps, behaviour, advantages, mask, bound.low, bound.high)
+    if isinstance(bound, Stepwise):
+        return stepwise_loss(logps, behaviour, advantages, mask, bound, mini_batch)
     raise ValueError(f"{bound!r} is TRL's own surrogate")
 
 
@@ -84,11 +95,30 @@ def sequence_loss(
 
     The mean over a row's tokens is then the row's GSPO loss.
     """
-    log_ratio = (logps - behaviour).masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    ratio = log_ratio.exp()[:, None]
+    ratio = mean_log_ratio(logps, behaviour, mask).exp()[:, None]
     clipped = ratio.clamp(1 - low, 1 + high)
     loss: Tensor = -(ratio * advantages).minimum(clipped * advantages)
     return loss.expand_as(logps)
+
+
+def stepwise_loss(
+    logps: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor, bound: Stepwise, mini_batch: int
+) -> Tensor:
+    """Return -c * detach(c)^alpha * A at every token of a row, c = clamp(s, 1 - low + step * mini_batch, 1).
+
+    s = exp(mean over its tokens of log rho), |log s| <= max_log_ratio. A row whose s is cut has no gradient. Source:
+    HACPO, arXiv 2603.02604.
+    """
+    log_ratio = mean_log_ratio(logps, behaviour, mask).clamp(-bound.max_log_ratio, bound.max_log_ratio)
+    lowest = min(1.0, 1 - bound.low + bound.step * mini_batch)
+    cut = log_ratio.exp().clamp(lowest, 1.0)[:, None]
+    loss: Tensor = -cut * cut.detach() ** bound.alpha * advantages
+    return loss.expand_as(logps)
+
+
+def mean_log_ratio(logps: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over a row's counted tokens of log rho, shape (B,)."""
+    return (logps - behaviour).masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def aggregate(

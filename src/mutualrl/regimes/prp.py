@@ -18,7 +18,18 @@ from pydantic import Field
 from mutualrl.errors import DataError
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.advantages import Floats, by_prompt, in_rows, pool_advantages, standard_deviation
-from mutualrl.regimes.round import PPO, Band, ExtraRow, PeerRound, Plan, RoundView, RowSource, RowStatistics, Trace
+from mutualrl.regimes.round import (
+    PPO,
+    Band,
+    ExtraRow,
+    Needs,
+    PeerRound,
+    Plan,
+    RoundView,
+    RowSource,
+    RowStatistics,
+    Trace,
+)
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
 
 Graded = tuple[ExtraRow, float]
@@ -43,6 +54,10 @@ class PRPSettings(RegimeSettings):
     )
     anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = Field(
         "span", description="how traces are aligned (THL)"
+    )
+    trust: Literal["all", "band"] = Field(
+        "all",
+        description="band: only peer rows whose ratio exp(mean log-ratio) lies in the trainer's clip range join",
     )
 
 
@@ -144,12 +159,44 @@ def _rollouts(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:
     return rows
 
 
+def needs(view: RoundView, settings: RegimeSettings) -> Needs:
+    """Return the peers' rows, which `trust: band` must score."""
+    assert isinstance(settings, PRPSettings)
+    if settings.trust == "all":
+        return Needs()
+    graded, _, _ = peer_rows(view, settings)
+    return Needs(logprobs=tuple((row.prompt_id, row.token_ids) for row, _ in graded))
+
+
+def sequence_ratio(logprobs: Floats, row: ExtraRow) -> float:
+    """Return exp(mean over the row's covered tokens of log pi_learner - log mu); NaN without one. The channel's measure
+    (paper, Appendix "Channel decomposition of the three sharing regimes")."""
+    assert row.logprobs is not None
+    counted = row.covered
+    return float(np.exp((logprobs - row.logprobs)[counted].mean())) if counted.any() else float("nan")
+
+
+def trusted(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
+    """Return the rows whose sequence ratio lies in [1 - epsilon_low, 1 + epsilon_high] of the trainer."""
+    low, high = 1 - view.clip[0], 1 + view.clip[1]
+    return [
+        (row, reward)
+        for (row, reward), logprobs in zip(graded, view.answers.logprobs, strict=True)
+        if low <= sequence_ratio(logprobs, row) <= high
+    ]
+
+
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     """Return the pool of a round: own advantages over it, and the peers' rows. Without peers nothing changes."""
     assert isinstance(settings, PRPSettings)
     graded, unencodable, residuals = peer_rows(view, settings)
+    counts = {"prp/unfit": float(unencodable)}
+    if settings.trust == "band":
+        encoded = len(graded)
+        graded = trusted(view, graded)
+        counts["prp/untrusted"] = float(encoded - len(graded))
     if not graded:
-        return Plan(metrics={"prp/unfit": float(unencodable), "prp/rows": 0.0})
+        return Plan(metrics={**counts, "prp/rows": 0.0})
     own, rows = pool(by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
     tokens = sum(len(row.token_ids) for row in rows)
     covered = sum(int(row.covered.sum()) for row in rows)
@@ -157,8 +204,8 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
         advantages=in_rows(view.prompt_ids, own),
         rows=tuple(rows),
         metrics={
+            **counts,
             "prp/rows": float(len(rows)),
-            "prp/unfit": float(unencodable),
             "prp/extra_tokens": float(tokens),
             "prp/uncovered": (tokens - covered) / max(tokens, 1),
             **residual_metrics(residuals),
@@ -180,16 +227,35 @@ def residual_metrics(residuals: Sequence[Residual]) -> dict[str, float]:
 
 
 def row_metrics(statistics: RowStatistics) -> dict[str, float]:
-    """Return the 99th percentile of the ratios of covered peer tokens, and the fraction outside the clip range."""
+    """Return of the ratios of covered peer tokens the 99th percentile and the fraction outside the clip range; and over
+    the peers the lowest effective sample size and the highest chi-square estimate, with each peer's own."""
     ratios = statistics.ratios
     if not ratios.size:
         return {}
     ordered = np.sort(ratios)
     outside = (ratios < statistics.low) | (ratios > statistics.high)
+    peers = {name: values for name, values in sorted(statistics.by_policy.items()) if values.size}
+    sizes = {f"prp/ess/{name}": effective_sample_size(values) for name, values in peers.items()}
+    distances = {f"prp/chi_square/{name}": chi_square(values) for name, values in peers.items()}
     return {
         "prp/ratio_p99": float(ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)]),
         "prp/clip_rate": float(outside.mean()),
+        **({"prp/ess": min(sizes.values()), "prp/chi_square": max(distances.values())} if peers else {}),
+        **sizes,
+        **distances,
     }
+
+
+def effective_sample_size(ratios: Floats) -> float:
+    """Return (sum rho)^2 / (n sum rho^2): the fraction of the samples that the weights leave."""
+    squares = float((ratios**2).sum())
+    return float(ratios.sum()) ** 2 / (ratios.size * squares) if squares > 0 else 0.0
+
+
+def chi_square(ratios: Floats) -> float:
+    """Return mean(rho^2) - 1 over the behaviour policy's samples, an estimate of chi^2(pi || mu), which bounds the
+    variance of PRP (paper, Theorem "PRP bias-variance decomposition")."""
+    return float((ratios**2).mean()) - 1.0
 
 
 #: settings of TRL's loss that `clip: band` has no counterpart for, and the values that mean it is not used.
@@ -237,10 +303,13 @@ SPEC = RegimeSpec(
     publishes=publishes,
     plan=plan,
     moves_advantages=True,
+    pools=True,
+    needs=needs,
     check=check,
     metrics=(
         Metric("prp/rows", "rows", "peer rows that joined the batch"),
         Metric("prp/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
+        Metric("prp/untrusted", "rows", "peer rows outside the band, under `trust: band`"),
         Metric("prp/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("prp/uncovered", "fraction", "tokens of the peer rows without an aligned log-prob"),
         Metric("prp/delta_thl", "nats", "mean mass of a peer row's trace that reached no token", "delta_THL"),
@@ -248,9 +317,15 @@ SPEC = RegimeSpec(
         Metric("prp/clipped_mass", "nats", "mean mass of a peer row's trace that the clip at -B took away"),
         Metric("prp/ratio_p99", "ratio", "99th percentile on covered peer tokens", "ratio, 99th percentile"),
         Metric("prp/clip_rate", "fraction", "covered peer tokens whose ratio is outside the clip range", "clip rate"),
+        Metric("prp/ess", "fraction", "effective sample size of a peer's ratios, the lowest", "effective sample size"),
+        Metric("prp/chi_square", "ratio", "chi-square estimate of the learner from a peer, the highest"),
     ),
     row_metrics=row_metrics,
     level="data",
-    acts_when={"anchor": ("denominator", "peer"), "delta": ("clip", "ppo")},
-    variants={"denominator": ("snapshot",), "clip": ("band",)},
+    acts_when={
+        "anchor": ("denominator", "peer"),
+        "delta": ("clip", "ppo"),
+        "trust": ("denominator", "peer"),
+    },
+    variants={"denominator": ("snapshot",), "clip": ("band",), "trust": ("band",)},
 )

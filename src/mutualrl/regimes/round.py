@@ -89,14 +89,70 @@ class NoTransfer:
         raise UsageError("this round has no tokenizer: give RoundView a `transfer`")
 
 
+Passage = tuple[str, tuple[int, ...]]  # prompt id, the learner's token ids of a completion
+
+
+class Needs(NamedTuple):
+    """What a regime must know of a round beyond what the exchange holds, before it can plan.
+
+    `logprobs`, `nll`: passages that the learner scores in one batched forward without gradients, at the sampling
+    temperature and at temperature 1. `rewards`: (prompt id, text, whether it had
+    ended) for the learner's own reward functions.
+    """
+
+    logprobs: tuple[Passage, ...] = ()
+    nll: tuple[Passage, ...] = ()
+    rewards: tuple[tuple[str, str, bool], ...] = ()
+
+    @property
+    def passages(self) -> int:
+        """Return how many passages go through the model."""
+        return len(self.logprobs) + len(self.nll)
+
+
+class Answers(NamedTuple):
+    """Answers to `Needs`, in its order: log-probs of each token, shape (T,), nats; mean NLL per token, nats; rewards
+    (NaN: unscorable)."""
+
+    logprobs: tuple[npt.NDArray[np.float64], ...] = ()
+    nll: tuple[float, ...] = ()
+    rewards: tuple[float, ...] = ()
+
+    def split(self, needs: Needs) -> tuple[Answers, Answers]:
+        """Return the answers to `needs`, which come first, and the others."""
+        a, b, c = len(needs.logprobs), len(needs.nll), len(needs.rewards)
+        own = Answers(self.logprobs[:a], self.nll[:b], self.rewards[:c])
+        return own, Answers(self.logprobs[a:], self.nll[b:], self.rewards[c:])
+
+
+@dataclass(frozen=True, slots=True)
+class GuideView:
+    """What a regime may look at before the learner samples: this rank's rollouts to come, in TRL's order.
+
+    `prompt_ids`, `indices`: of each rollout its prompt and its place in the group. `state`: what the regime's last plan
+    left. `group`: rollouts per prompt. `max_length`: the most tokens that a completion may have.
+    """
+
+    round: int
+    learner: str
+    run_seed: int
+    prompt_ids: Sequence[str]
+    indices: Sequence[int]
+    group: int
+    max_length: int
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class RoundView:
     """All that a regime may look at: one learner, one round.
 
     `rollouts`: the learner's own over all its ranks, in TRL's order, with TRL's advantages and their token ids; their
     texts are `transfer.text_of(rollout.token_ids)`. `peers`: by name. `state`: what the regime's last plan left.
-    `scale` is the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`. `solutions` maps a
-    prompt's id to the correct completion that its data have, where they have one.
+    `scale` is the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`, `mean_over` what its
+    loss is a mean over; `clip` is (epsilon_low, epsilon_high). `solutions` maps a prompt's id to the correct completion
+    that its data have, where they have one. `answers` are to what the regime's `needs` asked for. `other_prompts`: ids
+    of prompts in the learner's data that peers saw in this round and the learner did not.
     """
 
     round: int
@@ -109,6 +165,10 @@ class RoundView:
     scale: Scale = "group"
     mask_truncated: bool = False
     solutions: Mapping[str, str] = field(default_factory=dict)
+    mean_over: Literal["rows", "tokens"] = "rows"
+    clip: tuple[float, float] = (0.2, 0.2)
+    answers: Answers = field(default_factory=Answers)
+    other_prompts: frozenset[str] = frozenset()
 
     @property
     def prompt_ids(self) -> list[str]:
@@ -174,7 +234,20 @@ class SequenceLevel:
     high: float = 4e-4
 
 
-Bound = PPO | Band | UpperBound | SequenceLevel
+@dataclass(frozen=True, slots=True)
+class Stepwise:
+    """One ratio s per row, exp of the mean log-ratio over its tokens, cut from above at 1 and from below tighter with
+    each mini-batch: c = clamp(s, 1 - low + step * m, 1), m = index of the optimizer step in the round. The objective is
+    c * detach(c)^alpha * A. `max_log_ratio` bounds |log s|. Source: HACPO, arXiv 2603.02604."""
+
+    low: float = 0.2
+    step: float = 0.025
+    alpha: float = 1.0
+    max_log_ratio: float = 10.0
+
+
+Bound = PPO | Band | UpperBound | SequenceLevel | Stepwise
+BOUNDS: tuple[type[Bound], ...] = (PPO, Band, UpperBound, SequenceLevel, Stepwise)
 Mean = Literal["pool", "rows", "tokens", "prompts"]
 
 
@@ -182,9 +255,10 @@ Mean = Literal["pool", "rows", "tokens", "prompts"]
 class ExtraRow:
     """Row that joins the learner's loss beside its own rollouts, on the learner's T tokens.
 
-    loss "nll": weight * NLL at temperature 1, averaged over `mean`: the "rows" (each its mean per token), the "tokens"
-    or the "prompts" of an optimizer step. loss "policy_gradient": weight * advantage under `bound`, in one mean with
-    the learner's own rollouts (`mean` "pool": TRL's normaliser over own and extra rows together).
+    loss "nll": weight * NLL at temperature 1, averaged over `mean`: the "rows", the "tokens" or the "prompts" of an
+    optimizer step; of "rows" and "prompts" a row's NLL is its mean per token, or with `reduce` "sum" its sum.
+    loss "policy_gradient": weight * advantage under `bound`, in one mean with the learner's own rollouts (`mean`
+    "pool": TRL's normaliser over own and extra rows together).
 
     `mask`, shape (T,): the tokens that count in the loss; None: all. `logprobs`, shape (T,), nats: of the behaviour
     policy; None: the learner's own at the start of the round. `text`: for the log of what was learnt from whom.
@@ -200,6 +274,7 @@ class ExtraRow:
     logprobs: npt.NDArray[np.float32] | None = None
     bound: Bound = PPO()
     mean: Mean = "rows"
+    reduce: Literal["mean", "sum"] = "mean"
     text: str = ""
 
     @property
@@ -229,13 +304,14 @@ class RowStatistics:
 
     `nll`: mean NLL per token over the nll rows, nats; None without any. `ratios`: learner over behaviour policy of each
     counted token of the policy-gradient rows; empty without any. `low`, `high`: the trainer's clip, 1 - epsilon_low and
-    1 + epsilon_high.
+    1 + epsilon_high. `by_policy`: the ratios by the policy that the rows come from.
     """
 
     nll: float | None
     ratios: npt.NDArray[np.float64]
     low: float
     high: float
+    by_policy: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
 
 # ---- plans from outside
@@ -271,7 +347,7 @@ def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
         advantages = tuple(float(value) for value in plan.advantages)
         if not all(math.isfinite(value) for value in advantages):
             raise RegimeError(f"regime {regime!r}: an advantage is not finite, expected finite numbers")
-    prompts = set(view.prompt_ids)
+    prompts = {*view.prompt_ids, *view.other_prompts}
     rows = []
     for number, row in enumerate(plan.rows):
         try:
@@ -285,9 +361,6 @@ def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
         metrics[key] = float(value)
     state = None if plan.state is None else plain_state(plan.state, regime)
     return Plan(advantages, tuple(rows), metrics, state)
-
-
-_BOUNDS = (PPO, Band, UpperBound, SequenceLevel)
 
 
 def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
@@ -314,8 +387,10 @@ def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
     allowed = ("pool",) if row.loss == "policy_gradient" else ("rows", "tokens", "prompts")
     if row.mean not in allowed:
         raise ValueError(f"mean {row.mean!r} with loss {row.loss!r}, expected {' or '.join(map(repr, allowed))}")
-    if type(row.bound) not in _BOUNDS:
-        expected = ", ".join(kind.__name__ for kind in _BOUNDS)
+    if row.reduce not in ("mean", "sum"):
+        raise ValueError(f"reduce {row.reduce!r}, expected 'mean' or 'sum'")
+    if type(row.bound) not in BOUNDS:
+        expected = ", ".join(kind.__name__ for kind in BOUNDS)
         raise TypeError(f"bound {row.bound!r}, expected one of: {expected}")
     policy, rollout, round_index = row.source
     return replace(

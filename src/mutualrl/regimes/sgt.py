@@ -1,22 +1,26 @@
 """Success-Gated Transfer (SGT): where a learner fails entirely and a peer succeeded, learn the peer's success.
 
-Pure functions: rewards in, rows out. Source: paper, Section "Regime 3:
-Outcome-level experience sharing" and Appendix "Implementation details for Success-Gated Transfer".
-Departure: one row for each gated prompt (the appendix's per-example masks come to the same, since all
-rollouts of a gated prompt failed). `teacher: gold` is a control of ours: the same gate, and the data's own solution
-in place of the peer's, which tells what a peer gives from what any correct text would give.
+Pure functions: rewards in, rows out. Source: paper, Section "Regime 3: Outcome-level experience sharing" and Appendix
+"Implementation details for Success-Gated Transfer". Departure: one row for each gated prompt (the appendix's
+per-example masks come to the same, since all rollouts of a gated prompt failed).
+
+Ours beyond the paper: `teacher: gold` and `teacher: own` are controls (the same gate; the data's solution, or the
+learner's own later success, in place of the peer's); `memory` lets a peer's success of an earlier round count;
+`gate: relative` is for graded rewards; `pick: fit` takes the success with the lowest NLL under the learner (GRAPE,
+arXiv 2502.04194, finds that fit beats strength).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.round import ExtraRow, PeerRound, Plan, RoundView, RowSource, RowStatistics
+from mutualrl.regimes.round import ExtraRow, Needs, PeerRound, Plan, RoundView, RowSource, RowStatistics
 from mutualrl.regimes.spec import SUCCESS_ABOVE, Metric, RegimeSettings, RegimeSpec
 from mutualrl.seeds import seeded
 
@@ -27,20 +31,39 @@ class SGTSettings(RegimeSettings):
     weight: float = Field(0.1, ge=0, description="lambda, the weight of the NLL beside the GRPO loss")
     success_above: float = Field(SUCCESS_ABOVE, description="a rollout rewarded above this is a success")
     failure_below: float = Field(0.2, description="a rollout rewarded below this is a failure")
-    gate: Literal["all", "any"] = Field("all", description="how many own rollouts must have failed")
-    pick: Literal["uniform", "shortest"] = Field("uniform", description="which peer success is drawn")
-    teacher: Literal["peer", "gold"] = Field(
-        "peer", description="whose text is learnt: a peer's success, or (a control) the solution in the data"
+    gate: Literal["all", "any", "relative"] = Field(
+        "all", description="own rollouts that must have failed; relative: a peer's reward exceeds all own by `margin`"
+    )
+    margin: float = Field(0.0, ge=0, description="by how much a peer must exceed the learner's best reward")
+    pick: Literal["uniform", "shortest", "fit", "first"] = Field(
+        "uniform", description="which success is learnt; fit: the one with the lowest NLL under the learner"
+    )
+    teacher: Literal["peer", "gold", "own"] = Field(
+        "peer",
+        description="whose text is learnt: a peer's success, or (controls) the solution in the data, or the learner's "
+        "own success within `memory` rounds after the gate opened",
+    )
+    memory: int = Field(0, ge=0, description="rounds for which a peer's success on a prompt is remembered")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="course of the weight")
+    schedule_rounds: int | None = Field(None, ge=1, description="rounds after which the weight is 0")
+    reduce: Literal["mean", "sum"] = Field(
+        "mean", description="a pair's NLL over its tokens (the paper's equation has the sum)"
     )
     max_uses_per_prompt: int | None = Field(None, ge=1, description="pairs per prompt may give over the run")
     normalize: Literal["pairs", "prompts"] = Field("pairs", description="what the mean NLL is a mean over")
 
     @model_validator(mode="after")
-    def _ordered(self) -> SGTSettings:
+    def _consistent(self) -> SGTSettings:
         if self.failure_below > self.success_above:
             raise ValueError(
                 f"failure_below ({self.failure_below}) must not exceed success_above ({self.success_above})"
             )
+        if self.schedule != "constant" and self.schedule_rounds is None:
+            raise ValueError(f"schedule: {self.schedule} expects schedule_rounds, the rounds after which it ends")
+        if self.teacher == "own" and self.memory == 0:
+            raise ValueError("teacher: own expects memory of 1 or more: the rounds in which the success may come")
+        if self.teacher == "own" and self.gate == "relative":
+            raise ValueError("teacher: own learns what is above success_above; expected gate: all or any")
         return self
 
 
@@ -49,13 +72,14 @@ GOLD = "(gold)"  # no policy can have this name
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Peer's success on a prompt: where it is (policy, rollout) and its text. `ended`: it was not truncated. Of the
-    data's own solution the policy is GOLD."""
+    """Success on a prompt: where it is (policy, rollout, round; None: this one) and its text. `ended`: it was not
+    truncated. Of the data's own solution the policy is GOLD."""
 
     policy: str
     rollout: int
     text: str
     ended: bool
+    round: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +88,18 @@ class Fitted:
 
     candidate: Candidate
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """Prompts whose gate opened, sorted, each with its candidates in the learner's vocabulary, and the counts around
+    them."""
+
+    prompts: int
+    gated: int = 0
+    unencodable: int = 0
+    spent: int = 0
+    fitted: tuple[tuple[str, tuple[Fitted, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +115,97 @@ class Selection:
 
 def gate(own_rewards_G: Sequence[float], peer_rewards: Sequence[float], settings: SGTSettings) -> bool:
     """Return whether a prompt is rescued: own rollouts below `failure_below` (all of them, or any with `gate: any`)
-    and at least one peer rollout above `success_above`. NaN rewards are neither."""
-    failures = [reward < settings.failure_below for reward in own_rewards_G]
-    failed = all(failures) if settings.gate == "all" else any(failures)
-    return bool(failures) and failed and any(reward > settings.success_above for reward in peer_rewards)
+    and at least one peer rollout above `success_above`; with `gate: relative`, a peer rollout that exceeds every own by
+    more than `margin`. NaN rewards are neither."""
+    above = bar(own_rewards_G, settings)
+    if settings.gate != "relative":
+        failures = [reward < settings.failure_below for reward in own_rewards_G]
+        failed = all(failures) if settings.gate == "all" else any(failures)
+        if not failures or not failed:
+            return False
+    return any(reward > above for reward in peer_rewards)
+
+
+def bar(own_rewards_G: Sequence[float], settings: SGTSettings) -> float:
+    """Return the reward above which a peer's rollout may be learnt; no rollout is where the learner has no reward that
+    `gate: relative` could compare with."""
+    if settings.gate != "relative":
+        return settings.success_above
+    best = max((reward for reward in own_rewards_G if not math.isnan(reward)), default=math.inf)
+    return best + settings.margin
+
+
+def weight_at(settings: SGTSettings, round_index: int) -> float:
+    """Return the weight of the NLL in a round: `weight`, or falling to 0 over `schedule_rounds`, linearly or as half a
+    cosine."""
+    if settings.schedule == "constant" or settings.schedule_rounds is None:
+        return settings.weight
+    progress = min(1.0, round_index / settings.schedule_rounds)
+    if settings.schedule == "linear":
+        return settings.weight * (1 - progress)
+    return settings.weight * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def draw_candidate(
-    fitted: Sequence[Fitted], settings: SGTSettings, *, run_seed: int, round_index: int, prompt_id: str, learner: str
+    fitted: Sequence[Fitted],
+    settings: SGTSettings,
+    *,
+    run_seed: int,
+    round_index: int,
+    prompt_id: str,
+    learner: str,
+    nll: Mapping[tuple[int, ...], float] | None = None,
 ) -> Fitted:
-    """Return one peer success: uniform over the multiset sorted by (policy, rollout), or the shortest in tokens.
+    """Return one success of the multiset sorted by (policy, round, rollout): a uniform draw, the shortest in tokens,
+    the first, or the one of lowest `nll` (by token ids).
 
     The draw depends on (run seed, round, prompt, learner) alone. Raises ValueError when there is none.
     """
     if not fitted:
         raise ValueError("no candidate to draw from")
-    ordered = sorted(fitted, key=lambda f: (f.candidate.policy, f.candidate.rollout))
+    ordered = sorted(fitted, key=lambda f: (f.candidate.policy, f.candidate.round or 0, f.candidate.rollout))
     if settings.pick == "shortest":
         return min(ordered, key=lambda f: len(f.ids))
+    if settings.pick == "fit":
+        scores = nll or {}
+        return min(ordered, key=lambda f: scores[f.ids])
+    if settings.pick == "first":
+        return ordered[0]
     index = seeded(run_seed, round_index, prompt_id, learner).integers(len(ordered))
     return ordered[int(index)]
+
+
+def gated_prompts(
+    own: Mapping[str, Sequence[float]],
+    peer_rewards: Mapping[str, Sequence[float]],
+    successes: Callable[[str], Sequence[Candidate]],
+    fit: Callable[[Candidate], tuple[int, ...] | None],
+    settings: SGTSettings,
+    *,
+    uses: Mapping[str, int],
+) -> Gated:
+    """Gate every prompt of a round and put the successes on each gated one into the learner's vocabulary.
+
+    `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts
+    together). `successes(prompt_id)` gives the successes, asked for gated prompts only; `fit` turns
+    one into the learner's ids, or None when it is too long or cannot be carried (taken out before the
+    draw). `uses` counts the pairs each prompt has given so far; a prompt at its cap is skipped.
+    """
+    found: list[tuple[str, tuple[Fitted, ...]]] = []
+    gated = unencodable = spent = 0
+    for prompt_id in sorted(own):
+        if not gate(own[prompt_id], peer_rewards.get(prompt_id, ()), settings):
+            continue
+        gated += 1
+        if settings.max_uses_per_prompt is not None and uses.get(prompt_id, 0) >= settings.max_uses_per_prompt:
+            spent += 1
+            continue
+        candidates = successes(prompt_id)
+        fitted = tuple(Fitted(c, ids) for c in candidates if (ids := fit(c)))
+        unencodable += len(candidates) - len(fitted)
+        if fitted:
+            found.append((prompt_id, fitted))
+    return Gated(len(own), gated, unencodable, spent, tuple(found))
 
 
 def select(
@@ -113,71 +220,240 @@ def select(
     learner: str,
     uses: Mapping[str, int],
 ) -> Selection:
-    """Gate every prompt of a round and draw a peer success for each rescued one.
+    """Gate every prompt of a round and draw a success for each rescued one; see `gated_prompts`."""
+    found = gated_prompts(own, peer_rewards, successes, fit, settings, uses=uses)
+    return drawn(found, settings, run_seed=run_seed, round_index=round_index, learner=learner)
 
-    `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts
-    together). `successes(prompt_id)` gives the peers' successes, asked for gated prompts only; `fit` turns
-    one into the learner's ids, or None when it is too long or cannot be carried (taken out before the
-    draw). `uses` counts the pairs each prompt has given so far; a prompt at its cap is skipped.
-    """
-    pairs: list[tuple[str, Fitted]] = []
-    gated = unencodable = spent = 0
-    for prompt_id in sorted(own):
-        if not gate(own[prompt_id], peer_rewards.get(prompt_id, ()), settings):
-            continue
-        gated += 1
-        if settings.max_uses_per_prompt is not None and uses.get(prompt_id, 0) >= settings.max_uses_per_prompt:
-            spent += 1
-            continue
-        candidates = successes(prompt_id)
-        fitted = [Fitted(c, ids) for c in candidates if (ids := fit(c))]
-        unencodable += len(candidates) - len(fitted)
-        if fitted:
-            drawn = draw_candidate(
-                fitted, settings, run_seed=run_seed, round_index=round_index, prompt_id=prompt_id, learner=learner
-            )
-            pairs.append((prompt_id, drawn))
-    return Selection(tuple(pairs), len(own), gated, unencodable, spent)
+
+def drawn(
+    found: Gated,
+    settings: SGTSettings,
+    *,
+    run_seed: int,
+    round_index: int,
+    learner: str,
+    nll: Mapping[str, Mapping[tuple[int, ...], float]] | None = None,
+) -> Selection:
+    """Draw a success for each gated prompt. `nll`: by prompt and token ids, for `pick: fit`."""
+    pairs = []
+    for prompt_id, fitted in found.fitted:
+        pair = draw_candidate(
+            fitted,
+            settings,
+            run_seed=run_seed,
+            round_index=round_index,
+            prompt_id=prompt_id,
+            learner=learner,
+            nll=None if nll is None else nll[prompt_id],
+        )
+        pairs.append((prompt_id, pair))
+    return Selection(tuple(pairs), found.prompts, found.gated, found.unencodable, found.spent)
+
+
+# ---- memory
+
+
+#: what is remembered of a success: policy, rollout, round, reward, text, ended
+Remembered = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Successes that a learner may be given in a round, by prompt: of this round and remembered ones, with the rewards
+    that open the gate."""
+
+    rewards: Mapping[str, Sequence[float]]
+    candidates: Callable[[str, float], list[Candidate]]
+    remembered: Mapping[str, list[Remembered]] = field(default_factory=dict)
+
+
+def remembered(view: RoundView, settings: SGTSettings) -> dict[str, list[Remembered]]:
+    """Return what the learner remembers at the start of a round: of each peer its newest success on a prompt, from the
+    last `memory` rounds."""
+    before: Mapping[str, list[Remembered]] = view.state.get("memory", {})
+    recent = {
+        prompt_id: [entry for entry in entries if entry[2] >= view.round - settings.memory]
+        for prompt_id, entries in before.items()
+    }
+    return {prompt_id: entries for prompt_id, entries in recent.items() if entries}
+
+
+def memory_after(view: RoundView, settings: SGTSettings) -> dict[str, list[Remembered]]:
+    """Return the memory with this round's successes: of several by one peer on a prompt the best, the first of
+    equals."""
+    memory = {prompt_id: list(entries) for prompt_id, entries in remembered(view, settings).items()}
+    for name, peer in sorted(view.peers.items()):
+        columns = [peer.column(c) for c in ("prompt_id", "rollout", "reward", "ended")]
+        texts = peer.texts(range(len(columns[0])))
+        best: dict[str, Remembered] = {}
+        for (prompt_id, rollout, reward, ended), text in zip(zip(*columns, strict=True), texts, strict=True):
+            worth = text is not None and not math.isnan(reward)
+            worth = worth and (settings.gate == "relative" or reward > settings.success_above)
+            if worth and (prompt_id not in best or reward > best[prompt_id][3]):
+                best[prompt_id] = [name, rollout, view.round, reward, text, ended]
+        for prompt_id, entry in best.items():
+            others = [each for each in memory.get(prompt_id, []) if each[0] != name]
+            memory[prompt_id] = sorted([*others, entry], key=lambda each: (each[0], each[2]))
+    return memory
+
+
+def supply(view: RoundView, settings: SGTSettings) -> Supply:
+    """Return the successes of the peers in this round, and the remembered ones."""
+    rewards: dict[str, list[float]] = {}
+    rows: dict[str, dict[str, list[int]]] = {}
+    for name, peer in sorted(view.peers.items()):
+        rows[name] = {}
+        for row, (prompt_id, reward) in enumerate(zip(peer.column("prompt_id"), peer.column("reward"), strict=True)):
+            rewards.setdefault(prompt_id, []).append(reward)
+            rows[name].setdefault(prompt_id, []).append(row)
+    memory = remembered(view, settings) if settings.memory and settings.teacher == "peer" else {}
+    for prompt_id, entries in memory.items():
+        rewards.setdefault(prompt_id, []).extend(entry[3] for entry in entries)
+
+    def candidates(prompt_id: str, above: float) -> list[Candidate]:
+        found: list[Candidate] = []
+        for name, by_id in rows.items():
+            found += _successes(name, view.peers[name], by_id.get(prompt_id, []), above)
+        for name, rollout, round_index, reward, text, ended in memory.get(prompt_id, []):
+            if reward > above:
+                found.append(Candidate(name, rollout, text, ended, round_index))
+        return found
+
+    return Supply(rewards, candidates, memory)
+
+
+def _successes(name: str, peer: PeerRound, rows: Sequence[int], above: float) -> list[Candidate]:
+    """Return a peer's rollouts on a prompt (`rows`) that are rewarded above a bar."""
+    rewards, rollouts, ended = peer.column("reward"), peer.column("rollout"), peer.column("ended")
+    good = [row for row in rows if rewards[row] > above]
+    return [
+        Candidate(name, rollouts[row], text, ended[row])
+        for row, text in zip(good, peer.texts(good), strict=True)
+        if text is not None
+    ]
+
+
+# ---- a round
+
+
+def _gated(view: RoundView, settings: SGTSettings) -> Gated:
+    """Return the gated prompts of a round with their candidates."""
+    own, given = view.own_groups(), supply(view, settings)
+
+    def successes(prompt_id: str) -> list[Candidate]:
+        if settings.teacher == "gold":
+            text = view.solutions.get(prompt_id)
+            return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
+        return given.candidates(prompt_id, bar(own[prompt_id], settings))
+
+    def fit(candidate: Candidate) -> tuple[int, ...] | None:
+        return view.transfer.to_learner_ids(candidate.text, candidate.ended)
+
+    uses: Mapping[str, int] = view.state.get("uses", {})
+    return gated_prompts(own, given.rewards, successes, fit, settings, uses=uses)
+
+
+def needs(view: RoundView, settings: RegimeSettings) -> Needs:
+    """Return the candidates that `pick: fit` compares, where a prompt has more than one."""
+    chosen = _settings(settings)
+    if chosen.pick != "fit" or chosen.teacher != "peer":
+        return Needs()
+    return Needs(nll=tuple(_compared(_gated(view, chosen))))
+
+
+def _compared(found: Gated) -> list[tuple[str, tuple[int, ...]]]:
+    passages = []
+    for prompt_id, fitted in found.fitted:
+        distinct = sorted({each.ids for each in fitted})
+        if len(distinct) > 1:
+            passages += [(prompt_id, ids) for ids in distinct]
+    return passages
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     """Return the pairs of a round: gate, draw, retokenise. Texts are decoded for gated prompts alone."""
     chosen = _settings(settings)
-    rows_of = {name: _successes(peer, chosen.success_above) for name, peer in sorted(view.peers.items())}
-    uses: Mapping[str, int] = view.state.get("uses", {})
-    selection = select(
-        view.own_groups(),
-        _rewards_by_prompt(view.peers.values()),
-        lambda prompt_id: _candidates(view, chosen, rows_of, prompt_id),
-        lambda candidate: view.transfer.to_learner_ids(candidate.text, candidate.ended),
-        chosen,
-        run_seed=view.run_seed,
-        round_index=view.round,
-        learner=view.learner,
-        uses=uses,
-    )
-    rows = tuple(_row(prompt_id, drawn, chosen, view.round) for prompt_id, drawn in selection.pairs)
-    return Plan(
-        rows=rows,
-        metrics={
-            "sgt/gate_rate": selection.gated / max(selection.prompts, 1),
-            "sgt/pairs": float(len(rows)),
-            "sgt/unfit": float(selection.unencodable),
-            "sgt/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
-        },
-        state=None if chosen.max_uses_per_prompt is None else {"uses": _counted(uses, rows)},
-    )
+    found = _gated(view, chosen)
+    if chosen.teacher == "own":
+        return _own_plan(view, chosen, found)
+    nll: dict[str, dict[tuple[int, ...], float]] = {prompt_id: {} for prompt_id, _ in found.fitted}
+    if chosen.pick == "fit":
+        for (prompt_id, ids), value in zip(_compared(found), view.answers.nll, strict=True):
+            nll[prompt_id][ids] = value
+        for prompt_id, fitted in found.fitted:
+            if not nll[prompt_id]:  # a single text
+                nll[prompt_id] = {fitted[0].ids: 0.0}
+    selection = drawn(found, chosen, run_seed=view.run_seed, round_index=view.round, learner=view.learner, nll=nll)
+    rows = tuple(_row(prompt_id, pair, chosen, view.round) for prompt_id, pair in selection.pairs)
+    state: dict[str, Any] = {}
+    if chosen.max_uses_per_prompt is not None:
+        state["uses"] = _counted(view.state.get("uses", {}), rows)
+    if chosen.memory and chosen.teacher == "peer":
+        state["memory"] = memory_after(view, chosen)
+    metrics = _metrics(found, rows)
+    if chosen.memory:
+        metrics["sgt/remembered"] = float(sum(row.source.round != view.round for row in rows))
+    return Plan(rows=rows, metrics=metrics, state=state or None)
 
 
-def _row(prompt_id: str, drawn: Fitted, settings: SGTSettings, round_index: int) -> ExtraRow:
-    candidate = drawn.candidate
+def _own_plan(view: RoundView, settings: SGTSettings, found: Gated) -> Plan:
+    """Return pairs of the learner's own successes on prompts whose gate opened in one of the last `memory` rounds, one
+    per opening."""
+    waiting: dict[str, int] = {
+        prompt_id: opened
+        for prompt_id, opened in view.state.get("open", {}).items()
+        if opened >= view.round - settings.memory
+    }
+    rows = []
+    for prompt_id in sorted(waiting):
+        fitted = []
+        for rollout in view.rollouts:
+            if rollout.prompt_id == prompt_id and rollout.reward > settings.success_above and rollout.token_ids:
+                text = view.transfer.text_of(rollout.token_ids)
+                candidate = Candidate(view.learner, rollout.index, text, rollout.ended)
+                fitted.append(Fitted(candidate, tuple(rollout.token_ids)))
+        if fitted:
+            pair = draw_candidate(
+                fitted,
+                settings,
+                run_seed=view.run_seed,
+                round_index=view.round,
+                prompt_id=prompt_id,
+                learner=view.learner,
+            )
+            rows.append(_row(prompt_id, pair, settings, view.round))
+    learnt = {row.prompt_id for row in rows}
+    waiting = {prompt_id: opened for prompt_id, opened in waiting.items() if prompt_id not in learnt}
+    peer_rewards = supply(view, settings).rewards
+    for prompt_id, rewards in view.own_groups().items():
+        if prompt_id not in learnt and gate(rewards, peer_rewards.get(prompt_id, ()), settings):
+            waiting[prompt_id] = view.round
+    state: dict[str, Any] = {"open": waiting}
+    if settings.max_uses_per_prompt is not None:
+        state["uses"] = _counted(view.state.get("uses", {}), rows)
+    return Plan(rows=tuple(rows), metrics=_metrics(found, rows), state=state)
+
+
+def _metrics(found: Gated, rows: Sequence[ExtraRow]) -> dict[str, float]:
+    return {
+        "sgt/gate_rate": found.gated / max(found.prompts, 1),
+        "sgt/pairs": float(len(rows)),
+        "sgt/unfit": float(found.unencodable),
+        "sgt/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
+    }
+
+
+def _row(prompt_id: str, pair: Fitted, settings: SGTSettings, round_index: int) -> ExtraRow:
+    candidate = pair.candidate
+    origin = round_index if candidate.round is None else candidate.round
     return ExtraRow(
         prompt_id=prompt_id,
-        source=RowSource(candidate.policy, candidate.rollout, round_index),
-        token_ids=drawn.ids,
+        source=RowSource(candidate.policy, candidate.rollout, origin),
+        token_ids=pair.ids,
         loss="nll",
-        weight=settings.weight,
+        weight=weight_at(settings, round_index),
         mean="rows" if settings.normalize == "pairs" else "prompts",
+        reduce=settings.reduce,
         text=candidate.text,
     )
 
@@ -189,51 +465,18 @@ def _counted(uses: Mapping[str, int], rows: Sequence[ExtraRow]) -> dict[str, int
     return counts
 
 
-def _rewards_by_prompt(peers: Iterable[PeerRound]) -> dict[str, list[float]]:
-    """Return the rewards of all peers' rollouts together, by prompt."""
-    rewards: dict[str, list[float]] = {}
-    for peer in peers:
-        for prompt_id, reward in zip(peer.column("prompt_id"), peer.column("reward"), strict=True):
-            rewards.setdefault(prompt_id, []).append(reward)
-    return rewards
-
-
-def _successes(peer: PeerRound, above: float) -> dict[str, list[int]]:
-    """Return rows of a peer's successes by prompt."""
-    rows: dict[str, list[int]] = {}
-    for row, (prompt_id, reward) in enumerate(zip(peer.column("prompt_id"), peer.column("reward"), strict=True)):
-        if reward > above:
-            rows.setdefault(prompt_id, []).append(row)
-    return rows
-
-
-def _candidates(
-    view: RoundView, settings: SGTSettings, rows_of: Mapping[str, Mapping[str, list[int]]], prompt_id: str
-) -> list[Candidate]:
-    """Return the successes on a prompt: the peers', in the order of their names, or the data's own solution."""
-    if settings.teacher == "gold":
-        text = view.solutions.get(prompt_id)
-        return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
-    candidates: list[Candidate] = []
-    for name, successes in rows_of.items():
-        peer, rows = view.peers[name], successes.get(prompt_id, [])
-        rollouts, ended = peer.column("rollout"), peer.column("ended")
-        for row, success in zip(rows, peer.texts(rows), strict=True):
-            if success is not None:
-                candidates.append(Candidate(name, rollouts[row], success, ended[row]))
-    return candidates
-
-
 def _settings(settings: RegimeSettings) -> SGTSettings:
     assert isinstance(settings, SGTSettings)
     return settings
 
 
 def publishes(settings: SGTSettings) -> PublishSchema:
-    """Return what the peers read: the texts of successes; with `teacher: gold` rewards alone open the gate."""
-    return (
-        PublishSchema.of("text", text_above=settings.success_above) if settings.teacher == "peer" else PublishSchema()
-    )
+    """Return what the peers read: the texts of successes; with another teacher rewards alone open the gate. Under
+    `gate: relative` any text may be one."""
+    if settings.teacher != "peer":
+        return PublishSchema()
+    above = -math.inf if settings.gate == "relative" else settings.success_above
+    return PublishSchema.of("text", text_above=above)
 
 
 def row_metrics(statistics: RowStatistics) -> dict[str, float]:
@@ -247,16 +490,25 @@ SPEC = RegimeSpec(
     settings=SGTSettings,
     publishes=publishes,
     plan=plan,
+    needs=needs,
     needs_solutions=lambda settings: _settings(settings).teacher == "gold",
     metrics=(
         Metric("sgt/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
         Metric("sgt/pairs", "rows", "pairs that joined the loss", role="rescues"),
         Metric("sgt/unfit", "rows", "successes that the learner cannot encode"),
         Metric("sgt/extra_tokens", "tokens", "tokens of the pairs"),
+        Metric("sgt/remembered", "rows", "pairs whose success is of an earlier round"),
         Metric("sgt/nll", "nats per token", "mean NLL of the pairs"),
     ),
     row_metrics=row_metrics,
     level="outcome",
-    acts_when={"pick": ("teacher", "peer")},
-    variants={"teacher": ("gold",)},
+    acts_when={
+        "pick": ("teacher", ("peer", "own")),
+        "memory": ("teacher", ("peer", "own")),
+        "margin": ("gate", "relative"),
+        "failure_below": ("gate", ("all", "any")),
+        "success_above": ("gate", ("all", "any")),
+        "schedule_rounds": ("schedule", ("linear", "cosine")),
+    },
+    variants={"teacher": ("gold", "own")},
 )

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.round import Plan, RoundView, RowStatistics
+from mutualrl.regimes.round import GuideView, Needs, Plan, RoundView, RowStatistics
 
 #: (key of the trainer's settings, what is wrong with it)
 Problem = tuple[str, str]
@@ -56,6 +56,16 @@ def no_problems(settings: RegimeSettings, trainer: Mapping[str, Any]) -> Sequenc
     return ()
 
 
+def needs_nothing(view: RoundView, settings: RegimeSettings) -> Needs:
+    """Plan from what the exchange holds."""
+    return Needs()
+
+
+def needs_same_prompts(settings: RegimeSettings) -> bool:
+    """Return True: a peer that saw other prompts in a round ends the run."""
+    return True
+
+
 def no_row_metrics(statistics: RowStatistics) -> Mapping[str, float]:
     """Log nothing about the extra rows."""
     return {}
@@ -71,11 +81,17 @@ class RegimeSpec:
     publishes: the optional fields of a rollout that its peers read.
     reads_peers: whether a round waits for the peers (a pool of one is refused then).
     moves_advantages: whether the plan has advantages of its own, made from one reward per rollout.
+    pools: whether these and its rows make one batch of their own, in place of what a regime before it made.
+    needs: what the plan must know beyond that: passages for the learner to score, texts for its reward functions.
+    prefixes: token ids that each rollout to come begins with, () for one that the learner samples from its start. They
+        are masked from the loss; `Rollout.prefix` is their number.
+    same_prompts: whether all policies must have seen the same prompts in a round.
     needs_solutions: whether it learns the solutions that come with the prompts.
     check: settings of the trainer that it cannot run with.
     metrics: what it logs. row_metrics: what it logs of the extra rows of an optimizer step.
     level: at which of the paper's levels experience is shared. control: whether it is a control of another regime.
-    acts_when: for settings that do nothing under some others, the setting and its value under which they act.
+    acts_when: for settings that do nothing under some others, the setting and its value, or values, under which they
+        act.
     variants: values of settings that make an arm another than the regime as published: an ablation, or a control.
     """
 
@@ -86,6 +102,10 @@ class RegimeSpec:
     publishes: Callable[[Any], PublishSchema] = publishes_nothing
     reads_peers: bool = True
     moves_advantages: bool = False
+    pools: bool = False
+    needs: Callable[[RoundView, Any], Needs] = needs_nothing
+    prefixes: Callable[[GuideView, Any], list[tuple[int, ...]]] | None = None
+    same_prompts: Callable[[Any], bool] = needs_same_prompts
     needs_solutions: Callable[[Any], bool] = needs_no_solutions
     check: Callable[[Any, Mapping[str, Any]], Sequence[Problem]] = no_problems
     metrics: tuple[Metric, ...] = ()
@@ -97,17 +117,18 @@ class RegimeSpec:
 
     def describe(self, settings: RegimeSettings) -> str:
         """Return the label of reports and cards for these settings."""
-        changed = changed_settings(settings.model_dump(), type(settings)().model_dump(), self.acts_when)
+        changed = changed_settings(settings.model_dump(), self.settings().model_dump(), self.acts_when)
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
     def idle_settings(self, settings: RegimeSettings) -> list[Problem]:
         """Return (key, why) of the settings that are not the default and do nothing."""
-        values, defaults = settings.model_dump(), type(settings)().model_dump()
+        values, defaults = flat(settings.model_dump()), flat(self.settings().model_dump())
         problems = []
         for key, (other, value) in self.acts_when.items():
             if values[key] != defaults[key] and not acts(key, values, self.acts_when):
                 why = f"found {values[key]!r}, which does nothing under regime.{other}: {values[other]}"
-                problems.append((key, f"{why} (only under {value}); leave it out"))
+                under = " or ".join(map(str, value)) if isinstance(value, tuple | list) else value
+                problems.append((key, f"{why} (only under {under}); leave it out"))
         return problems
 
     def metric(self, role: str) -> str | None:
@@ -115,23 +136,44 @@ class RegimeSpec:
         return next((metric.key for metric in self.metrics if metric.role == role), None)
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings with the keys of nested ones written as `outer.inner`."""
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            values.update(flat(value, f"{prefix}{key}."))
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
+
+
+def merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with some replaced, nested ones key by key."""
+    result = dict(settings)
+    for key, value in own.items():
+        nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if nested else value
+    return result
+
+
 def acts(key: str, values: Mapping[str, Any], acts_when: Mapping[str, tuple[str, Any]]) -> bool:
     """Return whether a setting does something, the others being `values`."""
     if key not in acts_when:
         return True
     other, value = acts_when[key]
-    return bool(values.get(other) == value)
+    return values.get(other) in value if isinstance(value, tuple | list) else bool(values.get(other) == value)
 
 
 def changed_settings(
     given: Mapping[str, Any], defaults: Mapping[str, Any], acts_when: Mapping[str, tuple[str, Any]]
 ) -> list[str]:
     """Return `key=value` for every setting that is not the default and does something, sorted."""
-    values = {**defaults, **given}
+    plain, found = flat(defaults), flat(given)
+    values = {**plain, **found}
     return [
         f"{key}={values[key]}"
-        for key in sorted(map(str, given))
-        if key in defaults and values[key] != defaults[key] and acts(key, values, acts_when)
+        for key in sorted(map(str, found))
+        if key in plain and values[key] != plain[key] and acts(key, values, acts_when)
     ]
 
 

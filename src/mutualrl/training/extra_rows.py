@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -52,12 +52,13 @@ class Term(NamedTuple):
     mean: Mean
     bound: Bound
     traced: bool
+    reduce: Literal["mean", "sum"] = "mean"
 
     @classmethod
     def of(cls, row: ExtraRow) -> Term:
         """Return the term that a row belongs to."""
         if row.loss == "nll":
-            return cls(row.loss, row.mean, PPO(), False)
+            return cls(row.loss, row.mean, PPO(), False, row.reduce)
         return cls(row.loss, row.mean, row.bound, row.logprobs is not None)
 
 
@@ -101,7 +102,7 @@ class ExtraRows:
         self._terms: list[TermRows] = []
         self._covered: list[int] = []
         self._nll_sum = 0.0
-        self._ratios: list[torch.Tensor] = []
+        self._ratios: dict[str, list[torch.Tensor]] = {}
 
     def load(self, rows: Sequence[ExtraRow], prompts: Mapping[str, tuple[int, ...]], batch: Inputs) -> None:
         """Assign the rows of a new round; take the learner's snapshot of those that have no behaviour log-probs.
@@ -210,11 +211,12 @@ class ExtraRows:
         self, model: torch.nn.Module, term: TermRows, chunk: Chunk, step: int, inputs: Inputs
     ) -> torch.Tensor:
         batch = self._batch(chunk, inputs)
-        logps = self._logps_at_temperature_1(model, *concatenated(batch))
+        logps = logps_at_temperature_1(self._trainer, model, *concatenated(batch))
         mask = loss_mask(batch).bool()
         per_token = row_nll(logps, mask)
         self._nll_sum += float(per_token.detach().sum())
-        nll = row_nll(logps, mask, reduce="sum") if term.term.mean == "tokens" else per_token
+        summed = term.term.mean == "tokens" or term.term.reduce == "sum"
+        nll = row_nll(logps, mask, reduce="sum") if summed else per_token
         weights = [self.rows[index].weight for index in chunk.rows] + [0.0] * (chunk.width - len(chunk.rows))
         return nll_loss(
             nll,
@@ -233,19 +235,6 @@ class ExtraRows:
         own_rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
         return int(own_rows * self._trainer.accelerator.num_processes // self._trainer.num_generations)
 
-    def _logps_at_temperature_1(
-        self, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int
-    ) -> torch.Tensor:
-        """Return log-probs of the last `keep` tokens at temperature 1.
-
-        TRL's fused head divides by the sampling temperature; where that is 1 it is the cheaper way.
-        """
-        if self._trainer.temperature == 1.0:
-            return token_logps(self._trainer, model, ids, mask, keep)
-        with self._trainer.accelerator.autocast():
-            logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=keep + 1).logits[:, :-1].float()
-        return -F.cross_entropy(logits.transpose(1, 2), ids[:, -keep:], reduction="none")
-
     # ---- policy gradient
 
     def _policy_gradient_loss(
@@ -258,11 +247,13 @@ class ExtraRows:
             with surrogate_alone(self._trainer, term.bound.delta):
                 loss = policy_loss(self._trainer, model, {**batch, "num_items_in_batch": items})
         else:
-            loss = self._bounded_loss(model, term.bound, batch, items)
+            loss = self._bounded_loss(model, term.bound, batch, items, step)
         if chunk.rows:
             logps, mask = self._trainer.last_logps, loss_mask(batch).bool()
             behaviour = batch.get("old_per_token_logps", logps)
-            self._ratios.append((logps - behaviour)[mask].exp().float().cpu())
+            for at, index in enumerate(chunk.rows):
+                ratios = (logps[at] - behaviour[at])[mask[at]].exp().float().cpu()
+                self._ratios.setdefault(self.rows[index].source.policy, []).append(ratios)
         return loss
 
     def _policy_gradient_batch(self, term: Term, chunk: Chunk, inputs: Inputs) -> Inputs:
@@ -276,13 +267,22 @@ class ExtraRows:
             batch["old_per_token_logps"] = padded([*behaviour, *[torch.zeros(1)] * missing], 0.0, "right", device)
         return batch
 
-    def _bounded_loss(self, model: torch.nn.Module, bound: Bound, batch: Inputs, items: torch.Tensor) -> torch.Tensor:
+    def _bounded_loss(
+        self, model: torch.nn.Module, bound: Bound, batch: Inputs, items: torch.Tensor, step: int
+    ) -> torch.Tensor:
         trainer, args = self._trainer, self._trainer.args
         logps = token_logps(trainer, model, *concatenated(batch))
         behaviour = batch.get("old_per_token_logps", logps.detach())
         mask, advantages = loss_mask(batch).bool(), batch["advantages"][:, None]
         per_token = bounded_loss(
-            bound, logps, behaviour, advantages, mask, low=trainer.epsilon_low, high=trainer.epsilon_high
+            bound,
+            logps,
+            behaviour,
+            advantages,
+            mask,
+            low=trainer.epsilon_low,
+            high=trainer.epsilon_high,
+            mini_batch=step,
         )
         step_items = float(items) * args.gradient_accumulation_steps / args.steps_per_generation
         return aggregate(
@@ -354,26 +354,45 @@ class ExtraRows:
             total = torch.tensor(self._nll_sum, device=accelerator.device)
             nll = accelerator.reduce(total, reduction="sum").item() / len(nll_rows)
         low, high = 1 - self._trainer.epsilon_low, 1 + self._trainer.epsilon_high
-        statistics = RowStatistics(nll, self._gathered_ratios(), low, high)
-        self._nll_sum, self._ratios = 0.0, []
+        by_policy = self._gathered_ratios()
+        ratios = np.concatenate([by_policy[name] for name in sorted(by_policy)]) if by_policy else np.zeros(0)
+        statistics = RowStatistics(nll, ratios, low, high, by_policy)
+        self._nll_sum, self._ratios = 0.0, {}
         if self._row_metrics is not None:
             for name, value in self._row_metrics(statistics).items():
                 log_value(self._trainer, name, value)
 
-    def _gathered_ratios(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return the ratios of counted tokens of the optimizer step, over all ranks."""
-        if all(term.term.loss == "nll" for term in self._terms):
-            return np.zeros(0)
+    def _gathered_ratios(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """Return the ratios of counted tokens of the optimizer step, over all ranks, by the rows' policy."""
+        policies = sorted({row.source.policy for row in self.rows if row.loss == "policy_gradient"})
+        return {policy: self._gathered(self._ratios.get(policy, [])) for policy in policies}
+
+    def _gathered(self, parts: list[torch.Tensor]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return numbers of all ranks, which may have unequally many."""
         accelerator = self._trainer.accelerator
-        own = torch.cat(self._ratios) if self._ratios else torch.zeros(0)
+        own = torch.cat(parts) if parts else torch.zeros(0)
         longest = int(accelerator.gather(torch.tensor([own.numel()], device=accelerator.device)).max())
         if longest == 0:
             return np.zeros(0)
         filled = torch.full((longest,), float("nan"), device=accelerator.device)
         filled[: own.numel()] = own.to(accelerator.device)
-        ratios = accelerator.gather(filled)
-        gathered: np.ndarray[Any, np.dtype[np.float64]] = ratios[~ratios.isnan()].cpu().double().numpy()
+        values = accelerator.gather(filled)
+        gathered: np.ndarray[Any, np.dtype[np.float64]] = values[~values.isnan()].cpu().double().numpy()
         return gathered
+
+
+def logps_at_temperature_1(
+    trainer: GRPOTrainer, model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, keep: int
+) -> torch.Tensor:
+    """Return log-probs of the last `keep` tokens at temperature 1.
+
+    TRL's fused head divides by the sampling temperature; where that is 1 it is the cheaper way.
+    """
+    if trainer.temperature == 1.0:
+        return token_logps(trainer, model, ids, mask, keep)
+    with trainer.accelerator.autocast():
+        logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=keep + 1).logits[:, :-1].float()
+    return -F.cross_entropy(logits.transpose(1, 2), ids[:, -keep:], reduction="none")
 
 
 def loss_mask(inputs: Inputs) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,20 @@ from accelerate.utils import broadcast_object_list, gather_object
 from mutualrl.console.lines import notify
 from mutualrl.errors import PlanMismatchError, RoundAbortedError, UsageError
 from mutualrl.records import PublishSchema, Rollout
-from mutualrl.regimes import Plan, RegimeSettings, RegimeSpec, RoundView, Transfer, check_plan, get_regime, plain_state
-from mutualrl.regimes.advantages import Scale
+from mutualrl.regimes import (
+    GuideView,
+    Needs,
+    Plan,
+    RegimeSettings,
+    RegimeSpec,
+    RoundView,
+    Transfer,
+    check_plan,
+    get_regime,
+    plain_state,
+)
+from mutualrl.regimes.advantages import success_share
+from mutualrl.regimes.spec import needs_nothing
 from mutualrl.see import Exchange, Heartbeat, Shard
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
@@ -53,7 +66,8 @@ class Sharing:
     the trainer's `max_completion_length`. `tokenizers` are the peers', by name, for regimes that align traces.
     `solutions` are the correct completions that come with the prompts, by prompt id. `rescues` writes down what is
     learnt from whom. `resume`: the next training claims the policy as a new attempt. `state` is the regime's, `uses`
-    counts the nll rows that each prompt has given; both are kept in checkpoints.
+    counts the nll rows that each prompt has given, `dead` are the prompts whose last group had no reward above 0; all
+    three are kept in checkpoints.
     """
 
     link: PeerLink
@@ -68,6 +82,7 @@ class Sharing:
     resume: bool = False
     state: dict[str, Any] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
+    dead: set[str] = field(default_factory=set)
 
     @classmethod
     def over(
@@ -104,7 +119,7 @@ class Sharing:
         schema = publish_schema(spec, [chosen])
         given = dict(tokenizers or {})
         lacking = sorted(set(peers) - set(given))
-        if schema is not None and schema.traced and lacking:
+        if schema is not None and "token_ids" in schema.fields and lacking:
             raise UsageError(
                 f"regime {spec.name!r} aligns the peers' traces and needs their tokenizers: none given for "
                 f"{', '.join(lacking)} (Sharing.over(..., tokenizers={{{lacking[0]!r}: ...}}))"
@@ -146,6 +161,16 @@ class Sharing:
     def traced(self) -> bool:
         """Return whether somebody reads the behaviour policy's log-probs, so that a pass for them is due."""
         return self.schema is not None and self.schema.traced
+
+    @property
+    def asks(self) -> bool:
+        """Return whether the regime must know something beyond the exchange before it plans."""
+        return self.spec.needs is not needs_nothing
+
+    @property
+    def same_prompts(self) -> bool:
+        """Return whether all policies must see the same prompts in a round."""
+        return self.spec.same_prompts(self.settings)
 
     def publishes(self, field_name: str) -> bool:
         """Return whether a field of the rollouts is published."""
@@ -193,28 +218,53 @@ class Sharing:
                     aborted = [True]
         if broadcast_object_list(aborted, from_process=0)[0]:  # every rank leaves the round together
             raise RoundAbortedError(f"asked to stop in round {round_index}")
-        require_same_prompts(self.link.policy, round_index, prompts, peers)
+        if self.same_prompts:
+            require_same_prompts(self.link.policy, round_index, prompts, peers)
         return SharedRound(round_index, rollouts, prompts, peers, waited)
 
-    def plan(
-        self, shared: SharedRound, transfer: Transfer, accelerator: Accelerator, *, scale: Scale, mask_truncated: bool
-    ) -> Plan:
+    def view(self, shared: SharedRound, transfer: Transfer, **facts: Any) -> RoundView:
+        """Return the round as the regime sees it; whole on the main rank, which has the peers. `facts`: further fields
+        of the view, of the trainer."""
+        return RoundView(
+            round=shared.number,
+            learner=self.link.policy,
+            run_seed=self.run_seed,
+            rollouts=shared.rollouts,
+            peers=shared.peers,
+            transfer=transfer,
+            state=copy.deepcopy(self.state),
+            solutions=self.solutions,
+            **facts,
+        )
+
+    def prefixes(
+        self, round_index: int, prompt_ids: Sequence[str], indices: Sequence[int], *, group: int, max_length: int
+    ) -> list[tuple[int, ...]]:
+        """Return the token ids that each of this rank's rollouts to come begins with."""
+        make = self.spec.prefixes
+        assert make is not None
+        view = GuideView(
+            round=round_index,
+            learner=self.link.policy,
+            run_seed=self.run_seed,
+            prompt_ids=prompt_ids,
+            indices=indices,
+            group=group,
+            max_length=max_length,
+            state=copy.deepcopy(self.state),
+        )
+        return make(view, self.settings)
+
+    def needs(self, view: RoundView, accelerator: Accelerator) -> Needs:
+        """Return what the regime must know before it plans, the same on all ranks."""
+        needs = [self.spec.needs(view, self.settings) if accelerator.is_main_process else None]
+        answer: Needs | None = broadcast_object_list(needs, from_process=0)[0]
+        assert answer is not None
+        return answer
+
+    def plan(self, view: RoundView, shared: SharedRound, accelerator: Accelerator) -> Plan:
         """Return the regime's plan for the round, the same on all ranks, and take its state over."""
-        plans: list[Plan | None] = [None]
-        if accelerator.is_main_process:
-            view = RoundView(
-                round=shared.number,
-                learner=self.link.policy,
-                run_seed=self.run_seed,
-                rollouts=shared.rollouts,
-                peers=shared.peers,
-                transfer=transfer,
-                state=copy.deepcopy(self.state),
-                scale=scale,
-                mask_truncated=mask_truncated,
-                solutions=self.solutions,
-            )
-            plans = [self._planned(view, shared)]
+        plans: list[Plan | None] = [self._planned(view, shared) if accelerator.is_main_process else None]
         plan: Plan | None = broadcast_object_list(plans, from_process=0)[0]
         assert plan is not None
         if plan.state is not None:
@@ -235,8 +285,28 @@ class Sharing:
             "see/peers": float(len(shared.peers)),
             "see/bytes": float(sum(shard.bytes for shard in shared.peers.values())),
             "see/wait_seconds": shared.waited,
+            **capabilities(self.link.policy, view),
         }
         return replace(plan, metrics=metrics)
+
+    def follow(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Return, of a round's own rollouts over all ranks, `prompts/dead`: prompts so far whose last group had no
+        reward above 0; and `prompts/revived`: those of them that have one again in this round."""
+        groups: dict[str, list[float]] = {}
+        for rollout in rollouts:
+            if not math.isnan(rollout.reward):
+                groups.setdefault(rollout.prompt_id, []).append(rollout.reward)
+        alive = {prompt_id for prompt_id, rewards in groups.items() if max(rewards) > 0}
+        revived = alive & self.dead
+        self.dead = (self.dead - revived) | (set(groups) - alive)
+        return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
+
+
+def capabilities(learner: str, view: RoundView) -> dict[str, float]:
+    """Return `capability/POLICY` of each policy in the round: the share of its scored rollouts rewarded above 0."""
+    rewards = {learner: view.rewards, **{name: peer.column("reward") for name, peer in sorted(view.peers.items())}}
+    shares = {name: success_share(values) for name, values in rewards.items()}
+    return {f"capability/{name}": share for name, share in shares.items() if share is not None}
 
 
 def publish_schema(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mutualrl.errors import CheckpointDamagedError
-from mutualrl.regimes import PPO, Band, Bound, ExtraRow, RowSource, SequenceLevel, UpperBound
+from mutualrl.regimes import BOUNDS, Bound, ExtraRow, RowSource
 from mutualrl.training.trl_compat import buffered_batches, micro_step, restore_position, round_in_use
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def trainer_state(trainer: MutualGRPOTrainer) -> dict[str, object]:
         in_use = round_in_use(trainer)
         state["regime_state"] = json.dumps(sharing.state, allow_nan=False)
         state["uses"] = dict(sharing.uses)
+        state["dead"] = sorted(sharing.dead)
         state["wait_seconds"] = sharing.link.wait_seconds
         state["waited_for"] = dict(sharing.link.waited_for)
         state["rows"] = [pack(row) for row in extra.rows] if in_use else []
@@ -80,13 +81,14 @@ def restore(trainer: MutualGRPOTrainer, state: Mapping[str, Any]) -> None:
     sharing = trainer.sharing
     sharing.state = json.loads(state["regime_state"])
     sharing.uses = Counter(state["uses"])
+    sharing.dead = set(state.get("dead", ()))
     sharing.link.waited_for = Counter(state["waited_for"])
     sharing.link.wait_seconds = state["wait_seconds"]
     rows = [unpack(row) for row in state["rows"]]
     trainer.extra_rows.restore(rows, state["prompts"], state["snapshot"])
 
 
-_BOUNDS: dict[str, type[Bound]] = {kind.__name__: kind for kind in (PPO, Band, UpperBound, SequenceLevel)}
+_BOUNDS: dict[str, type[Bound]] = {kind.__name__: kind for kind in BOUNDS}
 
 
 def pack(row: ExtraRow) -> dict[str, object]:

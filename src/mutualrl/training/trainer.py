@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import gather_object
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
@@ -16,10 +17,12 @@ from trl import GRPOTrainer
 from mutualrl.errors import RewardError, UsageError
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems
 from mutualrl.records import Rollout, row_id
-from mutualrl.regimes import Plan
+from mutualrl.regimes import Answers, Plan, RoundView
+from mutualrl.regimes.losses import BY_ROWS
 from mutualrl.see.liveness import SCORING
 from mutualrl.tasks.rewards import wrap_errors
 from mutualrl.thl import decode_completion, ended
+from mutualrl.training.answers import PromptRows, answer
 from mutualrl.training.callback import SharingCallback
 from mutualrl.training.checkpointing import Checkpointer, StepEnd, random_state, set_random_state
 from mutualrl.training.extra_rows import ExtraRows
@@ -30,12 +33,14 @@ from mutualrl.training.transfer import TokenTransfer
 from mutualrl.training.trl_compat import (
     HookedGRPOTrainer,
     Inputs,
+    evaluating,
     log_value,
     micro_step,
     micro_steps_per_round,
     replace_advantages,
     token_logps,
     tokenizer_of,
+    total_rewards,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +88,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if sharing.max_length is None:
             sharing.max_length = self.args.max_completion_length
         self.transfer = TokenTransfer(tokenizer_of(self), sharing.max_length, sharing.tokenizers)
+        self.prompt_rows = PromptRows(self)
         self.add_callback(SharingCallback(sharing.link))
         self._check_settings(sharing)
         self.reward_funcs: list[Any] = [
@@ -126,10 +132,24 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
 
     # ---- a round
 
-    def on_generate(self) -> None:
-        """Say that this policy samples."""
-        if self.sharing is not None and self.model.training:
-            self.sharing.link.set_phase("generating")
+    def on_generate(self, inputs: list[Inputs]) -> None:
+        """Say that this policy samples; let the regime begin some rollouts."""
+        self.prefixes = None
+        if self.sharing is None or not self.model.training:
+            return
+        self.sharing.link.set_phase("generating")
+        if self.sharing.spec.prefixes is None:
+            return
+        first = self.accelerator.process_index * len(inputs)
+        prefixes = self.sharing.prefixes(
+            micro_step(self) // micro_steps_per_round(self),
+            [row_id(example) for example in inputs],
+            [(first + row) % self.num_generations for row in range(len(inputs))],
+            group=self.num_generations,
+            max_length=self.max_completion_length,
+        )
+        if any(gather_object([any(prefixes)])):  # every rank samples in the same way
+            self.prefixes = prefixes
 
     def _on_reward(self, name: str) -> None:
         """Say whose reward function runs: it may be a judge that never answers."""
@@ -152,34 +172,67 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         """Keep the generation batch until TRL has computed its advantages."""
         if self.sharing is None or not self.model.training:
             return
-        total = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        # unscorable, neither success nor failure: TRL trains on an infinite reward as it is, but no peer may
-        total[torch.isnan(rewards).all(dim=1) | total.isinf()] = torch.nan
+        total = total_rewards(self, rewards)
         start = self.accelerator.process_index * len(inputs)
         self._scored = _Scored(inputs, completion_ids, total[start : start + len(inputs)].tolist())
         log_value(self, "rewards/unscorable", float(torch.isnan(total).sum()))
 
     def on_generated(self, batch: Inputs) -> None:
         """Share the round, once TRL has generated and verified."""
-        if self.sharing is not None and self.sharing.active and self.model.training:
+        if self.sharing is None or not self.model.training:
+            return
+        if self.sharing.active:
             self._share_round(self.sharing, batch)
+        else:
+            self._follow(self.sharing, gather_object(self._collect(self.sharing, batch).rollouts))
 
     def _share_round(self, sharing: Sharing, batch: Inputs) -> None:
         """Run the data flow of a round. It knows no regime and carries out what a plan contains."""
         round_index = micro_step(self) // micro_steps_per_round(self)
         own = self._collect(sharing, batch)  # TRL's batch as our nouns
         shared = sharing.sync(round_index, self.state.global_step, own, self.accelerator)  # SEE: publish, wait, read
-        plan = sharing.plan(  # pure; THL through `transfer`
-            shared,
-            self.transfer,
-            self.accelerator,
-            scale=self.scale_rewards,
-            mask_truncated=self.mask_truncated_completions,
-        )
+        view = self._view(sharing, shared)
+        view = replace(view, answers=self._answers(sharing, view, shared))
+        plan = sharing.plan(view, shared, self.accelerator)  # pure; THL through `transfer`
         if plan.advantages is not None:
             replace_advantages(self, batch, plan.advantages)
-        self.extra_rows.load(plan.rows, {row.prompt_id: shared.prompts[row.prompt_id] for row in plan.rows}, batch)
+        prompts = {row.prompt_id: self.prompt_rows.tokens(row.prompt_id, shared.prompts) for row in plan.rows}
+        self.extra_rows.load(plan.rows, prompts, batch)
         self._log_round(sharing, shared, plan)
+        self._follow(sharing, shared.rollouts)
+
+    def _view(self, sharing: Sharing, shared: SharedRound) -> RoundView:
+        """Return the round as the regime sees it."""
+        other: frozenset[str] = frozenset()
+        if not sharing.same_prompts:
+            seen = {prompt_id for peer in shared.peers.values() for prompt_id in peer.column("prompt_id")}
+            other = frozenset(prompt_id for prompt_id in seen - set(shared.prompts) if prompt_id in self.prompt_rows)
+        return sharing.view(
+            shared,
+            self.transfer,
+            scale=self.scale_rewards,
+            mask_truncated=self.mask_truncated_completions,
+            mean_over="rows" if self.loss_type in BY_ROWS else "tokens",
+            clip=(self.epsilon_low, self.epsilon_high),
+            other_prompts=other,
+        )
+
+    def _answers(self, sharing: Sharing, view: RoundView, shared: SharedRound) -> Answers:
+        """Return what the regime must know before it plans: passages scored by this policy, texts by its rewards."""
+        if not sharing.asks:
+            return Answers()
+        sharing.link.set_phase("scoring passages")
+        needs = sharing.needs(view, self.accelerator)
+        answers = answer(self, needs, self.prompt_rows, shared.prompts)
+        tokens = sum(len(ids) for _, ids in (*needs.logprobs, *needs.nll))
+        log_value(self, "plan/passages", float(needs.passages))
+        log_value(self, "plan/passage_tokens", float(tokens))
+        log_value(self, "plan/texts_scored", float(len(needs.rewards)))
+        return answers
+
+    def _follow(self, sharing: Sharing, rollouts: Sequence[Rollout]) -> None:
+        for name, value in sharing.follow(rollouts).items():
+            log_value(self, name, value)
 
     def compute_loss(
         self, model: PreTrainedModel, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -209,6 +262,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         prompts: PromptTokens = {}
         for row, example in enumerate(scored.inputs):
             ids, reward = scored.completion_ids[row], scored.rewards[row]
+            prefix = 0 if self.prefixes is None else len(self.prefixes[row])
             key = row_id(example)
             remember(prompts, key, tuple(batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()))
             rollouts.append(
@@ -217,12 +271,13 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
                     index=(first + row) % self.num_generations,
                     reward=reward,
                     ended=ended(ids, self.eos_token_ids),
-                    length=len(ids),
+                    length=len(ids) - prefix,
                     advantage=advantages[row],
                     prompt=_prompt_text(example),
                     text=decode_completion(ids, tokenizer) if sharing.publishes_text(reward) else None,
                     token_ids=tuple(ids),
                     logprobs=None if traces is None else tuple(traces[row][: len(ids)].tolist()),
+                    prefix=prefix,
                 )
             )
         return OwnBatch(rollouts, prompts)
@@ -244,10 +299,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         sampled = torch.arange(batch["completion_ids"].size(1), device=ids.device) < lengths[:, None]
         mask = torch.cat([batch["prompt_mask"], sampled.to(batch["prompt_mask"].dtype)], dim=1)
         keep, size = batch["completion_ids"].size(1), self.args.per_device_train_batch_size
-        self.model.eval()
-        with torch.no_grad():
+        with evaluating(self.model), torch.no_grad():
             logps = token_logps(self, self.model, ids, mask, keep, batch_size=size)
-        self.model.train()
         return logps.cpu()
 
     def _log_round(self, sharing: Sharing, shared: SharedRound, plan: Plan) -> None:

@@ -52,6 +52,9 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._generate_and_score_completions", "the generation batch, a dict of tensors", _TRAINER),
     Assumption("GRPOTrainer._compute_loss", "the loss of one micro-batch, divided for accumulation", _REGIMES),
     Assumption("GRPOTrainer._get_per_token_logps_and_entropies", "log-probs (rows, keep) come first", _TRAINER),
+    Assumption("GRPOTrainer._generate_single_turn", "samples one completion per prompt given", _REGIMES),
+    Assumption("GRPOTrainer._generate", "the third result masks completions' tokens; None: no token", _REGIMES),
+    Assumption("GRPOTrainer._tokenize_prompts", "token ids of prompts come first", _REGIMES),
     Assumption("GRPOTrainer._get_train_sampler", "a RepeatSampler with shuffle, num_samples, generator", _RESUME),
     Assumption("GRPOTrainer._save_checkpoint", "writes checkpoint-STEP below output_dir", _RESUME),
     Assumption("GRPOTrainer._save", "writes the model, and the arguments as a pickle", _RESUME),
@@ -78,8 +81,13 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         rewards: torch.Tensor = score()
         return rewards
 
-    def on_generate(self) -> None:
-        """Hear that TRL begins to sample a generation batch."""
+    prefixes: list[tuple[int, ...]] | None = (
+        None  # of the rows that are being sampled; None: no row of any rank has one
+    )
+
+    def on_generate(self, inputs: list[Inputs]) -> None:
+        """Hear that TRL begins to sample a generation batch; `prefixes` may be set to what its completions begin
+        with."""
 
     def on_generated(self, batch: Inputs) -> None:
         """Hear of a generation batch that TRL has sampled and scored; it may be changed in place."""
@@ -106,10 +114,36 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Inputs:
-        self.on_generate()
+        self.on_generate(inputs)
         batch: Inputs = super()._generate_and_score_completions(inputs)
         self.on_generated(batch)
         return batch
+
+    def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *args: Any) -> Any:
+        """Sample completions; where `prefixes` are set, of each prompt with its prefix, which becomes the beginning of
+        the completion. The prompts of a group then differ, so that each is sampled once."""
+        sample = super()._generate_single_turn
+        if self.prefixes is None:
+            return sample(prompt_ids, images, fields, num_generations, *args)
+        longer = [[*ids, *prefix] for ids, prefix in zip(prompt_ids, self.prefixes, strict=True)]
+        completions, logprobs = sample(longer, images, fields, 1, *args)
+        limit = self.max_completion_length
+        whole = [[*prefix, *ids][:limit] for prefix, ids in zip(self.prefixes, completions, strict=True)]
+        if logprobs is not None:  # of the prefix there are none, and it is masked
+            logprobs = [
+                [*([0.0] * len(prefix)), *row][:limit] for prefix, row in zip(self.prefixes, logprobs, strict=True)
+            ]
+        return whole, logprobs
+
+    def _generate(self, prompts: Any) -> Any:
+        """Generate as TRL does; prefixes are masked as tokens of a tool are: seen, and not trained on."""
+        prompt_ids, completion_ids, mask, *rest = super()._generate(prompts)
+        if self.prefixes is not None:
+            mask = [
+                [0] * len(prefix) + [1] * (len(ids) - len(prefix))
+                for prefix, ids in zip(self.prefixes, completion_ids, strict=True)
+            ]
+        return prompt_ids, completion_ids, mask, *rest
 
     def _get_per_token_logps_and_entropies(self, *args: object, **kwargs: object) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
@@ -219,7 +253,43 @@ def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence
     logged.extend(advantages)
 
 
+def prompt_tokens(trainer: GRPOTrainer, prompt: Any) -> tuple[int, ...]:
+    """Return the token ids of a prompt, as TRL makes them."""
+    return tuple(int(token) for token in trainer._tokenize_prompts([prompt])[0][0])
+
+
+def reward_rows(
+    trainer: GRPOTrainer, inputs: list[Inputs], texts: Sequence[str], ids: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Return TRL's rewards of texts for rows of data, gathered over ranks, shape (rows, functions)."""
+    prompts = [row["prompt"] for row in inputs]
+    completions: list[Any] = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    rewards: torch.Tensor = GRPOTrainer._calculate_rewards(trainer, inputs, prompts, completions, list(ids))
+    return rewards
+
+
+def total_rewards(trainer: GRPOTrainer, rewards: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum over reward functions, shape (rows,); NaN, unscorable, where no function has one or the
+    sum is infinite: TRL trains on an infinite reward as it is, but no peer may."""
+    total: torch.Tensor = (rewards * trainer.reward_weights.to(rewards.device)).nansum(dim=1)
+    total[torch.isnan(rewards).all(dim=1) | total.isinf()] = torch.nan
+    return total
+
+
 # ---- passes
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Let a model in training be in evaluation: without dropout, a pass draws no random number."""
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
 
 
 def token_logps(

@@ -1,0 +1,139 @@
+"""Several regimes at once: `--regime xgrpo+sgt`, or in a recipe `regime: [xgrpo, {name: sgt, weight: 0.05}]`.
+
+Advantages are combined in the order given: each regime sees those that the one before it made. Rows are concatenated,
+metrics put together, states kept apart. What cannot be combined is refused by name: two regimes that make a batch of
+their own, one of these behind a regime whose advantages it would discard, one that plans nothing, a regime twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import create_model
+
+from mutualrl.errors import RegimeError
+from mutualrl.records import PublishSchema
+from mutualrl.regimes.round import ExtraRow, GuideView, Needs, Passage, Plan, RoundView, RowStatistics
+from mutualrl.regimes.spec import Problem, RegimeSettings, RegimeSpec
+
+SEPARATOR = "+"
+
+
+def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
+    """Return the regime that runs all of `parts`. Raises RegimeError for what cannot be combined."""
+    _require_combinable(parts)
+    fields: Any = {spec.name: (spec.settings, spec.settings()) for spec in parts}
+    settings = create_model("ChannelSettings", __base__=RegimeSettings, **fields)
+
+    def each(settings: Any) -> list[tuple[RegimeSpec, Any]]:
+        return [(spec, getattr(settings, spec.name)) for spec in parts]
+
+    def publishes(settings: Any) -> PublishSchema:
+        return PublishSchema.union(spec.publishes(own) for spec, own in each(settings))
+
+    def needs(view: RoundView, settings: Any) -> Needs:
+        logprobs: list[Passage] = []
+        nll: list[Passage] = []
+        rewards: list[tuple[str, str, bool]] = []
+        for spec, own in each(settings):
+            asked = spec.needs(_state_of(view, spec), own)
+            logprobs += asked.logprobs
+            nll += asked.nll
+            rewards += asked.rewards
+        return Needs(tuple(logprobs), tuple(nll), tuple(rewards))
+
+    def plan(view: RoundView, settings: Any) -> Plan:
+        return _plan(view, each(settings))
+
+    def check(settings: Any, trainer: Mapping[str, Any]) -> list[Problem]:
+        return [problem for spec, own in each(settings) for problem in spec.check(own, trainer)]
+
+    def row_metrics(statistics: RowStatistics) -> dict[str, float]:
+        merged: dict[str, float] = {}
+        for spec in parts:
+            merged.update(spec.row_metrics(statistics))
+        return merged
+
+    guide = next((spec for spec in parts if spec.prefixes is not None), None)
+
+    def prefixes(view: GuideView, settings: Any) -> list[tuple[int, ...]]:
+        assert guide is not None and guide.prefixes is not None
+        own = replace(view, state=view.state.get(guide.name, {}))
+        return guide.prefixes(own, getattr(settings, guide.name))
+
+    return RegimeSpec(
+        name=SEPARATOR.join(spec.name for spec in parts),
+        summary="; ".join(spec.summary for spec in parts),
+        plan=plan,
+        settings=settings,
+        publishes=publishes,
+        reads_peers=any(spec.reads_peers for spec in parts),
+        moves_advantages=any(spec.moves_advantages for spec in parts),
+        pools=any(spec.pools for spec in parts),
+        needs=needs,
+        prefixes=None if guide is None else prefixes,
+        same_prompts=lambda settings: all(spec.same_prompts(own) for spec, own in each(settings)),
+        needs_solutions=lambda settings: any(spec.needs_solutions(own) for spec, own in each(settings)),
+        check=check,
+        metrics=tuple(metric for spec in parts for metric in spec.metrics),
+        row_metrics=row_metrics,
+        acts_when={
+            f"{spec.name}.{key}": (f"{spec.name}.{other}", value)
+            for spec in parts
+            for key, (other, value) in spec.acts_when.items()
+        },
+        variants={f"{spec.name}.{key}": values for spec in parts for key, values in spec.variants.items()},
+    )
+
+
+def _require_combinable(parts: Sequence[RegimeSpec]) -> None:
+    names = [spec.name for spec in parts]
+    joined = SEPARATOR.join(names)
+    if len(set(names)) < len(names):
+        raise RegimeError(f"regime {joined!r}: the same regime twice; give each once")
+    for spec in parts:
+        if spec.plan is None:
+            raise RegimeError(f"regime {joined!r}: {spec.name!r} shares nothing; leave it out")
+    pooling = [spec.name for spec in parts if spec.pools]
+    if len(pooling) > 1:
+        raise RegimeError(
+            f"regime {joined!r}: {' and '.join(map(repr, pooling))} each make the whole batch; expected one of them"
+        )
+    before = [spec.name for spec in parts[: names.index(pooling[0])] if spec.moves_advantages] if pooling else []
+    if before:
+        raise RegimeError(
+            f"regime {joined!r}: {pooling[0]!r} would discard the advantages of {before[0]!r}; put it first"
+        )
+    guides = [spec.name for spec in parts if spec.prefixes is not None]
+    if len(guides) > 1:
+        raise RegimeError(f"regime {joined!r}: {' and '.join(map(repr, guides))} both begin the learner's rollouts")
+
+
+def _state_of(view: RoundView, spec: RegimeSpec) -> RoundView:
+    return replace(view, state=view.state.get(spec.name, {}))
+
+
+def _plan(view: RoundView, parts: Sequence[tuple[RegimeSpec, Any]]) -> Plan:
+    """Return the parts' plans as one. The answers are cut in the order in which they were asked for."""
+    advantages: tuple[float, ...] | None = None
+    rows: list[ExtraRow] = []
+    metrics: dict[str, float] = {}
+    states: dict[str, Any] = dict(view.state)
+    left = view.answers
+    current = view
+    for spec, settings in parts:
+        assert spec.plan is not None
+        own = _state_of(view, spec)
+        answers, left = left.split(spec.needs(own, settings))
+        made = spec.plan(replace(current, state=own.state, answers=answers), settings)
+        if made.advantages is not None:
+            advantages = made.advantages
+            graded = [replace(r, advantage=a) for r, a in zip(view.rollouts, advantages, strict=True)]
+            current = replace(current, rollouts=graded)
+        rows += made.rows
+        metrics.update(made.metrics)
+        if made.state is not None:
+            states[spec.name] = made.state
+    return Plan(advantages, tuple(rows), metrics, states if states != dict(view.state) else None)

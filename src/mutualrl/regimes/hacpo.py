@@ -1,0 +1,222 @@
+"""HACPO: own and peers' rollouts as one batch, weighed by how able each policy is.
+
+Source: arXiv 2603.02604 (Heterogeneous Agent Collaborative Policy Optimization). P_k is the capability of policy k:
+the mean over its last `window` rounds of the share of rewards above 0. For learner k and a rollout of policy j
+
+    w = clamp(P_k / P_j, ratio_low, ratio_high)                  (1 during `warmup_rounds`)
+    b = mean over the pooled rollouts of a prompt of r * w       (plain, where all rewards are equal; the learner's own
+                                                                  mean where b would exceed 1)
+    A = (r - b) / (standard deviation of the pooled rewards + 1e-6)
+
+A peer's row has the sequence ratio s = exp(mean log p_learner - mean log p_source), each mean in its policy's own
+tokens, and the objective c * detach(c)^alpha * A / w with c = clamp(s, 1 - clip_low + clip_step * m, 1), m = index of
+the optimizer step in the round. Own rows have GSPO's clip, which is TRL's at `importance_sampling_level: sequence`.
+The loss is minus the mean over all rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from mutualrl.errors import DataError
+from mutualrl.records import PublishSchema
+from mutualrl.regimes.advantages import Floats, by_prompt, in_rows, standard_deviation, success_share
+from mutualrl.regimes.round import ExtraRow, PeerRound, Plan, RoundView, RowSource, RowStatistics, Stepwise
+from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
+
+logger = logging.getLogger(__name__)
+
+FLOOR = 1e-8  # capability of a policy that never succeeds
+EPSILON = 1e-6  # added to the standard deviation
+
+
+class HACPOSettings(RegimeSettings):
+    """Settings of HACPO; the defaults are those of its released code."""
+
+    window: int = Field(5, ge=1, description="rounds that a policy's capability is a mean over")
+    warmup_rounds: int = Field(0, ge=0, description="rounds in which all policies count as equally able")
+    ratio_low: float = Field(0.1, gt=0, le=1, description="lower bound on the ratio of two capabilities")
+    ratio_high: float = Field(10.0, ge=1, description="upper bound on the ratio of two capabilities")
+    clip_low: float = Field(0.2, ge=0, lt=1, description="a peer row's ratio is cut below 1 - clip_low")
+    clip_step: float = Field(0.025, ge=0, description="rise of that bound per optimizer step of a round")
+    alpha: float = Field(1.0, ge=0, description="exponent of the cut ratio that weighs a peer row")
+    max_log_ratio: float = Field(10.0, gt=0, description="bound on the size of a peer row's log-ratio")
+
+    @model_validator(mode="after")
+    def _acts(self) -> HACPOSettings:
+        if self.clip_low == 0 and self.clip_step > 0:
+            raise ValueError(f"clip_step ({self.clip_step}) does nothing under clip_low: 0; expected clip_step: 0")
+        return self
+
+
+def capability(shares: Sequence[float], window: int) -> float:
+    """Return the mean of the last `window` shares of success, at least FLOOR."""
+    return max(float(np.mean(shares[-window:])), FLOOR) if shares else FLOOR
+
+
+def discrepancy(learner: float, source: float, settings: HACPOSettings) -> float:
+    """Return w = clamp(P_learner / P_source, ratio_low, ratio_high)."""
+    return min(max(learner / source, settings.ratio_low), settings.ratio_high)
+
+
+def advantages(rewards: Floats, weights: Floats, own: int) -> Floats:
+    """Return A of the pooled rollouts of one prompt, shape (N,), the learner's `own` rollouts first.
+
+    `weights`: w of each rollout. NaN rewards count nowhere and have A = 0.
+    """
+    scored = ~np.isnan(rewards)
+    if not scored.any():
+        return np.zeros_like(rewards)
+    values = rewards[scored]
+    if values.min() == values.max():
+        baseline = float(values.mean())
+    else:
+        baseline = float((values * weights[scored]).mean())
+        own_values = rewards[:own][scored[:own]]
+        if baseline > 1 and own_values.size:
+            baseline = float(own_values.mean())
+    graded: Floats = np.where(scored, (rewards - baseline) / (standard_deviation(values) + EPSILON), 0.0)
+    return graded
+
+
+def plan(view: RoundView, settings: RegimeSettings) -> Plan:
+    """Return the pool of a round: own advantages over it, and the peers' rows. Without peers A has w = 1 throughout."""
+    assert isinstance(settings, HACPOSettings)
+    shares = _shares(view, settings)
+    able = {name: capability(values, settings.window) for name, values in shares.items()}
+    for name, value in able.items():
+        if value == FLOOR:
+            logger.warning(
+                "round %d: policy %r had no reward above 0 in its last %d rounds: its capability is %g",
+                *(view.round, name, settings.window, FLOOR),
+            )
+    warm = view.round < settings.warmup_rounds
+    weight = {name: 1.0 if warm else discrepancy(able[view.learner], able[name], settings) for name in able}
+
+    rows_of: dict[str, list[tuple[ExtraRow, float]]] = {prompt_id: [] for prompt_id in view.prompt_ids}
+    unfit = 0
+    for name, peer in sorted(view.peers.items()):
+        for row, reward in _rows(view, name, peer, weight[name], settings):
+            if row is None:
+                unfit += 1
+            else:
+                rows_of[row.prompt_id].append((row, reward))
+
+    own_advantages: dict[str, Floats] = {}
+    rows: list[ExtraRow] = []
+    for prompt_id, own in by_prompt(view.prompt_ids, view.rewards).items():
+        graded = rows_of[prompt_id]
+        rewards = np.array([*own, *[reward for _, reward in graded]], dtype=np.float64)
+        weights = np.array([1.0] * len(own) + [weight[row.source.policy] for row, _ in graded])
+        values = advantages(rewards, weights, len(own))
+        own_advantages[prompt_id] = values[: len(own)]
+        for (row, _), value in zip(graded, values[len(own) :].tolist(), strict=True):
+            rows.append(replace(row, advantage=value))
+    return Plan(
+        advantages=in_rows(view.prompt_ids, own_advantages),
+        rows=tuple(rows),
+        metrics={
+            "hacpo/rows": float(len(rows)),
+            "hacpo/unfit": float(unfit),
+            "hacpo/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
+            "hacpo/capability": able[view.learner],
+            "hacpo/weight": float(np.mean([1 / weight[row.source.policy] for row in rows])) if rows else 0.0,
+        },
+        state={"shares": shares},
+    )
+
+
+def _shares(view: RoundView, settings: HACPOSettings) -> dict[str, list[float]]:
+    """Return each policy's shares of success in the last rounds, this one included, oldest first."""
+    before: Mapping[str, list[float]] = view.state.get("shares", {})
+    rewards = {view.learner: view.rewards, **{name: peer.column("reward") for name, peer in view.peers.items()}}
+    shares = {name: list(values) for name, values in before.items()}
+    for name in sorted(rewards):
+        share = success_share(rewards[name])
+        if share is not None:
+            shares.setdefault(name, []).append(share)
+        shares[name] = shares.get(name, [])[-settings.window :]
+    return shares
+
+
+def _rows(
+    view: RoundView, name: str, peer: PeerRound, weight: float, settings: HACPOSettings
+) -> list[tuple[ExtraRow | None, float]]:
+    """Return a peer's rollouts on the learner's tokens, with their rewards; None for one that the learner cannot
+    have."""
+    bound = Stepwise(settings.clip_low, settings.clip_step, settings.alpha, settings.max_log_ratio)
+    columns = [peer.column(c) for c in ("prompt_id", "rollout", "reward", "ended", "y_text", "logprobs")]
+    rows: list[tuple[ExtraRow | None, float]] = []
+    for prompt_id, rollout, reward, ended, text, trace in zip(*columns, strict=True):
+        if text is None or trace is None:
+            raise DataError(
+                f"policy {name!r} published no text or trace of rollout {rollout} on {prompt_id!r}; regime hacpo needs "
+                "them of every policy of the pool"
+            )
+        ids = view.transfer.to_learner_ids(text, ended)
+        if ids is None or not len(trace) or np.isnan(trace).any():
+            rows.append((None, reward))
+            continue
+        masked = view.mask_truncated and not ended  # as TRL does with own rows: in the pool, not in the loss
+        row = ExtraRow(
+            prompt_id=prompt_id,
+            source=RowSource(name, rollout, view.round),
+            token_ids=ids,
+            loss="policy_gradient",
+            weight=1 / weight,
+            mask=np.zeros(len(ids), dtype=np.bool_) if masked else None,
+            logprobs=np.full(len(ids), np.mean(trace), dtype=np.float32),  # its mean over any tokens is the source's
+            bound=bound,
+            mean="pool",
+        )
+        rows.append((row, reward))
+    return rows
+
+
+def row_metrics(statistics: RowStatistics) -> dict[str, float]:
+    """Return the median, over the peers' tokens, of the learner's probability over the source's geometric mean."""
+    return {"hacpo/ratio": float(np.median(statistics.ratios))} if statistics.ratios.size else {}
+
+
+def check(settings: HACPOSettings, trainer: Mapping[str, Any]) -> list[Problem]:
+    """Return (key, what is wrong with it) for trainer settings under which own rows would not have GSPO's loss."""
+    problems: list[Problem] = []
+    level = trainer.get("importance_sampling_level", "token")
+    if level != "sequence":
+        problems.append(("importance_sampling_level", f"found {level!r}; regime hacpo expects 'sequence' (GSPO)"))
+    loss_type = trainer.get("loss_type", "dapo")
+    if loss_type != "grpo":
+        problems.append(("loss_type", f"found {loss_type!r}; regime hacpo is a mean over rows: expected 'grpo'"))
+    return problems
+
+
+def publishes(settings: HACPOSettings) -> PublishSchema:
+    """Return what the peers read: texts and log-probs."""
+    return PublishSchema.of("text", "logprobs")
+
+
+SPEC = RegimeSpec(
+    name="hacpo",
+    summary="own and peers' rollouts as one batch, weighed by how able each policy is (HACPO)",
+    settings=HACPOSettings,
+    publishes=publishes,
+    plan=plan,
+    moves_advantages=True,
+    pools=True,
+    check=check,
+    metrics=(
+        Metric("hacpo/rows", "rows", "peer rows that joined the batch"),
+        Metric("hacpo/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
+        Metric("hacpo/extra_tokens", "tokens", "tokens of the peer rows"),
+        Metric("hacpo/capability", "fraction", "mean share of success over the last rounds", "capability"),
+        Metric("hacpo/weight", "ratio", "mean weight of the peer rows, 1 / w", "weight of peer rows"),
+        Metric("hacpo/ratio", "ratio", "median of learner's token probability over the source's geometric mean"),
+    ),
+    row_metrics=row_metrics,
+)

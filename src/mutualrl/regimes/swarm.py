@@ -1,0 +1,266 @@
+"""SAPO of RL Swarm: the update is made of some own groups and some groups of peers, each graded by itself.
+
+Source: arXiv 2509.08721 (Swarm sAmpling Policy Optimization; not TRL's `loss_type: sapo`). Of the learner's groups I
+are kept, of the peers' J are drawn; groups without variance are dropped from both. A peer's group is graded within
+itself, by the learner's own verifier: one whose reward it denies is dropped and counted. A peer may have seen other
+prompts, as long as the learner's data have them. The loss is a mean over the kept own and the drawn rollouts.
+
+Readings of ours: a group is what one policy sampled on one prompt; J groups are drawn uniformly from all that can be
+used. `denominator: own` is the source's (ratio 1 at the start of a round); `peer` puts the peer's aligned trace there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from pydantic import Field
+
+from mutualrl.errors import DataError
+from mutualrl.records import PublishSchema
+from mutualrl.regimes.advantages import by_prompt, pool_advantages, standard_deviation
+from mutualrl.regimes.round import PPO, ExtraRow, Needs, Plan, RoundView, RowSource, Trace
+from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
+from mutualrl.seeds import seeded
+
+T = TypeVar("T")
+
+TOLERANCE = 1e-6  # two verifiers that differ by no more agree
+
+
+class SwarmSettings(RegimeSettings):
+    """Settings of SAPO; the source finds as many external as local rollouts best."""
+
+    local: int | None = Field(None, ge=0, description="I, own groups that are kept; null: all with variance")
+    external: int | None = Field(None, ge=0, description="J, groups drawn from the peers; null: as many as are kept")
+    denominator: Literal["own", "peer"] = Field(
+        "own", description="whose log-probs stand below a peer row's ratio: the learner's snapshot, or the peer's"
+    )
+    verify: bool = Field(True, description="score the peers' texts with the learner's own reward functions")
+    anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = Field(
+        "span", description="how traces are aligned (THL), under denominator: peer"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Peer's rollout: where it is, its text, and its trace where it is published."""
+
+    rollout: int
+    reward: float
+    text: str
+    ended: bool
+    token_ids: Sequence[int] | None
+    logprobs: Sequence[float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rollouts of one peer on one prompt."""
+
+    policy: str
+    prompt_id: str
+    members: tuple[Member, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Return the rewards of the members."""
+        return [member.reward for member in self.members]
+
+
+def has_variance(rewards: Sequence[float]) -> bool:
+    """Return whether the rewards that are numbers differ."""
+    values = [reward for reward in rewards if not np.isnan(reward)]
+    return bool(values) and min(values) != max(values)
+
+
+def external_groups(view: RoundView, settings: SwarmSettings) -> list[Group]:
+    """Return the groups of the peers that have variance, on prompts that the learner can have, sorted by (prompt,
+    policy)."""
+    known = {*view.prompt_ids, *view.other_prompts}
+    columns = ["prompt_id", "rollout", "reward", "ended", "y_text"]
+    columns += ["token_ids", "logprobs"] if settings.denominator == "peer" else []
+    groups: list[Group] = []
+    for name, peer in sorted(view.peers.items()):
+        members: dict[str, list[Member]] = {}
+        for prompt_id, rollout, reward, ended, text, *trace in zip(*map(peer.column, columns), strict=True):
+            if text is None or None in trace:
+                raise DataError(
+                    f"policy {name!r} published no text or trace of rollout {rollout} on {prompt_id!r}; regime swarm "
+                    "needs them of every policy of the pool"
+                )
+            ids, logprobs = trace or (None, None)
+            members.setdefault(prompt_id, []).append(Member(rollout, reward, text, ended, ids, logprobs))
+        groups += [Group(name, prompt_id, tuple(m)) for prompt_id, m in members.items() if prompt_id in known]
+    varied = [group for group in groups if has_variance(group.rewards)]
+    return sorted(varied, key=lambda group: (group.prompt_id, group.policy))
+
+
+def needs(view: RoundView, settings: RegimeSettings) -> Needs:
+    """Return the texts of the groups that may be drawn, for the learner's own verifier."""
+    chosen = _settings(settings)
+    if not chosen.verify or chosen.external == 0:
+        return Needs()
+    return Needs(
+        rewards=tuple(
+            (group.prompt_id, member.text, member.ended)
+            for group in external_groups(view, chosen)
+            for member in group.members
+        )
+    )
+
+
+def verified(groups: Sequence[Group], rewards: Sequence[float]) -> list[Group]:
+    """Return the groups whose rewards the learner's verifier confirms; `rewards` in the order of `needs`."""
+    confirmed = []
+    at = 0
+    for group in groups:
+        own = np.array(rewards[at : at + len(group.members)], dtype=np.float64)
+        at += len(group.members)
+        if np.allclose(own, group.rewards, rtol=0, atol=TOLERANCE, equal_nan=True):
+            confirmed.append(group)
+    return confirmed
+
+
+def plan(view: RoundView, settings: RegimeSettings) -> Plan:
+    """Return the batch of a round: own groups that are kept, the peers' groups that are drawn."""
+    chosen = _settings(settings)
+    own = by_prompt(view.prompt_ids, view.rewards)
+    kept = _drawn(view, "local", sorted(p for p, rewards in own.items() if has_variance(rewards)), chosen.local)
+    groups = external_groups(view, chosen) if chosen.external != 0 else []
+    found = len(groups)
+    if chosen.verify and chosen.external != 0:
+        groups = verified(groups, view.answers.rewards)
+    denied = found - len(groups)
+    encoded: list[list[tuple[ExtraRow, float]]] = []
+    for group in groups:
+        members = _rows(view, chosen, group)
+        if members is not None:
+            encoded.append(members)
+    count = len(kept) if chosen.external is None else chosen.external
+    drawn = _drawn(view, "external", encoded, count)
+
+    batch_std = standard_deviation(view.rewards)
+    rows: list[ExtraRow] = []
+    for members in drawn:
+        rewards = [reward for _, reward in members]
+        graded = pool_advantages(rewards, rewards, scale=view.scale, batch_standard_deviation=batch_std)
+        rows += [replace(row, advantage=float(a)) for (row, _), a in zip(members, graded, strict=True)]
+    left = set(kept)
+    factor = kept_factor(view, left, rows)
+    advantages = [
+        factor * advantage if prompt_id in left else 0.0
+        for prompt_id, advantage in zip(view.prompt_ids, view.advantages, strict=True)
+    ]
+    return Plan(
+        advantages=tuple(advantages),
+        rows=tuple(replace(row, weight=factor) for row in rows),
+        metrics={
+            "swarm/local": float(len(kept)),
+            "swarm/external": float(len(drawn)),
+            "swarm/denied": float(denied),
+            "swarm/unfit": float(len(groups) - len(encoded)),
+            "swarm/rows": float(len(rows)),
+            "swarm/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
+            "swarm/other_prompts": float(len({row.prompt_id for row in rows} - set(own))),
+        },
+    )
+
+
+def kept_factor(view: RoundView, kept: set[str], rows: Sequence[ExtraRow]) -> float:
+    """Return what turns the trainer's mean over all own and extra rows into the mean without the dropped groups: rows
+    of the round over rows that are kept (tokens, where the loss is a mean over tokens)."""
+
+    def size(length: int) -> int:
+        return 1 if view.mean_over == "rows" else length
+
+    own = sum(size(rollout.length) for rollout in view.rollouts)
+    left = sum(size(rollout.length) for rollout in view.rollouts if rollout.prompt_id in kept)
+    extra = sum(size(int(row.covered.sum())) for row in rows)
+    return (own + extra) / (left + extra) if left + extra else 1.0
+
+
+def _drawn(view: RoundView, what: str, items: Sequence[T], count: int | None) -> list[T]:
+    """Return `count` of the items, drawn without replacement, in their order; all where there are no more."""
+    if count is None or count >= len(items):
+        return list(items)
+    order = seeded(view.run_seed, view.round, what, view.learner).permutation(len(items))
+    return [items[i] for i in sorted(order[:count].tolist())]
+
+
+def _rows(view: RoundView, settings: SwarmSettings, group: Group) -> list[tuple[ExtraRow, float]] | None:
+    """Return a group on the learner's tokens, with its rewards; None where the learner cannot have a member."""
+    rows = []
+    for member in group.members:
+        ids = view.transfer.to_learner_ids(member.text, member.ended)
+        if ids is None:
+            return None
+        logprobs, mask = None, np.ones(len(ids), dtype=np.bool_)
+        if settings.denominator == "peer":
+            assert member.token_ids is not None and member.logprobs is not None
+            if np.isnan(member.logprobs).any():
+                return None
+            trace = Trace(group.policy, member.text, member.ended, member.token_ids, member.logprobs)
+            aligned = view.transfer.align(trace, ids, settings.anchor)
+            logprobs, mask = aligned.logprobs.astype(np.float32), aligned.covered
+        if view.mask_truncated and not member.ended:  # as TRL does with own rows: graded, not in the loss
+            mask = np.zeros_like(mask)
+        row = ExtraRow(
+            prompt_id=group.prompt_id,
+            source=RowSource(group.policy, member.rollout, view.round),
+            token_ids=ids,
+            loss="policy_gradient",
+            mask=mask,
+            logprobs=logprobs,
+            bound=PPO(),
+            mean="pool",
+        )
+        rows.append((row, member.reward))
+    return rows
+
+
+def _settings(settings: RegimeSettings) -> SwarmSettings:
+    assert isinstance(settings, SwarmSettings)
+    return settings
+
+
+def check(settings: SwarmSettings, trainer: Mapping[str, Any]) -> list[Problem]:
+    """Return (key, what is wrong with it) for trainer settings under which dropped groups could not leave the mean."""
+    if trainer.get("loss_type") == "bnpo":
+        problem = "found 'bnpo', a mean per micro-batch, from which regime swarm cannot drop groups; expected 'grpo'"
+        return [("loss_type", problem)]
+    return []
+
+
+def publishes(settings: SwarmSettings) -> PublishSchema:
+    """Return what the peers read: texts, and with `denominator: peer` ids and log-probs."""
+    if settings.denominator == "own":
+        return PublishSchema.of("text")
+    return PublishSchema.of("text", "token_ids", "logprobs")
+
+
+SPEC = RegimeSpec(
+    name="swarm",
+    summary="some own groups and some of the peers', each graded by itself (SAPO of RL Swarm)",
+    settings=SwarmSettings,
+    publishes=publishes,
+    plan=plan,
+    moves_advantages=True,
+    pools=True,
+    needs=needs,
+    same_prompts=lambda settings: False,
+    check=check,
+    metrics=(
+        Metric("swarm/local", "groups", "own groups that were kept"),
+        Metric("swarm/external", "groups", "groups of peers that joined the batch"),
+        Metric("swarm/denied", "groups", "groups of peers whose rewards the learner's verifier denies"),
+        Metric("swarm/unfit", "groups", "groups of peers that the learner cannot encode"),
+        Metric("swarm/rows", "rows", "peer rows that joined the batch"),
+        Metric("swarm/extra_tokens", "tokens", "tokens of the peer rows"),
+        Metric("swarm/other_prompts", "prompts", "prompts of the peer rows that the learner did not sample itself"),
+    ),
+    acts_when={"anchor": ("denominator", "peer")},
+    variants={"denominator": ("peer",)},
+)

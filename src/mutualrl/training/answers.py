@@ -1,0 +1,125 @@
+"""Answers to what a regime must know before it plans: passages scored by the learner, texts by its reward functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+from mutualrl.errors import UsageError
+from mutualrl.records import row_id
+from mutualrl.regimes import Answers, Needs
+from mutualrl.regimes.round import Passage
+from mutualrl.training.extra_rows import logps_at_temperature_1
+from mutualrl.training.tensors import as_batch, concatenated
+from mutualrl.training.trl_compat import (
+    Inputs,
+    evaluating,
+    prompt_tokens,
+    reward_rows,
+    token_logps,
+    tokenizer_of,
+    total_rewards,
+)
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+Passages = Sequence[Passage]
+Logps = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+
+class PromptRows:
+    """Rows of the trainer's data by prompt id, and the learner's token ids of their prompts. Read when first asked."""
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self._trainer = trainer
+        self._numbers: dict[str, int] | None = None
+
+    def __contains__(self, prompt_id: str) -> bool:
+        return prompt_id in self._by_id()
+
+    def row(self, prompt_id: str) -> Inputs:
+        """Return the row of data of a prompt."""
+        row: Inputs = self._trainer.train_dataset[self._by_id()[prompt_id]]
+        return row
+
+    def tokens(self, prompt_id: str, known: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """Return a prompt's token ids: from those of the round, else of the data."""
+        return known[prompt_id] if prompt_id in known else prompt_tokens(self._trainer, self.row(prompt_id)["prompt"])
+
+    def _by_id(self) -> dict[str, int]:
+        if self._numbers is None:
+            data = self._trainer.train_dataset
+            if not isinstance(data, Dataset):
+                raise UsageError(
+                    f"the regime looks up rows of data by prompt id: found {type(data).__name__} as train_dataset, "
+                    "expected a datasets.Dataset"
+                )
+            self._numbers = {row_id(row): number for number, row in enumerate(data)}
+        return self._numbers
+
+
+def answer(trainer: GRPOTrainer, needs: Needs, rows: PromptRows, prompts: Mapping[str, tuple[int, ...]]) -> Answers:
+    """Return the answers, the same on all ranks; all ranks call this with the same needs.
+
+    `prompts`: the learner's token ids of the round's prompts.
+    """
+
+    def sampling(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
+        return token_logps(trainer, trainer.model, ids, mask, keep)
+
+    def plain(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
+        return logps_at_temperature_1(trainer, trainer.model, ids, mask, keep)
+
+    asked = {prompt_id for prompt_id, _ in (*needs.logprobs, *needs.nll)}
+    tokens = {prompt_id: rows.tokens(prompt_id, prompts) for prompt_id in sorted(asked)}
+    logprobs = _score(trainer, needs.logprobs, tokens, sampling)
+    nll = [-float(values.mean()) for values in _score(trainer, needs.nll, tokens, plain)]
+    return Answers(tuple(logprobs), tuple(nll), tuple(_rewards(trainer, needs.rewards, rows)))
+
+
+def _score(
+    trainer: GRPOTrainer, passages: Passages, prompts: Mapping[str, tuple[int, ...]], logps: Logps
+) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+    """Return the log-probs of each passage's tokens. Ranks take turns, and make equally many passes of equally many
+    rows: where one has no passage left, the first stands in."""
+    accelerator = trainer.accelerator
+    ranks, size = accelerator.num_processes, trainer.args.per_device_train_batch_size
+    results: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+    pad, device = tokenizer_of(trainer).pad_token_id, accelerator.device
+    with evaluating(trainer.model), torch.no_grad():
+        for start in range(0, len(passages), size * ranks):
+            block = passages[start : start + size * ranks]
+            own = block[accelerator.process_index :: ranks]
+            given = [*own, *[passages[0]] * (-(-len(block) // ranks) - len(own))]
+            batch = as_batch(
+                [torch.tensor(prompts[prompt_id]) for prompt_id, _ in given],
+                [torch.tensor(ids) for _, ids in given],
+                pad,
+                device,
+            )
+            scored = logps(*concatenated(batch))
+            values = [scored[at, : len(ids)].double().cpu().numpy() for at, (_, ids) in enumerate(own)]
+            by_rank = [values] if ranks == 1 else gather_object([values])
+            results += [by_rank[place % ranks][place // ranks] for place in range(len(block))]
+    return results
+
+
+def _rewards(trainer: GRPOTrainer, texts: Sequence[tuple[str, str, bool]], rows: PromptRows) -> list[float]:
+    """Return the learner's own reward of each text. Each rank scores a part; all score equally many."""
+    if not texts:
+        return []
+    ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+    each = -(-len(texts) // ranks)
+    padded = [*texts, *[texts[-1]] * (each * ranks - len(texts))]
+    own = padded[rank * each : (rank + 1) * each]
+    inputs = [rows.row(prompt_id) for prompt_id, _, _ in own]
+    ids = [tokenizer_of(trainer)(text, add_special_tokens=False)["input_ids"] for _, text, _ in own]
+    rewards = total_rewards(trainer, reward_rows(trainer, inputs, [text for _, text, _ in own], ids))
+    values: list[float] = rewards.tolist()
+    return values[: len(texts)]
