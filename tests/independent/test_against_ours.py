@@ -20,20 +20,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_three_tokens import P, own, pooled, row
 
-from independent import aligners, diagnostics, regimes
+from independent import aligners, diagnostics, regimes, rivals
 from mutualrl.diagnostics.channels import decomposed
 from mutualrl.diagnostics.complementarity import Thresholds, complementarity
 from mutualrl.diagnostics.rollouts import to_arrays
 from mutualrl.diagnostics.sgt_check import activation
+from mutualrl.records import Rollout
+from mutualrl.regimes import get_regime, hacpo
 from mutualrl.regimes.advantages import pool_advantages, standard_deviation
-from mutualrl.regimes.losses import band_loss, nll_loss, row_nll
-from mutualrl.regimes.prp import pool
-from mutualrl.regimes.round import PPO, ExtraRow, RowSource
-from mutualrl.regimes.sgt import SGTSettings, gate
+from mutualrl.regimes.losses import band_loss, nll_loss, row_nll, stepwise_loss
+from mutualrl.regimes.prp import chi_square, effective_sample_size, pool, sequence_ratio
+from mutualrl.regimes.round import PPO, ExtraRow, RowSource, Stepwise
+from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw_candidate, gate, weight_at
+from mutualrl.regimes.sgt import plan as plan_sgt
 from mutualrl.regimes.spec import advantage_metrics
+from mutualrl.regimes.swarm import SwarmSettings
+from mutualrl.regimes.swarm import plan as plan_swarm
 from mutualrl.regimes.xgrpo import XGRPOSettings
 from mutualrl.regimes.xgrpo import plan as plan_xgrpo
 from mutualrl.thl import align_logprobs, retokenize
+from mutualrl.training.sharing import Sharing
 from regime_views import Peer, view
 from thl_tokenizers import own as embedded
 
@@ -43,7 +49,7 @@ SCALES = st.sampled_from(["group", "batch", "none"])
 DEVIATION = 0.4
 
 
-@pytest.mark.parametrize("name", ["aligners", "diagnostics", "regimes"])
+@pytest.mark.parametrize("name", ["aligners", "diagnostics", "regimes", "rivals"])
 def test_the_independent_versions_import_nothing_but_the_standard_library(name: str) -> None:
     imported = set()
     for node in ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8"))):
@@ -143,6 +149,174 @@ def test_the_nll_of_pairs(pairs: list[list[float]], prompts: int, normalize: str
     count = len(pairs) if normalize == "pairs" else prompts
     ours = nll_loss(row_nll(logps, mask), weight=0.1, count=count, ranks=1).item()
     assert ours == pytest.approx(regimes.sgt_loss(pairs, 0.1, normalize, prompts))
+
+
+# ---- the rivals' rules
+
+SHARES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=7)
+
+
+@given(REWARDS, REWARDS, SHARES, SHARES, st.integers(1, 6), st.booleans())
+def test_hacpos_advantages(
+    mine: list[float], theirs: list[float], own_shares: list[float], peer_shares: list[float], window: int, warm: bool
+) -> None:
+    shares = {"ada": own_shares, "bob": peer_shares}
+    able = {name: rivals.capability(values, window) for name, values in shares.items()}
+    assert {name: hacpo.capability(values, window) for name, values in shares.items()} == pytest.approx(able)
+    settings = hacpo.HACPOSettings(window=window)
+    weight = 1.0 if warm else hacpo.discrepancy(able["ada"], able["bob"], settings)
+    weights = np.array([1.0] * len(mine) + [weight] * len(theirs))
+    got = hacpo.advantages(np.array([*mine, *theirs]), weights, len(mine))
+    expected = rivals.hacpo_advantages({"ada": mine, "bob": theirs}, "ada", able, warm)
+    assert got.tolist() == pytest.approx([*expected["ada"], *expected["bob"]])
+
+
+LOGPS = st.lists(st.floats(-6, -0.01), min_size=1, max_size=5)
+
+
+@given(LOGPS, LOGPS, st.floats(-2, 2), st.floats(0.1, 10), st.integers(0, 9), st.sampled_from([0.0, 1.0, 2.5]))
+def test_hacpos_rows(
+    logps: list[float], source: list[float], advantage: float, weight: float, step: int, alpha: float
+) -> None:
+    behaviour = float(np.mean(source))  # as the plan puts it below every token
+    ratio = math.exp(float(np.mean(logps)) - behaviour)
+    if min(abs(ratio - edge) for edge in (1.0, min(1.0, 0.8 + 0.025 * step))) < 1e-6:
+        return  # at a kink either side is right
+    at = torch.tensor([logps], dtype=torch.float64, requires_grad=True)
+    given_ = torch.full_like(at, behaviour)
+    graded = torch.tensor([[advantage * weight]], dtype=torch.float64)
+    loss = stepwise_loss(at, given_.detach(), graded, torch.ones_like(at).bool(), Stepwise(alpha=alpha), step).mean()
+    loss.backward()
+    expected, slope = rivals.hacpo_row_loss(logps, source, advantage, weight, step, alpha=alpha)
+    assert loss.item() == pytest.approx(expected, abs=1e-9)
+    assert at.grad is not None
+    assert at.grad.sum().item() == pytest.approx(slope, abs=1e-9)
+
+
+@given(
+    st.lists(REWARDS, min_size=1, max_size=3),
+    st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=3), max_size=2),
+    st.sampled_from(["group", "none"]),
+)
+def test_swarms_groups(mine: list[list[float]], theirs: list[list[float]], scale: str) -> None:
+    own_groups = {f"p{i}": group for i, group in enumerate(mine)}
+    external = theirs[: len(mine)]
+    rows = [(f"p{i}", reward, f"{i}{j}") for i, group in enumerate(external) for j, reward in enumerate(group)]
+    seen = view([(p, r) for p, group in own_groups.items() for r in group], {"bob": Peer(rows)}, scale=scale)
+    made = plan_swarm(seen, SwarmSettings(external=9, verify=False))
+    own_expected, peer_expected = rivals.swarm_advantages(own_groups, external, scale)
+    kept = sum(len(group) for group in own_expected.values()) + sum(map(len, peer_expected))
+    everyone = sum(map(len, mine)) + sum(map(len, peer_expected))
+    factor = everyone / kept if kept else 1.0
+    flat = [a * factor for p, group in own_groups.items() for a in own_expected[p] or [0.0] * len(group)]
+    assert made.advantages == pytest.approx(flat)
+    peers = [a * factor for group in peer_expected for a in group]
+    assert [row.advantage * row.weight for row in made.rows] == pytest.approx(peers)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 0.5, math.nan]), min_size=1, max_size=4),
+    st.lists(st.sampled_from([0.0, 0.5, 0.75, math.nan]), max_size=4),
+    st.sampled_from([0.0, 0.25, 0.3]),
+)
+def test_the_relative_gate(mine: list[float], theirs: list[float], margin: float) -> None:
+    assert gate(mine, theirs, SGTSettings(gate="relative", margin=margin)) == rivals.relative_gate(mine, theirs, margin)
+
+
+@given(st.sampled_from(["constant", "linear", "cosine"]), st.integers(0, 30), st.integers(1, 20))
+def test_the_schedule_of_the_weight(kind: Any, number: int, rounds: int) -> None:
+    settings = SGTSettings(weight=0.3, schedule=kind, schedule_rounds=rounds)
+    assert weight_at(settings, number) == pytest.approx(rivals.scheduled_weight(0.3, kind, number, rounds))
+
+
+@given(st.lists(st.lists(st.floats(-6, 0), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_fit_and_the_sum_over_tokens(candidates: list[list[float]]) -> None:
+    fitted = [Fitted(Candidate("bob", i, "", True), (i,)) for i in range(len(candidates))]
+    nll = {(i,): -float(np.mean(logps)) for i, logps in enumerate(candidates)}
+    key: dict[str, Any] = {"run_seed": 0, "round_index": 0, "prompt_id": "p", "learner": "ada"}
+    drawn = draw_candidate(fitted, SGTSettings(pick="fit"), nll=nll, **key)
+    assert nll[drawn.ids] == pytest.approx(-float(np.mean(candidates[rivals.fit_pick(candidates)])))
+    width = max(map(len, candidates))
+    logps = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in candidates], dtype=torch.float64)
+    mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in candidates])
+    ours = nll_loss(row_nll(logps, mask, reduce="sum"), weight=0.1, count=len(candidates), ranks=1).item()
+    assert ours == pytest.approx(rivals.sgt_sum_loss(candidates, 0.1, "pairs", 9))
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from(["bob", "cyd"]), st.sampled_from([0.0, 1.0]))),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 4),
+)
+def test_what_is_remembered(history: list[list[tuple[str, str, float]]], memory: int) -> None:
+    """Of each peer the newest success on a prompt, the first of a round's."""
+    settings, state, records = SGTSettings(memory=memory), {}, []
+    for number, entries in enumerate(history):
+        peers = {name: Peer([(p, r, "x") for p, who, r in entries if who == name]) for name in ("bob", "cyd")}
+        made = plan_sgt(view([("p", 0.0), ("q", 0.0)], peers, round=number, state=state), settings)
+        state = dict(made.state or {})
+        records.append(
+            [
+                (p, name, at, r)
+                for name in ("bob", "cyd")
+                for at, (p, r) in enumerate((p, r) for p, who, r in entries if who == name)
+            ]
+        )
+    now = len(history) - 1
+    expected = rivals.remembered(records, now, memory, 0.8)
+    for prompt, found in expected.items():
+        newest: dict[str, tuple[str, int, int]] = {}
+        for policy, when, rollout in found:
+            newest.setdefault(policy, (policy, when, rollout))
+        ours = [(policy, when, rollout) for policy, rollout, when, *_ in state["memory"][prompt]]
+        assert ours == sorted(newest.values())
+    assert set(state["memory"]) == {prompt for prompt, found in expected.items() if found}
+
+
+@given(st.lists(st.tuples(st.floats(-3, 0), st.floats(-3, 0), st.booleans()), min_size=1, max_size=5))
+def test_the_trust_band(tokens: list[tuple[float, float, bool]]) -> None:
+    logps, behaviour, covered = (list(column) for column in zip(*tokens, strict=True))
+    behaviour = [float(np.float32(value)) for value in behaviour]
+    entry = ExtraRow(
+        "p",
+        RowSource("bob", 0, 0),
+        tuple(range(len(tokens))),
+        "policy_gradient",
+        mean="pool",
+        mask=np.array(covered),
+        logprobs=np.array(behaviour, dtype=np.float32),
+    )
+    ratio = sequence_ratio(np.array(logps), entry)
+    if any(covered) and min(abs(ratio - 0.8), abs(ratio - 1.2)) < 1e-9:
+        return
+    assert (0.8 <= ratio <= 1.2) == rivals.trusted(logps, behaviour, covered)
+
+
+@given(st.lists(st.floats(0.01, 5), min_size=1, max_size=20))
+def test_effective_sample_size_and_chi_square(ratios: list[float]) -> None:
+    values = np.array(ratios)
+    assert effective_sample_size(values) == pytest.approx(rivals.effective_sample_size(ratios))
+    assert chi_square(values) == pytest.approx(rivals.chi_square(ratios))
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from("pqr"), st.lists(st.sampled_from([0.0, 1.0, math.nan]), min_size=1, max_size=3)
+        ),
+        max_size=6,
+    )
+)
+def test_dead_prompts_revived(history: list[dict[str, list[float]]]) -> None:
+    sharing = Sharing(link=None, spec=get_regime("grpo"), settings=get_regime("grpo").settings(), schema=None)  # type: ignore[arg-type]
+    counts = []
+    for groups in history:
+        rollouts = [Rollout(p, i, r, True) for p, group in groups.items() for i, r in enumerate(group)]
+        counts.append(sharing.follow(rollouts)["prompts/revived"])
+    assert counts == rivals.revived(history)
 
 
 # ---- aligners

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.errors import DataError
+from mutualrl.regimes import Answers
 from mutualrl.regimes.losses import aggregate, band_loss, normalizer_factors
-from mutualrl.regimes.prp import PRPSettings, plan
-from mutualrl.regimes.round import Aligned
+from mutualrl.regimes.prp import PRPSettings, chi_square, effective_sample_size, needs, plan, row_metrics
+from mutualrl.regimes.round import Aligned, RowStatistics
 from regime_views import Peer, view
 
 OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
@@ -203,3 +205,31 @@ def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
 def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PRPSettings(**wrong)
+
+
+def test_under_the_trust_band_only_rows_whose_ratio_lies_in_the_clip_range_join() -> None:
+    settings = PRPSettings(trust="band")
+    seen = view(OWN, {"bob": Peer(BOB)}, clip=(0.2, 0.3))
+    asked = needs(seen, settings)
+    assert [ids for _, ids in asked.logprobs] == [(97, 98), (99,), (100, 101), (102,)]
+    # mean log-ratios: 0.25, ln 1.31, -0.22, -0.3: the ratios 1.284, 1.31, 0.803, 0.741
+    answers = (np.array([0.0, -1.0]), np.array([-0.1 + math.log(1.31)]), np.array([-2.2, -0.44]), np.array([-0.6]))
+    got = plan(replace(seen, answers=Answers(logprobs=answers)), settings)
+    assert [row.token_ids for row in got.rows] == [(97, 98), (100, 101)]
+    assert (got.metrics["prp/untrusted"], got.metrics["prp/rows"]) == (2.0, 2.0)
+    pool = [1.0, 0.0, 1.0]  # of p; what is left out is in no baseline either
+    assert got.advantages is not None
+    assert got.advantages[0] == pytest.approx((1 - 2 / 3) / (np.std(pool, ddof=1) + 1e-4))
+    assert needs(seen, PRPSettings()).passages == 0
+
+
+def test_effective_sample_size_and_chi_square_by_hand() -> None:
+    ratios = np.array([1.0, 2.0, 0.0, 1.0])  # sum 4, sum of squares 6
+    assert effective_sample_size(ratios) == pytest.approx(16 / (4 * 6))
+    assert chi_square(ratios) == pytest.approx(0.5)
+    assert effective_sample_size(np.ones(5)) == 1.0
+    assert chi_square(np.ones(5)) == 0.0
+    both = {"bob": ratios, "cyd": np.ones(2)}
+    got = row_metrics(RowStatistics(None, np.concatenate(list(both.values())), 0.8, 1.2, both))
+    assert (got["prp/ess"], got["prp/chi_square"]) == (got["prp/ess/bob"], got["prp/chi_square/bob"])
+    assert (got["prp/ess/cyd"], got["prp/chi_square/cyd"]) == (1.0, 0.0)

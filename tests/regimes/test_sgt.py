@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.records import PublishSchema
+from mutualrl.regimes import Answers
 from mutualrl.regimes.losses import nll_loss, row_nll
 from mutualrl.regimes.microbatches import MicrobatchSlot, assign_to_microbatches
 from mutualrl.regimes.sgt import (
@@ -18,8 +20,11 @@ from mutualrl.regimes.sgt import (
     SGTSettings,
     draw_candidate,
     gate,
+    needs,
     plan,
+    publishes,
     select,
+    weight_at,
 )
 from regime_views import Peer as PeerInMemory
 from regime_views import view
@@ -235,3 +240,104 @@ def test_the_gold_control_gates_as_sgt_and_learns_the_data_s_solution() -> None:
     assert SPEC.publishes(SGTSettings(teacher="gold")) == PublishSchema()  # rewards alone open the gate
     assert SPEC.needs_solutions(SGTSettings(teacher="gold"))
     assert not SPEC.needs_solutions(SGTSettings())
+
+
+# ---- beyond the paper
+
+OWN = [("p", 0.0), ("p", 0.0)]
+TWICE = PeerInMemory([("p", 1.0, "long one"), ("p", 1.0, "one")])
+
+
+def test_a_success_is_remembered_for_so_many_rounds_and_read_again() -> None:
+    settings = SGTSettings(memory=2, gate="all")
+    empty = PeerInMemory([("p", 0.0, None)])
+    made = plan(view(OWN, {"bob": PeerInMemory([("p", 0.0, None), ("p", 1.0, "yes")])}, round=3), settings)
+    assert made.state == {"memory": {"p": [["bob", 1, 3, 1.0, "yes", True]]}}
+    for number, found in ((4, 1), (5, 1), (6, 0)):
+        later = plan(view(OWN, {"bob": empty}, round=number, state=made.state), settings)
+        assert len(later.rows) == found
+        if found:
+            assert later.rows[0].source == ("bob", 1, 3)
+            assert later.metrics["sgt/remembered"] == 1.0
+    forgotten = plan(view(OWN, {"bob": empty}, round=6, state=made.state), settings)
+    assert forgotten.state == {"memory": {}}
+
+
+def test_a_newer_success_of_a_peer_takes_the_place_of_its_older_one() -> None:
+    settings = SGTSettings(memory=9)
+    first = plan(view(OWN, {"bob": PeerInMemory([("p", 1.0, "old")])}), settings)
+    second = plan(view(OWN, {"bob": PeerInMemory([("p", 1.0, "new")])}, round=1, state=first.state), settings)
+    assert second.state == {"memory": {"p": [["bob", 0, 1, 1.0, "new", True]]}}
+
+
+@pytest.mark.parametrize(
+    ("own", "peers", "margin", "is_open"),
+    [
+        ([0.25, 0.5], [0.75], 0.0, True),
+        ([0.25, 0.5], [0.75], 0.25, False),  # by more than the margin
+        ([0.25, 0.5], [0.5], 0.0, False),
+        ([math.nan, 0.5], [0.6, math.nan], 0.0, True),
+        ([math.nan], [1.0], 0.0, False),
+    ],
+)
+def test_the_relative_gate(own: list[float], peers: list[float], margin: float, is_open: bool) -> None:
+    settings = SGTSettings(gate="relative", margin=margin)
+    assert gate(own, peers, settings) is is_open
+    assert publishes(settings).text_above == -math.inf  # any text may be the better one
+
+
+def test_under_the_relative_gate_only_what_beats_the_learner_is_learnt() -> None:
+    peer = PeerInMemory([("p", 0.5, "worse"), ("p", 0.9, "better")])
+    made = plan(view([("p", 0.5), ("p", 0.0)], {"bob": peer}), SGTSettings(gate="relative"))
+    assert [row.text for row in made.rows] == ["better"]
+
+
+def test_fit_takes_the_success_of_lowest_nll_and_asks_only_where_there_is_a_choice() -> None:
+    settings = SGTSettings(pick="fit")
+    own = [*OWN, ("q", 0.0), ("q", 0.0)]
+    peer = PeerInMemory([("p", 1.0, "long one"), ("p", 1.0, "one"), ("q", 1.0, "only")])
+    seen = view(own, {"bob": peer})
+    asked = needs(seen, settings)
+    assert [(prompt, bytes(ids)) for prompt, ids in asked.nll] == [("p", b"long one"), ("p", b"one")]
+    for answers, expected in (((0.1, 0.2), "long one"), ((0.2, 0.1), "one")):
+        made = plan(replace(seen, answers=Answers(nll=answers)), settings)
+        assert [row.text for row in made.rows] == [expected, "only"]
+    assert needs(seen, SGTSettings()).passages == 0
+
+
+def test_first_is_the_first_rollout_of_the_first_peer() -> None:
+    made = plan(view(OWN, {"cyd": TWICE, "bob": TWICE}), SGTSettings(pick="first"))
+    assert made.rows[0].source == ("bob", 0, 0)
+
+
+def test_the_own_teacher_is_the_learners_later_success_behind_the_same_gate() -> None:
+    settings = SGTSettings(teacher="own", memory=2)
+    assert publishes(settings) == PublishSchema()
+    gated = plan(view(OWN, {"bob": TWICE}, round=1), settings)
+    assert (gated.rows, gated.state) == ((), {"open": {"p": 1}})
+    solved = [("p", 1.0), ("p", 0.0)]
+    later = plan(view(solved, {"bob": TWICE}, round=2, state=gated.state), settings)
+    assert [(row.source, row.token_ids) for row in later.rows] == [(("ada", 0, 2), tuple(b"own"))]
+    assert later.state == {"open": {}}
+    too_late = plan(view(solved, {"bob": TWICE}, round=4, state=gated.state), settings)
+    assert too_late.rows == ()
+    with pytest.raises(ValueError, match="teacher: own expects memory"):
+        SGTSettings(teacher="own")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "weights"), [("linear", [0.1, 0.05, 0.0, 0.0]), ("cosine", [0.1, 0.05, 0.0, 0.0])]
+)
+def test_the_weight_falls_to_0(schedule: str, weights: list[float]) -> None:
+    settings = SGTSettings(schedule=schedule, schedule_rounds=4)
+    assert [weight_at(settings, number) for number in (0, 2, 4, 9)] == pytest.approx(weights)
+    assert plan(view(OWN, {"bob": TWICE}, round=2), settings).rows[0].weight == pytest.approx(0.05)
+    with pytest.raises(ValueError, match="expects schedule_rounds"):
+        SGTSettings(schedule=schedule)
+
+
+def test_reduce_and_what_does_nothing() -> None:
+    assert plan(view(OWN, {"bob": TWICE}), SGTSettings(reduce="sum")).rows[0].reduce == "sum"
+    idle = dict(SPEC.idle_settings(SGTSettings(margin=0.5, memory=3, teacher="gold")))
+    assert set(idle) == {"margin", "memory"}
+    assert "only under peer or own" in idle["memory"]

@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import UsageError
+from mutualrl.regimes import parts_of, regimes
 from mutualrl.see import Exchange
 from mutualrl.storage.files import write_atomic
 from mutualrl.training import MutualGRPOTrainer
@@ -27,6 +28,7 @@ from training_harness import (
     sampled_rounds,
     sharing,
     train,
+    trainer_keys,
 )
 
 pytestmark = pytest.mark.slow
@@ -53,15 +55,19 @@ def tokenizers(tiny: dict[str, Path]) -> dict[str, Any]:
     return {"bob": load_tokenizer(str(tiny["bob"])), "eve": own, "dan": own, "cat": own}
 
 
+#: every registered regime as it is, and what else its settings make of it
 REGIMES: list[tuple[str, dict[str, Any]]] = [
-    ("xgrpo", {}),
+    *((name, {}) for name, spec in sorted(regimes().items()) if spec.plan is not None),
     ("xgrpo", {"pool": "shuffled", "baseline": "leave_one_out", "scale": "none"}),
-    ("prp", {}),
     ("prp", {"denominator": "snapshot"}),
     ("prp", {"clip": "band"}),
-    ("sgt", {"normalize": "prompts"}),
-    ("grpo-noise", {}),
+    ("prp", {"trust": "band"}),
+    ("sgt", {"normalize": "prompts", "pick": "fit", "memory": 2, "gate": "relative", "reduce": "sum"}),
+    ("swarm", {"denominator": "peer", "local": 2, "external": 3}),
+    ("prp+sgt", {}),
 ]
+#: in the default run; the others are extended
+IN_SHORT = {"sgt", "grpo-noise", "hacpo", "swarm"}
 
 
 def test_xgrpo_with_mix_0_and_no_length_correction_is_grpo_trainer_bit_for_bit(
@@ -110,7 +116,7 @@ def test_prp_with_a_peer_that_is_the_learner_is_grpo_with_twice_the_rollouts(
 @pytest.mark.parametrize(
     ("regime", "settings"),
     [
-        pytest.param(*case, marks=() if case[0] in ("sgt", "grpo-noise") or case[1] == {} else pytest.mark.extended)
+        pytest.param(*case, marks=() if case[0] in IN_SHORT and case[1] == {} else pytest.mark.extended)
         for case in REGIMES
     ],
     ids=str,
@@ -120,6 +126,8 @@ def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
 ) -> None:
     root = peers("x", "bob", "eve", "dan")
     keys: dict[str, Any] = {"num_generations": 4}
+    for part in parts_of(regime):
+        keys |= trainer_keys(part)
 
     def run(name: str, order: tuple[str, ...], published: Path, **more: Any) -> Any:
         exchange = tmp_path / f"exchange-{name}"  # of its own: a split's traces differ in the last bits
@@ -157,7 +165,7 @@ def test_the_accumulation_split_and_the_order_and_speed_of_peers_change_nothing(
 
     split = run("d", ("bob", "eve", "dan"), root, gradient_accumulation_steps=4, per_device_train_batch_size=8)
     for one, other in zip(first.kept, split.kept, strict=True):
-        for key in ("loss", "grad_norm", "reward", "prp/ratio_p99", "sgt/nll"):
+        for key in ("loss", "grad_norm", "reward", "prp/ratio_p99", "sgt/nll", "swarm/rows", "hacpo/ratio"):
             assert other.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=1e-3, abs=1e-5), key
     for one, other in zip(first.model.parameters(), split.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=2e-4)

@@ -12,7 +12,7 @@ from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import FencedError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.training import MutualGRPOTrainer, Sharing
-from training_harness import publish_rollouts, sampled_rounds, train
+from training_harness import publish_rollouts, sampled_rounds, train, trainer_keys
 
 pytestmark = pytest.mark.slow
 #: a round is used for four optimizer steps; the checkpoint falls after the third
@@ -24,7 +24,16 @@ def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
     return result
 
 
-@pytest.mark.parametrize("regime", [None, "sgt", "prp"])
+@pytest.mark.parametrize(
+    "regime",
+    [
+        None,
+        "sgt",
+        "prp",
+        pytest.param("hacpo", marks=pytest.mark.extended),
+        pytest.param("swarm", marks=pytest.mark.extended),
+    ],
+)
 def test_a_script_goes_on_from_transformers_own_checkpoint(
     tiny: dict[str, Path], tmp_path: Path, regime: str | None
 ) -> None:
@@ -37,10 +46,11 @@ def test_a_script_goes_on_from_transformers_own_checkpoint(
 
     if regime is not None:
         publish_rollouts(tmp_path / "x", tokenizers["bob"], sampled_rounds(16, 2, repeat=4))
-    whole = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared(False), **KEYS)
+    keys = KEYS | ({} if regime is None else trainer_keys(regime))
+    whole = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared(False), **keys)
     checkpoint = tmp_path / "out" / "checkpoint-3"
     assert (checkpoint / "mutualrl_state_0.pt").exists()
-    resumed = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "again", shared(True), resume=checkpoint, **KEYS)
+    resumed = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "again", shared(True), resume=checkpoint, **keys)
     assert all(torch.equal(a, b) for a, b in zip(weights(whole).values(), weights(resumed).values(), strict=True))
     assert [row["loss"] for row in resumed.kept if "loss" in row] == [r["loss"] for r in whole.kept if "loss" in r][3:]
 

@@ -18,9 +18,10 @@ import torch
 from accelerate.utils import DistributedType
 from trl import GRPOTrainer
 
-from mutualrl.regimes import PPO, Band, Bound, ExtraRow, RowSource
+from mutualrl.regimes import PPO, Band, Bound, ExtraRow, RowSource, Stepwise
 from mutualrl.regimes.grpo_noise import NoiseSettings
 from mutualrl.regimes.grpo_noise import plan as plan_noise
+from mutualrl.regimes.losses import stepwise_loss
 from mutualrl.regimes.xgrpo import XGRPOSettings
 from mutualrl.regimes.xgrpo import plan as plan_xgrpo
 from mutualrl.training.extra_rows import ExtraRows
@@ -59,7 +60,7 @@ class Policy:
         self.top_entropy_quantile, self.off_policy_mask_threshold, self.importance_sampling_level = 1.0, None, "token"
         self.use_vllm = self._entropy_bonus_enabled = self.aux_loss_enabled = False
         self.current_gradient_accumulation_steps = self.num_iterations = 1
-        self.max_completion_length, self._step = 4, 0
+        self.max_completion_length, self._step, self.temperature = 4, 0, 1.0
         self._metrics: dict[str, Any] = {"train": defaultdict(list)}
 
     def _get_per_token_logps_and_entropies(self, model: Any, ids: Any, mask: Any, keep: int, **_: Any) -> Any:
@@ -170,6 +171,48 @@ def test_prp_snapshot_and_band_by_hand() -> None:
     value, gradient = pooled([row((1,), 3.0, [math.log(1 / 8)])], own([[2]], [0.0]), bound=Band())
     assert value == pytest.approx(1.2 * 3 * math.log(4) / 2)
     assert gradient == pytest.approx([-1.2 * 3 * score(1)[j] / 2 for j in range(3)])
+
+
+def test_hacpo_rows_by_hand() -> None:
+    # Token 1 (probability 1/4) twice from a source of geometric mean 1/3, so s = 3/4: below 0.8 it is cut, and gives no
+    # gradient. From one of 2/7: s = 7/8, objective s * s * A, whose gradient by the mean log-prob is s * s * A.
+    traces = [[math.log(1 / 3)] * 2, [math.log(2 / 7)] * 2]
+    rows = [row((1, 1), 3.0, traces[0]), row((1, 1), -2.0, traces[1])]
+    value, gradient = pooled(rows, own([[2]], [0.0]), bound=Stepwise())
+    assert value == pytest.approx((-0.8 * 0.8 * 3 + 7 / 8 * 7 / 8 * 2) / 3)
+    assert gradient == pytest.approx([7 / 8 * 7 / 8 * 2 * score(1)[j] / 3 for j in range(3)])
+    # Above 1 it is cut too, alpha 0 leaves s alone, and a log-ratio has a bound.
+    value, gradient = pooled([row((2,), 1.0, [math.log(1 / 8)])], own([[2]], [0.0]), bound=Stepwise())
+    assert value == pytest.approx(-1 / 2)
+    assert gradient == pytest.approx([0.0] * 3)
+    value, gradient = pooled([rows[1]], own([[2]], [0.0]), bound=Stepwise(alpha=0.0))
+    assert value == pytest.approx(7 / 8 * 2 / 2)
+    assert gradient == pytest.approx([7 / 8 * 2 * score(1)[j] / 2 for j in range(3)])
+    value, gradient = pooled([rows[1]], own([[2]], [0.0]), bound=Stepwise(max_log_ratio=0.1))
+    assert value == pytest.approx(math.exp(-0.2) * 2 / 2)
+    assert gradient == pytest.approx([0.0] * 3)
+
+
+@pytest.mark.parametrize(("step", "lowest"), [(0, 0.8), (2, 0.85), (100, 1.0)])
+def test_hacpos_cut_tightens_with_the_mini_batches_of_a_round(step: int, lowest: float) -> None:
+    logps = torch.tensor([[math.log(0.5)]], requires_grad=True)
+    loss = stepwise_loss(logps, torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1).bool(), Stepwise(alpha=0.0), step)
+    assert loss.item() == pytest.approx(-lowest)
+
+
+def test_an_nll_row_may_be_a_sum_by_hand() -> None:
+    # Tokens 1 and 0: -ln 1/4 - ln 1/8 = 5 ln 2, times the weight; its gradient the sum of both scores.
+    learnt = replace(row((1, 0), 0.0, None), loss="nll", weight=0.1, mean="rows", reduce="sum")
+    logits = torch.tensor(Z, dtype=torch.float64, requires_grad=True)
+    trainer = Policy(logits, 1)
+    inputs = own([[2]], [0.0])
+    rows = ExtraRows(trainer)
+    rows.load([learnt], {"p": (0,)}, inputs)
+    loss = rows.loss(None, inputs, lambda given: trainer._compute_loss(None, given))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.1 * 5 * math.log(2))
+    assert logits.grad is not None
+    assert logits.grad.tolist() == pytest.approx([-0.1 * (score(1)[j] + score(0)[j]) for j in range(3)])
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo", "luspo"])

@@ -13,6 +13,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.recipes import yaml_file
+from mutualrl.recipes.layers import find
 from mutualrl.records import Prompt, Rollout
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange, WaitTimeouts
@@ -95,6 +97,12 @@ def train(
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     trainer.kept = logs.rows
     return trainer
+
+
+def trainer_keys(regime: str) -> dict[str, Any]:
+    """Return the trainer's keys that a regime's recipe sets."""
+    keys: dict[str, Any] = yaml_file.read(find("regimes", regime)).get("trainer", {})
+    return keys
 
 
 def sharing(

@@ -1,0 +1,370 @@
+"""Rules of sharing beyond the paper's, inside TRL's loop: whole steps against independent formulas, guided rollouts,
+what a regime may ask, and resuming."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOTrainer
+
+from independent import rivals
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.errors import UsageError
+from mutualrl.records import Rollout
+from mutualrl.see import Exchange
+from mutualrl.thl import retokenize
+from mutualrl.training import MutualGRPOTrainer
+from training_harness import (
+    BY_ID,
+    PROMPTS,
+    ReplayedMutual,
+    boxed_reward,
+    gold,
+    publish_rollouts,
+    rollout_text,
+    same_training,
+    sampled_rounds,
+    sharing,
+    train,
+    trainer_keys,
+)
+
+pytestmark = pytest.mark.slow
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradients of the first optimizer step."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if not self.kept:
+            self.kept = [p.grad.detach().clone() for p in model.parameters()]
+
+
+class Watched(ReplayedMutual):
+    """Recorded completions; keeps the first step's gradients."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gradients = Gradients()
+        self.add_callback(self.gradients)
+
+
+def mean_logps(model: Any, tokenizer: Any, prompt_id: str, ids: list[int]) -> torch.Tensor:
+    """Return the mean log-prob of a completion under a model, with its graph."""
+    prompt = tokenizer(BY_ID[prompt_id].text)["input_ids"]
+    logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None]).mean()
+
+
+def expected_gradient(model: Path, rows: list[tuple[str, list[int], float]], count: int) -> list[torch.Tensor]:
+    """Return the gradient of (1 / count) * sum of slope * mean log-prob, over (prompt, ids, slope)."""
+    learner, tokenizer = AutoModelForCausalLM.from_pretrained(model), load_tokenizer(str(model))
+    for prompt_id, ids, slope in rows:
+        if slope:
+            (slope / count * mean_logps(learner, tokenizer, prompt_id, ids)).backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in learner.parameters()]
+
+
+def own_rows(tokenizer: Any, prompts: list[str]) -> list[tuple[str, list[int], float]]:
+    """Return the learner's recorded rollouts: prompt, ids, reward."""
+    rows = []
+    for prompt_id in prompts:
+        for number in range(4):
+            text = rollout_text(BY_ID[prompt_id], number, "own")
+            reward = boxed_reward([text], answer=[BY_ID[prompt_id].answer])[0]
+            rows.append((prompt_id, list(retokenize(text, tokenizer, ended=True).ids), float(reward)))
+    return rows
+
+
+def publish_near(root: Path, tiny: dict[str, Path], prompts: list[str]) -> None:
+    """Publish a round of bob whose traces are ada's mean log-prob of its texts, and some more: ratios of .95 and .74."""
+    model, ada = AutoModelForCausalLM.from_pretrained(tiny["ada"]), load_tokenizer(str(tiny["ada"]))
+    bob = load_tokenizer(str(tiny["bob"]))
+    records = []
+    for prompt_id in prompts:
+        for number in range(4):
+            text = rollout_text(BY_ID[prompt_id], number, "bob")
+            ids = retokenize(text, bob, ended=True).ids
+            with torch.no_grad():
+                own = float(mean_logps(model, ada, prompt_id, list(retokenize(text, ada, ended=True).ids)))
+            trace = (own + (0.05 if number % 2 else 0.3),) * len(ids)
+            reward = float(boxed_reward([text], answer=[BY_ID[prompt_id].answer])[0])
+            records.append(Rollout(prompt_id, number, reward, True, text=text, token_ids=ids, logprobs=trace))
+    Exchange(root, "bob", "script").publish(0, records, 0)
+
+
+@pytest.mark.parametrize("regime", ["hacpo", "swarm"])
+def test_a_whole_steps_gradient_is_that_of_the_formulas(tiny: dict[str, Path], tmp_path: Path, regime: str) -> None:
+    """Of all parameters, to 1e-6; the reference takes the published rows, the formulas, and autograd's mean log-prob of
+    each row. The policy has not moved yet: own ratios are 1."""
+    prompts = list(dict.fromkeys(sampled_rounds(8, 1)[0]))
+    ada, bob = (load_tokenizer(str(tiny[name])) for name in ("ada", "bob"))
+    publish_near(tmp_path / "x", tiny, prompts)
+    settings: dict[str, Any] = {"external": 99} if regime == "swarm" else {}
+    shared = sharing(tmp_path / "x", regime, tokenizers={"bob": bob}, **settings)
+    keys = {"max_steps": 1, "beta": 0.0, "max_grad_norm": 1e9, **trainer_keys(regime)}
+    learner = train(Watched, tiny["ada"], tmp_path / "a", shared, **keys)
+
+    shard = Exchange(tmp_path / "x", "eve", "script").read("bob", 0)
+    assert shard is not None
+    peer = list(zip(*map(shard.column, ("prompt_id", "y_text", "reward", "logprobs")), strict=True))
+    peer_ids = [list(retokenize(text, ada, ended=True).ids) for _, text, _, _ in peer]
+    own = own_rows(ada, prompts)
+    rows: list[tuple[str, list[int], float]] = []
+    if regime == "hacpo":
+        able = {
+            "ada": rivals.capability([sum(r > 0 for *_, r in own) / len(own)], 5),
+            "bob": rivals.capability([sum(r > 0 for _, _, r, _ in peer) / len(peer)], 5),
+        }
+        weight = 1 / rivals.discrepancy(able["ada"], able["bob"])
+        model = AutoModelForCausalLM.from_pretrained(tiny["ada"])
+        moved = 0
+        for prompt_id in prompts:
+            mine = [row for row in own if row[0] == prompt_id]
+            places = [place for place, row in enumerate(peer) if row[0] == prompt_id]
+            groups = {"ada": [r for *_, r in mine], "bob": [peer[place][2] for place in places]}
+            graded = rivals.hacpo_advantages(groups, "ada", able, False)
+            for (_, ids, _), advantage in zip(mine, graded["ada"], strict=True):
+                rows.append((prompt_id, ids, -advantage))  # GSPO at ratio 1
+            for place, advantage in zip(places, graded["bob"], strict=True):
+                with torch.no_grad():
+                    logp = float(mean_logps(model, ada, prompt_id, peer_ids[place]))
+                slope = rivals.hacpo_row_loss([logp], list(peer[place][3]), advantage, weight, 0)[1]
+                moved += slope != 0
+                rows.append((prompt_id, peer_ids[place], slope))
+        assert 0 < moved < len(peer)  # the others are cut
+        count = len(rows)
+    else:
+        by_id = {p: [r for q, _, r in own if q == p] for p in prompts}
+        peers_by_id = {p: [row[2] for row in peer if row[0] == p] for p in prompts}
+        mine, theirs = rivals.swarm_advantages(by_id, [peers_by_id[p] for p in prompts], "group")
+        for p, graded_peer in zip(prompts, theirs, strict=True):
+            own_ids = [ids for q, ids, _ in own if q == p]
+            rows += [(p, ids, -a) for ids, a in zip(own_ids, mine[p], strict=False)]
+            ids_of_peer = [peer_ids[place] for place, row in enumerate(peer) if row[0] == p]
+            rows += [(p, ids, -a) for ids, a in zip(ids_of_peer, graded_peer, strict=False)]
+        count = len(rows)  # the groups that were kept
+        assert 0 < count < len(own) + len(peer)
+    expected = expected_gradient(tiny["ada"], rows, count)
+    assert max(float(g.abs().max()) for g in expected) > 1e-3
+    for one, other in zip(learner.gradients.kept, expected, strict=True):
+        assert torch.allclose(one, other, atol=1e-6), float((one - other).abs().max())
+
+
+def test_a_peer_whose_rewards_the_learner_denies_is_left_out(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """bob claims successes that the learner's own verifier does not see."""
+    exchange = Exchange(tmp_path / "x", "bob", "script")
+    prompts = list(dict.fromkeys(sampled_rounds(8, 1)[0]))
+    records = []
+    for at, prompt_id in enumerate(prompts):
+        good = gold(BY_ID[prompt_id])
+        claims = [(good, 1.0), (" \\boxed{-1}", 1.0 if at < 3 else 0.0), (" \\boxed{-2}", 0.0)]
+        records += [Rollout(prompt_id, i, reward, True, text=text) for i, (text, reward) in enumerate(claims)]
+    exchange.publish(0, records, 0)
+    shared = sharing(tmp_path / "x", "swarm", external=99)
+    learner = train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared, max_steps=1)
+    assert learner.kept[0]["swarm/denied"] == 3
+    assert learner.kept[0]["swarm/external"] == 5
+    assert learner.kept[0]["plan/texts_scored"] == 24
+
+
+def test_swarm_takes_groups_on_other_prompts_of_the_learners_data(tiny: dict[str, Path], tmp_path: Path) -> None:
+    seen = set(sampled_rounds(8, 1)[0])
+    others = [prompt.id for prompt in PROMPTS if prompt.id not in seen][:8]
+    publish_rollouts(tmp_path / "x", load_tokenizer(str(tiny["bob"])), [others])
+    shared = sharing(tmp_path / "x", "swarm", external=99)
+    learner = train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared, max_steps=1)
+    assert learner.kept[0]["swarm/other_prompts"] == learner.kept[0]["swarm/external"] > 0
+    assert learner.kept[0]["grad_norm"] > 0
+
+
+def test_swarm_without_rows_to_look_up_is_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    import training_harness
+
+    data = training_harness.as_dataset(PROMPTS, load_tokenizer(str(tiny["ada"])))
+    assert isinstance(data, Dataset)
+    prompts = sampled_rounds(8, 1)[0]
+    publish_rollouts(tmp_path / "x", load_tokenizer(str(tiny["bob"])), [prompts])
+    trainer = ReplayedMutual(
+        model=str(tiny["ada"]),
+        reward_funcs=boxed_reward,
+        processing_class=load_tokenizer(str(tiny["ada"])),
+        args=training_harness.config(tmp_path / "a", max_steps=1),
+        train_dataset=data.to_iterable_dataset(),
+        sharing=sharing(tmp_path / "x", "swarm", verify=False),
+    )
+    with pytest.raises(UsageError, match="looks up rows of data by prompt id: found IterableDataset"):
+        trainer.train()
+
+
+# ---- guided rollouts
+
+GUIDED: dict[str, Any] = {"num_generations": 4, "per_device_train_batch_size": 32}
+
+
+def failing(completions: list[str], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def guided_run(tiny: dict[str, Path], tmp_path: Path, name: str, rounds: int, **keys: Any) -> Any:
+    """Train ada, who fails at everything, beside gold solutions of bob, over two epochs of 4 rounds."""
+    settings = keys.pop("settings", {})
+    exchange = Exchange(tmp_path / f"{name}-x", "bob", "script")
+    for number, prompts in enumerate(sampled_rounds(8, rounds)):
+        records = [
+            Rollout(p, 0, 1.0, True, text=f" the answer is {BY_ID[p].answer}, that is {gold(BY_ID[p])}")
+            for p in dict.fromkeys(prompts)
+        ]
+        exchange.publish(number, records, number)
+    shared = sharing(tmp_path / f"{name}-x", "guided", **settings)
+    return train(
+        MutualGRPOTrainer, tiny["ada"], tmp_path / name, shared, reward=failing, max_steps=rounds, **GUIDED, **keys
+    )
+
+
+def test_with_share_0_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
+    plain = train(GRPOTrainer, tiny["ada"], tmp_path / "plain", reward=failing, max_steps=6, **GUIDED)
+    same_training(plain, guided_run(tiny, tmp_path, "a", 6, settings={"share": 0.0}))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.3])
+def test_the_prefix_is_masked_and_the_continuation_is_the_learners_own_sample(
+    tiny: dict[str, Path], tmp_path: Path, temperature: float
+) -> None:
+    """In the second epoch half of the rollouts begin with a piece of bob's text; the log-probs that are published of
+    them are the policy's given prompt and prefix; nothing of the prefix is in the loss."""
+    batches: list[dict[str, Any]] = []
+    prefixes: list[Any] = []
+
+    class Kept(MutualGRPOTrainer):
+        def on_generated(self, batch: dict[str, Any]) -> None:
+            super().on_generated(batch)
+            batches.append({key: value.clone() for key, value in batch.items() if isinstance(value, torch.Tensor)})
+            prefixes.append(self.prefixes)
+
+    exchange = Exchange(tmp_path / "x", "bob", "script")
+    for number, prompts in enumerate(sampled_rounds(8, 5)):
+        texts = [f" the answer is {BY_ID[p].answer}, that is {gold(BY_ID[p])}" for p in dict.fromkeys(prompts)]
+        records = [Rollout(p, 0, 1.0, True, text=t) for p, t in zip(dict.fromkeys(prompts), texts, strict=True)]
+        exchange.publish(number, records, number)
+    shared = sharing(tmp_path / "x", "guided", publish="full", share=0.5)
+    learner = train(
+        Kept, tiny["ada"], tmp_path / "a", shared, reward=failing, max_steps=5, temperature=temperature, **GUIDED
+    )
+    assert prefixes[:4] == [None] * 4
+    assert learner.kept[4]["guided/rollouts"] == 16
+    batch, given = batches[4], prefixes[4]
+    assert [bool(prefix) for prefix in given[:4]] == [False, False, True, True]
+    for row, prefix in enumerate(given):
+        n = len(prefix)
+        assert batch["completion_ids"][row, :n].tolist() == list(prefix)
+        assert batch["tool_mask"][row, :n].tolist() == [0] * n
+        counted = batch["completion_mask"][row].bool()
+        assert batch["tool_mask"][row][counted][n:].all()
+
+    shard = Exchange(tmp_path / "x", "eve", "script").read("ada", 4)
+    assert shard is not None
+    # the failures' rewards are equal, so that no step has moved the weights: they are still those of the start
+    model = AutoModelForCausalLM.from_pretrained(tiny["ada"])
+    tokenizer = load_tokenizer(str(tiny["ada"]))
+    for prompt_id, ids, trace in list(zip(*map(shard.column, ("prompt_id", "token_ids", "logprobs")), strict=True))[:8]:
+        prompt = tokenizer(BY_ID[prompt_id].text)["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].double() / temperature
+        logps = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        assert trace == pytest.approx(logps.tolist(), abs=1e-4)
+
+
+def test_the_gradient_of_guided_rollouts_has_nothing_of_the_prefix(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Against autograd: the mean log-prob of the continuation alone, given prompt and prefix, times the advantage."""
+    kept: list[Any] = []
+
+    class Step(MutualGRPOTrainer):
+        def on_generated(self, batch: dict[str, Any]) -> None:
+            super().on_generated(batch)
+            kept.append({key: value.clone() for key, value in batch.items() if isinstance(value, torch.Tensor)})
+
+    prompts = list(dict.fromkeys(sampled_rounds(8, 1)[0]))
+    exchange = Exchange(tmp_path / "x", "bob", "script")
+    exchange.publish(0, [Rollout(p, 0, 0.0, True) for p in prompts], 0)
+    shared = sharing(tmp_path / "x", "guided", share=0.5)
+    hint = list(retokenize(" the answer is 7, that is", load_tokenizer(str(tiny["ada"]))).ids)
+    shared.state = {"hints": {p: [0, hint] for p in prompts}}
+    gradients = Gradients()
+
+    def graded(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(text) % 3) for text in completions]
+
+    class WithGradients(Step):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.add_callback(gradients)
+
+    keys = {**GUIDED, "max_steps": 1, "beta": 0.0, "max_grad_norm": 1e9}
+    train(WithGradients, tiny["ada"], tmp_path / "a", shared, reward=graded, **keys)
+    (batch,) = kept
+    model = AutoModelForCausalLM.from_pretrained(tiny["ada"])
+    count = len(batch["advantages"])
+    counted = batch["tool_mask"] * batch["completion_mask"]
+    assert (counted.sum(1) < batch["completion_mask"].sum(1)).sum() == 16
+    for row in range(count):
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()
+        ids = batch["completion_ids"][row][batch["completion_mask"][row].bool()]
+        mask = batch["tool_mask"][row][batch["completion_mask"][row].bool()].bool()
+        logits = model(torch.tensor([prompt + ids.tolist()])).logits[0, len(prompt) - 1 : -1]
+        logps = torch.log_softmax(logits, -1).gather(1, ids[:, None])[:, 0][mask]
+        (-batch["advantages"][row] / count * logps.mean()).backward()
+    for one, parameter in zip(gradients.kept, model.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(one, parameter.grad, atol=1e-6)
+
+
+def test_a_script_with_guided_rollouts_goes_on_bit_for_bit(tiny: dict[str, Path], tmp_path: Path) -> None:
+    keys = {"save_strategy": "steps", "save_steps": 5}
+    whole = guided_run(tiny, tmp_path, "a", 7, **keys)
+    assert whole.kept[6]["guided/rollouts"] > 0
+    shared = sharing(tmp_path / "a-x", "guided")
+    shared.resume = True
+    checkpoint = tmp_path / "a" / "checkpoint-5"
+    again = train(
+        MutualGRPOTrainer,
+        tiny["ada"],
+        tmp_path / "b",
+        shared,
+        reward=failing,
+        resume=checkpoint,
+        max_steps=7,
+        **GUIDED,
+        **keys,
+    )
+    for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for key in ("guided/prefix_tokens", "completions/mean_length", "loss", "prompts/dead"):
+        assert [row[key] for row in again.kept] == [row[key] for row in whole.kept][5:], key
+
+
+def test_dead_prompts_that_are_revived_are_counted(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """No reward in the first epoch, one on every prompt in the second."""
+    calls: list[int] = []
+
+    def late(completions: list[str], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        return [float(len(calls) > 4)] * len(completions)
+
+    learner = train(
+        MutualGRPOTrainer, tiny["ada"], tmp_path / "a", sharing(tmp_path / "x", "grpo"), reward=late, max_steps=6
+    )
+    dead = [row["prompts/dead"] for row in learner.kept]
+    assert dead == [8.0, 16.0, 24.0, 32.0, 24.0, 16.0]
+    assert [row["prompts/revived"] for row in learner.kept] == [0.0, 0.0, 0.0, 0.0, 8.0, 8.0]
+    assert not math.isnan(learner.kept[0]["loss"])
