@@ -150,14 +150,16 @@ def disturbed(run: Path, variant: str, disturbances: list[Disturbance], seed: st
             disturb(run, process, disturbance.what, rng)
         if (code := _code(process, deadline, patient=disturbance.what in ("SIGINT", "SIGTERM"))) is None:
             continue
-        if code in (0, 1, 2, 4, 5, 6):
-            return None if code == 0 else _ended(run, code)
+        if code == 0 or (run / "summary.json").exists():  # the signal came when the run had ended
+            return None
+        if code in (1, 2, 4, 5, 6):
+            return _ended(run, code)
         process = _resumed(run, arguments)
     while True:
         code = _code(process, deadline, patient=True)
         if code is None:
             return "hang: not ended in time"
-        if code == 0:
+        if code == 0 or (run / "summary.json").exists():
             return None
         if code != 130 and code >= 0:
             return _ended(run, code)
