@@ -32,6 +32,14 @@ ARMS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "prp, 2 peers": ("prp", 2, {}),
     "prp, 3 peers": ("prp", 3, {}),
     "prp snapshot, 3 peers": ("prp", 3, {"denominator": "snapshot"}),
+    "prp trust band, 1 peer": ("prp", 1, {"trust": "band"}),
+    "hacpo, 1 peer": ("hacpo", 1, {}),
+    "swarm, 1 peer": ("swarm", 1, {"external": 8, "verify": False}),
+    "sgt fit, 1 peer": ("sgt", 1, {"pick": "fit"}),
+    "xgrpo+sgt, 1 peer": ("xgrpo+sgt", 1, {}),
+}
+TRAINER: dict[str, dict[str, Any]] = {
+    "hacpo": {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
 }
 
 
@@ -166,6 +174,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
             gradient_accumulation_steps=PROMPTS * ROLLOUTS // ROWS,
             dataloader_pin_memory=False,
             loss_type="grpo",
+            **TRAINER.get(regime, {}),
         ),
     )
     trainer.remove_callback(PrinterCallback)
@@ -220,7 +229,8 @@ def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
                 trainer.train()
                 times[arm] += list(zip(clock.steps, clock.generation, strict=True))[1:]
                 logs = [row for row in trainer.state.log_history if "loss" in row][-1]
-                results[arm] = {"extra_tokens": logs.get("sgt/extra_tokens", logs.get("prp/extra_tokens", 0.0))}
+                extra = sum(value for key, value in logs.items() if key.endswith("/extra_tokens"))
+                results[arm] = {"extra_tokens": extra, "scored_tokens": logs.get("plan/passage_tokens", 0.0)}
         for number, arm in enumerate(ARMS):
             trainer, _ = make_trainer(model, directory / f"m-{number}", arm, 1, seed=0)
             results[arm]["peak_bytes"] = cpu_peak(trainer.train, directory / "trace.json")

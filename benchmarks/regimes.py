@@ -1,6 +1,7 @@
-"""Every regime and control of the paper on the embedded pool: same pool, prompts, steps, decoding; three seeds.
+"""Every regime and control on the embedded pool: same pool, prompts, steps, decoding; three seeds.
 
-    python benchmarks/regimes.py                 # eight arms, three seeds: about 45 minutes on 2 cores
+    python benchmarks/regimes.py                 # about six minutes per arm on 2 cores
+    python benchmarks/regimes.py --fresh         # all of it again; else what the results lack
 
 Runs `mutualrl train` for each seed and arm and writes benchmarks/results/regimes.{json,md}. Accuracy is greedy, on all
 held-out problems; entropy and KL are means over the last 50 steps (paper, Section "Optimization Diagnostics").
@@ -28,6 +29,16 @@ ARMS: dict[str, tuple[str, ...]] = {
     "prp, band": ("regime.clip=band",),
     "prp, snapshot": ("regime.denominator=snapshot",),
     "sgt": (),
+    "grpo, twice the rollouts": ("trainer.num_generations=8", "trainer.per_device_train_batch_size=256"),
+    "hacpo": (),
+    "swarm": (),
+    "swarm, peer's denominator": ("regime.denominator=peer",),
+    "guided": (),
+    "sgt, memory": ("regime.memory=100",),
+    "sgt, fit": ("regime.pick=fit",),
+    "sgt, own teacher": ("regime.teacher=own", "regime.memory=100"),
+    "xgrpo+sgt": (),
+    "prp, trust band": ("regime.trust=band",),
 }
 CELLS = (("ada", "*"), ("ada", "+"), ("bob", "+"), ("bob", "*"))
 VALIDATION = ("run.validation_limit=1000", "run.validate_every=0")
@@ -107,13 +118,22 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--steps", type=int, default=None, help="other than the pool's own")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--fresh", action="store_true", help="run what there are results of, too")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        runs = [train(arm, seed, given.steps, Path(directory)) for seed in given.seeds for arm in given.arms]
-    text = table(runs)
+    file = given.out / "regimes.json"
+    known = json.loads(file.read_text())["runs"] if file.exists() and not given.fresh else []
+    done = {(run["arm"], run["seed"]): run for run in known}
     given.out.mkdir(parents=True, exist_ok=True)
-    result = {"command": "python benchmarks/regimes.py", "runs": runs}
-    (given.out / "regimes.json").write_text(json.dumps(result, indent=1) + "\n")
+    for seed in given.seeds:
+        for arm in given.arms:
+            if (arm, seed) in done:
+                continue
+            with tempfile.TemporaryDirectory() as directory:
+                done[arm, seed] = train(arm, seed, given.steps, Path(directory))
+            runs = [run for name in ARMS for (arm_, _), run in sorted(done.items()) if arm_ == name]
+            result = {"command": "python benchmarks/regimes.py", "runs": runs}
+            file.write_text(json.dumps(result, indent=1) + "\n")
+    text = table([run for name in ARMS for (arm, _), run in sorted(done.items()) if arm == name])
     (given.out / "regimes.md").write_text(text + "\n")
     print(text)
 

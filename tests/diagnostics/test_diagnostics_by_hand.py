@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import lines_run
-from mutualrl.diagnostics.channels import ROWS, decomposed, usable_values
+from mutualrl.diagnostics.channels import ROWS, decomposed, ratio_rows, usable_values
 from mutualrl.diagnostics.complementarity import Thresholds, complementarity, gate_rate, observed_gate
 from mutualrl.diagnostics.cost import cost
 from mutualrl.diagnostics.model_pool import ModelPool
@@ -74,7 +74,9 @@ def test_complementarity_of_six_prompts_by_hand() -> None:
     assert [gate["at"][1]["rate"] for gate in result["gate"]] == pytest.approx([1 / 6, 2 / 6])
     # K = 1, a: p3 (1 - 0)(1/2); p5 (1/2)(0); p2 (1/2)(0): 1/12. b: p2 1 * 1/2, p5 1/2, p6 (1/2) * 1: 3/12
     assert [gate["at"][0]["rate"] for gate in result["gate"]] == pytest.approx([0.5 / 6, 1.5 / 6])
-    assert result["recommended"] in ("sgt", "xgrpo")
+    # no gate rate is above 0 for certain on six prompts, and rewards are 0 or 1
+    assert result["recommended"] == "none"
+    assert "would hardly open (a 16.7%, b 33.3%)" in result["recommendation"]
 
 
 def test_any_rollout_counts_where_it_is_asked_for() -> None:
@@ -90,6 +92,29 @@ def test_empty_sets_and_no_failures_are_not_numbers() -> None:
     result = complementarity(of({"a": {"p": [1]}, "b": {"p": [1]}}), PAPER, "first", [1], seed=0)
     assert np.isnan(result["pairs"][0]["rescue"])
     assert "every model solves all 1 prompts" in result["recommendation"]
+
+
+def test_graded_rewards_without_failures_are_for_the_relative_gate() -> None:
+    values = {"a": {f"p{i}": [0.5, 0.25] for i in range(8)}, "b": {f"p{i}": [0.75, 0.5] for i in range(8)}}
+    result = complementarity(of(values), PAPER, "first", [2], seed=0)
+    assert (result["recommended"], result["settings"]) == ("sgt", {"gate": "relative"})
+    assert result["recommendation"].startswith("sgt --set regime.gate=relative: ")
+    assert "a 100.0%, b 0.0%" in result["recommendation"]
+    assert result["extra_rows"] == pytest.approx(0.25)  # one row for each of a's prompts, two rollouts, two learners
+
+
+def test_the_predicted_cost_is_one_row_per_gated_prompt() -> None:
+    values = {"a": {f"p{i}": [0, 0] for i in range(8)}, "b": {f"p{i}": [1, 0] for i in range(8)}}
+    result = complementarity(of(values), PAPER, "first", [2], seed=0)
+    assert (result["recommended"], result["extra_rows"]) == ("sgt", 0.25)
+    assert "at most 25.0% more rows in the loss than GRPO has" in result["recommendation"]
+
+
+def test_ratios_of_a_peers_tokens_by_hand() -> None:
+    # Ratios 1, 2, 0, 1: (sum)^2 / (n sum of squares) = 16 / 24, mean of squares minus 1 = 1/2
+    (row,) = ratio_rows(["a", "b"], {(0, 1): np.array([4.0, 4.0, 6.0])})
+    assert (row["learner"], row["peer"], row["tokens"]) == ("a", "b", 4)
+    assert (row["effective_sample_size"], row["chi_square"]) == (pytest.approx(2 / 3), pytest.approx(0.5))
 
 
 def test_the_activation_profile_by_hand() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from conftest import Cli
 from made_runs import add_model, made_run, publish
-from mutualrl.distillation.distill import bars
-from mutualrl.distillation.settings import settings_of
+from mutualrl.distillation.distill import _examples, bars
+from mutualrl.distillation.settings import DistillSettings, settings_of
 from mutualrl.distillation.successes import (
     DistillationExample,
     SuccessSet,
@@ -24,7 +24,7 @@ from mutualrl.distillation.successes import (
     distillation_examples,
 )
 from mutualrl.errors import DataError, UsageError
-from mutualrl.records import Rollout
+from mutualrl.records import Prompt, Rollout
 from mutualrl.see import Exchange
 from mutualrl.storage.files import read_checksummed
 
@@ -115,6 +115,25 @@ def test_lessons_are_the_others_texts_once_a_prompt_whatever_its_id() -> None:
     ]
     with pytest.raises(DataError, match="1 prompts of 'ada' are not in its run's training data"):
         distillation_examples(all_items, {**texts, "ada": {"p": "1+1", "q": "2+2"}}, "bob")
+
+
+def test_the_other_teachers_are_the_learners_own_successes_and_the_datas_solutions() -> None:
+    sets = {
+        "ada": SuccessSet(2, 2, 0, (VerifiedText("p", "by ada"),)),
+        "bob": SuccessSet(2, 2, 0, (VerifiedText("p", "by bob"),)),
+    }
+    texts = {name: {"p": "1+1"} for name in sets}
+    prompts = [Prompt("p", "1+1", "2", "+", solution="gold"), Prompt("q", "2+2", "4", "+")]
+
+    def taught(teacher: str) -> list[tuple[str, str]]:
+        settings = DistillSettings.model_validate({"teacher": teacher})
+        return [tuple(each) for each in _examples(settings, sets, texts, prompts, "ada")]
+
+    assert taught("peer") == [("1+1", "by bob")]
+    assert taught("own") == [("1+1", "by ada")]
+    assert taught("gold") == [("1+1", "gold")]
+    with pytest.raises(DataError, match="no training prompt has one"):
+        _examples(DistillSettings(teacher="gold"), sets, texts, prompts[1:], "ada")
 
 
 def test_an_example_is_the_learners_prompt_and_the_text_with_its_end(tiny: dict[str, Path]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from mutualrl.regimes.advantages import pool_advantages
 from mutualrl.regimes.grpo_noise import NoiseSettings
 from mutualrl.regimes.grpo_noise import plan as plan_noise
-from mutualrl.regimes.xgrpo import XGRPOSettings, effective_advantages, plan, shuffled
+from mutualrl.regimes.xgrpo import XGRPOSettings, effective_advantages, plan, shuffled, variance_margin
 from regime_views import Peer, view
 
 PLAIN = {"length_correction": 0.0, "advantage_clip": None}
@@ -180,3 +181,27 @@ def test_noise_is_normal_with_the_asked_deviation_and_0_is_grpo() -> None:
 def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         XGRPOSettings(**wrong)
+
+
+def test_the_variance_margin_by_hand() -> None:
+    # Own 1, 0 of lengths 2, 4; a peer's 1. Leaving rollout 1 out: local 0, pool 1/2; rollout 2: local 1, pool 1.
+    # 2 ((1 - 0)^2 - (1 - 1/2)^2) / 2 + 4 ((0 - 1)^2 - (0 - 1)^2) / 2 = 3/4, over 6 tokens.
+    assert variance_margin({"p": [1.0, 0.0]}, {"p": [1.0]}, {"p": [2, 4]}) == pytest.approx(0.125)
+    # A peer of other rewards: own 1, 1 and the peer's 0, 0, 0: the pool is off, and the margin below 0.
+    assert variance_margin({"p": [1.0, 1.0]}, {"p": [0.0] * 3}, {"p": [1, 1]}) == pytest.approx(-(0.75**2) / 2)
+    assert variance_margin({"p": [1.0]}, {"p": [0.0]}, {"p": [1]}) is None
+    assert variance_margin({"p": [1.0, 0.0]}, {}, {"p": [1, 1]}) is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.lists(st.floats(0, 1), min_size=1, max_size=5), st.data())
+def test_the_variance_margin_is_the_theorems_difference(own: list[float], peer: list[float], data: Any) -> None:
+    """E[H D Delta] - E[H Delta^2] / 2 over E[H], each rollout with the baselines that leave it out."""
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(own), max_size=len(own)))
+    hdd = hd2 = 0.0
+    for i, (reward, size) in enumerate(zip(own, sizes, strict=True)):
+        rest = own[:i] + own[i + 1 :]
+        local, pool = sum(rest) / len(rest), (sum(rest) + sum(peer)) / (len(rest) + len(peer))
+        hdd += size * (local - reward) * (local - pool)
+        hd2 += size * (local - pool) ** 2
+    expected = (hdd - hd2 / 2) / sum(sizes)
+    assert variance_margin({"p": own}, {"p": peer}, {"p": sizes}) == pytest.approx(expected, abs=1e-9)

@@ -23,6 +23,7 @@ from training_harness import (
     sampled_rounds,
     sharing,
     train,
+    trainer_keys,
 )
 
 pytestmark = pytest.mark.slow
@@ -43,6 +44,10 @@ REGIMES: dict[str, tuple[str, dict[str, Any]]] = {
     "naive": ("prp", {"denominator": "snapshot", "clip": "band"}),
     "sgt": ("sgt", {}),
     "noise": ("grpo-noise", {"equal_groups": "exempt"}),
+    "hacpo": ("hacpo", {}),
+    "swarm": ("swarm", {"external": 5}),
+    "fit": ("sgt", {"pick": "fit"}),
+    "trust": ("prp", {"trust": "band"}),
 }
 
 
@@ -90,7 +95,7 @@ def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[st
             "settings": settings,
             "strategy": strategy,
             "exchange": publish(tmp_path / f"{name}-x", tiny),
-            "keys": keys,
+            "keys": {**keys, **trainer_keys(regime)},
         }
         for name, (regime, settings) in REGIMES.items()
     ]
@@ -113,12 +118,14 @@ def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], t
             tiny["ada"],
             tmp_path / f"{name}-a",
             sharing(tmp_path / f"{name}-one", regime, tokenizers=tokenizers, **settings),
+            **trainer_keys(regime),
         )
         assert {rank["distributed"] for rank in result[name]} == {
             "DistributedType.MULTI_CPU" if strategy == "ddp" else "DistributedType.DEEPSPEED"
         }
         for one, two in zip(alone.kept, result[name][0]["kept"], strict=True):
-            for key in ("reward", "loss", "grad_norm", "sgt/nll", "prp/ratio_p99", "prp/clip_rate"):
+            counts = ("hacpo/rows", "swarm/denied", "swarm/rows", "prp/untrusted", "plan/passages", "prompts/dead")
+            for key in ("reward", "loss", "grad_norm", "sgt/nll", "prp/ratio_p99", "prp/clip_rate", *counts):
                 assert two.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=2e-3, abs=2e-5), (name, key)
         assert any(row["grad_norm"] > 0 for row in alone.kept)
         weights = load_file(tmp_path / f"{name}.safetensors")

@@ -86,6 +86,28 @@ def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_pat
 
 @needs_vllm
 @pytest.mark.slow
+def test_guided_rollouts_of_the_engine_continue_a_masked_prefix(cli: Any, tmp_path: Path) -> None:
+    """From the second epoch on some rollouts begin with a prefix; the trainer's log-probs of what vLLM sampled after it
+    are vLLM's."""
+    options = ["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_gpu_memory_utilization=0.2"]
+    options += ["--set", "trainer.vllm_max_model_length=128", "--set", "run.validate_every=0", "--steps", "7"]
+    run = tmp_path / "run"
+    done = cli(
+        *("train", "--regime", "guided", "--pool", "tiny", "--run-dir", run, "--json", *options),
+        timeout=PATIENCE,
+        **ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for policy in ("ada", "bob"):
+        file = run / "policies" / policy / "metrics.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert sum(line["guided/rollouts"] for line in lines) > 0
+        for line in lines:
+            assert 0.9 < line["sampling/importance_sampling_ratio/mean"] < 1.1
+
+
+@needs_vllm
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_with_vllm_goes_on_from_its_checkpoint_and_leaves_no_process(cli: Any, tmp_path: Path) -> None:
     from runs import Run, members, rolled_back, wait_until

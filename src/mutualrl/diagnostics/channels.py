@@ -9,13 +9,14 @@ make the two means equal; such units get a seventh row."""
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mutualrl.diagnostics.complementarity import Thresholds, observed_gate
 from mutualrl.diagnostics.model_pool import ModelPool
-from mutualrl.diagnostics.results import ChannelRow, Channels
+from mutualrl.diagnostics.results import ChannelRow, Channels, RatioRow
 from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.xgrpo_check import Scales, advantages
 from mutualrl.errors import UsageError
@@ -64,7 +65,7 @@ def channels(
     `fresh` rollouts, which these models have just sampled); `left_out` counts those without a ratio, by reason."""
     pool.require("the PRP channel")
     policies = range(len(rollouts.policies))
-    ratios, rescored, left_out = sequence_ratios(rollouts, pool)
+    ratios, moments, rescored, left_out = sequence_ratios(rollouts, pool)
     shape = (len(rollouts.policies), len(rollouts.prompt_ids))
     prp = np.zeros(shape, dtype=bool)
     for (learner, unit), log_ratios in ratios.items():
@@ -85,14 +86,32 @@ def channels(
         "responses": sum(map(len, ratios.values())),
         "rescored": 0 if fresh else rescored,
         "left_out": left_out,
+        "ratios": ratio_rows(rollouts.policies, moments),
     }
+
+
+def ratio_rows(policies: Sequence[str], moments: Mapping[tuple[int, int], Floats]) -> list[RatioRow]:
+    """Return effective sample size (sum rho)^2 / (n sum rho^2) and chi-square estimate mean(rho^2) - 1 of each learner
+    and peer. `moments`: by (learner, peer) n, sum rho and sum rho^2 over tokens."""
+    rows: list[RatioRow] = []
+    for (learner, peer), (count, total, squares) in sorted(moments.items()):
+        rows.append(
+            {
+                "learner": policies[learner],
+                "peer": policies[peer],
+                "tokens": int(count),
+                "effective_sample_size": float(total**2 / (count * squares)),
+                "chi_square": float(squares / count - 1),
+            }
+        )
+    return rows
 
 
 def sequence_ratios(
     rollouts: Rollouts, pool: ModelPool
-) -> tuple[dict[tuple[int, int], list[float]], int, dict[str, int]]:
-    """Return exp(mean log-ratio) of every peer response under every learner, by (learner, unit); how many responses
-    were scored again; and what was left out.
+) -> tuple[dict[tuple[int, int], list[float]], dict[tuple[int, int], Floats], int, dict[str, int]]:
+    """Return exp(mean log-ratio) of every peer response under every learner, by (learner, unit); number, sum and sum of
+    squares of the tokens' ratios by (learner, peer); how many responses were scored again; and what was left out.
 
     Numerator: the learner's log-probs of its own tokens of the response, by its model; denominator: the peer's trace as
     it was recorded, or scored again by its model where none was, aligned to them.
@@ -100,6 +119,7 @@ def sequence_ratios(
     Left out and counted: empty responses, and such as the learner's tokenizer changes or its context does not hold."""
     left_out = {"empty": 0, "changed": 0, "too_long": 0}
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
+    moments: dict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(3))
     rescored = 0
     for peer in range(len(rollouts.policies)):
         responses = _responses(rollouts, pool, peer, left_out)
@@ -119,8 +139,11 @@ def sequence_ratios(
                 unit, _, text, source_ids, _ = responses[number]
                 aligned, covered = pool.align(learner, peer, text, source_ids, traces[number], ids)
                 if covered.any():
-                    ratios[learner, unit].append(float(np.exp((values - aligned)[covered].mean())))
-    return dict(ratios), rescored, left_out
+                    log_ratios = (values - aligned)[covered]
+                    ratios[learner, unit].append(float(np.exp(log_ratios.mean())))
+                    each = np.exp(log_ratios)
+                    moments[learner, peer] += np.array([each.size, each.sum(), (each**2).sum()])
+    return dict(ratios), dict(moments), rescored, left_out
 
 
 #: unit, place, text, the peer's ids, whether it had ended

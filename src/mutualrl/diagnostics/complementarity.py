@@ -23,8 +23,6 @@ from mutualrl.regimes.sgt import SGTSettings
 BUCKETS = ("easy", "medium", "hard")
 #: below this gate rate a run of 1,000 prompts per round would see fewer than five rescues
 SPARSE = 0.005
-#: a shared pool of rewards is flat where all succeed or all fail; below this share value sharing has nothing to grade
-FLAT = 0.05
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def complementarity(
     solved = successes(rollouts, thresholds, which)
     pool = _pool(solved, seed)
     gate = _gate(rollouts, thresholds, gates, seed)
-    advice = _recommended(pool, gate, solved.shape[1], _graded(rollouts))
+    advice = _recommended(pool, gate, better_rate(rollouts), rollouts)
     return {
         "policies": list(rollouts.policies),
         "prompts": solved.shape[1],
@@ -75,7 +73,9 @@ def complementarity(
         "gate": gate,
         "recommended": advice["recommended"],
         "recommendation": advice["recommendation"],
-        "graded": advice["graded"],
+        "graded": _graded(rollouts),
+        "settings": advice["settings"],
+        "extra_rows": advice["extra_rows"],
     }
 
 
@@ -217,29 +217,57 @@ def _graded(rollouts: Rollouts) -> float:
     return float((highest > lowest).mean())
 
 
-def _recommended(pool: PoolRates, gate: Sequence[GateRow], prompts: int, graded: float) -> Recommendation:
-    """Return one line, with its reason. The figures that decide: SGT's gate rate, then the share of graded prompts."""
-    best = max(gate, key=lambda row: row["observed"])
+def better_rate(rollouts: Rollouts) -> dict[str, float]:
+    """Return by learner the share of units on which some peer's best reward exceeds the learner's: where SGT's
+    `gate: relative` opens."""
+    rates = {}
+    for m, name in enumerate(rollouts.policies):
+        own, peers = rollouts.rewards_M_P_G[m], rollouts.peer_rewards(m)
+        best = np.where(np.isnan(own), -np.inf, own).max(axis=1)
+        others = np.where(np.isnan(peers), -np.inf, peers).max(axis=1)
+        rates[name] = float((np.isfinite(best) & (others > best)).mean())
+    return rates
+
+
+def _recommended(
+    pool: PoolRates, gate: Sequence[GateRow], better: Mapping[str, float], rollouts: Rollouts
+) -> Recommendation:
+    """Return a regime, or none, with its reason and its predicted cost.
+
+    What decides: SGT's gate rate; where rewards are graded, how often a peer does better. Pooling whole batches (prp,
+    hacpo, swarm) and sharing rewards alone (xgrpo) were not shown to help where SGT's gate stays shut, and some of
+    their forms were shown to do harm (docs/study.md), so that they are not recommended from these figures.
+    """
+    prompts, group = len(rollouts.prompt_ids), max(_samples(rollouts).values())
     rates = ", ".join(f"{row['learner']} {row['observed']:.1%}" for row in gate)
-    if pool["any"] == 0:
-        text, choice = f"none: no model solved any of the {prompts} prompts; train or choose easier ones first", "none"
-    elif pool["all"] == 1:
-        text, choice = f"none: every model solves all {prompts} prompts; choose harder ones", "none"
-    elif best["observed"] >= SPARSE and best["observed_ci"][0] > 0:
-        text, choice = (
-            f"sgt: its gate would open on {rates} of the prompts, where the learner fails and a peer does not",
-            at_level("outcome").name,
-        )
-    elif graded >= FLAT:
-        text, choice = (
-            f"xgrpo: SGT's gate would hardly open ({rates}), but {graded:.1%} of the prompts have unequal rewards in "
-            "the pool to grade by",
-            at_level("value").name,
-        )
-    else:
-        text, choice = (
-            f"none: SGT's gate would hardly open ({rates}) and {graded:.1%} of the prompts have unequal rewards; these "
-            "models solve the same prompts",
-            "none",
-        )
-    return {"recommended": choice, "recommendation": text, "graded": graded}
+    best = max(gate, key=lambda row: row["observed"])
+    rewards = rollouts.rewards_M_P_G[~np.isnan(rollouts.rewards_M_P_G)]
+    graded = len(np.unique(rewards)) > 2
+
+    def advice(choice: str, text: str, opens: Sequence[float] = (), **settings: Any) -> Recommendation:
+        extra = float(np.mean(opens)) / group if opens else 0.0
+        cost = f"; at most {extra:.1%} more rows in the loss than GRPO has" if opens else ""
+        return {
+            "recommended": choice,
+            "recommendation": f"{choice}{_assignments(settings)}: {text}{cost}",
+            "settings": settings,
+            "extra_rows": extra,
+        }
+
+    if pool["any"] == 0 and not graded:
+        return advice("none", f"no model solved any of the {prompts} prompts; train or choose easier ones first")
+    if pool["all"] == 1 and not graded:
+        return advice("none", f"every model solves all {prompts} prompts; choose harder ones")
+    if best["observed"] >= SPARSE and best["observed_ci"][0] > 0:
+        text = f"its gate would open on {rates} of the prompts, where the learner fails and a peer does not"
+        return advice(at_level("outcome").name, text, [row["observed"] for row in gate])
+    if graded and max(better.values()) >= SPARSE:
+        found = ", ".join(f"{name} {rate:.1%}" for name, rate in better.items())
+        text = f"no learner fails where a peer succeeds ({rates}), but a peer's best reward is above its own on {found}"
+        return advice(at_level("outcome").name, text, list(better.values()), gate="relative")
+    return advice("none", f"SGT's gate would hardly open ({rates}); these models solve the same prompts")
+
+
+def _assignments(settings: Mapping[str, Any]) -> str:
+    """Return settings as the command line takes them."""
+    return "".join(f" --set regime.{key}={value}" for key, value in settings.items())

@@ -175,7 +175,21 @@ def channels(result: Channels) -> str:
             f"\n\n{result['rescored']} of {result['responses']} ratios have the model as it is now in the denominator: "
             "no trace of the response was recorded (train with --exchange full)"
         )
-    return table(f"Joint usability of the three regimes ({_about(result)})", head, rows) + note
+    ratios = [
+        [
+            name(row["learner"]),
+            name(row["peer"]),
+            f"{row['tokens']:,}",
+            number(row["effective_sample_size"]),
+            number(row["chi_square"]),
+        ]
+        for row in result["ratios"]
+    ]
+    parts = [table(f"Joint usability of the three regimes ({_about(result)})", head, rows) + note]
+    if ratios:
+        columns = ["learner", "peer", "tokens", "effective sample size", "chi-square"]
+        parts.append(table("Importance ratios of the peers' tokens, as PRP has them", columns, ratios))
+    return "\n\n".join(parts)
 
 
 def cost(result: Cost) -> str:

@@ -92,11 +92,12 @@ class GateRow(TypedDict):
 
 
 class Recommendation(TypedDict):
-    """One regime, or none, and why."""
+    """One regime, or none, and why; `settings` of it, and how many rows it adds to one of GRPO's."""
 
     recommended: str
     recommendation: str
-    graded: float
+    settings: dict[str, Any]
+    extra_rows: float
 
 
 class Complementarity(Header):
@@ -111,6 +112,8 @@ class Complementarity(Header):
     recommended: str
     recommendation: str
     graded: float
+    settings: dict[str, Any]
+    extra_rows: float
 
 
 # ---- value sharing
@@ -215,6 +218,17 @@ class ChannelRow(TypedDict):
     share: float
 
 
+class RatioRow(TypedDict):
+    """Importance ratios of a peer's tokens under a learner: effective sample size as a fraction, chi-square
+    estimate."""
+
+    learner: str
+    peer: str
+    tokens: int
+    effective_sample_size: float
+    chi_square: float
+
+
 class Channels(Header):
     """Result of `channels`; a learner has `learner`, `rows` and a share under each regime's name."""
 
@@ -223,6 +237,7 @@ class Channels(Header):
     responses: int
     rescored: int
     left_out: dict[str, int]
+    ratios: list[RatioRow]
 
 
 class Extra(TypedDict):

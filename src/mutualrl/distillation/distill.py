@@ -14,7 +14,7 @@ from mutualrl.distillation.settings import DistillSettings, open_directory
 from mutualrl.distillation.sources import SourceRun, require_same_prompts, sources
 from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
 from mutualrl.engines.model_files import require_sound
-from mutualrl.errors import UsageError
+from mutualrl.errors import DataError, UsageError
 from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest, ModelRequest
 from mutualrl.evaluation.evaluate import evaluate_models
 from mutualrl.records import Prompt
@@ -38,10 +38,10 @@ def distill(
     engine: str | None,
     console: Console,
 ) -> JsonObject:
-    """Collect the successes in the runs' exchanges, fine-tune each policy on its peers' successes, and evaluate it
-    beside the model before training, the standalone one, and those of the runs `beside`. Writes `out`/distill.json and
-    returns it. Killed, the same command goes on: from a learner's newest checkpoint, and from the newest part of an
-    evaluation.
+    """Collect the successes in the runs' exchanges, fine-tune each policy on its peers' successes (or, by
+    `settings.teacher`, its own, or the data's solutions), and evaluate it beside the model before training, the
+    standalone one, and those of the runs `beside`. Writes `out`/distill.json and returns it. Killed, the same command
+    goes on: from a learner's newest checkpoint, and from the newest part of an evaluation.
 
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """
@@ -62,7 +62,7 @@ def distill(
     for name, source in source_runs.items():
         taught = _learner(
             source,
-            distillation_examples(success_sets, texts, name),
+            _examples(settings, success_sets, texts, prompts[name].values(), name),
             prompts[name].values(),
             settings,
             directory,
@@ -89,6 +89,25 @@ def distill(
     }
     write_checksummed(directory / FILE, result)
     return result
+
+
+def _examples(
+    settings: DistillSettings,
+    success_sets: Mapping[str, SuccessSet],
+    texts: Mapping[str, Mapping[str, str]],
+    prompts: Iterable[Prompt],
+    learner: str,
+) -> list[DistillationExample]:
+    """Return what a learner is taught. Raises DataError where the data have no solution that `teacher: gold` learns."""
+    if settings.teacher == "peer":
+        return distillation_examples(success_sets, texts, learner)
+    if settings.teacher == "own":
+        own = success_sets[learner].distinct
+        return sorted({DistillationExample(texts[learner][success.prompt_id], success.text) for success in own})
+    gold = sorted({DistillationExample(p.text, p.solution) for p in prompts if p.solution is not None})
+    if not gold:
+        raise DataError("teacher: gold learns the solutions in the data, and no training prompt has one")
+    return gold
 
 
 def _described(

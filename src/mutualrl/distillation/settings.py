@@ -54,6 +54,11 @@ class DistillSettings(Section):
     start: Literal["trained", "base"] = Field(
         "trained", description="the model that is fine-tuned: after RL, or before"
     )
+    teacher: Literal["peer", "own", "gold"] = Field(
+        "peer",
+        description="whose texts are learnt: the peers' successes; or (baselines) the learner's own, or the data's "
+        "solutions",
+    )
     success_above: float = Field(0.8, description="a rollout rewarded above this is a success")
     learning_rate: float = Field(2e-5, gt=0)
     lr_scheduler_type: str = "cosine"
