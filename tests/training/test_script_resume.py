@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,19 @@ import torch
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.errors import FencedError, UsageError
 from mutualrl.records import Rollout
+from mutualrl.regimes import parts_of
 from mutualrl.training import MutualGRPOTrainer, Sharing
 from training_harness import publish_rollouts, sampled_rounds, train, trainer_keys
 
 pytestmark = pytest.mark.slow
 #: a round is used for four optimizer steps; the checkpoint falls after the third
-KEYS = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "steps_per_generation": 2, "num_iterations": 2}
+KEYS: dict[str, Any] = {
+    "max_steps": 6,
+    "save_strategy": "steps",
+    "save_steps": 3,
+    "steps_per_generation": 2,
+    "num_iterations": 2,
+}
 
 
 def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
@@ -25,28 +33,33 @@ def weights(trainer: MutualGRPOTrainer) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "regime",
+    ("regime", "settings"),
     [
-        None,
-        "sgt",
-        "prp",
-        pytest.param("hacpo", marks=pytest.mark.extended),
-        pytest.param("swarm", marks=pytest.mark.extended),
+        (None, {}),
+        ("sgt", {}),
+        ("prp", {}),
+        pytest.param("sgt", {"memory": 3, "pick": "fit"}, marks=pytest.mark.extended),
+        pytest.param("prp", {"trust": "band"}, marks=pytest.mark.extended),
+        pytest.param("hacpo", {}, marks=pytest.mark.extended),
+        pytest.param("swarm", {}, marks=pytest.mark.extended),
+        pytest.param("xgrpo+sgt", {"sgt": {"memory": 3}}, marks=pytest.mark.extended),
     ],
 )
 def test_a_script_goes_on_from_transformers_own_checkpoint(
-    tiny: dict[str, Path], tmp_path: Path, regime: str | None
+    tiny: dict[str, Path], tmp_path: Path, regime: str | None, settings: dict[str, Any]
 ) -> None:
     tokenizers = {name: load_tokenizer(str(path)) for name, path in tiny.items()}
 
     def shared(resume: bool) -> Sharing | None:
         if regime is None:
             return None
-        return Sharing.over(tmp_path / "x", "ada", ["bob"], regime, tokenizers=tokenizers, resume=resume)
+        return Sharing.over(tmp_path / "x", "ada", ["bob"], regime, tokenizers=tokenizers, resume=resume, **settings)
 
     if regime is not None:
         publish_rollouts(tmp_path / "x", tokenizers["bob"], sampled_rounds(16, 2, repeat=4))
-    keys = KEYS | ({} if regime is None else trainer_keys(regime))
+    keys = dict(KEYS)
+    for part in () if regime is None else parts_of(regime):
+        keys |= trainer_keys(part)
     whole = train(MutualGRPOTrainer, tiny["ada"], tmp_path / "out", shared(False), **keys)
     checkpoint = tmp_path / "out" / "checkpoint-3"
     assert (checkpoint / "mutualrl_state_0.pt").exists()

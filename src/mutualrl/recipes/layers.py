@@ -169,20 +169,22 @@ def _listed(regimes: list[Any], source: str) -> Layer:
     """Return several regimes as one section."""
     section: Layer = {}
     names = []
+    beside = Path(source).resolve().parent if Path(source).is_file() else None
     for item in regimes:
         keys = {"name": item} if isinstance(item, str) else item
         if not isinstance(keys, dict) or not isinstance(keys.get("name"), str):
             raise RecipeError(
                 [f"{source}: regime: found {repr(item)[:80]} in the list, expected a name, or keys with `name:`"]
             )
+        name = _anchored_code(keys["name"], beside)
         settings = {key: value for key, value in keys.items() if key != "name"}
-        names.append(keys["name"])
+        names.append(name)
         if settings:
-            section[get_regime(keys["name"]).name if is_open(keys["name"]) else keys["name"]] = settings
+            section[get_regime(name).name if is_open(name) else name] = settings
     if not names:
         raise RecipeError([f"{source}: regime: found an empty list, expected one or more regimes"])
     if len(names) == 1:
-        return {"name": names[0], **section.get(names[0], {})}
+        return {"name": names[0], **(next(iter(section.values())) if section else {})}
     return {"name": SEPARATOR.join(names), **section}
 
 

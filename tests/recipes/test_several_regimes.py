@@ -1,0 +1,97 @@
+"""Several regimes in a recipe: a list, or names joined by `+`; their settings stand below their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mutualrl.errors import RecipeError, RegimeError
+from mutualrl.recipes import Request, resolve
+from mutualrl.recipes.resolve import dump, load
+
+
+def recipe(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"pool: tiny\n{text}")
+    return path
+
+
+def test_a_list_and_names_joined_by_a_plus_are_one_thing(tmp_path: Path) -> None:
+    listed = resolve(Request(recipe=recipe(tmp_path, "regime: [xgrpo, {name: sgt, weight: 0.05}]\n")))
+    joined = resolve(Request(pool="tiny", regime="xgrpo+sgt", assignments=("regime.sgt.weight=0.05",)))
+    assert listed.regime == joined.regime
+    assert listed.regime_name == "xgrpo+sgt"
+    settings = listed.regime_settings("ada").model_dump()
+    assert (settings["sgt"]["weight"], settings["xgrpo"]["mix"]) == (0.05, 0.2)
+
+
+def test_a_list_of_one_is_that_regime(tmp_path: Path) -> None:
+    listed = resolve(Request(recipe=recipe(tmp_path, "regime: [{name: sgt, weight: 0.3}]\n")))
+    plain = resolve(Request(recipe=recipe(tmp_path, "regime: {name: sgt, weight: 0.3}\n")))
+    assert listed == plain
+
+
+def test_a_resolved_recipe_is_read_back_as_it_was(tmp_path: Path) -> None:
+    resolved = resolve(Request(pool="tiny", regime="sgt+guided", assignments=("regime.guided.share=0.25",)))
+    path = tmp_path / "resolved.yaml"
+    path.write_text(dump(resolved))
+    assert load(path) == resolved
+
+
+def test_what_ships_of_each_part_sets_the_trainer_too() -> None:
+    resolved = resolve(Request(pool="tiny", regime="hacpo+sgt"))
+    assert resolved.trainer["importance_sampling_level"] == "sequence"
+    assert resolved.trainer["epsilon_high"] == 4e-4
+    alone = resolve(Request(pool="tiny", regime="hacpo"))
+    assert alone.trainer == resolved.trainer
+
+
+def test_a_policys_own_settings_replace_key_by_key(tmp_path: Path) -> None:
+    text = """policies:
+  - {name: ada, model: "tiny:ada", regime: {sgt: {weight: 0.4}}}
+  - {name: bob, model: "tiny:bob"}
+regime: [xgrpo, {name: sgt, weight: 0.05, failure_below: 0.1}]
+"""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    resolved = resolve(Request(recipe=path))
+    ada, bob = (resolved.regime_settings(name).model_dump()["sgt"] for name in ("ada", "bob"))
+    assert (ada["weight"], ada["failure_below"]) == (0.4, 0.1)
+    assert (bob["weight"], bob["failure_below"]) == (0.05, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("regime: [xgrpo, {name: sgt, weigt: 1}]", "regime.sgt.weigt: unknown key; expected one of: weight, "),
+        ("regime: [xgrpo, {weight: 1}]", "regime: found {'weight': 1} in the list, expected a name"),
+        ("regime: []", "regime: found an empty list, expected one or more regimes"),
+        ("regime: [xgrpo, {name: sgt, margin: 0.5}]", "regime.sgt.margin: found 0.5, which does nothing under"),
+        ("regime: {name: xgrpo+sgt, mix: 0.5}", "regime.mix: unknown key; expected one of: name, xgrpo, sgt"),
+        ("regime: hacpo\ntrainer: {importance_sampling_level: token}", "regime hacpo expects 'sequence'"),
+        ("regime: {name: sgt, schedule: linear}", "schedule: linear expects schedule_rounds"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        resolve(Request(recipe=recipe(tmp_path, f"{text}\n")))
+    assert problem in str(refused.value)
+
+
+def test_what_cannot_be_combined_is_refused_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(RegimeError, match="'prp' would discard the advantages of 'xgrpo'; put it first"):
+        resolve(Request(recipe=recipe(tmp_path, "regime: [xgrpo, prp]\n")))
+    with pytest.raises(RecipeError, match="this pool has one"):
+        path = tmp_path / "one.yaml"
+        path.write_text('policies: [{name: ada, model: "tiny:ada"}]\nregime: swarm\n')
+        resolve(Request(recipe=path))
+
+
+def test_a_file_of_ones_own_may_be_a_part(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "examples" / "own_regime.py"
+    (tmp_path / "mine.py").write_text(source.read_text())
+    resolved = resolve(Request(recipe=recipe(tmp_path, "regime: [xgrpo, {name: 'mine.py:SPEC', weight: 0.3}]\n")))
+    assert resolved.regime_name == f"xgrpo+{tmp_path / 'mine.py'}:SPEC"
+    name = resolved.spec.name.partition("+")[2]
+    assert resolved.regime_settings("ada").model_dump()[name]["weight"] == 0.3
