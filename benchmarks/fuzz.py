@@ -30,8 +30,9 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -252,9 +253,12 @@ class Place(NamedTuple):
     commands: tuple[tuple[str, ...], ...]
 
 
-def places(directory: Path) -> dict[str, Place]:
+KINDS = ("alone", "distilled", "evaluated", "finished", "stopped")
+
+
+def places(directory: Path, wanted: Collection[str] = KINDS) -> dict[str, Place]:
     """Make what is damaged: a finished run with adapters and an evaluation, a stopped run, an evaluation by itself, a
-    distillation."""
+    standalone run, a distillation of it."""
 
     def mutualrl(*arguments: str | Path, expected: int = 0) -> None:
         command = [sys.executable, "-m", "mutualrl", *map(str, arguments)]
@@ -263,13 +267,38 @@ def places(directory: Path) -> dict[str, Place]:
             raise SystemExit(f"{command}: {done.returncode}\n{done.stderr}")
 
     short = ("--limit", "6", "--max-new-tokens", "4", "--engine", "transformers")
-    mutualrl("train", "--regime", "sgt", "--pool", "tiny", *LORA, *COMMON, "--run-dir", "finished")
-    mutualrl("eval", "--run", "finished", *short)
-    mutualrl("eval", "--pool", "tiny", *short, "--out", "evaluated")
-    mutualrl("train", "--regime", "grpo", "--pool", "tiny", "--exchange", "full", *COMMON, "--run-dir", "alone")
     distilled = ("distill", "alone", "--set", "limit=8", "--set", "lora=null", "--engine", "transformers")
-    mutualrl(*distilled, "--out", "distilled")
-    stopped = directory / "stopped"
+    if "finished" in wanted:
+        mutualrl("train", "--regime", "sgt", "--pool", "tiny", *LORA, *COMMON, "--run-dir", "finished")
+        mutualrl("eval", "--run", "finished", *short)
+    if "evaluated" in wanted:
+        mutualrl("eval", "--pool", "tiny", *short, "--out", "evaluated")
+    if {"alone", "distilled"} & set(wanted):
+        mutualrl("train", "--regime", "grpo", "--pool", "tiny", "--exchange", "full", *COMMON, "--run-dir", "alone")
+    if "distilled" in wanted:
+        mutualrl(*distilled, "--out", "distilled")
+    if "stopped" in wanted:
+        _stop_a_run(directory / "stopped")
+    looks: tuple[tuple[str, ...], ...] = (
+        ("report", "DIR", "--out", "page", "--json"),
+        ("runs", "ls", "DIR", "--json"),
+        ("runs", "verify", "DIR", "--json"),
+        ("exchange", "verify", "DIR", "--json"),
+        ("exchange", "export", "DIR", "--out", "all.jsonl", "--json"),
+        ("complementarity", "--run", "DIR", "--json"),
+    )
+    made = {
+        "finished": Place(directory / "finished", (*looks, ("eval", "--run", "DIR", *short, "--json"))),
+        "stopped": Place(directory / "stopped", (*looks, ("train", "--resume", "--run-dir", "DIR", "--json"))),
+        "alone": Place(directory / "alone", (("distill", "DIR", *distilled[2:], "--out", "again", "--json"), *looks)),
+        "evaluated": Place(directory / "evaluated", (("eval", "--pool", "tiny", *short, "--out", "DIR", "--json"),)),
+        "distilled": Place(directory / "distilled", ((*distilled, "--out", "DIR", "--json"),)),
+    }
+    return {kind: place for kind, place in made.items() if kind in wanted}
+
+
+def _stop_a_run(stopped: Path) -> None:
+    """Make a run that was stopped at its fourth step."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", *COMMON, "--run-dir", stopped],
         stderr=subprocess.DEVNULL,
@@ -282,21 +311,6 @@ def places(directory: Path) -> dict[str, Place]:
     process.send_signal(signal.SIGINT)
     if process.wait() != 130:
         raise SystemExit("the run ended before it was stopped")
-    looks: tuple[tuple[str, ...], ...] = (
-        ("report", "DIR", "--out", "page", "--json"),
-        ("runs", "ls", "DIR", "--json"),
-        ("runs", "verify", "DIR", "--json"),
-        ("exchange", "verify", "DIR", "--json"),
-        ("exchange", "export", "DIR", "--out", "all.jsonl", "--json"),
-        ("complementarity", "--run", "DIR", "--json"),
-    )
-    return {
-        "finished": Place(directory / "finished", (*looks, ("eval", "--run", "DIR", *short, "--json"))),
-        "stopped": Place(directory / "stopped", (*looks, ("train", "--resume", "--run-dir", "DIR", "--json"))),
-        "alone": Place(directory / "alone", (("distill", "DIR", *distilled[2:], "--out", "again", "--json"), *looks)),
-        "evaluated": Place(directory / "evaluated", (("eval", "--pool", "tiny", *short, "--out", "DIR", "--json"),)),
-        "distilled": Place(directory / "distilled", ((*distilled, "--out", "DIR", "--json"),)),
-    }
 
 
 def flip(data: bytes, rng: random.Random) -> bytes:
@@ -452,10 +466,12 @@ def workplace(place: Place, name: str) -> Iterator[tuple[Path, Path]]:
         yield Path(directory), Path(shutil.copytree(place.root, Path(directory) / name, symlinks=True))
 
 
-def run_damages(seed: int, numbers: list[int], done: dict[str, Any], keep: Callable[[], None]) -> None:
+def run_damages(
+    seed: int, numbers: list[int], done: dict[str, Any], keep: Callable[[], None], wanted: Collection[str] = KINDS
+) -> None:
     """Carry out damages, each kept as it ends."""
     with tempfile.TemporaryDirectory() as name:
-        made = places(Path(name))
+        made = places(Path(name), wanted)
         undamaged: dict[tuple[str, tuple[str, ...]], Answer] = {}
         for number in numbers:
             rng = random.Random(f"{seed} damage {number}")
@@ -519,6 +535,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--damages", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--of", nargs="+", default=KINDS, choices=KINDS, help="what is damaged")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -533,7 +550,7 @@ def main() -> int:
         file.write_text(json.dumps(result, indent=1) + "\n")
 
     for kind, wanted, carry_out in (
-        ("damages", given.damages, run_damages),
+        ("damages", given.damages, partial(run_damages, wanted=given.of)),
         ("schedules", given.schedules, run_schedules),
     ):
         missing = [number for number in range(wanted) if str(number) not in result[kind]]

@@ -28,6 +28,9 @@ def test_random_kills_and_damages_are_survived_or_named(tmp_path: Path) -> None:
         "1",
         "--damages",
         "30",
+        "--of",
+        "finished",
+        "stopped",
         "--out",
         str(tmp_path),
     ]
