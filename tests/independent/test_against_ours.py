@@ -166,7 +166,7 @@ def test_hacpos_advantages(
     settings = hacpo.HACPOSettings(window=window)
     weight = 1.0 if warm else hacpo.discrepancy(able["ada"], able["bob"], settings)
     weights = np.array([1.0] * len(mine) + [weight] * len(theirs))
-    got = hacpo.advantages(np.array([*mine, *theirs]), weights, len(mine))
+    got = hacpo.advantages(np.array([*mine, *theirs]), weights, len(mine), "released")
     expected = rivals.hacpo_advantages({"ada": mine, "bob": theirs}, "ada", able, warm)
     assert got.tolist() == pytest.approx([*expected["ada"], *expected["bob"]])
 

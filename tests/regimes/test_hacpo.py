@@ -9,7 +9,7 @@ import pytest
 
 from mutualrl.errors import DataError
 from mutualrl.regimes import Stepwise, get_regime
-from mutualrl.regimes.hacpo import FLOOR, HACPOSettings, plan
+from mutualrl.regimes.hacpo import FLOOR, HACPOSettings, capability_weights, plan
 from regime_views import Peer, view
 
 #: rewards 1, 0, 0, 0: a quarter of ada's rollouts succeed
@@ -50,11 +50,25 @@ def test_equal_rewards_have_the_plain_mean_and_a_baseline_above_1_is_the_learner
     assert set(made.advantages) == {0.0}
     mixed = [("p", 1.0), ("p", 1.0), ("p", 0.0)] + [("q", 0.0)] * 9  # P_ada = 1/6
     many = [("p", 1.0, "x", (1,), (-1.0,), True)] * 3 + [("q", 0.0, "x", (1,), (-1.0,), True)] * 97
-    made = plan(view(mixed, {"bob": Peer(many)}), HACPOSettings())
+    made = plan(view(mixed, {"bob": Peer(many)}), HACPOSettings(baseline="released"))
     # w = (1/6) / (3/100) = 50/9: b = (2 + 3 * 50/9) / 6 > 1, hence ada's own mean, 2/3
     deviation = math.sqrt((5 * (1 / 6) ** 2 + (5 / 6) ** 2) / 5) + 1e-6
     assert made.advantages is not None
     assert made.advantages[:3] == pytest.approx([1 / 3 / deviation, 1 / 3 / deviation, -2 / 3 / deviation])
+    as_the_paper = plan(view(mixed, {"bob": Peer(many)}), HACPOSettings()).advantages
+    assert as_the_paper is not None
+    b = (2 + 3 * 50 / 9) / 6
+    assert as_the_paper[:3] == pytest.approx([(1 - b) / deviation, (1 - b) / deviation, -b / deviation])
+
+
+def test_the_released_baseline_clamps_the_ratio_of_capabilities_and_the_papers_does_not() -> None:
+    able = {"ada": 0.9, "bob": 0.05, "cyd": 1e-8}
+    released = capability_weights(able, "ada", HACPOSettings(baseline="released"), warm=False)
+    assert released == ({"ada": 1.0, "bob": 10.0, "cyd": 10.0},) * 2
+    rows, baseline = capability_weights(able, "ada", HACPOSettings(), warm=False)
+    assert rows == {"ada": 1.0, "bob": 10.0, "cyd": 10.0}
+    assert baseline["bob"] == pytest.approx(18.0)
+    assert capability_weights(able, "ada", HACPOSettings(), warm=True)[0] == dict.fromkeys(able, 1.0)
 
 
 def test_capability_is_a_mean_over_the_window_and_counts_as_equal_while_warming_up() -> None:

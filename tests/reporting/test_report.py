@@ -111,7 +111,7 @@ def test_the_numbers_of_a_finished_run_are_those_of_its_files(cli_here: Cli, unb
         pairs = next(row for row in page.tables["table-2-2"] if row[0] == name)[3]
         assert int(pairs) == result["rescued_pairs"] == sum(row.get("sgt/pairs", 0) for row in metrics[name])
     figures = {figure["name"]: figure for figure in data["figures"]}
-    assert set(figures) == {"learning", "optimization", "gate", "time"}
+    assert set(figures) == {"learning", "optimization", "gate", "prompts", "time"}
     lines = {
         (panel["title"], line["label"]): dict(zip(line["x"], line["y"], strict=True))
         for figure in figures.values()

@@ -16,7 +16,7 @@ from pydantic import create_model
 from mutualrl.errors import RegimeError
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.round import ExtraRow, GuideView, Needs, Passage, Plan, RoundView, RowStatistics
-from mutualrl.regimes.spec import Problem, RegimeSettings, RegimeSpec
+from mutualrl.regimes.spec import Problem, RegimeSettings, RegimeSpec, needs_nothing
 
 SEPARATOR = "+"
 
@@ -72,7 +72,7 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         reads_peers=any(spec.reads_peers for spec in parts),
         moves_advantages=any(spec.moves_advantages for spec in parts),
         pools=any(spec.pools for spec in parts),
-        needs=needs,
+        needs=needs if any(spec.needs is not needs_nothing for spec in parts) else needs_nothing,
         prefixes=None if guide is None else prefixes,
         same_prompts=lambda settings: all(spec.same_prompts(own) for spec, own in each(settings)),
         needs_solutions=lambda settings: any(spec.needs_solutions(own) for spec, own in each(settings)),

@@ -3,15 +3,17 @@
 Source: arXiv 2603.02604 (Heterogeneous Agent Collaborative Policy Optimization). P_k is the capability of policy k:
 the mean over its last `window` rounds of the share of rewards above 0. For learner k and a rollout of policy j
 
-    w = clamp(P_k / P_j, ratio_low, ratio_high)                  (1 during `warmup_rounds`)
-    b = mean over the pooled rollouts of a prompt of r * w       (plain, where all rewards are equal; the learner's own
-                                                                  mean where b would exceed 1)
+    w = P_k / P_j                                            (1 during `warmup_rounds`)
+    b = mean over the pooled rollouts of a prompt of r * w   (plain, where all rewards are equal)
     A = (r - b) / (standard deviation of the pooled rewards + 1e-6)
 
+That is equations 5 and 6 of the paper (`baseline: paper`). The released code (`baseline: released`) clamps w to
+[ratio_low, ratio_high], and takes the learner's own mean where b would exceed 1.
+
 A peer's row has the sequence ratio s = exp(mean log p_learner - mean log p_source), each mean in its policy's own
-tokens, and the objective c * detach(c)^alpha * A / w with c = clamp(s, 1 - clip_low + clip_step * m, 1), m = index of
-the optimizer step in the round. Own rows have GSPO's clip, which is TRL's at `importance_sampling_level: sequence`.
-The loss is minus the mean over all rows.
+tokens, and the objective c * detach(c)^alpha * A / clamp(w) with c = clamp(s, 1 - clip_low + clip_step * m, 1), m =
+index of the optimizer step in the round. Own rows have GSPO's clip, which is TRL's at `importance_sampling_level:
+sequence`. The loss is minus the mean over all rows.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -41,6 +43,9 @@ class HACPOSettings(RegimeSettings):
 
     window: int = Field(5, ge=1, description="rounds that a policy's capability is a mean over")
     warmup_rounds: int = Field(0, ge=0, description="rounds in which all policies count as equally able")
+    baseline: Literal["paper", "released"] = Field(
+        "paper", description="released: w clamped in the baseline too, and the learner's own mean where it exceeds 1"
+    )
     ratio_low: float = Field(0.1, gt=0, le=1, description="lower bound on the ratio of two capabilities")
     ratio_high: float = Field(10.0, ge=1, description="upper bound on the ratio of two capabilities")
     clip_low: float = Field(0.2, ge=0, lt=1, description="a peer row's ratio is cut below 1 - clip_low")
@@ -65,10 +70,11 @@ def discrepancy(learner: float, source: float, settings: HACPOSettings) -> float
     return min(max(learner / source, settings.ratio_low), settings.ratio_high)
 
 
-def advantages(rewards: Floats, weights: Floats, own: int) -> Floats:
+def advantages(rewards: Floats, weights: Floats, own: int, baseline_of: str = "paper") -> Floats:
     """Return A of the pooled rollouts of one prompt, shape (N,), the learner's `own` rollouts first.
 
-    `weights`: w of each rollout. NaN rewards count nowhere and have A = 0.
+    `weights`: w of each rollout. `baseline_of`: "released" takes the learner's own mean for a baseline above 1. NaN
+    rewards count nowhere and have A = 0.
     """
     scored = ~np.isnan(rewards)
     if not scored.any():
@@ -79,7 +85,7 @@ def advantages(rewards: Floats, weights: Floats, own: int) -> Floats:
     else:
         baseline = float((values * weights[scored]).mean())
         own_values = rewards[:own][scored[:own]]
-        if baseline > 1 and own_values.size:
+        if baseline_of == "released" and baseline > 1 and own_values.size:
             baseline = float(own_values.mean())
     graded: Floats = np.where(scored, (rewards - baseline) / (standard_deviation(values) + EPSILON), 0.0)
     return graded
@@ -96,8 +102,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
                 "round %d: policy %r had no reward above 0 in its last %d rounds: its capability is %g",
                 *(view.round, name, settings.window, FLOOR),
             )
-    warm = view.round < settings.warmup_rounds
-    weight = {name: 1.0 if warm else discrepancy(able[view.learner], able[name], settings) for name in able}
+    weight, in_baseline = capability_weights(able, view.learner, settings, warm=view.round < settings.warmup_rounds)
 
     rows_of: dict[str, list[tuple[ExtraRow, float]]] = {prompt_id: [] for prompt_id in view.prompt_ids}
     unfit = 0
@@ -113,8 +118,8 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     for prompt_id, own in by_prompt(view.prompt_ids, view.rewards).items():
         graded = rows_of[prompt_id]
         rewards = np.array([*own, *[reward for _, reward in graded]], dtype=np.float64)
-        weights = np.array([1.0] * len(own) + [weight[row.source.policy] for row, _ in graded])
-        values = advantages(rewards, weights, len(own))
+        weights = np.array([1.0] * len(own) + [in_baseline[row.source.policy] for row, _ in graded])
+        values = advantages(rewards, weights, len(own), settings.baseline)
         own_advantages[prompt_id] = values[: len(own)]
         for (row, _), value in zip(graded, values[len(own) :].tolist(), strict=True):
             rows.append(replace(row, advantage=value))
@@ -130,6 +135,18 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
         },
         state={"shares": shares},
     )
+
+
+def capability_weights(
+    able: Mapping[str, float], learner: str, settings: HACPOSettings, *, warm: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return by policy the clamped w, over which a peer's row is divided, and the w of the baseline."""
+    if warm:
+        return dict.fromkeys(able, 1.0), dict.fromkeys(able, 1.0)
+    clamped = {name: discrepancy(able[learner], able[name], settings) for name in able}
+    if settings.baseline == "released":
+        return clamped, clamped
+    return clamped, {name: able[learner] / able[name] for name in able}
 
 
 def _shares(view: RoundView, settings: HACPOSettings) -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ MOST_GROUPS = 8
 
 def figures(run: Run) -> list[Figure]:
     """Return the figures of learning, optimization, sharing and time; those that the run has data for."""
-    drawn = [_learning(run), _optimization(run), _gate(run), _regime(run), _time(run)]
+    drawn = [_learning(run), _optimization(run), _gate(run), _regime(run), _prompts(run), _time(run)]
     return [figure for figure in drawn if figure.panels]
 
 
@@ -72,6 +72,23 @@ def _regime(run: Run) -> Figure:
     panels = [_panel(run, m.panel, m.unit, m.key) for m in run.rule.metrics if m.panel is not None]
     meanings = "; ".join(f"{m.panel}: {m.meaning}" for m in run.rule.metrics if m.panel is not None)
     return Figure("regime", f"Metrics of {run.regime}", f"{meanings}.{SMOOTHED}", filled(*panels))
+
+
+def _prompts(run: Run) -> Figure:
+    able = tuple(smooth_line(n, p.series(f"capability/{n}")) for n, p in run.policies.items())
+    revived = tuple(line(n, cumulative(p.series("prompts/revived"))) for n, p in run.policies.items())
+    return Figure(
+        "prompts",
+        "Prompts with and without a success",
+        "Share of the rollouts rewarded above 0 (a moving mean over a twentieth of its points); prompts whose last "
+        "group had no such rollout; prompts so far that had one again.",
+        filled(
+            Panel("capability", "share of the rollouts", able),
+            Panel("dead prompts", "prompts", tuple(line(n, p.series("prompts/dead")) for n, p in run.policies.items())),
+            Panel("revived prompts", "prompts so far", revived),
+        ),
+        columns=3,
+    )
 
 
 def _time(run: Run) -> Figure:

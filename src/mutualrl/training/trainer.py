@@ -184,7 +184,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         if self.sharing.active:
             self._share_round(self.sharing, batch)
         else:
-            self._follow(self.sharing, gather_object(self._collect(self.sharing, batch).rollouts))
+            self._follow(self.sharing, gather_object(self._rewarded()))
 
     def _share_round(self, sharing: Sharing, batch: Inputs) -> None:
         """Run the data flow of a round. It knows no regime and carries out what a plan contains."""
@@ -251,6 +251,16 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             return loss
 
         return self.extra_rows.loss(model, inputs, own)
+
+    def _rewarded(self) -> list[Rollout]:
+        """Return this rank's rollouts with their rewards alone, each prompt under the hash of its text: of a policy
+        that shares nothing, any data will do."""
+        scored = self._scored
+        assert scored is not None
+        return [
+            Rollout(row_id({"prompt": example.get("prompt")}), row, reward, ended=True)
+            for row, (example, reward) in enumerate(zip(scored.inputs, scored.rewards, strict=True))
+        ]
 
     def _collect(self, sharing: Sharing, batch: Inputs) -> OwnBatch:
         """Return this rank's rollouts. Texts are decoded only where they will be published."""

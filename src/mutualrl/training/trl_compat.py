@@ -119,14 +119,16 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         self.on_generated(batch)
         return batch
 
-    def _generate_single_turn(self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *args: Any) -> Any:
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *args: Any, **kwargs: Any
+    ) -> Any:
         """Sample completions; where `prefixes` are set, of each prompt with its prefix, which becomes the beginning of
         the completion. The prompts of a group then differ, so that each is sampled once."""
         sample = super()._generate_single_turn
         if self.prefixes is None:
-            return sample(prompt_ids, images, fields, num_generations, *args)
+            return sample(prompt_ids, images, fields, num_generations, *args, **kwargs)
         longer = [[*ids, *prefix] for ids, prefix in zip(prompt_ids, self.prefixes, strict=True)]
-        completions, logprobs = sample(longer, images, fields, 1, *args)
+        completions, logprobs = sample(longer, images, fields, 1, *args, **kwargs)
         limit = self.max_completion_length
         whole = [[*prefix, *ids][:limit] for prefix, ids in zip(self.prefixes, completions, strict=True)]
         if logprobs is not None:  # of the prefix there are none, and it is masked
