@@ -35,8 +35,11 @@ def test_random_kills_and_damages_are_survived_or_named(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (tmp_path / "fuzz.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads((tmp_path / "fuzz.json").read_text())
+    bad = [each for kind in ("schedules", "damages") for each in result[kind].values() if each["outcome"] not in GOOD]
+    assert not bad
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert (len(result["schedules"]), len(result["damages"])) == (1, 30)
     outcomes = {each["outcome"] for kind in ("schedules", "damages") for each in result[kind].values()}
     assert outcomes <= GOOD

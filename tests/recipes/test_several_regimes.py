@@ -8,7 +8,10 @@ import pytest
 
 from mutualrl.errors import RecipeError, RegimeError
 from mutualrl.recipes import Request, resolve
-from mutualrl.recipes.resolve import dump, load
+from mutualrl.recipes.agreement import fingerprint
+from mutualrl.recipes.batch_plan import plan_batch
+from mutualrl.recipes.layers import Layers
+from mutualrl.recipes.resolve import dump, load, validate
 
 
 def recipe(tmp_path: Path, text: str) -> Path:
@@ -88,10 +91,46 @@ def test_what_cannot_be_combined_is_refused_with_its_reason(tmp_path: Path) -> N
         resolve(Request(recipe=path))
 
 
-def test_a_file_of_ones_own_may_be_a_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["[xgrpo, {name: 'mine.py:SPEC', weight: 0.3}]", "[{name: 'mine.py:SPEC', weight: 0.3}, xgrpo]"]
+)
+def test_a_file_of_ones_own_may_be_a_part(tmp_path: Path, text: str) -> None:
     source = Path(__file__).parents[2] / "examples" / "own_regime.py"
     (tmp_path / "mine.py").write_text(source.read_text())
-    resolved = resolve(Request(recipe=recipe(tmp_path, "regime: [xgrpo, {name: 'mine.py:SPEC', weight: 0.3}]\n")))
-    assert resolved.regime_name == f"xgrpo+{tmp_path / 'mine.py'}:SPEC"
-    name = resolved.spec.name.partition("+")[2]
+    resolved = resolve(Request(recipe=recipe(tmp_path, f"regime: {text}\n")))
+    assert sorted(resolved.regime_name.split("+")) == [f"{tmp_path / 'mine.py'}:SPEC", "xgrpo"]
+    name = next(part for part in resolved.spec.name.split("+") if part != "xgrpo")
     assert resolved.regime_settings("ada").model_dump()[name]["weight"] == 0.3
+    batch = plan_batch(resolved, "ada", 1)
+    before = fingerprint(resolved, batch, [], [])
+    (tmp_path / "mine.py").write_text(source.read_text() + "\n")
+    changed = {key for key, value in fingerprint(resolved, batch, [], []).items() if before[key] != value}
+    assert len(changed) == 1
+    assert changed.pop().startswith("regime ")
+
+
+def test_a_recipe_that_is_only_looked_at_imports_nothing(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nSPEC = None\n")
+    for text in (
+        f"[{{name: '{tmp_path}/evil.py:SPEC', weight: 1}}]",
+        f"[xgrpo, {{name: '{tmp_path}/evil.py:SPEC', w: 1}}]",
+    ):
+        layers = Layers()
+        layers.add_text(
+            f"pool: tiny\npolicies: [{{name: ada, model: 'tiny:ada'}}]\nregime: {text}\n", tmp_path / "r.yaml"
+        )
+        validate(layers, run_code=False)
+        assert not (tmp_path / "ran").exists()
+
+
+def test_an_idle_setting_of_one_policy_is_named_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        """policies:
+  - {name: ada, model: "tiny:ada", regime: {sgt: {margin: 0.4}}}
+  - {name: bob, model: "tiny:bob"}
+regime: [xgrpo, sgt]
+"""
+    )
+    with pytest.raises(RecipeError, match=r"policies\.0\.regime\.sgt\.margin: found 0.4, which does nothing"):
+        resolve(Request(recipe=path))

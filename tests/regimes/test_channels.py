@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mutualrl.errors import RegimeError
-from mutualrl.regimes import Answers, RoundView, get_regime, is_open
+from mutualrl.regimes import Answers, RoundView, get_regime, is_open, parts_of
 from mutualrl.regimes.sgt import SGTSettings
 from mutualrl.regimes.xgrpo import XGRPOSettings
 from regime_views import Peer, view
@@ -69,6 +69,9 @@ def test_each_gets_the_answers_to_what_it_asked() -> None:
         ("xgrpo+prp", "'prp' would discard the advantages of 'xgrpo'; put it first"),
         ("prp+hacpo", "'prp' and 'hacpo' each make the whole batch; expected one of them"),
         ("grpo+sgt", "'grpo' shares nothing; leave it out"),
+        ("guided+prp", "rollouts that 'guided' begins are not wholly sampled, and 'prp' would take them for that"),
+        ("swarm+xgrpo", "'xgrpo' would discard or change the advantages of 'swarm'"),
+        ("xgrpo+grpo-noise", "'grpo-noise' would discard or change the advantages of 'xgrpo'"),
         ("sgt+sgt", "the same regime twice"),
         ("sgt+nothing", "unknown regime 'nothing'"),
     ],
@@ -86,4 +89,7 @@ def test_settings_stand_below_the_names_and_labels_show_what_acts() -> None:
     assert both.idle_settings(both.settings(sgt={"margin": 0.5}))[0][0] == "sgt.margin"
     assert not is_open("xgrpo+sgt")
     assert is_open("xgrpo+mine.py:SPEC")
+    assert parts_of("xgrpo+/a/c++/own.py:SPEC+sgt") == ["xgrpo", "/a/c++/own.py:SPEC", "sgt"]
+    assert parts_of("own.py:SPEC+sgt") == ["own.py:SPEC", "sgt"]
+    assert parts_of("/a/c++/own.py:SPEC") == ["/a/c++/own.py:SPEC"]
     assert both.metric("gate_rate") == "sgt/gate_rate"

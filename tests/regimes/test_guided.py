@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mutualrl.regimes import GuideView
-from mutualrl.regimes.guided import GuidedSettings, guided_count, plan, prefix_length, prefixes
+from mutualrl.regimes.guided import SPEC, GuidedSettings, guided_count, plan, prefix_length, prefixes
 from regime_views import Peer, view
 
 HINT = list(range(10, 20))
@@ -82,3 +82,11 @@ def test_unscorable_rollouts_are_in_no_mean() -> None:
     made = plan(view([("p", math.nan), ("p", 1.0)], {"bob": Peer([("p", 1.0, "x")])}), GuidedSettings())
     assert made.metrics["guided/unguided_reward"] == 1.0
     assert "guided/guided_reward" not in made.metrics
+
+
+def test_settings_that_would_begin_no_rollout_or_contradict_each_other_are_refused() -> None:
+    ((key, problem),) = SPEC.check(GuidedSettings(share=0.2), {"num_generations": 4})
+    assert (key, "of which regime.share 0.2 begins none" in problem) == ("num_generations", True)
+    assert not SPEC.check(GuidedSettings(share=0.25), {"num_generations": 4})
+    with pytest.raises(ValueError, match="must not exceed success_above"):
+        GuidedSettings(success_above=0.1)

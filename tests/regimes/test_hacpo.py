@@ -68,6 +68,7 @@ def test_the_released_baseline_clamps_the_ratio_of_capabilities_and_the_papers_d
     rows, baseline = capability_weights(able, "ada", HACPOSettings(), warm=False)
     assert rows == {"ada": 1.0, "bob": 10.0, "cyd": 10.0}
     assert baseline["bob"] == pytest.approx(18.0)
+    assert baseline["cyd"] == 10.0  # the floor is no measurement
     assert capability_weights(able, "ada", HACPOSettings(), warm=True)[0] == dict.fromkeys(able, 1.0)
 
 
@@ -108,3 +109,11 @@ def test_the_trainer_must_have_gspos_loss() -> None:
     assert not check(settings, {"importance_sampling_level": "sequence", "loss_type": "grpo"})
     with pytest.raises(ValueError, match="does nothing under clip_low: 0"):
         HACPOSettings(clip_low=0.0)
+
+
+def test_negative_rewards_of_a_peer_that_never_succeeds_do_not_blow_up_the_baseline() -> None:
+    made = plan(view([("p", 1.0), ("p", -1.0)], {"bob": bob(-1.0, -1.0)}), HACPOSettings())
+    assert made.advantages is not None
+    assert made.metrics["hacpo/advantage_max"] < 10
+    infinite = Peer([("p", 1.0, "x", (1,), (float("-inf"),), True)])
+    assert plan(view(OWN, {"bob": infinite}), HACPOSettings()).metrics["hacpo/unfit"] == 1.0

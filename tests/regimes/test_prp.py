@@ -233,3 +233,11 @@ def test_effective_sample_size_and_chi_square_by_hand() -> None:
     got = row_metrics(RowStatistics(None, np.concatenate(list(both.values())), 0.8, 1.2, both))
     assert (got["prp/ess"], got["prp/chi_square"]) == (got["prp/ess/bob"], got["prp/chi_square/bob"])
     assert (got["prp/ess/cyd"], got["prp/chi_square/cyd"]) == (1.0, 0.0)
+
+
+def test_under_the_trust_band_a_truncated_row_stays_in_the_pool() -> None:
+    peer = Peer([("p", 1.0, "ab", [97, 98], [-0.5, -1.0], False), ("p", 0.0, "c", [99], [-0.1], True)])
+    seen = view(OWN, {"bob": peer}, mask_truncated=True)
+    answers = (np.array([-0.5, -1.0]), np.array([-0.1]))
+    got = plan(replace(seen, answers=Answers(logprobs=answers)), PRPSettings(trust="band"))
+    assert (got.metrics["prp/rows"], got.metrics["prp/untrusted"]) == (2.0, 0.0)

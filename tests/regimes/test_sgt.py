@@ -341,3 +341,24 @@ def test_reduce_and_what_does_nothing() -> None:
     idle = dict(SPEC.idle_settings(SGTSettings(margin=0.5, memory=3, teacher="gold")))
     assert set(idle) == {"margin", "memory"}
     assert "only under peer or own" in idle["memory"]
+
+
+def test_the_own_teacher_keeps_the_cap_and_takes_no_guided_rollout() -> None:
+    settings = SGTSettings(teacher="own", memory=9, max_uses_per_prompt=1)
+    solved = view([("p", 1.0), ("p", 0.0)], {"bob": TWICE}, round=2, state={"open": {"p": 1}})
+    (row,) = plan(solved, settings).rows
+    assert row.source == ("ada", 0, 2)
+    used = replace(solved, state={"open": {"p": 1}, "uses": {"p": 1}})
+    assert plan(used, settings).rows == ()
+    guided = replace(solved, rollouts=[replace(rollout, prefix=1) for rollout in solved.rollouts])
+    assert plan(guided, settings).rows == ()
+    with pytest.raises(ValueError, match="teacher: own has no candidates to compare"):
+        SGTSettings(teacher="own", memory=1, pick="fit")
+
+
+def test_no_pair_is_made_once_the_schedule_has_ended() -> None:
+    settings = SGTSettings(schedule="linear", schedule_rounds=3, pick="fit", max_uses_per_prompt=2)
+    seen = view(OWN, {"bob": TWICE}, round=3)
+    assert needs(seen, settings).passages == 0
+    made = plan(seen, settings)
+    assert (made.rows, made.state, made.metrics["sgt/gate_rate"]) == ((), None, 1.0)

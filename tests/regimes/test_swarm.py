@@ -9,7 +9,7 @@ import pytest
 
 from mutualrl.errors import DataError
 from mutualrl.regimes import Answers, RoundView, get_regime
-from mutualrl.regimes.swarm import SwarmSettings, needs, plan
+from mutualrl.regimes.swarm import SwarmSettings, kept_factor, needs, plan
 from regime_views import Peer, view
 
 #: p has variance, q has none
@@ -96,3 +96,15 @@ def test_with_the_peers_denominator_the_aligned_trace_is_below() -> None:
     with pytest.raises(DataError, match="'bob' published no text or trace of rollout 0 on 'p'; regime swarm needs"):
         plan(view(OWN, {"bob": Peer([("p", 1.0, "ab"), ("p", 0.0, "cd")])}), settings)
     assert "mean per micro-batch" in dict(get_regime("swarm").check(settings, {"loss_type": "bnpo"}))["loss_type"]
+
+
+def test_truncated_rollouts_have_no_tokens_in_the_mean_where_they_are_masked(caplog: pytest.LogCaptureFixture) -> None:
+    seen = view(OWN, {}, lengths=[4, 6, 7, 3], mean_over="tokens", mask_truncated=True)
+    cut = [replace(r, ended=r.prompt_id == "p") for r in seen.rollouts]
+    assert kept_factor(replace(seen, rollouts=cut), {"p"}, []) == 1.0
+    assert kept_factor(seen, {"p"}, []) == 2.0
+    settings = SwarmSettings()
+    plan(asked(view(OWN, {"bob": Peer(PEER)}), settings, [0.5] * 4), settings)
+    assert "the learner's reward functions deny all 2 groups of the peers" in caplog.text
+    with pytest.raises(ValueError, match="local: 0 leaves the peers' groups alone"):
+        SwarmSettings(local=0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
 
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen, show_table
+
+if TYPE_CHECKING:
+    from mutualrl.regimes import RegimeSettings
 
 regimes = typer.Typer(help="The regimes: rules by which policies share experience.", no_args_is_help=True)
 
@@ -48,16 +51,7 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     from mutualrl.regimes.info import RegimeInfo
 
     spec = get_regime(name)
-    described = []
-    for key, field in spec.settings.model_fields.items():
-        described.append(
-            {
-                "setting": key,
-                "default": spec.settings().model_dump(mode="json")[key],
-                "type": str(field.annotation),
-                "description": field.description or "",
-            }
-        )
+    described = _described(spec.settings(), "")
     if as_json:
         emit({**RegimeInfo.of(spec).model_dump(mode="json"), "settings": described})
         return
@@ -70,6 +64,27 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     for metric in spec.metrics:
         table.add_row(cell(metric.key), cell(metric.unit), cell(metric.meaning))
     show_table(table)
+
+
+def _described(settings: RegimeSettings, prefix: str) -> list[dict[str, Any]]:
+    """Return every setting with its default; of several regimes at once, below their names."""
+    from pydantic import BaseModel
+
+    described: list[dict[str, Any]] = []
+    for key, field in type(settings).model_fields.items():
+        value = getattr(settings, key)
+        if isinstance(value, BaseModel):
+            described += _described(cast(Any, value), f"{prefix}{key}.")
+            continue
+        described.append(
+            {
+                "setting": f"{prefix}{key}",
+                "default": settings.model_dump(mode="json")[key],
+                "type": str(field.annotation),
+                "description": field.description or "",
+            }
+        )
+    return described
 
 
 @regimes.command("check")

@@ -18,7 +18,7 @@ from mutualrl.errors import DataError, UsageError
 from mutualrl.recipes import Recipe, Request, load_run, resolve
 from mutualrl.recipes.resolve import GONE
 from mutualrl.records import Prompt
-from mutualrl.regimes import at_level
+from mutualrl.regimes import RegimeSettings, at_level, parts_of
 from mutualrl.regimes.sgt import SGTSettings
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
@@ -155,7 +155,7 @@ def _refuse_idle(flags: DiagnosticFlags, source: str) -> None:
 def _thresholds(flags: DiagnosticFlags, recipe: Recipe | None) -> Thresholds:
     """Return what counts as success and failure: the flags', else those of a run under SGT, else the paper's."""
     own: dict[str, Thresholds] = {}
-    if recipe is not None and recipe.regime_name == at_level("outcome").name:
+    if recipe is not None and at_level("outcome").name in parts_of(recipe.regime_name):
         own = {p.name: _sgt(recipe, p.name) for p in recipe.policies}
     for flag, value in (("--success-above", flags.success_above), ("--failure-below", flags.failure_below)):
         if value is not None and not isfinite(value):
@@ -176,7 +176,7 @@ def _thresholds(flags: DiagnosticFlags, recipe: Recipe | None) -> Thresholds:
 
 
 def _sgt(recipe: Recipe, policy: str) -> Thresholds:
-    settings = recipe.regime_settings(policy)
+    settings = _part_settings(recipe, policy, at_level("outcome").name)
     assert isinstance(settings, SGTSettings)
     gate: Literal["all", "any"] = "any" if settings.gate == "any" else "all"
     pick: Literal["uniform", "shortest", "first"] = "uniform" if settings.pick == "fit" else settings.pick
@@ -190,10 +190,17 @@ def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
     """Return what a policy's local and pooled advantages are divided by."""
     local = str(recipe.trainer_settings(policy).get("scale_rewards", "group"))
     local = {"True": "group", "False": "none"}.get(local, local)
-    pooled = (
-        getattr(recipe.regime_settings(policy), "scale", None) if recipe.regime_name == at_level("value").name else None
-    )
+    value = at_level("value").name
+    shares_values = value in parts_of(recipe.regime_name)
+    pooled = getattr(_part_settings(recipe, policy, value), "scale", None) if shares_values else None
     return local, pooled or local
+
+
+def _part_settings(recipe: Recipe, policy: str, name: str) -> RegimeSettings:
+    """Return the settings of a regime that a run has alone or among several."""
+    settings = recipe.regime_settings(policy)
+    part: RegimeSettings = settings if recipe.regime_name == name else getattr(settings, name)
+    return part
 
 
 def _named_models(flags: DiagnosticFlags) -> dict[str, Endpoint]:

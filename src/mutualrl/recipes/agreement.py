@@ -10,7 +10,7 @@ from mutualrl.plugins import entry_points, is_import_path, source_digest
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt, content_digest
-from mutualrl.regimes import get_regime
+from mutualrl.regimes import get_regime, parts_of
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks import Split, get_task, load_prompts
 from mutualrl.tasks.base import sample_evenly
@@ -81,8 +81,10 @@ def fingerprint(
     """Return the batch plan in comparable form: all that the data hold and their order, the source files of the user's
     code, seed, prompts per round, rollouts per prompt. What a source file imports in turn is not in it."""
     code = {}
-    for key, name in (("regime", recipe.regime_name), ("task", recipe.task.name)):
-        group = entry_points(f"mutualrl.{key}s")
+    parts = parts_of(recipe.regime_name)
+    named = [("regime" if len(parts) == 1 else f"regime {number}", name) for number, name in enumerate(parts)]
+    for key, name in (*named, ("task", recipe.task.name)):
+        group = entry_points(f"mutualrl.{key.partition(' ')[0]}s")
         if is_import_path(name) or name in group:  # a run whose code has changed is another run
             code[f"{key}_sha256"] = source_digest(group[name].value if name in group else name)
     for path in recipe.task.reward:

@@ -11,7 +11,7 @@ from typing import Any
 from mutualrl.errors import RecipeError, UsageError
 from mutualrl.plugins import absolute_path
 from mutualrl.recipes import yaml_file
-from mutualrl.regimes import SEPARATOR, get_regime, is_open, parts_of
+from mutualrl.regimes import SEPARATOR, parts_of
 from mutualrl.storage.files import user_path
 
 #: a layer of a recipe, as YAML gives it
@@ -169,18 +169,17 @@ def _listed(regimes: list[Any], source: str) -> Layer:
     """Return several regimes as one section."""
     section: Layer = {}
     names = []
-    beside = Path(source).resolve().parent if Path(source).is_file() else None
     for item in regimes:
         keys = {"name": item} if isinstance(item, str) else item
         if not isinstance(keys, dict) or not isinstance(keys.get("name"), str):
             raise RecipeError(
                 [f"{source}: regime: found {repr(item)[:80]} in the list, expected a name, or keys with `name:`"]
             )
-        name = _anchored_code(keys["name"], beside)
+        name = keys["name"]
         settings = {key: value for key, value in keys.items() if key != "name"}
         names.append(name)
-        if settings:
-            section[get_regime(name).name if is_open(name) else name] = settings
+        if settings:  # of the user's own code under its import path: nothing is imported here
+            section[name] = settings
     if not names:
         raise RecipeError([f"{source}: regime: found an empty list, expected one or more regimes"])
     if len(names) == 1:
@@ -206,7 +205,9 @@ def anchor_code(layer: Layer, directory: Path | None) -> None:
         if not isinstance(section, dict) or not isinstance(section.get("name"), str):
             continue
         parts = parts_of(section["name"]) if key == "regime" else [section["name"]]
-        layer[key] = {**section, "name": SEPARATOR.join(_anchored_code(part, directory) for part in parts)}
+        anchored = {part: _anchored_code(part, directory) for part in parts}
+        settings = {anchored.get(setting, setting): value for setting, value in section.items()}
+        layer[key] = {**settings, "name": SEPARATOR.join(anchored.values())}
 
 
 def _anchored_code(name: str, directory: Path | None) -> str:

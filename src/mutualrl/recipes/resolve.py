@@ -39,7 +39,7 @@ from mutualrl.regimes import (
     parts_of,
     regimes,
 )
-from mutualrl.regimes.spec import merged
+from mutualrl.regimes.spec import flat, merged
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TASKS, get_task
@@ -197,6 +197,8 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     checked = run_code or not is_open(name)
     _check_names(value, layers, problems, run_code=run_code)
     spec = get_regime(name) if checked else None
+    if checked and is_combined(name):
+        _name_own_parts(value["regime"])
     for path, settings in _trainer_sections(value):
         for key, setting in settings.items():
             if (problem := problem_with(key, setting)) is not None:
@@ -216,6 +218,13 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     if problems or recipe is None:
         raise RecipeError(problems)
     return recipe
+
+
+def _name_own_parts(section: Layer) -> None:
+    """Put settings of the user's own regimes, which a list gives under their import paths, below their names."""
+    for part in parts_of(section["name"]):
+        if is_open(part) and part in section:
+            section[get_regime(part).name] = section.pop(part)
 
 
 def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
@@ -238,8 +247,9 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         problems += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
         problems += spec.check(recipe.regime_settings(policy.name), settings)
         for key, problem in spec.idle_settings(recipe.regime_settings(policy.name)):
-            path = ("policies", str(index), "regime", key) if key in (policy.regime or {}) else ("regime", key)
-            lines.append(_line(layers, path, problem))
+            own = key in flat(policy.regime or {})
+            section = ("policies", str(index), "regime") if own else ("regime",)
+            lines.append(_line(layers, (*section, *key.split(".")), problem))
         lora = recipe.lora_settings(policy.name)
         published = traced or recipe.run.publish == "full"
         if published and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):

@@ -12,7 +12,6 @@ import importlib
 import pkgutil
 import re
 from functools import cache
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -72,12 +71,20 @@ def at_level(level: str) -> RegimeSpec:
 
 def is_combined(name: str) -> bool:
     """Return whether a name is of several regimes at once, such as `xgrpo+sgt`."""
-    return SEPARATOR in name and not Path(name.rpartition(":")[0]).is_file()
+    return len(parts_of(name)) > 1
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of the regimes that a name stands for."""
-    return name.split(SEPARATOR) if is_combined(name) else [name]
+    """Return the names of the regimes that a name stands for: `xgrpo+./c++/own.py:SPEC` are two, the second an import
+    path with a plus in it. A part ends at a plus where it is a plain name, or an import path with its object."""
+    parts: list[str] = []
+    current = ""
+    for piece in name.split(SEPARATOR):
+        current = f"{current}{SEPARATOR}{piece}" if current else piece
+        if NAME.fullmatch(current) or ":" in current:
+            parts.append(current)
+            current = ""
+    return [*parts, current] if current else parts
 
 
 def is_open(name: str) -> bool:

@@ -7,6 +7,7 @@ their own, one of these behind a regime whose advantages it would discard, one t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,7 +49,12 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         return _plan(view, each(settings))
 
     def check(settings: Any, trainer: Mapping[str, Any]) -> list[Problem]:
-        return [problem for spec, own in each(settings) for problem in spec.check(own, trainer)]
+        problems: list[Problem] = []
+        for spec, own in each(settings):
+            for key, problem in spec.check(own, trainer):
+                named = key.replace("regime.", f"regime.{spec.name}.")
+                problems.append((named, problem.replace("regime.", f"regime.{spec.name}.")))
+        return problems
 
     def row_metrics(statistics: RowStatistics) -> dict[str, float]:
         merged: dict[str, float] = {}
@@ -69,6 +75,8 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         plan=plan,
         settings=settings,
         publishes=publishes,
+        reads_advantages=all(spec.reads_advantages for spec in parts if spec.moves_advantages),
+        weighs_groups=any(spec.weighs_groups for spec in parts),
         reads_peers=any(spec.reads_peers for spec in parts),
         moves_advantages=any(spec.moves_advantages for spec in parts),
         pools=any(spec.pools for spec in parts),
@@ -109,6 +117,18 @@ def _require_combinable(parts: Sequence[RegimeSpec]) -> None:
     guides = [spec.name for spec in parts if spec.prefixes is not None]
     if len(guides) > 1:
         raise RegimeError(f"regime {joined!r}: {' and '.join(map(repr, guides))} both begin the learner's rollouts")
+    if guides and pooling:
+        raise RegimeError(
+            f"regime {joined!r}: rollouts that {guides[0]!r} begins are not wholly sampled, and {pooling[0]!r} would "
+            "take them for that; expected one of the two"
+        )
+    moving = [spec for spec in parts if spec.moves_advantages]
+    for first, second in itertools.pairwise(moving):
+        if not second.reads_advantages or first.weighs_groups:
+            raise RegimeError(
+                f"regime {joined!r}: {second.name!r} would discard or change the advantages of {first.name!r}; "
+                "expected one of the two"
+            )
 
 
 def _state_of(view: RoundView, spec: RegimeSpec) -> RoundView:

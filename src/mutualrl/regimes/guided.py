@@ -10,14 +10,15 @@ is the learner's own sample, on-policy, and is graded in one group with the othe
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw_candidate, gated_prompts, supply
-from mutualrl.regimes.spec import SUCCESS_ABOVE, Metric, RegimeSettings, RegimeSpec
+from mutualrl.regimes.spec import SUCCESS_ABOVE, Metric, Problem, RegimeSettings, RegimeSpec
 from mutualrl.seeds import seeded
 
 
@@ -29,6 +30,14 @@ class GuidedSettings(RegimeSettings):
     memory: int = Field(1000, ge=1, description="rounds for which a success is remembered")
     success_above: float = Field(SUCCESS_ABOVE, description="a rollout rewarded above this is a success")
     failure_below: float = Field(0.2, description="a rollout rewarded below this is a failure")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GuidedSettings:
+        if self.failure_below > self.success_above:
+            raise ValueError(
+                f"failure_below ({self.failure_below}) must not exceed success_above ({self.success_above})"
+            )
+        return self
 
     def gate(self) -> SGTSettings:
         """Return the gate, which is SGT's."""
@@ -127,6 +136,15 @@ def _rewards(which: str, rewards: list[float], settings: GuidedSettings) -> dict
     }
 
 
+def check(settings: GuidedSettings, trainer: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a share that begins no rollout of a group."""
+    group = int(trainer.get("num_generations", 8))
+    if settings.share > 0 and guided_count(group, settings.share) == 0:
+        problem = f"found {group}, of which regime.share {settings.share:g} begins none; expected a larger share"
+        return [("num_generations", problem)]
+    return []
+
+
 def publishes(settings: GuidedSettings) -> PublishSchema:
     """Return what the peers read: the texts of successes."""
     return PublishSchema.of("text", text_above=settings.success_above)
@@ -139,6 +157,7 @@ SPEC = RegimeSpec(
     publishes=publishes,
     plan=plan,
     prefixes=prefixes,
+    check=check,
     metrics=(
         Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
         Metric("guided/rollouts", "rollouts", "own rollouts that began with a prefix"),

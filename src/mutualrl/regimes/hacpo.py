@@ -39,7 +39,7 @@ EPSILON = 1e-6  # added to the standard deviation
 
 
 class HACPOSettings(RegimeSettings):
-    """Settings of HACPO; the defaults are those of its released code."""
+    """Settings of HACPO; the numbers are those of its released code, the baseline is its paper's."""
 
     window: int = Field(5, ge=1, description="rounds that a policy's capability is a mean over")
     warmup_rounds: int = Field(0, ge=0, description="rounds in which all policies count as equally able")
@@ -131,6 +131,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
             "hacpo/unfit": float(unfit),
             "hacpo/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
             "hacpo/capability": able[view.learner],
+            "hacpo/advantage_max": max((float(np.abs(a).max()) for a in own_advantages.values()), default=0.0),
             "hacpo/weight": float(np.mean([1 / weight[row.source.policy] for row in rows])) if rows else 0.0,
         },
         state={"shares": shares},
@@ -140,13 +141,15 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
 def capability_weights(
     able: Mapping[str, float], learner: str, settings: HACPOSettings, *, warm: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return by policy the clamped w, over which a peer's row is divided, and the w of the baseline."""
+    """Return by policy the clamped w, over which a peer's row is divided, and the w of the baseline: not clamped in the
+    paper's, except where a policy's capability is the floor, which is no measurement."""
     if warm:
         return dict.fromkeys(able, 1.0), dict.fromkeys(able, 1.0)
     clamped = {name: discrepancy(able[learner], able[name], settings) for name in able}
     if settings.baseline == "released":
         return clamped, clamped
-    return clamped, {name: able[learner] / able[name] for name in able}
+    measured = {name for name in able if min(able[name], able[learner]) > FLOOR}
+    return clamped, {name: able[learner] / able[name] if name in measured else clamped[name] for name in able}
 
 
 def _shares(view: RoundView, settings: HACPOSettings) -> dict[str, list[float]]:
@@ -177,7 +180,7 @@ def _rows(
                 "them of every policy of the pool"
             )
         ids = view.transfer.to_learner_ids(text, ended)
-        if ids is None or not len(trace) or np.isnan(trace).any():
+        if ids is None or not len(trace) or not np.isfinite(trace).all():
             rows.append((None, reward))
             continue
         masked = view.mask_truncated and not ended  # as TRL does with own rows: in the pool, not in the loss
@@ -232,6 +235,7 @@ SPEC = RegimeSpec(
         Metric("hacpo/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
         Metric("hacpo/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("hacpo/capability", "fraction", "mean share of success over the last rounds", "capability"),
+        Metric("hacpo/advantage_max", "advantage", "largest size of an own advantage"),
         Metric("hacpo/weight", "ratio", "mean weight of the peer rows, 1 / w", "weight of peer rows"),
         Metric("hacpo/ratio", "ratio", "median of learner's token probability over the source's geometric mean"),
     ),

@@ -121,8 +121,6 @@ def _learner_row(
         aligned = view.transfer.align(trace, ids, settings.anchor)
         logprobs, covered = aligned.logprobs.astype(np.float32), aligned.covered
         residual = (abs(aligned.residual), aligned.mismatched, abs(aligned.clipped))
-    if view.mask_truncated and not rollout.ended:  # as TRL does with own rows: in the pool, not in the loss
-        covered = np.zeros_like(covered)
     row = ExtraRow(
         prompt_id=rollout.prompt_id,
         source=RowSource(peer, rollout.rollout, view.round),
@@ -168,6 +166,22 @@ def needs(view: RoundView, settings: RegimeSettings) -> Needs:
     return Needs(logprobs=tuple((row.prompt_id, row.token_ids) for row, _ in graded))
 
 
+def without_truncated(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
+    """Return the rows, truncated ones masked where the trainer masks its own: in the pool, not in the loss."""
+    if not view.mask_truncated:
+        return list(graded)
+    ended = {
+        (name, prompt_id, rollout): done
+        for name, peer in view.peers.items()
+        for prompt_id, rollout, done in zip(*map(peer.column, ("prompt_id", "rollout", "ended")), strict=True)
+    }
+    masked = []
+    for row, reward in graded:
+        done = ended[row.source.policy, row.prompt_id, row.source.rollout]
+        masked.append((row if done else replace(row, mask=np.zeros(len(row.token_ids), dtype=np.bool_)), reward))
+    return masked
+
+
 def sequence_ratio(logprobs: Floats, row: ExtraRow) -> float:
     """Return exp(mean over the row's covered tokens of log pi_learner - log mu); NaN without one. The channel's measure
     (paper, Appendix "Channel decomposition of the three sharing regimes")."""
@@ -197,6 +211,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
         counts["prp/untrusted"] = float(encoded - len(graded))
     if not graded:
         return Plan(metrics={**counts, "prp/rows": 0.0})
+    graded = without_truncated(view, graded)
     own, rows = pool(by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
     tokens = sum(len(row.token_ids) for row in rows)
     covered = sum(int(row.covered.sum()) for row in rows)

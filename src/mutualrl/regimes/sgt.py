@@ -62,6 +62,8 @@ class SGTSettings(RegimeSettings):
             raise ValueError(f"schedule: {self.schedule} expects schedule_rounds, the rounds after which it ends")
         if self.teacher == "own" and self.memory == 0:
             raise ValueError("teacher: own expects memory of 1 or more: the rounds in which the success may come")
+        if self.teacher == "own" and self.pick == "fit":
+            raise ValueError("teacher: own has no candidates to compare; expected pick: uniform, shortest or first")
         if self.teacher == "own" and self.gate == "relative":
             raise ValueError("teacher: own learns what is above success_above; expected gate: all or any")
         return self
@@ -356,7 +358,7 @@ def _gated(view: RoundView, settings: SGTSettings) -> Gated:
 def needs(view: RoundView, settings: RegimeSettings) -> Needs:
     """Return the candidates that `pick: fit` compares, where a prompt has more than one."""
     chosen = _settings(settings)
-    if chosen.pick != "fit" or chosen.teacher != "peer":
+    if chosen.pick != "fit" or chosen.teacher != "peer" or weight_at(chosen, view.round) == 0:
         return Needs()
     return Needs(nll=tuple(_compared(_gated(view, chosen))))
 
@@ -374,6 +376,8 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     """Return the pairs of a round: gate, draw, retokenise. Texts are decoded for gated prompts alone."""
     chosen = _settings(settings)
     found = _gated(view, chosen)
+    if weight_at(chosen, view.round) == 0 and chosen.weight > 0:  # the schedule has ended
+        return Plan(metrics=_metrics(found, ()))
     if chosen.teacher == "own":
         return _own_plan(view, chosen, found)
     nll: dict[str, dict[tuple[int, ...], float]] = {prompt_id: {} for prompt_id, _ in found.fitted}
@@ -404,11 +408,17 @@ def _own_plan(view: RoundView, settings: SGTSettings, found: Gated) -> Plan:
         for prompt_id, opened in view.state.get("open", {}).items()
         if opened >= view.round - settings.memory
     }
-    rows = []
+    uses: Mapping[str, int] = view.state.get("uses", {})
+    cap = math.inf if settings.max_uses_per_prompt is None else settings.max_uses_per_prompt
+    rows: list[ExtraRow] = []
     for prompt_id in sorted(waiting):
         fitted = []
+        if uses.get(prompt_id, 0) >= cap:
+            continue
         for rollout in view.rollouts:
-            if rollout.prompt_id == prompt_id and rollout.reward > settings.success_above and rollout.token_ids:
+            own_success = rollout.reward > settings.success_above and rollout.token_ids and not rollout.prefix
+            if rollout.prompt_id == prompt_id and own_success:
+                assert rollout.token_ids is not None
                 text = view.transfer.text_of(rollout.token_ids)
                 candidate = Candidate(view.learner, rollout.index, text, rollout.ended)
                 fitted.append(Fitted(candidate, tuple(rollout.token_ids)))
@@ -430,7 +440,7 @@ def _own_plan(view: RoundView, settings: SGTSettings, found: Gated) -> Plan:
             waiting[prompt_id] = view.round
     state: dict[str, Any] = {"open": waiting}
     if settings.max_uses_per_prompt is not None:
-        state["uses"] = _counted(view.state.get("uses", {}), rows)
+        state["uses"] = _counted(uses, rows)
     return Plan(rows=tuple(rows), metrics=_metrics(found, rows), state=state)
 
 

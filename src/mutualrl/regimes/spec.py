@@ -81,6 +81,8 @@ class RegimeSpec:
     publishes: the optional fields of a rollout that its peers read.
     reads_peers: whether a round waits for the peers (a pool of one is refused then).
     moves_advantages: whether the plan has advantages of its own, made from one reward per rollout.
+    reads_advantages: whether these are made from the advantages in the view, which a regime before it may have made.
+    weighs_groups: whether they carry the weight of groups that were dropped, so that none may change them afterwards.
     pools: whether these and its rows make one batch of their own, in place of what a regime before it made.
     needs: what the plan must know beyond that: passages for the learner to score, texts for its reward functions.
     prefixes: token ids that each rollout to come begins with, () for one that the learner samples from its start. They
@@ -102,6 +104,8 @@ class RegimeSpec:
     publishes: Callable[[Any], PublishSchema] = publishes_nothing
     reads_peers: bool = True
     moves_advantages: bool = False
+    reads_advantages: bool = False
+    weighs_groups: bool = False
     pools: bool = False
     needs: Callable[[RoundView, Any], Needs] = needs_nothing
     prefixes: Callable[[GuideView, Any], list[tuple[int, ...]]] | None = None

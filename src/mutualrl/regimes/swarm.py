@@ -11,19 +11,22 @@ used. `denominator: own` is the source's (ratio 1 at the start of a round); `pee
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mutualrl.errors import DataError
-from mutualrl.records import PublishSchema
+from mutualrl.records import PublishSchema, Rollout
 from mutualrl.regimes.advantages import by_prompt, pool_advantages, standard_deviation
 from mutualrl.regimes.round import PPO, ExtraRow, Needs, Plan, RoundView, RowSource, Trace
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
 from mutualrl.seeds import seeded
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -42,6 +45,12 @@ class SwarmSettings(RegimeSettings):
     anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = Field(
         "span", description="how traces are aligned (THL), under denominator: peer"
     )
+
+    @model_validator(mode="after")
+    def _trains_on_something(self) -> SwarmSettings:
+        if self.local == 0 and not self.external:
+            raise ValueError("local: 0 leaves the peers' groups alone; expected external of 1 or more")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +143,12 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     if chosen.verify and chosen.external != 0:
         groups = verified(groups, view.answers.rewards)
     denied = found - len(groups)
+    if found and not groups:
+        logger.warning(
+            "round %d: the learner's reward functions deny all %d groups of the peers; do they depend on tokens, "
+            "time or chance? (regime.verify: false takes the peers' rewards)",
+            *(view.round, found),
+        )
     encoded: list[list[tuple[ExtraRow, float]]] = []
     for group in groups:
         members = _rows(view, chosen, group)
@@ -173,12 +188,14 @@ def kept_factor(view: RoundView, kept: set[str], rows: Sequence[ExtraRow]) -> fl
     """Return what turns the trainer's mean over all own and extra rows into the mean without the dropped groups: rows
     of the round over rows that are kept (tokens, where the loss is a mean over tokens)."""
 
-    def size(length: int) -> int:
-        return 1 if view.mean_over == "rows" else length
+    def size(rollout: Rollout) -> int:
+        if view.mean_over == "rows":
+            return 1
+        return 0 if view.mask_truncated and not rollout.ended else rollout.length
 
-    own = sum(size(rollout.length) for rollout in view.rollouts)
-    left = sum(size(rollout.length) for rollout in view.rollouts if rollout.prompt_id in kept)
-    extra = sum(size(int(row.covered.sum())) for row in rows)
+    own = sum(size(rollout) for rollout in view.rollouts)
+    left = sum(size(rollout) for rollout in view.rollouts if rollout.prompt_id in kept)
+    extra = sum(1 if view.mean_over == "rows" else int(row.covered.sum()) for row in rows)
     return (own + extra) / (left + extra) if left + extra else 1.0
 
 
@@ -248,6 +265,7 @@ SPEC = RegimeSpec(
     publishes=publishes,
     plan=plan,
     moves_advantages=True,
+    weighs_groups=True,
     pools=True,
     needs=needs,
     same_prompts=lambda settings: False,

@@ -139,6 +139,7 @@ SPEC = RegimeSpec(
     settings=XGRPOSettings,
     plan=plan,
     moves_advantages=True,
+    reads_advantages=True,
     check=check,
     metrics=(
         *advantage_metric_table("xgrpo"),

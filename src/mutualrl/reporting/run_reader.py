@@ -16,7 +16,7 @@ from mutualrl.process.status import node_file
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.schema import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
-from mutualrl.regimes.spec import SUCCESS_ABOVE
+from mutualrl.regimes.spec import SUCCESS_ABOVE, flat
 from mutualrl.storage.artifacts import FileSum
 from mutualrl.storage.files import (
     JsonObject,
@@ -170,8 +170,12 @@ class Run:
     def success_above(self, policy: str) -> float:
         """Return the reward above which a rollout is a success for a policy's regime."""
         own = next((part(p, "regime") for p in _policies(self.recipe) if p["name"] == policy), {})
-        given = [finite_number(section.get("success_above")) for section in (own, part(self.recipe, "regime"))]
-        return next((value for value in given if value is not None), SUCCESS_ABOVE)
+        for section in (own, part(self.recipe, "regime")):
+            for key, value in flat(section).items():  # of several regimes at once: below the name of one
+                number = finite_number(value) if key.rpartition(".")[2] == "success_above" else None
+                if number is not None:
+                    return number
+        return SUCCESS_ABOVE
 
     @property
     def arm(self) -> str:

@@ -14,6 +14,7 @@ from mutualrl.errors import UsageError
 from mutualrl.records import row_id
 from mutualrl.regimes import Answers, Needs
 from mutualrl.regimes.round import Passage
+from mutualrl.thl import retokenize
 from mutualrl.training.extra_rows import logps_at_temperature_1
 from mutualrl.training.tensors import as_batch, concatenated
 from mutualrl.training.trl_compat import (
@@ -119,7 +120,8 @@ def _rewards(trainer: GRPOTrainer, texts: Sequence[tuple[str, str, bool]], rows:
     padded = [*texts, *[texts[-1]] * (each * ranks - len(texts))]
     own = padded[rank * each : (rank + 1) * each]
     inputs = [rows.row(prompt_id) for prompt_id, _, _ in own]
-    ids = [tokenizer_of(trainer)(text, add_special_tokens=False)["input_ids"] for _, text, _ in own]
+    tokenizer = tokenizer_of(trainer)
+    ids = [list(retokenize(text, tokenizer, ended=ended).ids) for _, text, ended in own]
     rewards = total_rewards(trainer, reward_rows(trainer, inputs, [text for _, text, _ in own], ids))
     values: list[float] = rewards.tolist()
     return values[: len(texts)]

@@ -33,6 +33,7 @@ from mutualrl.training.trl_compat import (
     backward,
     has_trl_loss,
     log_value,
+    mini_batch_of_round,
     policy_loss,
     position_in_round,
     surrogate_alone,
@@ -247,7 +248,7 @@ class ExtraRows:
             with surrogate_alone(self._trainer, term.bound.delta):
                 loss = policy_loss(self._trainer, model, {**batch, "num_items_in_batch": items})
         else:
-            loss = self._bounded_loss(model, term.bound, batch, items, step)
+            loss = self._bounded_loss(model, term.bound, batch, items, mini_batch_of_round(self._trainer))
         if chunk.rows:
             logps, mask = self._trainer.last_logps, loss_mask(batch).bool()
             behaviour = batch.get("old_per_token_logps", logps)
@@ -268,7 +269,7 @@ class ExtraRows:
         return batch
 
     def _bounded_loss(
-        self, model: torch.nn.Module, bound: Bound, batch: Inputs, items: torch.Tensor, step: int
+        self, model: torch.nn.Module, bound: Bound, batch: Inputs, items: torch.Tensor, mini_batch: int
     ) -> torch.Tensor:
         trainer, args = self._trainer, self._trainer.args
         logps = token_logps(trainer, model, *concatenated(batch))
@@ -282,7 +283,7 @@ class ExtraRows:
             mask,
             low=trainer.epsilon_low,
             high=trainer.epsilon_high,
-            mini_batch=step,
+            mini_batch=mini_batch,
         )
         step_items = float(items) * args.gradient_accumulation_steps / args.steps_per_generation
         return aggregate(

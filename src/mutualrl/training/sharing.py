@@ -285,7 +285,7 @@ class Sharing:
             "see/peers": float(len(shared.peers)),
             "see/bytes": float(sum(shard.bytes for shard in shared.peers.values())),
             "see/wait_seconds": shared.waited,
-            **capabilities(self.link.policy, view),
+            **capabilities(view),
         }
         return replace(plan, metrics=metrics)
 
@@ -294,7 +294,7 @@ class Sharing:
         reward above 0; and `prompts/revived`: those of them that have one again in this round."""
         groups: dict[str, list[float]] = {}
         for rollout in rollouts:
-            if not math.isnan(rollout.reward):
+            if not math.isnan(rollout.reward) and not rollout.prefix:
                 groups.setdefault(rollout.prompt_id, []).append(rollout.reward)
         alive = {prompt_id for prompt_id, rewards in groups.items() if max(rewards) > 0}
         revived = alive & self.dead
@@ -302,9 +302,12 @@ class Sharing:
         return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
 
 
-def capabilities(learner: str, view: RoundView) -> dict[str, float]:
-    """Return `capability/POLICY` of each policy in the round: the share of its scored rollouts rewarded above 0."""
-    rewards = {learner: view.rewards, **{name: peer.column("reward") for name, peer in sorted(view.peers.items())}}
+def capabilities(view: RoundView) -> dict[str, float]:
+    """Return `capability/POLICY` of each policy in the round: the share of its scored rollouts rewarded above 0. Of the
+    learner's those that it sampled from their start; where it was guided, so were the peers, and are left out."""
+    own = [rollout.reward for rollout in view.rollouts if not rollout.prefix]
+    peers = {} if len(own) < len(view.rollouts) else view.peers
+    rewards = {view.learner: own, **{name: peer.column("reward") for name, peer in sorted(peers.items())}}
     shares = {name: success_share(values) for name, values in rewards.items()}
     return {f"capability/{name}": share for name, share in shares.items() if share is not None}
 

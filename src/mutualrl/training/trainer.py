@@ -286,7 +286,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
                     prompt=_prompt_text(example),
                     text=decode_completion(ids, tokenizer) if sharing.publishes_text(reward) else None,
                     token_ids=tuple(ids),
-                    logprobs=None if traces is None else tuple(traces[row][: len(ids)].tolist()),
+                    logprobs=None if traces is None or prefix else tuple(traces[row][: len(ids)].tolist()),
                     prefix=prefix,
                 )
             )

@@ -52,6 +52,8 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._generate_and_score_completions", "the generation batch, a dict of tensors", _TRAINER),
     Assumption("GRPOTrainer._compute_loss", "the loss of one micro-batch, divided for accumulation", _REGIMES),
     Assumption("GRPOTrainer._get_per_token_logps_and_entropies", "log-probs (rows, keep) come first", _TRAINER),
+    Assumption("GRPOTrainer._log_completion_extra", "given to reward functions as log_extra", _REGIMES),
+    Assumption("GRPOTrainer._log_metric", "given to reward functions as log_metric", _REGIMES),
     Assumption("GRPOTrainer._generate_single_turn", "samples one completion per prompt given", _REGIMES),
     Assumption("GRPOTrainer._generate", "the third result masks completions' tokens; None: no token", _REGIMES),
     Assumption("GRPOTrainer._tokenize_prompts", "token ids of prompts come first", _REGIMES),
@@ -218,6 +220,11 @@ def position_in_round(trainer: GRPOTrainer) -> tuple[int, int]:
     return divmod(micro_step(trainer) % int(trainer.args.steps_per_generation), per_step)
 
 
+def mini_batch_of_round(trainer: GRPOTrainer) -> int:
+    """Return the index of the optimizer step within the round, over all passes over the generation batch."""
+    return micro_step(trainer) % micro_steps_per_round(trainer) // int(trainer.args.gradient_accumulation_steps)
+
+
 def buffered_batches(trainer: GRPOTrainer) -> list[Inputs] | None:
     """Return the slices of the generation batch in use; None between two of them."""
     return trainer._buffered_inputs if round_in_use(trainer) else None
@@ -269,7 +276,11 @@ def reward_rows(
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    rewards: torch.Tensor = GRPOTrainer._calculate_rewards(trainer, inputs, prompts, completions, list(ids))
+    trainer._log_completion_extra = trainer._log_metric = lambda *_: None  # what functions log of their own rollouts
+    try:
+        rewards: torch.Tensor = GRPOTrainer._calculate_rewards(trainer, inputs, prompts, completions, list(ids))
+    finally:
+        del trainer._log_completion_extra, trainer._log_metric
     return rewards
 
 
