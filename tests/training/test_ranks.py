@@ -85,8 +85,17 @@ def publish(root: Path, tiny: dict[str, Path]) -> str:
     return str(root)
 
 
+#: under ZeRO those whose passes could hang; XGRPO and the noise have none of their own
+UNDER: dict[str, tuple[str, ...]] = {
+    "ddp": tuple(REGIMES),
+    "zero2": ("prp", "sgt"),
+    "zero3": ("prp", "sgt", "hacpo", "swarm", "fit"),
+}
+
+
 def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[str, Any]) -> list[dict[str, Any]]:
     """Run one training per regime, on recorded completions."""
+    chosen = {name: REGIMES[name] for name in UNDER[strategy]}
     return [
         {
             "name": name,
@@ -97,7 +106,7 @@ def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[st
             "exchange": publish(tmp_path / f"{name}-x", tiny),
             "keys": {**keys, **trainer_keys(regime)},
         }
-        for name, (regime, settings) in REGIMES.items()
+        for name, (regime, settings) in chosen.items()
     ]
 
 
@@ -110,7 +119,8 @@ def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], t
     """All regimes, with two micro-batches per step; sampling is per rank, so the completions are recorded ones."""
     spec = recorded(tiny, tmp_path, strategy, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2})
     result = launch(spec, tmp_path, tiny)
-    for name, (regime, settings) in REGIMES.items():
+    for name in UNDER[strategy]:
+        regime, settings = REGIMES[name]
         tokenizers = {"bob": load_tokenizer(str(tiny["bob"]))}
         publish(tmp_path / f"{name}-one", tiny)
         alone = train(
