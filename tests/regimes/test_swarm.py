@@ -108,3 +108,5 @@ def test_truncated_rollouts_have_no_tokens_in_the_mean_where_they_are_masked(cap
     assert "the learner's reward functions deny all 2 groups of the peers" in caplog.text
     with pytest.raises(ValueError, match="local: 0 leaves the peers' groups alone"):
         SwarmSettings(local=0)
+    with pytest.raises(ValueError, match="denominator and verify do nothing"):
+        SwarmSettings(external=0, denominator="peer")

@@ -45,7 +45,7 @@ def distill(
 
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """
-    source_runs = sources(runs)
+    source_runs = sources(runs, alone=settings.teacher != "peer")
     others = _others(beside, source_runs, console)
     success_sets = {
         name: collect_successes(s.run.exchange, s.info.run_id, name, settings.success_above, s.rounds)
@@ -172,7 +172,8 @@ def _learner(
     directory = out / "policies" / policy.name
     training = finished(directory)
     if training is None:
-        _print(console, f"{policy.name}: fine-tuning on {len(dataset.data)} successes of its peers")
+        texts = {"peer": "successes of its peers", "own": "successes of its own", "gold": "solutions in the data"}
+        _print(console, f"{policy.name}: fine-tuning on {len(dataset.data)} {texts[settings.teacher]}")
         training = fine_tune(start, revision, policy.trust_remote_code, tokenizer, dataset.data, settings, directory)
     else:
         _print(console, f"{policy.name}: was fine-tuned before")

@@ -80,7 +80,7 @@ def examples(
         rows["input_ids"].append([*head, *retokenized.ids])
         rows["completion_mask"].append([0] * len(head) + [1] * len(retokenized.ids))
     if not rows["input_ids"]:
-        raise DataError("the peers have no success that this learner could be taught")
+        raise DataError("there is no text that this learner could be taught: no success, or none that it can encode")
     return Examples(Dataset.from_dict(rows), unencodable)
 
 

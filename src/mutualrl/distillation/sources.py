@@ -44,9 +44,9 @@ class SourceRun:
         return self.recipe.trainer_settings(self.policy).get("chat_template_kwargs") or {}
 
 
-def sources(runs: Sequence[Path]) -> dict[str, SourceRun]:
+def sources(runs: Sequence[Path], *, alone: bool = False) -> dict[str, SourceRun]:
     """Return every policy of the runs by name. Raises UsageError for a run that is not plain GRPO or did not finish,
-    and for a name that two runs have."""
+    for a name that two runs have, and for a learner without a peer, unless it may be `alone`."""
     source_runs: dict[str, SourceRun] = {}
     for path in runs:
         run = RunDirectory(user_path(path))
@@ -65,7 +65,7 @@ def sources(runs: Sequence[Path]) -> dict[str, SourceRun]:
                 )
             trained_model(run, policy.name, verify=True)
             source_runs[policy.name] = SourceRun(policy.name, run, recipe, info)
-    if len(source_runs) < 2:
+    if len(source_runs) < 2 and not alone:
         raise UsageError(f"a learner needs a peer; found {', '.join(source_runs) or 'no policy'}: name a further run")
     return source_runs
 

@@ -50,6 +50,8 @@ class SwarmSettings(RegimeSettings):
     def _trains_on_something(self) -> SwarmSettings:
         if self.local == 0 and not self.external:
             raise ValueError("local: 0 leaves the peers' groups alone; expected external of 1 or more")
+        if self.external == 0 and (self.denominator != "own" or not self.verify):
+            raise ValueError("external: 0 takes no peer's group, and denominator and verify do nothing; leave them out")
         return self
 
 
