@@ -259,7 +259,7 @@ def test_the_gold_control_needs_solutions_in_the_data(cli_here: Cli, tmp_path: P
     assert "expected a field 'solution' that ends in" in done.stderr
     assert not (tmp_path / "runs").exists()
     done = cli_here(*wanted[:-1], "regime.teacher=silver", "--steps", "1")
-    assert "'peer' or 'gold'" in done.stderr
+    assert "'peer', 'gold' or 'own'" in done.stderr
 
 
 @pytest.mark.parametrize(("kind", "name"), [(k, n) for k, n, _ in shipped() if k != "paper"])

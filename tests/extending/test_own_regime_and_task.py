@@ -214,7 +214,10 @@ def test_check_passes_what_ships(cli_here: Cli, name: str) -> None:
 
 def test_regimes_are_listed_and_shown(cli_here: Cli) -> None:
     listed = json.loads(cli_here("regimes", "ls", "--json").stdout)["regimes"]
-    assert [row["name"] for row in listed] == ["grpo", "grpo-noise", "prp", "sgt", "xgrpo"]
+    shipped = ["grpo", "grpo-noise", "guided", "hacpo", "prp", "sgt", "swarm", "xgrpo"]
+    assert [row["name"] for row in listed] == shipped
+    both = json.loads(cli_here("regimes", "show", "xgrpo+sgt", "--json").stdout)["settings"]
+    assert {row["setting"]: row["default"] for row in both}["sgt.weight"] == 0.1
     shown = json.loads(cli_here("regimes", "show", REGIME, "--json").stdout)
     assert shown["name"] == "shortest"
     assert {row["setting"]: row["default"] for row in shown["settings"]} == {"weight": 0.1, "half_life": 50.0}
