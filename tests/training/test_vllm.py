@@ -86,11 +86,11 @@ def test_two_policies_train_with_vllm_through_the_command_line(cli: Any, tmp_pat
 
 @needs_vllm
 @pytest.mark.slow
-def test_guided_rollouts_of_the_engine_continue_a_masked_prefix(cli: Any, tmp_path: Path) -> None:
+def test_guided_rollouts_continue_a_masked_prefix(cli: Any, tmp_path: Path) -> None:
     """From the second epoch on some rollouts begin with a prefix; the trainer's log-probs of what vLLM sampled after it
     are vLLM's."""
     options = ["--set", "trainer.use_vllm=true", "--set", "trainer.vllm_gpu_memory_utilization=0.2"]
-    options += ["--set", "trainer.vllm_max_model_length=128", "--set", "run.validate_every=0", "--steps", "7"]
+    options += ["--set", "trainer.vllm_max_model_length=128", "--set", "run.validate_every=0", "--steps", "12"]
     run = tmp_path / "run"
     done = cli(
         *("train", "--regime", "guided", "--pool", "tiny", "--run-dir", run, "--json", *options),
