@@ -21,6 +21,7 @@ from mutualrl.diagnostics.rollouts import Bools, Floats, Rollouts
 from mutualrl.diagnostics.xgrpo_check import Scales, advantages
 from mutualrl.errors import UsageError
 from mutualrl.regimes import at_level
+from mutualrl.regimes.prp import RatioMoments
 
 LOW, HIGH = 0.8, 1.2
 DATA, VALUE, OUTCOME = (at_level(level).name for level in ("data", "value", "outcome"))
@@ -91,17 +92,18 @@ def channels(
 
 
 def ratio_rows(policies: Sequence[str], moments: Mapping[tuple[int, int], Floats]) -> list[RatioRow]:
-    """Return effective sample size (sum rho)^2 / (n sum rho^2) and chi-square estimate mean(rho^2) - 1 of each learner
-    and peer. `moments`: by (learner, peer) n, sum rho and sum rho^2 over tokens."""
+    """Return effective sample size and chi-square estimate of each learner and peer, as PRP logs them. `moments`: by
+    (learner, peer) the RatioMoments of the tokens."""
     rows: list[RatioRow] = []
-    for (learner, peer), (count, total, squares) in sorted(moments.items()):
+    for (learner, peer), sums in sorted(moments.items(), key=lambda entry: entry[0]):
+        of_pair = RatioMoments(*sums.tolist())
         rows.append(
             {
                 "learner": policies[learner],
                 "peer": policies[peer],
-                "tokens": int(count),
-                "effective_sample_size": float(total**2 / (count * squares)),
-                "chi_square": float(squares / count - 1),
+                "tokens": int(of_pair.count),
+                "effective_sample_size": of_pair.effective_sample_size,
+                "chi_square": of_pair.chi_square,
             }
         )
     return rows
@@ -141,8 +143,7 @@ def sequence_ratios(
                 if covered.any():
                     log_ratios = (values - aligned)[covered]
                     ratios[learner, unit].append(float(np.exp(log_ratios.mean())))
-                    each = np.exp(log_ratios)
-                    moments[learner, peer] += np.array([each.size, each.sum(), (each**2).sum()])
+                    moments[learner, peer] += np.array(RatioMoments.of(np.exp(log_ratios)))
     return dict(ratios), dict(moments), rescored, left_out
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -261,16 +261,38 @@ def row_metrics(statistics: RowStatistics) -> dict[str, float]:
     }
 
 
+class RatioMoments(NamedTuple):
+    """Number, sum and sum of squares of importance ratios rho; those of several parts add up."""
+
+    count: float
+    total: float
+    squares: float
+
+    @classmethod
+    def of(cls, ratios: Floats) -> RatioMoments:
+        """Return the moments of ratios."""
+        return cls(ratios.size, float(ratios.sum()), float((ratios**2).sum()))
+
+    @property
+    def effective_sample_size(self) -> float:
+        """Return (sum rho)^2 / (n sum rho^2): the fraction of the samples that the weights leave."""
+        return self.total**2 / (self.count * self.squares) if self.squares > 0 else 0.0
+
+    @property
+    def chi_square(self) -> float:
+        """Return mean(rho^2) - 1 over the behaviour policy's samples, an estimate of chi^2(pi || mu), which bounds the
+        variance of PRP (paper, Theorem "PRP bias-variance decomposition")."""
+        return self.squares / self.count - 1.0
+
+
 def effective_sample_size(ratios: Floats) -> float:
-    """Return (sum rho)^2 / (n sum rho^2): the fraction of the samples that the weights leave."""
-    squares = float((ratios**2).sum())
-    return float(ratios.sum()) ** 2 / (ratios.size * squares) if squares > 0 else 0.0
+    """Return the effective sample size of ratios, as a fraction of their number."""
+    return RatioMoments.of(ratios).effective_sample_size
 
 
 def chi_square(ratios: Floats) -> float:
-    """Return mean(rho^2) - 1 over the behaviour policy's samples, an estimate of chi^2(pi || mu), which bounds the
-    variance of PRP (paper, Theorem "PRP bias-variance decomposition")."""
-    return float((ratios**2).mean()) - 1.0
+    """Return the chi-square estimate of ratios."""
+    return RatioMoments.of(ratios).chi_square
 
 
 #: settings of TRL's loss that `clip: band` has no counterpart for, and the values that mean it is not used.

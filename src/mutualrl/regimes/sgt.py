@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -94,14 +94,19 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """Prompts whose gate opened, sorted, each with its candidates in the learner's vocabulary, and the counts around
-    them."""
+    """Prompts whose gate opened, sorted (`opened`), those that have candidates with these in the learner's vocabulary
+    (`fitted`), and the counts around them."""
 
     prompts: int
-    gated: int = 0
-    unencodable: int = 0
-    spent: int = 0
-    fitted: tuple[tuple[str, tuple[Fitted, ...]], ...] = ()
+    opened: tuple[str, ...]
+    unencodable: int
+    spent: int
+    fitted: tuple[tuple[str, tuple[Fitted, ...]], ...]
+
+    @property
+    def gated(self) -> int:
+        """Return how many prompts' gates opened."""
+        return len(self.opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +199,12 @@ def gated_prompts(
     draw). `uses` counts the pairs each prompt has given so far; a prompt at its cap is skipped.
     """
     found: list[tuple[str, tuple[Fitted, ...]]] = []
-    gated = unencodable = spent = 0
+    opened: list[str] = []
+    unencodable = spent = 0
     for prompt_id in sorted(own):
         if not gate(own[prompt_id], peer_rewards.get(prompt_id, ()), settings):
             continue
-        gated += 1
+        opened.append(prompt_id)
         if settings.max_uses_per_prompt is not None and uses.get(prompt_id, 0) >= settings.max_uses_per_prompt:
             spent += 1
             continue
@@ -207,7 +213,7 @@ def gated_prompts(
         unencodable += len(candidates) - len(fitted)
         if fitted:
             found.append((prompt_id, fitted))
-    return Gated(len(own), gated, unencodable, spent, tuple(found))
+    return Gated(len(own), tuple(opened), unencodable, spent, tuple(found))
 
 
 def select(
@@ -266,7 +272,6 @@ class Supply:
 
     rewards: Mapping[str, Sequence[float]]
     candidates: Callable[[str, float], list[Candidate]]
-    remembered: Mapping[str, list[Remembered]] = field(default_factory=dict)
 
 
 def remembered(view: RoundView, settings: SGTSettings) -> dict[str, list[Remembered]]:
@@ -321,7 +326,7 @@ def supply(view: RoundView, settings: SGTSettings) -> Supply:
                 found.append(Candidate(name, rollout, text, ended, round_index))
         return found
 
-    return Supply(rewards, candidates, memory)
+    return Supply(rewards, candidates)
 
 
 def _successes(name: str, peer: PeerRound, rows: Sequence[int], above: float) -> list[Candidate]:
@@ -434,10 +439,7 @@ def _own_plan(view: RoundView, settings: SGTSettings, found: Gated) -> Plan:
             rows.append(_row(prompt_id, pair, settings, view.round))
     learnt = {row.prompt_id for row in rows}
     waiting = {prompt_id: opened for prompt_id, opened in waiting.items() if prompt_id not in learnt}
-    peer_rewards = supply(view, settings).rewards
-    for prompt_id, rewards in view.own_groups().items():
-        if prompt_id not in learnt and gate(rewards, peer_rewards.get(prompt_id, ()), settings):
-            waiting[prompt_id] = view.round
+    waiting |= {prompt_id: view.round for prompt_id in found.opened if prompt_id not in learnt}
     state: dict[str, Any] = {"open": waiting}
     if settings.max_uses_per_prompt is not None:
         state["uses"] = _counted(uses, rows)

@@ -83,9 +83,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         rewards: torch.Tensor = score()
         return rewards
 
-    prefixes: list[tuple[int, ...]] | None = (
-        None  # of the rows that are being sampled; None: no row of any rank has one
-    )
+    #: of the rows that are being sampled; None: no row of any rank has one
+    prefixes: list[tuple[int, ...]] | None = None
 
     def on_generate(self, inputs: list[Inputs]) -> None:
         """Hear that TRL begins to sample a generation batch; `prefixes` may be set to what its completions begin
