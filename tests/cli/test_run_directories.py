@@ -24,7 +24,7 @@ def a_run(path: Path, **info: object) -> Path:
     recipe = "policies: [{name: a, model: 'tiny:ada'}]\n"
     (path / "recipe.yaml").write_text(recipe)
     known = {"format": 3, "run_id": "x", "versions": {"mutualrl": "9.9"}, "recipe": recipe}
-    write_checksummed(path / "run.json", {**known, **info})
+    write_checksummed(path / "run.json", {**known, **info}, root=path)
     return path
 
 
@@ -59,7 +59,8 @@ def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
     a_run(tmp_path / "newer", format=7)
     a_run(tmp_path / "older", format=1)
     (tmp_path / "file").write_text("")
-    write_checksummed(a_run(tmp_path / "bare") / "run.json", {"format": 3, "run_id": "x"})
+    bare = a_run(tmp_path / "bare")
+    write_checksummed(bare / "run.json", {"format": 3, "run_id": "x"}, root=bare)
     before = tree(tmp_path)
     done = cli("train", "--run-dir", tmp_path / name, *extra, "--json")
     assert done.returncode == 2, done.stderr

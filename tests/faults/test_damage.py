@@ -13,8 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import Cli
+from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.reporting.verify_run import verify_run
 from mutualrl.storage.artifacts import commit_directory
-from mutualrl.storage.files import read_checksummed, write_checksummed
+from mutualrl.storage.files import CHECKSUM_KEY, read_checksummed, try_read_json, write_checksummed
+from mutualrl.storage.rundir import RunDirectory
 from runs import Run
 
 EVAL = ("eval", "--limit", "4", "--max-new-tokens", "4", "--engine", "transformers", "--run", "r")
@@ -95,7 +98,7 @@ def test_a_result_of_another_shape_is_named_before_a_summary_is_written(copy: Pa
     done = cli_here("train", "--resume", "--run-dir", "r")
     assert (done.returncode, "bob/result.json" in done.stderr) == (6, True), done.stderr
     assert not (copy / "summary.json").exists()
-    write_checksummed(copy / "policies" / "bob" / "result.json", {"steps": 6})  # sealed, and no result
+    write_checksummed(copy / "policies" / "bob" / "result.json", {"steps": 6}, root=copy)  # sealed, and no result
     done = cli_here("train", "--resume", "--run-dir", "r")
     assert (done.returncode, "bob/result.json: initial_validation" in done.stderr) == (6, True), done.stderr
 
@@ -131,6 +134,28 @@ def test_every_file_of_a_run_that_nobody_touched_is_verified(copy: Path, cli_her
     assert result["checked"]["model"] == 2
     shown = cli_here("runs", "verify", "r")
     assert "| model" in shown.stdout
+
+
+def test_no_file_of_a_run_passes_for_another_one(copy: Path) -> None:
+    files = [path for path in sorted(copy.rglob("*.json")) if CHECKSUM_KEY in (try_read_json(path) or {})]
+    content = {path: path.read_bytes() for path in files}
+    names = {path.name for path in files}
+    assert names >= {"run.json", "summary.json", "sessions.json", "before.json", "result.json", "attempt.json"}
+    passed = []
+    for path in files:
+        for other in files:
+            if content[other] == content[path]:
+                continue
+            path.write_bytes(content[other])
+            try:
+                if not verify_run(RunDirectory(copy)).damaged:
+                    passed.append(f"{other.relative_to(copy)} as {path.relative_to(copy)}")
+            except (UsageError, FileDamagedError):
+                continue
+            finally:
+                path.write_bytes(content[path])
+    assert passed == []
+    assert verify_run(RunDirectory(copy)).damaged == []
 
 
 #: a run directory of others may hold anything; whoever looks at it neither waits nor reads without end
@@ -194,7 +219,7 @@ def test_a_bomb_for_a_recipe_is_a_line(copy: Path, cli_here: Cli, text: str) -> 
     value = read_checksummed(copy / "run.json")
     assert value is not None
     for content in ({**value, "recipe": text}, {**value, "recipe": "", "format": 2}):
-        write_checksummed(copy / "run.json", content)
+        write_checksummed(copy / "run.json", content, root=copy)
         (copy / "recipe.yaml").write_text(text)
         listed = cli_here("runs", "ls", ".", "--json")
         assert listed.returncode == 0, listed.stderr

@@ -173,11 +173,11 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tm
             "ran with processes 4",
         ),
     ):
-        write_checksummed(copy / "run.json", {**info, key: value})
+        write_checksummed(copy / "run.json", {**info, key: value}, root=copy)
         done = cli("train", "--resume", "--run-dir", copy)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr
-    write_checksummed(copy / "run.json", {**info, "versions": {**info["versions"], "trl": "1.15.0"}})
+    write_checksummed(copy / "run.json", {**info, "versions": {**info["versions"], "trl": "1.15.0"}}, root=copy)
     weights = copy / "policies" / "ada" / "checkpoints" / "step-000002" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1

@@ -128,7 +128,7 @@ def test_the_file_of_a_run_keeps_the_key_that_counts_policies_on_a_gpu(tmp_path:
     run_json = read_checksummed(run.run_json)
     assert run_json is not None
     run_json["placement"]["ada"] = written_by_an_older_version
-    write_checksummed(run.run_json, run_json)
+    write_checksummed(run.run_json, run_json, root=run.root)
     assert run.info().placement["ada"].policies_per_gpu == 3
 
 
@@ -162,7 +162,7 @@ def test_a_resumed_run_waits_for_all_peers_again_and_forgets_the_request_to_stop
     missing.mark_missing("bob", 0)
     run.stop_file.parent.mkdir(parents=True, exist_ok=True)
     run.stop_file.write_text("{}")
-    write_checksummed(run.summary, {"lost": ["bob"]})
+    write_checksummed(run.summary, {"lost": ["bob"]}, root=run.root)
     changed = recipe("run.max_restarts=7", run_dir=run.root)
     resume_run(run, changed, place(resolved, TWO), MODELS, Launch())
     assert MissingPeers(open_store(run.exchange), "ada").current() == {}
@@ -174,11 +174,11 @@ def test_a_resumed_run_waits_for_all_peers_again_and_forgets_the_request_to_stop
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (lambda run: write_checksummed(run.summary, {}), "nothing to resume, the run .* is finished"),
+        (lambda run: write_checksummed(run.summary, {}, root=run.root), "nothing to resume, the run .* is finished"),
         (lambda run: run.run_json.write_text('{"format": 1, "run_id": "1"}'), "an older mutualrl wrote it"),
         (lambda run: run.run_json.write_text('{"format": 2, "run_id": "1"}'), "an older mutualrl wrote it"),
         (
-            lambda run: write_checksummed(run.run_json, {"format": 3, "run_id": "1"}),
+            lambda run: write_checksummed(run.run_json, {"format": 3, "run_id": "1"}, root=run.root),
             "lacks fingerprint, placement, versions, recipe",
         ),
     ],

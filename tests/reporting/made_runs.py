@@ -73,7 +73,7 @@ def made_run(
     text = "# made\n" + json.dumps(recipe)
     (root / "recipe.yaml").write_text(text)
     if info["format"] == FORMAT:
-        write_checksummed(root / "run.json", {**info, "recipe": text})
+        write_checksummed(root / "run.json", {**info, "recipe": text}, root=root)
     else:
         (root / "run.json").write_text(json.dumps(info))
     for place, name in enumerate(policies):
@@ -101,7 +101,7 @@ def made_run(
                 row["validation"] = validation(0.3 + gain * share + 0.02 * place + 0.01 * seed)
             rows.append(row)
         (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        write_checksummed(files / "before.json", validation(0.3))
+        write_checksummed(files / "before.json", validation(0.3), root=root)
         if finished:
             result = {
                 "initial_validation": validation(0.3),
@@ -114,7 +114,7 @@ def made_run(
                 "lost_peers": {},
                 "attempts": 1,
             }
-            write_checksummed(files / "result.json", result)
+            write_checksummed(files / "result.json", result, root=root)
     if finished:
         results = {n: json.loads((root / "policies" / n / "result.json").read_text()) for n in policies}
         summary = {
@@ -127,15 +127,15 @@ def made_run(
             "policies": results,
             "lost": [],
         }
-        write_checksummed(root / "summary.json", summary)
+        write_checksummed(root / "summary.json", summary, root=root)
     return root
 
 
 def set_recipe(run: Path, text: str) -> None:
     """Put another recipe in place of a run's, in both of the files that hold it."""
-    info = read_checksummed(run / "run.json")
+    info = read_checksummed(run / "run.json", root=run)
     assert info is not None
-    write_checksummed(run / "run.json", {**info, "recipe": text})
+    write_checksummed(run / "run.json", {**info, "recipe": text}, root=run)
     (run / "recipe.yaml").write_text(text)
 
 

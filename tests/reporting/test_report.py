@@ -292,7 +292,7 @@ def test_evaluations_of_the_runs_are_the_bars_by_task(cli_here: Cli, tmp_path: P
         }
         value = {"suite": "paper", "samples": 1, "temperature": 0.0, "seed": 0, "tasks": tasks, "models": models}
         (runs[-1] / "evaluations").mkdir()
-        write_checksummed(runs[-1] / "evaluations" / "paper.json", value)
+        write_checksummed(runs[-1] / "evaluations" / "paper.json", value, root=runs[-1])
     (runs[0] / "evaluations" / "torn.json").write_text('{"suite": ')
     _, data, summary = reported(cli_here, *runs, "--out", "page")
     (figure,) = [figure for figure in data["figures"] if figure["paper"].startswith("Outcome-level transfer extends")]
@@ -303,7 +303,7 @@ def test_evaluations_of_the_runs_are_the_bars_by_task(cli_here: Cli, tmp_path: P
     assert any("evaluations/torn.json is left out: not JSON" in note for note in summary["notes"])
     changed = json.loads((runs[1] / "evaluations" / "paper.json").read_text())
     changed["tasks"]["math"]["max_new_tokens"] = 1024  # another limit: not compared
-    write_checksummed(runs[1] / "evaluations" / "paper.json", changed)
+    write_checksummed(runs[1] / "evaluations" / "paper.json", changed, root=runs[1])
     _, data, _ = reported(cli_here, *runs, "--out", "page2")
     assert [len(f["panels"][0]["bars"]) for f in data["figures"] if "-tasks" in f["name"]] == [1, 1]
 
@@ -453,7 +453,7 @@ def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(c
     whole, lost = (made_run(tmp_path / f"r{n}", seed=n) for n in range(2))
     summary = json.loads((lost / "summary.json").read_text())
     summary["policies"].pop("bob")
-    write_checksummed(lost / "summary.json", {**summary, "lost": ["bob"]})
+    write_checksummed(lost / "summary.json", {**summary, "lost": ["bob"]}, root=lost)
     (lost / "policies" / "bob" / "result.json").unlink()
     metrics = lost / "policies" / "bob" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:6]))

@@ -101,7 +101,7 @@ def ratio_rows(policies: Sequence[str], moments: Mapping[tuple[int, int], Floats
             {
                 "learner": policies[learner],
                 "peer": policies[peer],
-                "tokens": int(of_pair.count),
+                "tokens": int(of_pair.n),
                 "effective_sample_size": of_pair.effective_sample_size,
                 "chi_square": of_pair.chi_square,
             }

@@ -100,7 +100,7 @@ def open_directory(path: Path, request: JsonObject) -> Path:
     holds another distillation, with what differs, or anything else."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"--out {path} is a file, expected a directory")
-    stored = read_checksummed(path / REQUEST)
+    stored = read_checksummed(path / REQUEST, root=path)
     if stored is None and path.is_dir() and any(not _LEFT.fullmatch(entry.name) for entry in path.iterdir()):
         raise UsageError(f"--out {path} is taken; name a directory that is new or empty")
     if stored is not None:
@@ -114,5 +114,5 @@ def open_directory(path: Path, request: JsonObject) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {path} cannot be made: {error.strerror}") from None
-    write_checksummed(path / REQUEST, request)
+    write_checksummed(path / REQUEST, request, root=path)
     return path

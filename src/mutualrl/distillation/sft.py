@@ -22,7 +22,7 @@ from trl import SFTConfig, SFTTrainer
 from mutualrl.console.lines import notify
 from mutualrl.distillation.settings import DistillSettings
 from mutualrl.distillation.successes import DistillationExample
-from mutualrl.errors import CheckpointDamagedError, DataError, DiskError, ModelError, RecipeError
+from mutualrl.errors import CheckpointDamagedError, DataError, DiskError, FileDamagedError, ModelError, RecipeError
 from mutualrl.records import Prompt
 from mutualrl.regimes.losses import row_nll
 from mutualrl.storage.artifacts import file_sum, relative_files, verify_directory
@@ -184,7 +184,7 @@ def fine_tune(
     part = max(1, len(losses) // 10)
     ends = [statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])]
     result: JsonObject = {"steps": trainer.state.global_step, "seconds": seconds, "loss": ends}
-    write_checksummed(out / RESULT, result)
+    write_checksummed(out / RESULT, result, root=out.parent)
     shutil.rmtree(checkpoints.root, ignore_errors=True)
     return result
 
@@ -192,9 +192,9 @@ def fine_tune(
 def finished(out: Path) -> JsonObject | None:
     """Return what `fine_tune` returned of a learner that it has finished; None of any other. Raises FileDamagedError
     where the model is not what it wrote."""
-    result = read_checksummed(out / RESULT)
-    if result is not None:
-        verify_directory(out / "model")
+    result = read_checksummed(out / RESULT, root=out.parent)
+    if result is not None and (policy := verify_directory(out / "model").get("policy")) != out.name:
+        raise FileDamagedError(f"{out / 'model'}: the model of {policy!r}, expected that of {out.name!r}")
     return result
 
 

@@ -104,7 +104,7 @@ class Store:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(f"--out {out} cannot be made: {error.strerror}") from None
-            write_checksummed(directory / REQUEST, request)
+            write_checksummed(directory / REQUEST, request, root=directory)
         remove_temporaries(directory)
         for completions in (directory / COMPLETIONS).glob("*"):
             remove_temporaries(completions)
@@ -158,7 +158,7 @@ def _marker(path: Path) -> Path:
 def _stored(path: Path) -> JsonObject | None:
     """Return the request that a directory was made for, of whatever format; None where there is none."""
     value = read_json(path)
-    return value if value is None or value.get("format") != FORMAT else read_checksummed(path)
+    return value if value is None or value.get("format") != FORMAT else read_checksummed(path, root=path.parent)
 
 
 def _rows(path: Path, part: Part) -> list[JsonObject] | None:

@@ -79,7 +79,7 @@ def keep_in_run(run: RunDirectory, result: Row) -> Path:
     """Write an evaluation of a run's models into the run, in place of an earlier one of that suite; return its file."""
     path = run.evaluations / f"{folder_of(result['suite'])}.json"
     path.parent.mkdir(exist_ok=True)
-    write_checksummed(path, result)
+    write_checksummed(path, result, root=run.root)
     return path
 
 

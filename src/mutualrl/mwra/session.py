@@ -237,7 +237,7 @@ def resumable(path: Path) -> RunDirectory:
     if (holder := holder_of(run.lock(0))) is not None:
         raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
     require_recipe(run, info)
-    if run.summary.exists() and not (read_checksummed(run.summary) or {}).get("lost"):
+    if run.summary.exists() and not (read_checksummed(run.summary, root=run.root) or {}).get("lost"):
         raise UsageError(
             f"--resume: nothing to resume, the run in {path} is finished (its results: {run.summary}); start another "
             "with --run-dir, or this one again with --clean"
@@ -276,7 +276,7 @@ def _changes(text: str, data: bytes) -> str:
 def require_intact(run: RunDirectory, recipe: Recipe) -> None:
     """Raise FileDamagedError when what a policy has left at its end was changed: its result, its model."""
     for policy in recipe.policies:
-        if policy_result(run.policy(policy.name).result) is not None:
+        if policy_result(run.policy(policy.name).result, run.root) is not None:
             trained_model(run, policy.name, verify=True)
 
 
@@ -300,7 +300,7 @@ def resume_run(
         "recipe_sha256": _sha256(text),
         "recipe_before_sha256": info.recipe_sha256,
     }
-    write_checksummed(run.run_json, info.model_copy(update=changes).to_json())
+    write_checksummed(run.run_json, info.model_copy(update=changes).to_json(), root=run.root)
     write_atomic(run.recipe, text.encode())
     run.stop_file.unlink(missing_ok=True)
 
@@ -309,7 +309,7 @@ def next_session(run: RunDirectory) -> int:
     """Return the number of this session, from 0; noted with its command, so that people see how the run was made."""
     path = run.root / "supervisor" / "sessions.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    sessions = (read_checksummed(path) or {"sessions": []})["sessions"]
+    sessions = (read_checksummed(path, root=run.root) or {"sessions": []})["sessions"]
     entry = {"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command_line()}
-    write_checksummed(path, {"sessions": [*sessions, entry]})
+    write_checksummed(path, {"sessions": [*sessions, entry]}, root=run.root)
     return len(sessions)

@@ -67,7 +67,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         if launch.node != 0:
             return run, {"node": launch.node}
         summary = summarize(run, recipe, time.monotonic() - began)
-        write_checksummed(run.summary, summary)
+        write_checksummed(run.summary, summary, root=run.root)
     return run, summary
 
 
@@ -243,7 +243,7 @@ def summarize(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, ob
     and is named."""
     policies, lost = {}, []
     for policy in recipe.policies:
-        result = policy_result(run.policy(policy.name).result)
+        result = policy_result(run.policy(policy.name).result, run.root)
         if result is not None:
             policies[policy.name] = result.to_json()
         elif recipe.run.on_peer_loss == "continue":

@@ -264,7 +264,7 @@ def row_metrics(statistics: RowStatistics) -> dict[str, float]:
 class RatioMoments(NamedTuple):
     """Number, sum and sum of squares of importance ratios rho; those of several parts add up."""
 
-    count: float
+    n: float
     total: float
     squares: float
 
@@ -276,13 +276,13 @@ class RatioMoments(NamedTuple):
     @property
     def effective_sample_size(self) -> float:
         """Return (sum rho)^2 / (n sum rho^2): the fraction of the samples that the weights leave."""
-        return self.total**2 / (self.count * self.squares) if self.squares > 0 else 0.0
+        return self.total**2 / (self.n * self.squares) if self.squares > 0 else 0.0
 
     @property
     def chi_square(self) -> float:
         """Return mean(rho^2) - 1 over the behaviour policy's samples, an estimate of chi^2(pi || mu), which bounds the
         variance of PRP (paper, Theorem "PRP bias-variance decomposition")."""
-        return self.squares / self.count - 1.0
+        return self.squares / self.n - 1.0
 
 
 def effective_sample_size(ratios: Floats) -> float:

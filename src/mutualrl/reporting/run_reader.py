@@ -251,7 +251,7 @@ def _checked(path: Path, info: Row, notes: list[str], root: Path) -> Row | None:
     """Return a small file of a run, its checksum compared; None where it is not there, or is not what the run wrote,
     which is noted. Runs of older formats have no checksums there."""
     try:
-        return read_checksummed(path) if info.get("format") == FORMAT else read_json(path)
+        return read_checksummed(path, root=root) if info.get("format") == FORMAT else read_json(path)
     except (FileDamagedError, OSError) as error:
         notes.append(f"{path.relative_to(root)} is left out: {_short(error, path)}")
         return None

@@ -61,7 +61,7 @@ def verify_run(run: RunDirectory) -> Verification:
     for path in (run.summary, run.root / "supervisor" / "sessions.json", *sorted(run.evaluations.glob("*.json"))):
         if path.exists():
             kind = "evaluations" if path.parent == run.evaluations else path.name
-            result.look(kind, partial(read_checksummed, path))
+            result.look(kind, partial(read_checksummed, path, root=run.root))
     for name in _policies(run):
         _verify_policy(run, run.policy(name), result)
     verify_exchange(run, result)
@@ -83,13 +83,19 @@ def _verify_policy(run: RunDirectory, files: PolicyFiles, result: Verification) 
     name = files.root.name
     for path in (files.before, files.result):
         if path.exists():
-            result.look(path.name, partial(read_checksummed, path))
+            result.look(path.name, partial(read_checksummed, path, root=run.root))
     for path, expected in recorded_sums(files).items():
         result.look(path.name, partial(require_log, path, expected))
     if files.result.exists() or has_trained_model(run, name):
         result.look("model", lambda: trained_model(run, name, verify=True))
     if files.adapter.exists():
-        result.look("adapter", lambda: verify_directory(files.adapter))
+        result.look("adapter", lambda: _adapter(files))
+
+
+def _adapter(files: PolicyFiles) -> None:
+    policy = verify_directory(files.adapter).get("policy")
+    if policy != files.root.name:
+        raise FileDamagedError(f"{files.adapter}: of policy {policy!r}, expected {files.root.name!r}")
 
 
 def verify_checkpoints(run: RunDirectory, result: Verification) -> None:

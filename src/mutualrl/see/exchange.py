@@ -108,7 +108,7 @@ class Exchange:
         for _ in range(_CONTESTS):
             current = self.store.get(self.policy, ATTEMPT)
             self.require_newest()
-            data = checksummed_bytes({"run_id": self.run_id, "attempt": self.attempt})
+            data = checksummed_bytes({"run_id": self.run_id, "policy": self.policy, "attempt": self.attempt})
             if current is None:
                 if self.store.create(self.policy, ATTEMPT, data):
                     return
@@ -335,9 +335,18 @@ def claimed_attempt(store: ExchangeStore, policy: str) -> int | None:
     if data is None:
         return None
     try:
-        return int(parse_checksummed(data, where)["attempt"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ExchangeDamagedError(f"{where}: not an attempt's claim ({error!r})") from None
+        claim = parse_checksummed(data, where)
+    except FileDamagedError as error:
+        raise ExchangeDamagedError(f"{where}: not an attempt's claim ({error})") from None
+    if not {"run_id", "attempt"} <= claim.keys() <= {"run_id", "attempt", "policy"} or not _is_count(claim["attempt"]):
+        raise ExchangeDamagedError(f"{where}: not an attempt's claim (it has {', '.join(claim) or 'nothing'})")
+    if claim.get("policy", policy) != policy:  # older versions wrote none
+        raise ExchangeDamagedError(f"{where}: a claim of policy {claim['policy']!r}, expected {policy!r}")
+    return int(claim["attempt"])
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _logs_of(store: ExchangeStore, peer: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mutualrl.errors import ExchangeDamagedError, FileDamagedError
 from mutualrl.see.store import ExchangeStore
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
@@ -15,9 +16,7 @@ class MissingPeers:
     def __init__(self, store: ExchangeStore | None = None, policy: str = "") -> None:
         self._store = store
         self._policy = policy
-        data = None if store is None else store.get(policy, FILE)
-        stored = None if data is None or store is None else parse_checksummed(data, store.describe(policy, FILE))
-        self._intervals: dict[str, list[list[int | None]]] = {} if stored is None else stored["peers"]
+        self._intervals: dict[str, list[list[int | None]]] = {} if store is None else _stored(store, policy)
 
     def is_missing(self, peer: str, round_index: int) -> bool:
         """Return whether the learner did, or does, this round without the peer."""
@@ -49,4 +48,20 @@ class MissingPeers:
 
     def _write(self) -> None:
         if self._store is not None:
-            self._store.put(self._policy, FILE, checksummed_bytes({"peers": self._intervals}))
+            self._store.put(self._policy, FILE, checksummed_bytes({"policy": self._policy, "peers": self._intervals}))
+
+
+def _stored(store: ExchangeStore, policy: str) -> dict[str, list[list[int | None]]]:
+    """Return the intervals that a policy stored; none where it stored nothing."""
+    data, where = store.get(policy, FILE), store.describe(policy, FILE)
+    if data is None:
+        return {}
+    try:
+        stored = parse_checksummed(data, where)
+    except FileDamagedError as error:
+        raise ExchangeDamagedError(str(error)) from None
+    owner = stored.get("policy", policy)  # older versions wrote none
+    if owner != policy or not isinstance(stored.get("peers"), dict):
+        raise ExchangeDamagedError(f"{where}: not which peers {policy!r} went on without (of policy {owner!r})")
+    intervals: dict[str, list[list[int | None]]] = stored["peers"]
+    return intervals

@@ -231,19 +231,31 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
 CHECKSUM_KEY = "seal"  # the key on disk: sha256 of everything else in the file
 
 
-def write_checksummed(path: Path, value: JsonObject) -> None:
-    """Write a JSON object, atomically, with a sha256 of itself: a file of which no byte can change unnoticed."""
-    write_atomic(path, checksummed_bytes(value))
+PLACE_KEY = "file"  # the key on disk: where below its root the file lies
 
 
-def read_checksummed(path: Path) -> JsonObject | None:
-    """Return the object that `write_checksummed` wrote, without its checksum, or None when there is no such file.
-    Raises FileDamagedError when a byte was changed, added or lost."""
+def write_checksummed(path: Path, value: JsonObject, *, root: Path | None = None) -> None:
+    """Write a JSON object, atomically, with a sha256 of itself: a file of which no byte can change unnoticed. With
+    `root`, the directory that it belongs to, it also holds its place there, so that no file of another place can take
+    its own unnoticed."""
+    place = {} if root is None else {PLACE_KEY: path.relative_to(root).as_posix()}
+    write_atomic(path, checksummed_bytes({**value, **place}))
+
+
+def read_checksummed(path: Path, *, root: Path | None = None) -> JsonObject | None:
+    """Return the object that `write_checksummed` wrote, without its checksum and place, or None when there is no such
+    file. Raises FileDamagedError when a byte was changed, added or lost, and, with `root`, for a file of another
+    place."""
     try:
         data = read_regular(path)
     except FileNotFoundError:
         return None
-    return parse_checksummed(data, str(path))
+    value = parse_checksummed(data, str(path))
+    if root is not None:
+        place, expected = value.pop(PLACE_KEY, "another place"), path.relative_to(root).as_posix()
+        if place != expected:
+            raise FileDamagedError(f"{path}: is the file of {str(place)!r:.80}, expected that of {expected!r}")
+    return value
 
 
 def parse_checksummed(data: bytes, where: str) -> JsonObject:

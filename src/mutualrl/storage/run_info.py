@@ -98,10 +98,10 @@ class PolicyResult(Stored):
     resumed_from: list[int]
 
 
-def policy_result(path: Path) -> PolicyResult | None:
-    """Return what a policy reported at its end; None of one that has not ended. Raises FileDamagedError when the file
-    is not what it wrote."""
-    value = read_checksummed(path)
+def policy_result(path: Path, run: Path) -> PolicyResult | None:
+    """Return what a policy of the run in `run` reported at its end; None of one that has not ended. Raises
+    FileDamagedError when the file is not what it wrote."""
+    value = read_checksummed(path, root=run)
     if value is None:
         return None
     try:

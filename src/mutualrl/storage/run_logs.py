@@ -35,7 +35,7 @@ def recorded_sums(files: PolicyFiles) -> dict[Path, FileSum]:
 
 def _recorded(files: PolicyFiles) -> JsonObject:
     try:
-        result = read_checksummed(files.result)
+        result = read_checksummed(files.result, root=files.run)
     except (FileDamagedError, OSError):
         result = None
     if result is not None:

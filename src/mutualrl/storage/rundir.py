@@ -41,6 +41,11 @@ class PolicyFiles:
     root: Path
 
     @property
+    def run(self) -> Path:
+        """Return the directory of its run."""
+        return self.root.parents[1]
+
+    @property
     def metrics(self) -> Path:
         """Return the path of the file with one JSON line per optimizer step."""
         return self.root / "metrics.jsonl"
@@ -167,7 +172,7 @@ def read_run_json(path: Path) -> JsonObject | None:
     value = read_json(path)
     if value is None or (CHECKSUM_KEY not in value and value.get("format", 0) != FORMAT):
         return value
-    return read_checksummed(path)
+    return read_checksummed(path, root=path.parent)
 
 
 def default_path(regime: str, pool: str) -> Path:
@@ -303,7 +308,7 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
         run.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(run.lock(0), str(path)))
         check_free(run.root)  # whoever held the lock a moment ago may have begun a run
-        write_checksummed(run.run_json, info.to_json())
+        write_checksummed(run.run_json, info.to_json(), root=run.root)
     except (OSError, DiskError) as error:
         raise RunDirectoryError(
             f"run directory {path} cannot be written: {getattr(error, 'strerror', None) or error}; name another with "

@@ -107,7 +107,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
         heartbeat.set("validating")
         progress.initial_validation = validator()
         if rank == 0:
-            write_checksummed(files.before, progress.initial_validation.to_json())
+            write_checksummed(files.before, progress.initial_validation.to_json(), root=run.root)
     _train(trainer, progress, checkpoint, stop, heartbeat)
     heartbeat.set("validating")
     final = validator()
@@ -116,7 +116,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     save_model(trainer, files.model, files.adapter, identity)
     if rank == 0:
         result = progress.result(final, trainer.state.global_step).to_json()
-        write_checksummed(files.result, {**result, LOGS: current_sums(files)})
+        write_checksummed(files.result, {**result, LOGS: current_sums(files)}, root=run.root)
     leave_group(trainer, heartbeat)
 
 
