@@ -17,6 +17,7 @@ from mutualrl.engines.model_files import require_sound
 from mutualrl.errors import DataError, UsageError
 from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest, ModelRequest
 from mutualrl.evaluation.evaluate import evaluate_models
+from mutualrl.process.loading import importing
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.reporting.report import read_runs
@@ -158,8 +159,9 @@ def _learner(
     out: Path,
     console: Console,
 ) -> dict[str, object]:
-    from mutualrl.distillation.sft import examples, fine_tune, finished
-    from mutualrl.engines.transformers_engine import load_tokenizer
+    with importing():
+        from mutualrl.distillation.sft import examples, fine_tune, finished
+        from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.tiny import located
 
     policy = source.recipe.policy(source.policy)

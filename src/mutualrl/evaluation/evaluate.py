@@ -19,6 +19,7 @@ from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest, TaskRequ
 from mutualrl.evaluation.eval_tables import markdown
 from mutualrl.evaluation.generate_rows import PART, chunks, generate_rows
 from mutualrl.evaluation.verify import verified
+from mutualrl.process.loading import importing
 from mutualrl.records import content_digest
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory
@@ -93,7 +94,9 @@ class ModelSource(NamedTuple):
 
 def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, store: Store, bars: Progress) -> Row:
     from mutualrl.engines.choice import load_engine
-    from mutualrl.engines.transformers_engine import context_of, load_tokenizer
+
+    with importing():
+        from mutualrl.engines.transformers_engine import context_of, load_tokenizer
     from mutualrl.tasks.prompting import prompt_ids
 
     path, engine_name = source.path, source.engine

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mutualrl.console.lines import notify
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
+from mutualrl.process.loading import importing
 from mutualrl.process.parent_watch import watch_parent
 from mutualrl.process.status import StatusReader
 from mutualrl.process.stopping import StopRequest
@@ -84,12 +85,13 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
     heartbeat.set(LOADING)
     heartbeat.start()
 
-    from mutualrl.training.adapters import save_model
-    from mutualrl.training.build import build_trainer, seed_policy
-    from mutualrl.training.callback import MetricsCallback, StopCallback
-    from mutualrl.training.resume import PolicyProgress, resume_point
-    from mutualrl.training.trackers import validation_logger
-    from mutualrl.training.validation import Validator
+    with importing():
+        from mutualrl.training.adapters import save_model
+        from mutualrl.training.build import build_trainer, seed_policy
+        from mutualrl.training.callback import MetricsCallback, StopCallback
+        from mutualrl.training.resume import PolicyProgress, resume_point
+        from mutualrl.training.trackers import validation_logger
+        from mutualrl.training.validation import Validator
 
     trainer, sharing, validation = build_trainer(run, recipe, policy, info, exchange, heartbeat, lambda: bool(stop))
     validator = Validator(trainer, validation)

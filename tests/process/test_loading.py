@@ -1,0 +1,41 @@
+"""Garbage collection around the imports of large libraries."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from mutualrl.process.loading import importing
+
+
+def test_collection_rests_in_the_block_and_goes_on_after_it() -> None:
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), importing():
+        import no_such_module  # noqa: F401
+    assert gc.isenabled()
+
+
+def test_what_is_imported_first_is_kept_out_of_later_collections_and_garbage_of_models_is_not() -> None:
+    lines = [
+        "import gc, weakref",
+        "from mutualrl.process.loading import importing",
+        "with importing():",
+        "    import torch",
+        "frozen = gc.get_freeze_count()",
+        "assert frozen > 50_000, frozen",
+        "class Model: pass",
+        "model = Model(); model.itself = model",
+        "seen = weakref.ref(model)",
+        "with importing():",
+        "    del model",
+        "gc.collect()",
+        "assert seen() is None",
+        "assert gc.get_freeze_count() <= frozen",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
