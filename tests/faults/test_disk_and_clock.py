@@ -15,34 +15,40 @@ from runs import SHORT, Run, hooked, members, mounted, verified
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.parametrize(
-    ("part", "nth", "code", "words"),
-    [
-        ("/exchange/bob/.000001", 0, "ENOSPC", "000001.parquet: "),
-        ("/exchange/bob/.000002.json", 0, "EIO", "000002.json: "),
-        ("/trainer/checkpoint-6", 2, "ENOSPC", "step-000006: cannot be written"),
-        ("/trainer/checkpoint-6", 0, "EROFS", "step-000006: cannot be written"),
-        ("/exchange/bob/.000002", 0, "EMFILE", "000002.parquet: "),
-    ],
+#: what the disk refuses one session of a run after the other: bob's file, the how manieth write to it, the error, and
+#: what the message holds
+REFUSALS = (
+    ("/exchange/bob/.000001", 0, "ENOSPC", "000001.parquet: "),
+    ("/exchange/bob/.000002", 0, "EMFILE", "000002.a1.parquet: "),
+    ("/exchange/bob/.000002.json", 0, "EIO", "000002.json: "),
+    ("/trainer/checkpoint-6", 2, "ENOSPC", "step-000006: cannot be written"),
+    ("/trainer/checkpoint-6", 0, "EROFS", "step-000006: cannot be written"),
 )
-def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
-    unbroken: Run, tmp_path: Path, part: str, nth: int, code: str, words: str
-) -> None:
-    fault = {"PYTHONPATH": hooked(), "FAULT_DISK": f"bob:{part}:{nth}:{code}"}
-    run = Run(tmp_path, *SHORT, **fault)
+
+
+def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(unbroken: Run, tmp_path: Path) -> None:
+    run = None
     try:
-        assert run.process.wait(PATIENCE) == 4, run.errors.read_text()
-        message = run.errors.read_text()
-        assert words in message
-        assert "bytes" in message
-        assert "Starting it again" not in message  # another start would meet the same disk
-        assert not members(run.path)
-        verified(run.path)
+        for part, nth, code, words in REFUSALS:
+            fault = {"PYTHONPATH": hooked(), "FAULT_DISK": f"bob:{part}:{nth}:{code}"}
+            if run is None:
+                run = Run(tmp_path, *SHORT, **fault)
+            else:
+                run.begin("--resume", **fault)
+            assert run.process.wait(PATIENCE) == 4, run.errors.read_text()
+            message = run.errors.read_text().rpartition("Run directory: ")[2]  # of this session
+            assert words in message
+            assert "bytes" in message
+            assert "Starting it again" not in message  # another start would meet the same disk
+            assert not members(run.path)
+            verified(run.path)
+        assert run is not None
         run.begin("--resume")
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         assert run.weights() == unbroken.weights()
     finally:
-        run.end()
+        if run is not None:
+            run.end()
 
 
 @pytest.fixture
