@@ -17,6 +17,7 @@ SOURCE = Path(mutualrl.__file__).parent
 #: from the top down; a module may import from its own layer and those below it
 LAYERS: list[set[str]] = [
     {"cli", "__main__"},
+    {"study"},
     {"distillation"},
     {"mwra", "evaluation", "diagnostics", "reporting"},
     {"training"},

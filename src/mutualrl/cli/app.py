@@ -19,9 +19,11 @@ from mutualrl.cli.recipes import recipes
 from mutualrl.cli.regimes import regimes
 from mutualrl.cli.report import report
 from mutualrl.cli.runs import runs
+from mutualrl.cli.sweep import compare, sweep
 from mutualrl.cli.tasks import tasks
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
+from mutualrl.process.parent_watch import stop_with_parent
 
 #: what a wrong flag raises, whichever click Typer brings
 _ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -64,6 +66,8 @@ app.command("channels")(channels)
 app.command("cost")(cost)
 app.command("distill")(distill)
 app.command("report")(report)
+app.command("sweep")(sweep)
+app.command("compare")(compare)
 app.command("doctor")(doctor)
 app.add_typer(runs, name="runs")
 app.add_typer(tasks, name="tasks")
@@ -89,4 +93,5 @@ def root(
 
 def main() -> None:
     """Run the console script."""
+    stop_with_parent()
     app()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 import threading
 
 import psutil
 
 POLL_SECONDS = 0.5
+#: environment variable with the process that a command of ours belongs to: when that one ends, the command is stopped
+PARENT = "MUTUALRL_PARENT"
 ORPHANED = 4  # exit code of a process whose parent is gone; nobody is there to read it
 
 
@@ -42,5 +45,20 @@ def watch_parent(expected: int) -> None:
             pause.wait(POLL_SECONDS)
         end_children()
         os._exit(ORPHANED)
+
+    threading.Thread(target=run, name="parent-watch", daemon=True).start()
+
+
+def stop_with_parent() -> None:
+    """Stop this command as SIGTERM does when the process in PARENT ends; nothing where there is none."""
+    expected = os.environ.pop(PARENT, "")
+    if not expected.isdecimal():
+        return
+
+    def run() -> None:
+        pause = threading.Event()
+        while os.getppid() == int(expected):
+            pause.wait(POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=run, name="parent-watch", daemon=True).start()

@@ -231,15 +231,19 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
 CHECKSUM_KEY = "seal"  # the key on disk: sha256 of everything else in the file
 
 
-PLACE_KEY = "file"  # the key on disk: where below its root the file lies
+PLACE_KEY = "relative_path"  # the key on disk: where below its root the file lies
 
 
 def write_checksummed(path: Path, value: JsonObject, *, root: Path | None = None) -> None:
     """Write a JSON object, atomically, with a sha256 of itself: a file of which no byte can change unnoticed. With
     `root`, the directory that it belongs to, it also holds its place there, so that no file of another place can take
     its own unnoticed."""
-    place = {} if root is None else {PLACE_KEY: path.relative_to(root).as_posix()}
-    write_atomic(path, checksummed_bytes({**value, **place}))
+    if root is not None:
+        place = path.relative_to(root).as_posix()
+        if value.get(PLACE_KEY, place) != place:
+            raise ValueError(f"{PLACE_KEY}: found {value[PLACE_KEY]!r}, expected {place!r}")
+        value = {**value, PLACE_KEY: place}
+    write_atomic(path, checksummed_bytes(value))
 
 
 def read_checksummed(path: Path, *, root: Path | None = None) -> JsonObject | None:

@@ -1,0 +1,105 @@
+"""`mutualrl sweep`: a grid of pools, arms and seeds. `mutualrl compare`: what sweeps and runs say of each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mutualrl.cli.options import JsonFlag
+from mutualrl.cli.output import emit, prose, reports_errors
+
+if TYPE_CHECKING:
+    from mutualrl.study.comparison import Compared
+
+
+@reports_errors
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A sweep file (YAML).", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="Where the pieces lie; runs/NAME of FILE.", show_default=False)
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pieces at once; what the cores have room for, one on GPUs.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show pieces, minutes and disk; start nothing.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a grid of regimes, settings, pools and seeds; compare the arms. Goes on where it was stopped.
+
+    Example: mutualrl sweep examples/sweep.yaml --dry-run
+    """
+    from mutualrl.console.display import clean
+    from mutualrl.errors import MutualRLError
+    from mutualrl.storage.files import user_path
+    from mutualrl.study.sweep import carry_out, planned, require_room
+    from mutualrl.study.sweep_file import read_sweep
+
+    planned_sweep = read_sweep(user_path(file))
+    root = user_path(out or Path("runs") / user_path(file).stem).absolute()
+    if dry_run:
+        plan = planned(planned_sweep, root, jobs)
+        require_room(plan, root, planned_sweep.file.budget.gigabytes)
+        if as_json:
+            emit(plan.to_json())
+            return
+        minutes = "unknown until one has run" if plan.minutes is None else f"about {plan.minutes:.0f}"
+        size = "unknown" if plan.bytes is None else f"about {plan.bytes / 1e6:,.0f} MB"
+        typer.echo(f"pieces: {len(plan.missing)} of {len(plan.done) + len(plan.missing)} to make, {plan.jobs} at once")
+        typer.echo(f"minutes: {minutes}")
+        typer.echo(f"disk: {size}")
+        for piece in plan.missing:
+            typer.echo(clean(f"  {piece}"))
+        return
+    end = carry_out(planned_sweep, root, jobs, prose())
+    if end.results is not None:
+        _show(end.results, as_json=as_json, where=root / "results.json")
+    problems = [f"{piece}: {words}" for piece, words in end.failed.items()]
+    if end.why:
+        prose().print(f"Note: {end.why}; {len(end.left)} pieces are left", markup=False, highlight=False)
+    if problems:
+        raise MutualRLError(
+            f"{len(problems)} pieces failed; the same command tries them again:\n" + "\n".join(problems)
+        )
+
+
+@reports_errors
+def compare(
+    paths: Annotated[
+        list[Path], typer.Argument(help="A sweep's directory with its FILE, or run directories.", show_default=False)
+    ],
+    claims: Annotated[Path | None, typer.Option(help="Claims with their margins (YAML).", show_default=False)] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The arm that others are compared with; plain GRPO.", show_default=False)
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare arms, paired by seed: differences with intervals, effect sizes, budgets, and declared claims.
+
+    Example: mutualrl compare runs/grpo-0 runs/grpo-1 runs/grpo-2 runs/sgt-0 runs/sgt-1 runs/sgt-2
+    """
+    from mutualrl.storage.files import user_path
+    from mutualrl.study.claims import read_claims
+    from mutualrl.study.compare_runs import compare_paths
+
+    registered = None if claims is None else read_claims(user_path(claims))
+    _show(compare_paths([user_path(path) for path in paths], reference, registered), as_json=as_json)
+
+
+def _show(result: Compared, *, as_json: bool, where: Path | None = None) -> None:
+    from mutualrl.console.display import clean
+    from mutualrl.study.comparison import markdown
+
+    notes: Sequence[str] = result.notes
+    for note in notes:
+        prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        emit({**result.to_json(), **({} if where is None else {"results": str(where)})})
+        return
+    sys.stdout.write(clean(markdown(result), 10**7) + "\n")
+    if where is not None:
+        typer.echo(clean(f"\nresults: {where}"))

@@ -1,0 +1,70 @@
+"""What `mutualrl compare` compares: sweeps, by their file or directory, and run directories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mutualrl.errors import UsageError
+from mutualrl.reporting.comparability import comparisons
+from mutualrl.reporting.report import read_runs
+from mutualrl.storage.files import read_checksummed
+from mutualrl.study.claims import RegisteredClaims
+from mutualrl.study.comparison import Compared, compare
+from mutualrl.study.outcomes import Outcome, Outcomes, of_run
+from mutualrl.study.sweep import SWEEP, compared
+from mutualrl.study.sweep_file import read_sweep
+
+
+def compare_paths(
+    paths: Sequence[Path], reference: str | None = None, registered: RegisteredClaims | None = None
+) -> Compared:
+    """Return the comparison of one sweep, or of runs. Raises UsageError for a mixture, and for a sweep whose file is
+    gone."""
+    sweeps = [path for path in paths if (path / SWEEP).is_file()]
+    if not sweeps:
+        return _of_runs(paths, reference, registered)
+    if len(paths) > 1:
+        raise UsageError(f"{sweeps[0]} is a sweep: compare it by itself")
+    (root,) = paths
+    began = read_checksummed(root / SWEEP, root=root) or {}
+    file = Path(str(began.get("sweep_file", "")))
+    if not file.is_file():
+        raise UsageError(f"{root}: its sweep file {file} is not there; expected it where the sweep began")
+    sweep = read_sweep(file)
+    if reference is not None and reference not in sweep.file.arms:
+        raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(sweep.file.arms)}")
+    return compared(sweep, root, registered, reference)
+
+
+def _of_runs(paths: Sequence[Path], reference: str | None, registered: RegisteredClaims | None) -> Compared:
+    outcomes: list[Outcome] = []
+    notes: list[str] = []
+    began: list[str] = []
+    for comparison in comparisons(read_runs(list(paths))):
+        notes += [f"{comparison.name}: {note}" for note in comparison.notes]
+        for arm, runs in comparison.arms.items():
+            outcomes += [of_run(run, comparison.name, arm) for run in runs]
+            began += [str(run.info.get("created", "")) for run in runs]
+    _require_one_per_seed(outcomes)
+    known = Outcomes(outcomes)
+    arms = list(dict.fromkeys(outcome.arm for outcome in outcomes))
+    if reference is not None and reference not in arms:
+        raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(arms)}")
+    if registered is not None and registered.changed > min(began):
+        notes.append(
+            f"the claims were written, or changed, at {registered.changed}, after the first of the runs began "
+            f"({min(began)})"
+        )
+    return compare(known, reference, registered, notes)
+
+
+def _require_one_per_seed(outcomes: Sequence[Outcome]) -> None:
+    seen: set[tuple[str, str, int]] = set()
+    for outcome in outcomes:
+        key = (outcome.pool, outcome.arm, outcome.seed)
+        if key in seen:
+            raise UsageError(
+                f"{outcome.pool}, {outcome.arm}: seed {outcome.seed} is there twice; pairs need one run per seed"
+            )
+        seen.add(key)

@@ -1,0 +1,253 @@
+"""Comparison of arms: paired differences with intervals and effect sizes, matched budgets, and claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mutualrl.storage.files import JsonObject
+from mutualrl.study.claims import ClaimResult, RegisteredClaims, assess, difference, verdict_counts
+from mutualrl.study.outcomes import ALL, Outcomes
+from mutualrl.study.statistics import FEWEST, Estimate
+
+SIGNALS = ("entropy", "kl")
+BUDGET = ("generated_tokens", "extra_tokens", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Everything that a comparison says. By pool and arm: `final` accuracy by column, `differences` from the
+    `reference` arm by measure, `budget` as ratios to the reference's; None where there is nothing to take it of."""
+
+    reference: Mapping[str, str]
+    seeds: Mapping[str, Mapping[str, Sequence[int]]]
+    final: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    differences: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    budget: Mapping[str, Mapping[str, Mapping[str, float | None]]]
+    claims: Sequence[ClaimResult] = ()
+    registered: RegisteredClaims | None = None
+    notes: Sequence[str] = field(default=())
+
+    def to_json(self) -> JsonObject:
+        """Return everything."""
+        registered = self.registered
+        return {
+            "reference": dict(self.reference),
+            "seeds": {pool: {arm: list(seeds) for arm, seeds in arms.items()} for pool, arms in self.seeds.items()},
+            "final": _estimates(self.final),
+            "differences": _estimates(self.differences),
+            "budget": {pool: {arm: dict(row) for arm, row in arms.items()} for pool, arms in self.budget.items()},
+            "claims": [line.to_json() for line in self.claims],
+            "verdicts": verdict_counts(self.claims),
+            "registered": None
+            if registered is None
+            else {"file": registered.name, "sha256": registered.sha256, "changed": registered.changed},
+            "notes": list(self.notes),
+        }
+
+
+def _estimates(tree: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> JsonObject:
+    return {
+        pool: {arm: {name: estimate.to_json() for name, estimate in row.items()} for arm, row in arms.items()}
+        for pool, arms in tree.items()
+    }
+
+
+def compare(
+    outcomes: Outcomes,
+    reference: str | None = None,
+    registered: RegisteredClaims | None = None,
+    notes: Sequence[str] = (),
+) -> Compared:
+    """Return the comparison of all outcomes. `reference`: the arm that others are compared with; without it, or in a
+    pool that has it not, the first one."""
+    of_pool = {pool: _reference(outcomes, pool, reference) for pool in outcomes.pools}
+    every = [*notes, *_few_seeds(outcomes, registered), *_other_problems(outcomes)]
+    return Compared(
+        reference=of_pool,
+        seeds={pool: {arm: outcomes.seeds(pool, arm) for arm in outcomes.arms(pool)} for pool in outcomes.pools},
+        final={pool: _final(outcomes, pool) for pool in outcomes.pools},
+        differences={pool: _differences(outcomes, pool, of_pool[pool]) for pool in outcomes.pools},
+        budget={pool: _budget(outcomes, pool, of_pool[pool]) for pool in outcomes.pools},
+        claims=() if registered is None else assess(outcomes, registered.file),
+        registered=registered,
+        notes=every,
+    )
+
+
+def _reference(outcomes: Outcomes, pool: str, wanted: str | None) -> str:
+    arms = outcomes.arms(pool)
+    return wanted if wanted in arms else arms[0]
+
+
+def _few_seeds(outcomes: Outcomes, registered: RegisteredClaims | None) -> Iterator[str]:
+    """Yield arms with fewer seeds than the claims declare, or than decide anything."""
+    declared = FEWEST if registered is None else registered.file.seeds
+    for pool in outcomes.pools:
+        for arm in outcomes.arms(pool):
+            count = len(outcomes.seeds(pool, arm))
+            if count < declared:
+                what = "declared" if registered is not None else "needed for an interval to decide"
+                yield f"{pool}, {arm}: {count} seeds, {declared} {what}"
+
+
+def _other_problems(outcomes: Outcomes) -> Iterator[str]:
+    """Yield pools whose arms were not measured on equally many problems."""
+    for pool in outcomes.pools:
+        counts: dict[int, list[str]] = {}
+        for (name, arm, _), outcome in outcomes.by.items():
+            for problems in {policy.problems for policy in outcome.policies.values() if name == pool}:
+                if problems is not None and arm not in counts.setdefault(problems, []):
+                    counts[problems].append(arm)
+        if len(counts) > 1:
+            words = "; ".join(f"{count} problems for {', '.join(arms)}" for count, arms in sorted(counts.items()))
+            yield f"not matched: {pool}: accuracy is of {words}"
+
+
+def _final(outcomes: Outcomes, pool: str) -> dict[str, dict[str, Estimate]]:
+    """Return accuracy at the end by arm: of the pool, and of each policy by group."""
+    problems = outcomes.problems(pool)
+    resolution = 1 / problems if problems else 0.0
+    table: dict[str, dict[str, Estimate]] = {}
+    for arm in outcomes.arms(pool):
+        row: dict[str, Estimate] = {}
+        for name, measure, policy in _accuracy_columns(outcomes, pool):
+            values = [outcomes.value(pool, arm, seed, measure, policy) for seed in outcomes.seeds(pool, arm)]
+            known = [value for value in values if value is not None]
+            if known and len(known) == len(values):
+                row[name] = Estimate.of(known, resolution=resolution)
+        table[arm] = row
+    return table
+
+
+def _accuracy_columns(outcomes: Outcomes, pool: str) -> list[tuple[str, str, str | None]]:
+    """Return (column, measure, policy): the pool's mean, then every policy and group."""
+    columns: list[tuple[str, str, str | None]] = [("pool", "accuracy", None)]
+    for policy in outcomes.policies(pool):
+        for group in outcomes.groups(pool, policy):
+            whole = group == ALL
+            column, measure = (policy, "accuracy") if whole else (f"{policy} {group}", f"accuracy/{group}")
+            columns.append((column, measure, policy))
+    return columns
+
+
+def _differences(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dict[str, Estimate]]:
+    table: dict[str, dict[str, Estimate]] = {}
+    for arm in outcomes.arms(pool):
+        if arm == reference:
+            continue
+        row: dict[str, Estimate] = {}
+        for name, measure, policy in (
+            ("accuracy", "accuracy", None),
+            *((f"accuracy/{policy}", "accuracy", policy) for policy in outcomes.policies(pool)),
+            *((signal, signal, None) for signal in SIGNALS),
+        ):
+            estimate = difference(outcomes, pool, arm, reference, measure, policy)
+            if estimate is not None:
+                row[name] = estimate
+        table[arm] = row
+    return table
+
+
+def _budget(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dict[str, float | None]]:
+    """Return what each arm took, as means over its policies and seeds: tokens generated and seconds as ratios to the
+    reference's; extra tokens trained on, as a ratio to what the reference generated."""
+    base = {measure: _mean(outcomes, pool, reference, measure) for measure in BUDGET}
+    table: dict[str, dict[str, float | None]] = {}
+    for arm in outcomes.arms(pool):
+        row: dict[str, float | None] = {}
+        for measure in BUDGET:
+            value = _mean(outcomes, pool, arm, measure)
+            whole = base["generated_tokens" if measure == "extra_tokens" else measure]
+            row[measure] = value / whole if value is not None and whole else None
+        table[arm] = row
+    return table
+
+
+def _mean(outcomes: Outcomes, pool: str, arm: str, measure: str) -> float | None:
+    values = [outcomes.value(pool, arm, seed, measure) for seed in outcomes.seeds(pool, arm)]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def markdown(compared: Compared) -> str:
+    """Return a comparison as Markdown tables."""
+    parts = []
+    for pool in compared.final:
+        parts += [_final_table(compared, pool), _difference_table(compared, pool)]
+    if compared.registered is not None:
+        parts.append(_claim_table(compared))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _final_table(compared: Compared, pool: str) -> str:
+    rows = compared.final[pool]
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+    lines = [f"**Greedy accuracy at the end, {pool}: mean over seeds [95 % interval]**", ""]
+    lines += _head("arm", "seeds", *columns)
+    for arm, row in rows.items():
+        cells = [_level(row.get(name)) for name in columns]
+        lines.append(_row(arm, str(len(compared.seeds[pool][arm])), *cells))
+    return "\n".join(lines)
+
+
+def _difference_table(compared: Compared, pool: str) -> str:
+    reference, rows = compared.reference[pool], compared.differences[pool]
+    if not rows:
+        return ""
+    lines = [f"**Minus {reference}, paired by seed, {pool}; tokens and seconds as ratios to it**", ""]
+    lines += _head(
+        "arm", "accuracy", "effect size (g)", *SIGNALS, "tokens generated", "extra tokens trained on", "seconds"
+    )
+    for arm, row in rows.items():
+        accuracy = row.get("accuracy")
+        effect = "" if accuracy is None else _effect(accuracy)
+        signals = [str(row[name]) if name in row else "" for name in SIGNALS]
+        ratios = [_ratio(compared.budget[pool][arm][measure]) for measure in BUDGET]
+        lines.append(_row(arm, "" if accuracy is None else str(accuracy), effect, *signals, *ratios))
+    return "\n".join(lines)
+
+
+def _claim_table(compared: Compared) -> str:
+    registered = compared.registered
+    assert registered is not None
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(compared.claims).items())
+    correction = "corrected by Holm" if registered.file.correction == "holm" else "not corrected for their number"
+    which = f"{registered.name} (sha256 {registered.sha256[:12]}, of {registered.changed})"
+    lines = [
+        f"**Claims of {which}, {correction}: {counts}**",
+        "",
+        *_head("claim", "pool", "difference", "p", "verdict"),
+    ]
+    for line in compared.claims:
+        values = "; ".join(f"{name} {estimate}" for name, estimate in line.estimates.items())
+        p = "" if line.why else f"{line.p:.4f}"
+        lines.append(_row(line.claim.text, line.pool, values or line.why, p, line.verdict))
+    return "\n".join(lines)
+
+
+def _level(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    if estimate.n < FEWEST:
+        return f"{estimate.mean:.3f}"
+    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+def _effect(estimate: Estimate) -> str:
+    if estimate.effect is None:
+        return ""
+    value, low, high = estimate.effect
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _head(*cells: str) -> list[str]:
+    return [_row(*cells), "|---" * len(cells) + "|"]

@@ -1,0 +1,203 @@
+"""What a run came to, as a comparison reads it: accuracy, signals, tokens and seconds, by policy."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from mutualrl.distillation.distill import FILE as DISTILLED
+from mutualrl.errors import DataError, FileDamagedError
+from mutualrl.reporting.run_reader import Point, PolicyRun, Run, part
+from mutualrl.reporting.series import first_reaching, mean_of
+from mutualrl.storage.files import finite_number, read_any_json
+
+LAST = 4  # signals are means over the last quarter of the steps
+PARTS = 10  # a gate rate is kept as its means over ten parts of the run
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutcome:
+    """One policy at its end. `after`: greedy accuracy on the validation prompts, of all and by group; `problems`: how
+    many there are; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated` by itself, `extra`
+    what it was trained on beside its own rollouts. None, or empty, where a run does not say."""
+
+    after: Mapping[str, float]
+    before: Mapping[str, float] = field(default_factory=dict)
+    problems: int | None = None
+    curve: Sequence[tuple[int, float]] = ()
+    entropy: float | None = None
+    kl: float | None = None
+    gate: Sequence[float] = ()
+    generated_tokens: float | None = None
+    extra_tokens: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run of an arm: a pool, a seed, its policies."""
+
+    pool: str
+    arm: str
+    seed: int
+    policies: Mapping[str, PolicyOutcome]
+
+    def to_json(self) -> dict[str, object]:
+        """Return everything."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Outcome:
+        """Return the outcome that `to_json` wrote."""
+        policies = {name: PolicyOutcome(**each) for name, each in value["policies"].items()}
+        return cls(value["pool"], value["arm"], value["seed"], policies)
+
+
+ALL = "all"
+
+
+def of_run(run: Run, pool: str, arm: str) -> Outcome:
+    """Return the outcome of a finished run. Raises DataError where one of its policies has no result."""
+    policies = {}
+    for name, policy in run.policies.items():
+        if policy.result is None or policy.final is None:
+            raise DataError(
+                f"{run.root}: policy {name!r} has no final accuracy; finish it with: mutualrl train --resume"
+            )
+        policies[name] = _of_policy(run, policy)
+    return Outcome(pool, arm, int(run.info.get("seed", 0)), policies)
+
+
+def _of_policy(run: Run, policy: PolicyRun) -> PolicyOutcome:
+    by_step = policy.validations()
+    first, last = by_step[0], by_step[-1]
+    fingerprint = part(run.info, "fingerprint")
+    completions = fingerprint.get("prompts_per_round", 0) * fingerprint.get("rollouts_per_prompt", 0)
+    lengths = [point.value for point in policy.series("completions/mean_length")]
+    keys = {key for row in policy.metrics for key in row if key.endswith("/extra_tokens")}
+    result = policy.result or {}
+    return PolicyOutcome(
+        after=_accuracies(last[1]),
+        before=_accuracies(first[1]) if first[0] == 0 else {},
+        problems=part(result, "validation").get("n"),
+        curve=[(point.step, point.value) for point in policy.accuracy()],
+        entropy=_late_mean(policy, "entropy"),
+        kl=_late_mean(policy, "kl"),
+        gate=_tenths([point.value for point in policy.by_role("gate_rate")]),
+        generated_tokens=sum(lengths) * completions if lengths else None,
+        extra_tokens=sum(point.value for key in sorted(keys) for point in policy.series(key)),
+        seconds=finite_number(result.get("train_seconds")),
+    )
+
+
+def _accuracies(validation: Mapping[str, Any]) -> dict[str, float]:
+    return {ALL: validation["accuracy"], **validation["by_group"]}
+
+
+def _late_mean(policy: PolicyRun, key: str) -> float | None:
+    values = [point.value for point in policy.series(key)]
+    return statistics.fmean(values[-max(1, len(values) // LAST) :]) if values else None
+
+
+def _tenths(values: Sequence[float]) -> list[float]:
+    if len(values) < PARTS:
+        return []
+    cuts = [i * len(values) // PARTS for i in range(PARTS + 1)]
+    return [statistics.fmean(values[begin:end]) for begin, end in pairwise(cuts)]
+
+
+def of_distillation(directory: Path, pool: str, arm: str, seed: int) -> Outcome:
+    """Return the outcome of `mutualrl distill`: its learners' accuracies."""
+    result = read_any_json(directory / DISTILLED)
+    if result is None:
+        raise FileDamagedError(f"{directory / DISTILLED}: not there; the distillation has not ended")
+    policies = {}
+    for name, learner in part(result, "learners").items():
+        accuracy = part(part(learner, "accuracy"), "sequential distillation")
+        policies[name] = PolicyOutcome(after=_accuracies(accuracy), problems=accuracy.get("n"))
+    return Outcome(pool, arm, seed, policies)
+
+
+class Outcomes:
+    """All outcomes there are, by pool, arm and seed, and the measures that a comparison takes of them."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self.by = {(o.pool, o.arm, o.seed): o for o in outcomes}
+
+    @property
+    def pools(self) -> list[str]:
+        """Return the pools, in the order in which they came."""
+        return list(dict.fromkeys(pool for pool, _, _ in self.by))
+
+    def arms(self, pool: str) -> list[str]:
+        """Return the arms of a pool, in the order in which they came."""
+        return list(dict.fromkeys(arm for name, arm, _ in self.by if name == pool))
+
+    def seeds(self, pool: str, *arms: str) -> list[int]:
+        """Return the seeds that all of these arms have."""
+        sets = [{seed for name, each, seed in self.by if (name, each) == (pool, arm)} for arm in arms]
+        return sorted(set.intersection(*sets)) if sets else []
+
+    def policies(self, pool: str) -> list[str]:
+        """Return the policies of a pool."""
+        return list(next(outcome.policies for key, outcome in self.by.items() if key[0] == pool))
+
+    def groups(self, pool: str, policy: str) -> list[str]:
+        """Return the groups that a policy's accuracy is reported by, `all` among them."""
+        of_pool = (outcome for key, outcome in self.by.items() if key[0] == pool)
+        return list(dict.fromkeys(group for outcome in of_pool for group in outcome.policies[policy].after))
+
+    def problems(self, pool: str) -> int | None:
+        """Return on how many problems accuracy was measured; of several numbers the smallest."""
+        counts = [
+            policy.problems
+            for key, outcome in self.by.items()
+            for policy in outcome.policies.values()
+            if key[0] == pool and policy.problems
+        ]
+        return min(counts, default=None)
+
+    def ranked(self, pool: str, arm: str) -> list[str]:
+        """Return the policies of a pool, worst before training first, as an arm's first seed has them."""
+        outcome = self.by[pool, arm, self.seeds(pool, arm)[0]]
+        return sorted(outcome.policies, key=lambda name: outcome.policies[name].before.get(ALL, 0.0))
+
+    def value(self, pool: str, arm: str, seed: int, measure: str, policy: str | None = None) -> float | None:
+        """Return a measure of a policy, or its mean over the pool; None where a run does not have it.
+
+        Measures: `accuracy`, `accuracy/GROUP`, `entropy`, `kl`, `generated_tokens`, `extra_tokens`, `seconds`,
+        `gate_change` (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's mean
+        validation is at ARM's final one of the same seed).
+        """
+        outcome = self.by[pool, arm, seed]
+        if measure.startswith("steps_to/"):
+            return self._steps_to(outcome, measure.partition("/")[2])
+        names = [policy] if policy else list(outcome.policies)
+        values = [_measure(outcome.policies[name], measure) for name in names]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if len(known) == len(values) else None
+
+    def _steps_to(self, outcome: Outcome, arm: str) -> float | None:
+        if (outcome.pool, arm, outcome.seed) not in self.by:
+            return None
+        goal = self.value(outcome.pool, arm, outcome.seed, "accuracy")
+        curves = [[Point(step, value) for step, value in policy.curve] for policy in outcome.policies.values()]
+        step = None if goal is None else first_reaching(mean_of(curves), goal)
+        return None if step is None else float(step)
+
+
+def _measure(policy: PolicyOutcome, measure: str) -> float | None:
+    name, _, group = measure.partition("/")
+    if name == "accuracy":
+        return policy.after.get(group or ALL)
+    if name == "gate_change":
+        return policy.gate[-1] - policy.gate[0] if policy.gate else None
+    value: float | None = getattr(policy, name)
+    return value
+
+
+MEASURES = ("accuracy", "entropy", "kl", "gate_change", "generated_tokens", "extra_tokens", "seconds", "steps_to")

@@ -1,0 +1,427 @@
+"""Carrying out a sweep: pieces side by side on the cores there are, each a command of its own, none made twice.
+
+A sweep's directory holds `sweep.json` (how it began), `pieces/POOL/ARM-SEED/` (a run, as `mutualrl train` leaves it),
+`pieces/POOL/ARM-SEED.json` (what it came to) and `.log` (what it printed), and `results.json` and `results.md`. A
+piece that was cut off goes on from its checkpoints. When the sweep is killed, its pieces are told to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from mutualrl.console.display import clean
+from mutualrl.errors import FileDamagedError, RunInterruptedError, UsageError
+from mutualrl.machine.devices import this_machine
+from mutualrl.mwra.supervisor import StopSignals, stop_signals
+from mutualrl.process.parent_watch import PARENT
+from mutualrl.reporting.run_reader import read_run
+from mutualrl.storage.files import (
+    JsonObject,
+    read_checksummed,
+    remove_temporaries,
+    write_atomic,
+    write_checksummed,
+    write_json,
+)
+from mutualrl.storage.rundir import RunDirectory, command_line, hold, holder_of, versions
+from mutualrl.study.claims import RegisteredClaims
+from mutualrl.study.comparison import Compared, compare, markdown
+from mutualrl.study.outcomes import Outcome, Outcomes, of_distillation, of_run
+from mutualrl.study.sweep_file import Piece, Sweep, weights_of
+
+SWEEP, RESULTS, LOCK = "sweep.json", "results.json", ".sweep.lock"
+_POLL_SECONDS = 0.1
+_STATES = 4  # of the bytes of the weights: a piece that runs keeps a model, and a checkpoint with Adam's two moments
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep would do: pieces done and missing, how many run at once, minutes and bytes that are left to take;
+    None where nothing says how long a piece takes, or how large it is."""
+
+    done: tuple[Piece, ...]
+    missing: tuple[Piece, ...]
+    jobs: int
+    minutes: float | None
+    bytes: int | None
+
+    def to_json(self) -> JsonObject:
+        """Return everything."""
+        return {
+            "pieces": len(self.done) + len(self.missing),
+            "done": len(self.done),
+            "missing": [str(piece) for piece in self.missing],
+            "jobs": self.jobs,
+            "minutes": self.minutes,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(slots=True)
+class _Running:
+    """A piece that runs, on these cores."""
+
+    piece: Piece
+    process: subprocess.Popen[bytes]
+    cores: tuple[int, ...]
+    began: float
+
+
+@dataclass(frozen=True, slots=True)
+class SweepEnd:
+    """How a call of `sweep` ended: pieces that failed, with the last line that each said; pieces not begun."""
+
+    failed: Mapping[str, str]
+    left: tuple[Piece, ...]
+    results: Compared | None = None
+    why: str = field(default="")
+
+
+def outcome_file(root: Path, piece: Piece) -> Path:
+    """Return where it is written what a piece came to."""
+    place = root / piece.place
+    return place.with_name(f"{place.name}.json")
+
+
+def stored_outcome(root: Path, piece: Piece) -> Outcome | None:
+    """Return what a piece came to; None of one that is not done. Raises FileDamagedError."""
+    value = read_checksummed(outcome_file(root, piece), root=root)
+    return None if value is None else Outcome.from_json(value["outcome"])
+
+
+def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
+    """Return what there is to do. Raises UsageError where a piece that is there was made by another command."""
+    done: list[Piece] = []
+    missing: list[Piece] = []
+    for piece in sweep.pieces:
+        value = read_checksummed(outcome_file(root, piece), root=root)
+        if value is not None and value["command"] != _identity(sweep, piece):
+            raise UsageError(
+                f"{root / piece.place} was made by another command ({' '.join(value['command'])}); expected "
+                f"{' '.join(_identity(sweep, piece))}; name another directory with --out, or remove it and its .json"
+            )
+        (missing if value is None else done).append(piece)
+    at_once = jobs or _jobs(sweep)
+    seconds = {piece: _seconds(root, piece) for piece in done}
+    size = _bytes(sweep, root, done, missing, at_once)
+    return Plan(tuple(done), tuple(missing), at_once, _minutes(missing, seconds, at_once), size)
+
+
+def _identity(sweep: Sweep, piece: Piece) -> list[str]:
+    """Return the command of a piece, its directories relative to the sweep's."""
+    return sweep.command(piece, Path())
+
+
+def _cores_of(sweep: Sweep, piece: Piece) -> int:
+    """Return how many processes of one thread a piece has."""
+    if sweep.file.arms[piece.arm].distill is not None:
+        return 1
+    recipe = sweep.recipe(piece)
+    return len(recipe.policies) * (recipe.launch.processes or 1)
+
+
+def _jobs(sweep: Sweep) -> int:
+    """Return how many pieces fit at once: one where there are GPUs, which a run divides among its policies; else a
+    core for each policy of the largest."""
+    machine = this_machine()
+    if machine.gpus:
+        return 1
+    return max(1, machine.cores // max(_cores_of(sweep, piece) for piece in sweep.pieces))
+
+
+def _seconds(root: Path, piece: Piece) -> float:
+    value = read_checksummed(outcome_file(root, piece), root=root)
+    return float(value["seconds"]) if value else 0.0
+
+
+def _minutes(missing: Sequence[Piece], seconds: Mapping[Piece, float], jobs: int) -> float | None:
+    """Return about how long the missing pieces take: each as long as the median of its pool and arm, else of all."""
+    if not seconds or not missing:
+        return None if missing else 0.0
+    total = 0.0
+    for piece in missing:
+        alike = [each for other, each in seconds.items() if (other.pool, other.arm) == (piece.pool, piece.arm)]
+        total += statistics.median(alike or seconds.values())
+    return total / jobs / 60
+
+
+def _bytes(sweep: Sweep, root: Path, done: Sequence[Piece], missing: Sequence[Piece], jobs: int) -> int | None:
+    """Return about how many bytes the missing pieces take, with the checkpoints of those that run at once."""
+    sizes = [_size(root / piece.place) for piece in done[:3]]
+    largest, total = 0, 0
+    for piece in missing:
+        weights = weights_of(sweep.recipe(piece))
+        if sizes:
+            total += int(statistics.mean(sizes))
+        elif weights is None:
+            return None
+        else:
+            total += weights
+        largest = max(largest, weights or 0)
+    return total + _STATES * largest * jobs if missing else 0
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def require_room(plan: Plan, root: Path, gigabytes: float | None) -> None:
+    """Raise UsageError where the missing pieces do not fit the disk, or the budget."""
+    if plan.bytes is None:
+        return
+    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    room = free if gigabytes is None else min(free, int(gigabytes * 1e9))
+    if plan.bytes > room:
+        which = f"free on the disk of {existing}" if room == free else f"in the budget ({gigabytes} gigabytes)"
+        raise UsageError(
+            f"the sweep needs about {plan.bytes:,} bytes for {len(plan.missing)} pieces, {room:,} are {which}; take "
+            "fewer seeds or arms, or another directory with --out"
+        )
+
+
+def carry_out(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> SweepEnd:
+    """Make the missing pieces, then the results. A signal stops the pieces and leaves the rest for the same command.
+
+    Raises UsageError (another sweep's directory, no room), RunDirectoryError (a sweep runs there), RunInterruptedError.
+    """
+    plan = planned(sweep, root, jobs)
+    require_room(plan, root, sweep.file.budget.gigabytes)
+    root.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        held.enter_context(hold(root / LOCK, f"{root} (a sweep)"))
+        remove_temporaries(root)
+        _begin(sweep, root)
+        pieces = _Pieces(sweep, plan, root, console)
+        with stop_signals() as request:
+            why = pieces.make(request)
+        if request.received:
+            raise RunInterruptedError(f"stopped by {request.name}; the same command goes on")
+        return SweepEnd(pieces.failed, tuple(pieces.waiting), write_results(sweep, root), why)
+
+
+def _begin(sweep: Sweep, root: Path) -> None:
+    """Write down how the sweep began: the claims as they were before the first result."""
+    if read_checksummed(root / SWEEP, root=root) is None:
+        claims = None if sweep.claims is None else sweep.claims.sha256
+        began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        value: JsonObject = {
+            "began": began,
+            "command": command_line(),
+            "versions": versions(),
+            "sweep_file": str(sweep.path),
+            "claims_sha256": claims,
+        }
+        write_checksummed(root / SWEEP, value, root=root)
+
+
+class _Pieces:
+    """The missing pieces of a sweep while they are made."""
+
+    def __init__(self, sweep: Sweep, plan: Plan, root: Path, console: Console) -> None:
+        self.sweep, self.plan, self.root, self.console = sweep, plan, root, console
+        self.waiting = list(plan.missing)
+        self.running: list[_Running] = []
+        self.done = set(plan.done)
+        self.failed: dict[str, str] = {}
+        self.seconds = {piece: _seconds(root, piece) for piece in plan.done}
+        self.free = list(_cores())
+
+    def make(self, request: StopSignals) -> str:
+        """Make what can be made, until a signal comes or the budget is spent. Return why pieces are left, if so."""
+        began, limit, why = time.monotonic(), self.sweep.file.budget.minutes, ""
+        while True:
+            if limit is not None and time.monotonic() - began > 60 * limit and self.waiting:
+                why = f"the budget of {limit:g} minutes is spent"
+            if not why and not request.received:
+                self._begin()
+            if not self.running:
+                return why
+            time.sleep(_POLL_SECONDS)
+            if request.received:
+                self._stop()
+                return why
+            for each in [each for each in self.running if each.process.poll() is not None]:
+                self._end(each)
+
+    def _begin(self) -> None:
+        """Start the pieces that there is room for and whose sources are there."""
+        for piece in list(self.waiting):
+            if len(self.running) == self.plan.jobs:
+                return
+            if all(other in self.done for other in _sources(self.sweep, piece)):
+                cores = tuple(self.free[: _cores_of(self.sweep, piece)]) or _cores()
+                self.free = [core for core in self.free if core not in cores]
+                self.waiting.remove(piece)
+                self.running.append(_start(self.sweep, piece, self.root, cores))
+
+    def _end(self, ended: _Running) -> None:
+        """Write down how a piece ended. What is made from one that failed is not made."""
+        self.running.remove(ended)
+        self.free = sorted({*self.free, *ended.cores})
+        problem = _finish(self.sweep, ended, self.root)
+        if problem is None:
+            self.done.add(ended.piece)
+            self.seconds[ended.piece] = time.monotonic() - ended.began
+        else:
+            self.failed[str(ended.piece)] = problem
+        count = f"{len(self.done) + len(self.failed)}/{len(self.sweep.pieces)}"
+        _say(self.console, ended, problem, count, _minutes(self.waiting, self.seconds, self.plan.jobs))
+
+    def _stop(self) -> None:
+        """Ask the pieces to stop, and wait until they have: each saves a checkpoint first."""
+        for each in self.running:
+            each.process.terminate()
+        for each in self.running:
+            each.process.wait()
+
+
+def _sources(sweep: Sweep, piece: Piece) -> list[Piece]:
+    """Return the pieces that a piece is made from."""
+    arm = sweep.file.arms[piece.arm]
+    return [Piece(piece.pool, name, piece.seed) for name in (arm.distill, *arm.beside) if name is not None]
+
+
+def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _Running:
+    """Begin a piece, or go on with it. It has these cores alone, and is told to stop when this process ends."""
+    place = root / piece.place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    run = RunDirectory(place)
+    while run.lock(0).exists() and holder_of(run.lock(0)) is not None:
+        time.sleep(_POLL_SECONDS)  # of a sweep that was killed a moment ago: it saves a checkpoint and ends
+    command = sweep.command(piece, root)
+    if command[0] == "train" and run.run_json.exists():
+        command = ["train", "--resume", "--run-dir", str(place), "--no-report"]
+        if run.summary.exists():
+            command = ["runs", "verify", str(place)]  # finished, and not yet written down
+    with place.with_name(f"{place.name}.log").open("ab") as log, _on(cores):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mutualrl", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=sweep.path.parent,
+            start_new_session=True,
+            env={**os.environ, PARENT: str(os.getpid())},
+        )
+    return _Running(piece, process, cores, time.monotonic())
+
+
+@contextmanager
+def _on(cores: tuple[int, ...]) -> Iterator[None]:
+    """Keep this process, and what it starts in the block, to these cores, where the system can (Linux)."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _cores() -> tuple[int, ...]:
+    """Return the cores that this process may run on; numbers in their place where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _finish(sweep: Sweep, ended: _Running, root: Path) -> str | None:
+    """Write down what a piece came to, and remove its checkpoints. Return what went wrong; None where nothing did."""
+    place = root / ended.piece.place
+    if ended.process.returncode != 0:
+        return _last_line(place.with_name(f"{place.name}.log")) or f"exit code {ended.process.returncode}"
+    arm, piece = sweep.file.arms[ended.piece.arm], ended.piece
+    try:
+        if arm.distill is None:
+            outcome = of_run(read_run(place), piece.pool, piece.arm)
+        else:
+            outcome = of_distillation(place, piece.pool, piece.arm, piece.seed)
+    except (UsageError, FileDamagedError) as error:
+        return str(error)
+    for checkpoints in place.glob("policies/*/checkpoints"):
+        shutil.rmtree(checkpoints)  # a finished run needs none
+    value: JsonObject = {
+        "command": _identity(sweep, piece),
+        "seconds": time.monotonic() - ended.began,
+        "outcome": outcome.to_json(),
+    }
+    write_checksummed(outcome_file(root, piece), value, root=root)
+    return None
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if line.startswith("mutualrl:")), lines[-1] if lines else "")
+
+
+def _say(console: Console, ended: _Running, problem: str | None, count: str, minutes: float | None) -> None:
+    words = f"{count} {ended.piece}: " + (
+        f"failed: {problem}" if problem else f"{time.monotonic() - ended.began:.0f} s"
+    )
+    if minutes:
+        words += f"; about {max(1, round(minutes))} min left"
+    console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
+
+
+# ---- results
+
+
+def outcomes_in(sweep: Sweep, root: Path) -> Outcomes:
+    """Return what the pieces that are there came to, arm by arm in the file's order."""
+    order = {name: place for place, name in enumerate(sweep.file.arms)}
+    pieces = sorted(sweep.pieces, key=lambda piece: (sweep.file.pools.index(piece.pool), order[piece.arm], piece.seed))
+    stored = [stored_outcome(root, piece) for piece in pieces]
+    return Outcomes([outcome for outcome in stored if outcome is not None])
+
+
+def compared(
+    sweep: Sweep, root: Path, claims: RegisteredClaims | None = None, reference: str | None = None
+) -> Compared:
+    """Return the comparison of the pieces that are there; what is missing, and claims that changed, are noted."""
+    outcomes, registered = outcomes_in(sweep, root), claims or sweep.claims
+    if not outcomes.by:
+        raise UsageError(f"{root}: no piece of the sweep is done; begin it with: mutualrl sweep FILE")
+    notes = list(_notes(sweep, root, outcomes, registered))
+    return compare(outcomes, reference or sweep.file.compared_with, registered, notes)
+
+
+def _notes(sweep: Sweep, root: Path, outcomes: Outcomes, registered: RegisteredClaims | None) -> list[str]:
+    notes = []
+    if missing := [piece for piece in sweep.pieces if (piece.pool, piece.arm, piece.seed) not in outcomes.by]:
+        shown = "; ".join(map(str, missing[:5])) + ("; ..." if len(missing) > 5 else "")
+        notes.append(f"{len(missing)} of {len(sweep.pieces)} pieces are not there: {shown}")
+    began = read_checksummed(root / SWEEP, root=root) or {}
+    if registered is not None and began and began.get("claims_sha256") != registered.sha256:
+        then = began.get("claims_sha256")
+        what = "there were none" if then is None else f"their sha256 was {then[:12]}"
+        notes.append(
+            f"the claims are not those that the sweep began with ({what}, now {registered.sha256[:12]}): they were "
+            f"written, or changed, after {began.get('began')}"
+        )
+    return notes
+
+
+def write_results(sweep: Sweep, root: Path) -> Compared | None:
+    """Write `results.json` (raw values, comparison, claims) and `results.md`; None where no piece is done."""
+    outcomes = outcomes_in(sweep, root)
+    if not outcomes.by:
+        return None
+    result = compared(sweep, root)
+    value = {"pieces": [each.to_json() for each in outcomes.by.values()], "comparison": result.to_json()}
+    write_json(root / RESULTS, value)
+    write_atomic(root / "results.md", (markdown(result) + "\n").encode())
+    return result

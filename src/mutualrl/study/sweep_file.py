@@ -1,0 +1,261 @@
+"""Sweep files: a grid of pools, arms and seeds, checked as a whole before anything runs.
+
+seeds: 10                             # 0 to 9; or a list
+pools: [tiny, tiny-three]             # names, or recipe files of pools
+set: {run.steps: 160}                 # keys of every arm's recipe
+arms:
+  grpo: {regime: grpo}
+  sgt gold: {regime: sgt, set: {regime.teacher: gold}}
+  grpo, twice the rollouts:
+    regime: grpo
+    set: {trainer.num_generations: 8, trainer.per_device_train_batch_size: 256}
+    differs: [trainer]                # what else than the regime it may differ in from the reference
+  distilled: {distill: grpo, set: {learning_rate: 5e-4}}   # `mutualrl distill` of that arm's run
+reference: grpo                       # what every arm is compared with
+claims: claims.yaml                   # beside this file; see `study.claims`
+budget: {minutes: 600, gigabytes: 20}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from mutualrl.distillation.settings import settings_of
+from mutualrl.errors import RecipeError
+from mutualrl.mwra.session import changed_keys
+from mutualrl.recipes import Recipe, Request, resolve, yaml_file
+from mutualrl.study.claims import RegisteredClaims, read_claims
+from mutualrl.tiny import located
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,+_'-]{0,63}")
+SEEDS = 1000  # no sweep has more
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Arm(_Part):
+    """One arm: a regime with settings, or the distillation of another arm's run."""
+
+    regime: str | None = None
+    distill: str | None = None
+    beside: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = Field({}, alias="set")
+    differs: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Arm:
+        if (self.regime is None) == (self.distill is None):
+            raise ValueError("expected either regime or distill")
+        if self.beside and self.distill is None:
+            raise ValueError("beside is for arms with distill")
+        return self
+
+
+class Budget(_Part):
+    """What a sweep may take. No piece is begun past `minutes`; none at all where `gigabytes` would not be enough."""
+
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    gigabytes: Annotated[float, Field(gt=0)] | None = None
+
+
+class SweepFile(_Part):
+    """A sweep file."""
+
+    arms: Mapping[str, Arm] = Field(min_length=1)
+    pools: tuple[str, ...] = Field(("tiny",), min_length=1)
+    seeds: int | tuple[int, ...] = 3
+    settings: Mapping[str, Any] = Field({}, alias="set")
+    reference: str | None = None
+    claims: str | None = None
+    budget: Budget = Budget()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SweepFile:
+        for name, arm in self.arms.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"arm {name!r}: expected letters, digits, spaces and . , + _ ' -, at most 64")
+            for other in (arm.distill, *arm.beside):
+                if other is not None and (other not in self.arms or self.arms[other].regime is None):
+                    raise ValueError(f"arm {name!r}: found {other!r}, expected an arm with a regime")
+        if self.reference is not None and self.reference not in self.arms:
+            raise ValueError(f"reference: found {self.reference!r}, expected one of {', '.join(self.arms)}")
+        if not self.seed_list or len(set(self.seed_list)) < len(self.seed_list) or min(self.seed_list) < 0:
+            raise ValueError("seeds: expected how many, or different numbers from 0")
+        if len(self.seed_list) > SEEDS:
+            raise ValueError(f"seeds: found {len(self.seed_list)}, expected at most {SEEDS}")
+        return self
+
+    @property
+    def seed_list(self) -> tuple[int, ...]:
+        """Return the seeds."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+    @property
+    def compared_with(self) -> str:
+        """Return the arm that every other one is compared with: the first, where none is named."""
+        return self.reference or next(iter(self.arms))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One run of a sweep."""
+
+    pool: str
+    arm: str
+    seed: int
+
+    @property
+    def place(self) -> Path:
+        """Return its directory below the sweep's."""
+        return Path("pieces", _slug(Path(self.pool).stem), f"{_slug(self.arm)}-{self.seed}")
+
+    def __str__(self) -> str:
+        return f"{self.pool}, {self.arm}, seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A sweep file with what follows from it: the pieces in their order, seed by seed, and each recipe. `path`: where
+    the file lies; relative paths in it begin there."""
+
+    file: SweepFile
+    path: Path
+    pieces: tuple[Piece, ...]
+    recipes: Mapping[tuple[str, str], Recipe]
+    claims: RegisteredClaims | None
+
+    def recipe(self, piece: Piece) -> Recipe:
+        """Return the recipe of a piece; of a distillation, that of the run which it is made from."""
+        return self.recipes[piece.pool, self.file.arms[piece.arm].distill or piece.arm]
+
+    def command(self, piece: Piece, root: Path) -> list[str]:
+        """Return the arguments of `mutualrl` that make a piece from nothing."""
+        arm = self.file.arms[piece.arm]
+        where = str(root / piece.place)
+        if arm.distill is not None:
+            source, *beside = (str(root / Piece(piece.pool, n, piece.seed).place) for n in (arm.distill, *arm.beside))
+            extra = [word for run in beside for word in ("--beside", run)]
+            return ["distill", source, *extra, "--seed", str(piece.seed), *assigned(arm.settings), "--out", where]
+        regime = ["--regime", str(arm.regime), "--pool", piece.pool, "--seed", str(piece.seed)]
+        settings = assigned({**self.file.settings, **arm.settings})
+        return ["train", *regime, *settings, "--run-dir", where, "--no-report"]
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Return a sweep: its file and claims parsed, every arm's recipe resolved. Raises RecipeError with each thing that
+    is wrong: an unknown key, a setting that a recipe refuses, arms that differ in more than their regime."""
+    tree = yaml_file.read(path)
+    try:
+        file = SweepFile.model_validate(tree)
+    except ValidationError as error:
+        problems = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+        raise RecipeError(problems) from None
+    base = path.absolute().parent
+    pools = tuple(str(base / pool) if (base / pool).is_file() else pool for pool in file.pools)
+    file = file.model_copy(update={"pools": pools})
+    order = sorted(file.arms, key=lambda name: file.arms[name].distill is not None)  # what is distilled comes first
+    pieces = tuple(Piece(pool, arm, seed) for seed in file.seed_list for pool in pools for arm in order)
+    places = [piece.place for piece in pieces]
+    if twice := sorted({str(place) for place in places if places.count(place) > 1}):
+        raise RecipeError([f"{path}: two arms or pools have the directory {twice[0]}; rename one"])
+    recipes = _resolved(file, path)
+    claims = None if file.claims is None else read_claims(base / file.claims)
+    if claims is not None:
+        _require_arms(file, claims, path)
+    return Sweep(file, path.absolute(), pieces, recipes, claims)
+
+
+def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
+    """Return the recipe of each pool and arm. Raises RecipeError."""
+    recipes: dict[tuple[str, str], Recipe] = {}
+    problems: list[str] = []
+    for name, arm in file.arms.items():
+        try:
+            if arm.distill is not None:
+                settings_of("trained", 0, _assignments(arm.settings))
+                continue
+            for pool in file.pools:
+                assignments = tuple(_assignments({**file.settings, **arm.settings}))
+                recipes[pool, name] = resolve(Request(regime=arm.regime, pool=pool, assignments=assignments))
+        except RecipeError as error:
+            problems += [f"{path}: arm {name!r}: {problem}" for problem in error.problems]
+    if problems:
+        raise RecipeError(problems)
+    for (pool, name), recipe in recipes.items():
+        problems += _beyond_the_factor(file, name, recipe, recipes.get((pool, file.compared_with)))
+    if problems:
+        raise RecipeError([f"{path}: {problem}" for problem in dict.fromkeys(problems)])
+    return recipes
+
+
+#: keys that arms may differ in unasked: the factor, and what changes no result
+FACTOR = ("regime", "pool", "run.publish", "run.save_every", "run.keep_checkpoints", "run.keep_rounds")
+
+
+def _beyond_the_factor(file: SweepFile, name: str, recipe: Recipe, reference: Recipe | None) -> list[str]:
+    if reference is None:
+        return []
+    allowed = (*FACTOR, *file.arms[name].differs)
+    changed = [
+        key
+        for key in changed_keys(reference, recipe)
+        if not any(key == prefix or key.startswith(f"{prefix}.") for prefix in allowed)
+    ]
+    if not changed:
+        return []
+    return [
+        f"arm {name!r} differs from {file.compared_with!r} in more than its regime: {', '.join(changed)}; "
+        f"if that is meant, write differs: [{', '.join(changed)}] under the arm"
+    ]
+
+
+def _require_arms(file: SweepFile, claims: RegisteredClaims, path: Path) -> None:
+    unknown = []
+    for claim in claims.file.claims:
+        named = [claim.one, claim.other, getattr(claim.margin, "of", None)]
+        unknown += [
+            f"{path}: claims: {claim.text!r}: no arm {name!r}, expected one of {', '.join(file.arms)}"
+            for name in named
+            if name is not None and name not in file.arms
+        ]
+    if unknown:
+        raise RecipeError(unknown)
+
+
+def _assignments(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+def assigned(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as `--set` flags."""
+    return [word for assignment in _assignments(settings) for word in ("--set", assignment)]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-") or "pool"
+
+
+def weights_of(recipe: Recipe) -> int | None:
+    """Return how many bytes the weights of a recipe's policies take; None where a model's files are not here."""
+    total = 0
+    for policy in recipe.policies:
+        size = _weights(policy.model)
+        if size is None:
+            return None
+        total += size
+    return total
+
+
+def _weights(model: str) -> int | None:
+    directory = Path(located(model))
+    sizes = [path.stat().st_size for path in directory.glob("*.safetensors")] if directory.is_dir() else []
+    return sum(sizes) or None

@@ -1,0 +1,156 @@
+"""Claims tested on outcomes: the first study's verdicts, corrections, what cannot be tested, wrong files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import REPOSITORY
+from mutualrl.errors import RecipeError
+from mutualrl.study.claims import ClaimFile, assess, read_claims
+from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
+
+STUDY = REPOSITORY / "benchmarks" / "results" / "study.json"
+VERDICTS = {"held": "held", "not held": "refuted", "not decided": "undecided"}
+
+
+def first_study() -> tuple[Outcomes, list[dict[str, Any]]]:
+    """Return the pieces of the first study as outcomes, and its lines."""
+    value = json.loads(STUDY.read_text())
+    outcomes = []
+    for piece in value["pieces"]:
+        policies = {
+            name: PolicyOutcome(
+                after=policy["after"],
+                before=policy.get("before", {}),
+                curve=[(step, accuracy) for step, accuracy in policy.get("curve", ())],
+                entropy=policy.get("entropy"),
+                kl=policy.get("kl"),
+                gate=policy.get("gate", ()),
+            )
+            for name, policy in piece["policies"].items()
+        }
+        outcomes.append(Outcome(piece["pool"], piece["arm"], piece["seed"], policies))
+    return Outcomes(outcomes), value["claims"]
+
+
+def test_the_first_study_has_the_same_intervals_and_verdicts() -> None:
+    if not STUDY.is_file():
+        pytest.skip("not in a source tree")
+    outcomes, expected = first_study()
+    file = read_claims(REPOSITORY / "benchmarks" / "sweeps" / "study-claims.yaml").file
+    lines = {(line.claim.text, line.pool): line for line in assess(outcomes, file)}
+    assert len(expected) == len(lines) == 67
+    for claim in expected:
+        pool = "tiny" if claim["pool"] == "both" else claim["pool"]
+        line = lines[claim["claim"], pool]
+        assert line.verdict == VERDICTS[claim["verdict"]], claim
+        for part, (name, estimate) in zip(claim["measured"].split("; "), line.estimates.items(), strict=True):
+            numbers = [float(number) for number in re.findall(r"[+-][0-9.]+", part.removeprefix(f"{name} "))]
+            width = numbers[2] - numbers[1]  # the first study rounded Student's quantiles to three digits
+            assert [estimate.mean, estimate.low, estimate.high] == pytest.approx(numbers, abs=0.001 + width / 5000), (
+                part
+            )
+
+
+def outcomes_of(values: dict[str, list[float]], pool: str = "p", problems: int | None = None) -> Outcomes:
+    """Return outcomes of arms of one policy, by seed."""
+    return Outcomes(
+        [
+            Outcome(pool, arm, seed, {"ada": PolicyOutcome(after={"all": value}, problems=problems)})
+            for arm, by_seed in values.items()
+            for seed, value in enumerate(by_seed)
+        ]
+    )
+
+
+def one_claim(**changes: Any) -> ClaimFile:
+    keys = {name: changes.pop(name) for name in ("seeds", "correction", "alpha", "problems") if name in changes}
+    return ClaimFile.model_validate({"claims": [{"text": "c", "one": "a", "other": "b", **changes}], **keys})
+
+
+FOUR = {"a": [0.50, 0.61, 0.55, 0.58], "b": [0.40, 0.50, 0.46, 0.46]}  # differences .10 .11 .09 .12
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        ({}, "held"),
+        ({"says": "below"}, "refuted"),
+        ({"margin": 0.08}, "held"),
+        ({"margin": 0.105}, "undecided"),
+        ({"margin": 0.15}, "refuted"),
+        ({"says": "within", "margin": 0.2}, "held"),
+        ({"says": "within", "margin": 0.05}, "refuted"),
+        ({"says": "within", "margin": 0.11}, "undecided"),
+        ({"says": "below", "margin": {"share": 0.5, "of": "b"}}, "held"),  # less than half of b's above b
+        ({"problems": 9}, "undecided"),  # steps of 1 / 9 decide nothing
+    ],
+)
+def test_a_verdict_follows_from_the_interval_and_the_margin(change: dict[str, Any], verdict: str) -> None:
+    (line,) = assess(outcomes_of(FOUR), one_claim(**change))
+    assert line.verdict == verdict
+    assert line.seeds == 4
+
+
+def test_holm_over_the_family_takes_back_what_one_test_would_say() -> None:
+    outcomes = outcomes_of({"a": [0.50, 0.60, 0.60, 0.60], "b": [0.40, 0.50, 0.54, 0.58]})
+    claims = [{"text": str(n), "one": "a", "other": "b", "margin": n / 1000} for n in range(6)]
+    alone = assess(outcomes, ClaimFile.model_validate({"claims": claims, "correction": "none"}))
+    family = assess(outcomes, ClaimFile.model_validate({"claims": claims}))
+    assert alone[0].verdict == "held"
+    assert family[0].verdict == "undecided"
+    assert family[0].p == pytest.approx(6 * alone[0].p)
+
+
+def test_a_claim_about_every_policy_holds_where_each_does() -> None:
+    policies = [{"ada": 0.5 + d, "bob": 0.5 + e} for d, e in ((0.1, 0.0), (0.11, 0.01), (0.12, -0.01))]
+    outcomes = [
+        Outcome("p", "a", s, {n: PolicyOutcome({"all": v}) for n, v in by.items()}) for s, by in enumerate(policies)
+    ]
+    outcomes += [Outcome("p", "b", s, {n: PolicyOutcome({"all": 0.5}) for n in ("ada", "bob")}) for s in range(3)]
+    (each,) = assess(Outcomes(outcomes), one_claim(who="each"))
+    assert each.verdict == "undecided"
+    assert set(each.estimates) == {"ada", "bob"}
+    (ada,) = assess(Outcomes(outcomes), one_claim(who="ada"))
+    assert ada.verdict == "held"
+    with pytest.raises(RecipeError, match="who: found 'cyd', expected mean, each, weakest, strongest or a policy"):
+        assess(Outcomes(outcomes), one_claim(who="cyd"))
+
+
+@pytest.mark.parametrize(
+    ("values", "change", "why"),
+    [
+        ({"a": [0.5, 0.6], "b": [0.4, 0.5]}, {}, "2 seeds, at least 3 are needed"),
+        ({"a": [0.5] * 3}, {"pools": ["p"]}, "no run of b"),
+        ({"a": [0.5] * 3}, {}, "no pool has a and b"),
+        (FOUR, {"measure": "entropy"}, "not every run has entropy"),
+        (FOUR, {"measure": "steps_to/c"}, "not every run has steps_to/c"),
+        (FOUR, {"margin": {"share": 0.5, "of": "c"}}, "not every run has accuracy"),
+    ],
+)
+def test_what_cannot_be_tested_is_undecided_with_its_reason(
+    values: dict[str, list[float]], change: dict[str, Any], why: str
+) -> None:
+    (line,) = assess(outcomes_of(values), one_claim(**change))
+    assert (line.verdict, line.why) == ("undecided", why)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("claims: []", "at least 1 item"),
+        ("claims: [{text: c, one: a, measure: luck}]", "unknown measure, expected one of accuracy"),
+        ("claims: [{text: c, one: a, say: above}]", "say: Extra inputs are not permitted"),
+        ("claims: [{text: c, one: a, says: better}]", "Input should be 'above', 'below' or 'within'"),
+        ("claims: [{text: c, one: a}]\nseeds: 1", "greater than or equal to 3"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "claims.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=words):
+        read_claims(tmp_path / "claims.yaml")

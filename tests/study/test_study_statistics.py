@@ -1,0 +1,102 @@
+"""Statistics against published examples and scipy's own tests."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy import stats
+
+from mutualrl.study.statistics import Estimate, correlation, holm, paired
+
+#: Student's sleep data, hours gained under two drugs (R: datasets::sleep)
+DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+
+
+def test_the_sleep_data_give_what_r_prints() -> None:
+    estimate = paired(DRUG_2, DRUG_1)
+    # R: t.test(extra ~ group, paired = TRUE): t = 4.0621, df = 9, p = 0.002833, 95 % [0.7001142, 2.4598858]
+    assert (estimate.mean, estimate.n) == (pytest.approx(1.58), 10)
+    assert estimate.low == pytest.approx(0.7001142, abs=1e-7)
+    assert estimate.high == pytest.approx(2.4598858, abs=1e-7)
+    assert 2 * estimate.p_above() == pytest.approx(0.002833, abs=5e-7)
+    # R: effectsize::cohens_d(..., paired = TRUE): 1.28, 95 % [0.41, 2.12]
+    assert estimate.effect is not None
+    correction = math.gamma(4.5) / (math.gamma(4) * math.sqrt(4.5))
+    g, low, high = (value / correction for value in estimate.effect)
+    assert (round(g, 2), round(low, 2), round(high, 2)) == (1.28, 0.41, 2.12)
+
+
+@pytest.mark.parametrize("bound", [-0.5, 0.0, 1.0, 2.5])
+def test_one_sided_tests_and_equivalence_are_scipy_s(bound: float) -> None:
+    estimate = paired(DRUG_2, DRUG_1)
+    shifted = [value + bound for value in DRUG_1]
+    above = stats.ttest_rel(DRUG_2, shifted, alternative="greater").pvalue
+    below = stats.ttest_rel(DRUG_2, shifted, alternative="less").pvalue
+    assert estimate.p_above(bound) == pytest.approx(above)
+    assert estimate.p_below(bound) == pytest.approx(below)
+
+
+def test_equivalence_is_two_one_sided_tests() -> None:
+    estimate = Estimate.of([0.01, -0.02, 0.015, 0.0, -0.01])
+    sides = [
+        stats.ttest_1samp([0.01, -0.02, 0.015, 0.0, -0.01], margin, alternative=way).pvalue
+        for margin, way in ((-0.03, "greater"), (0.03, "less"))
+    ]
+    assert estimate.p_within(0.03) == pytest.approx(max(sides))
+    assert estimate.p_within(0.03) <= 0.025 < estimate.p_within(0.015)
+    assert (estimate.low > -0.03) == (estimate.p_above(-0.03) <= 0.025)
+    assert estimate.p_outside(0.03) > 0.9
+
+
+@pytest.mark.parametrize("bound", [-0.2, -0.05, 0.0, 0.05, 0.2])
+@pytest.mark.parametrize("resolution", [0.0, 0.04, 0.3])
+def test_a_test_and_the_interval_say_the_same(bound: float, resolution: float) -> None:
+    estimate = Estimate.of([0.05, 0.09, 0.02, 0.07], resolution=resolution)
+    assert (estimate.p_above(bound) <= 0.025) == (estimate.low >= bound)
+    assert (estimate.p_below(bound) <= 0.025) == (estimate.high <= bound)
+
+
+def test_equal_values_of_a_coarse_measure_are_no_certainty() -> None:
+    exact, coarse = Estimate.of([0.0] * 4), Estimate.of([0.0] * 4, resolution=1 / 64)
+    assert (exact.low, exact.high) == (0.0, 0.0)
+    assert (coarse.low, coarse.high) == (pytest.approx(-1 / 64), pytest.approx(1 / 64))
+    assert exact.p_within(0.01) == 0.0
+    assert coarse.p_within(0.01) > 0.025
+    assert exact.effect is None
+    assert Estimate.of([0.1] * 4).p_above() == 0.0
+    assert Estimate.of([0.0] * 4).p_above() == 1.0
+
+
+def test_one_value_and_two_decide_nothing() -> None:
+    single, pair = Estimate.of([0.5]), Estimate.of([0.5, 0.500001])
+    assert (single.low, single.high) == (-math.inf, math.inf)
+    assert {single.p_above(), single.p_below(), pair.p_above(), pair.p_below(-9)} == {1.0}
+    assert single.to_json() == {
+        "n": 1,
+        "mean": 0.5,
+        "low": None,
+        "high": None,
+        "standard_deviation": None,
+        "effect": None,
+    }
+
+
+def test_holm_is_r_s_p_adjust() -> None:
+    # R: p.adjust(c(0.01, 0.02, 0.03, 0.04), "holm") = 0.04 0.06 0.06 0.06
+    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
+    assert holm([0.04, 0.001, 0.9]) == pytest.approx([0.08, 0.003, 0.9])
+    assert holm([]) == []
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+def test_a_correlation_has_fisher_s_interval() -> None:
+    x, y = DRUG_1, DRUG_2
+    r, low, high = correlation(x, y) or (0.0, 0.0, 0.0)
+    assert r == pytest.approx(0.7951702, abs=1e-6)  # R: cor(sleep$extra[1:10], sleep$extra[11:20])
+    half = 1.959964 / math.sqrt(10 - 3)
+    assert low == pytest.approx(math.tanh(math.atanh(r) - half), abs=1e-5)
+    assert high == pytest.approx(math.tanh(math.atanh(r) + half), abs=1e-5)
+    assert correlation([1, 2, 3], [1, 2, 3]) is None
+    assert correlation([1, 1, 1, 1], [1, 2, 3, 4]) is None

@@ -1,0 +1,174 @@
+"""A sweep through the command line: made once, compared, killed and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import PATIENCE, Cli
+
+FILE = """
+seeds: 3
+set:
+  run.steps: 3
+  round.prompts: 8
+  trainer.per_device_train_batch_size: 32
+  run.save_every: 1
+  run.validation_limit: 8
+  run.validate_every: 0
+arms:
+  grpo: {regime: grpo, set: {run.publish: full}}
+  sgt: {regime: sgt}
+reference: grpo
+claims: claims.yaml
+"""
+CLAIMS = "claims: [{text: SGT above GRPO, one: sgt, other: grpo}]\n"
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(each) for key, each in value.items() if key != "seconds"}
+    return [without_times(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a sweep file, and its sweep in `out`."""
+    root = tmp_path_factory.mktemp("sweep")
+    (root / "s.yaml").write_text(FILE)
+    (root / "claims.yaml").write_text(CLAIMS)
+    command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out", "--json"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (root / "printed.json").write_text(done.stdout)
+    return root
+
+
+@pytest.mark.extended
+def test_a_sweep_makes_every_piece_once_and_compares_them(made: Path, cli: Cli) -> None:
+    printed = json.loads((made / "printed.json").read_text())
+    results = json.loads((made / "out" / "results.json").read_text())
+    assert printed["results"] == str(made / "out" / "results.json")
+    assert [(p["arm"], p["seed"]) for p in results["pieces"]] == [(a, s) for a in ("grpo", "sgt") for s in range(3)]
+    assert results["comparison"]["notes"] == []
+    assert [line["claim"] for line in results["comparison"]["claims"]] == ["SGT above GRPO"]
+    for piece in results["pieces"]:
+        summary = json.loads(
+            (made / "out" / "pieces" / "tiny" / f"{piece['arm']}-{piece['seed']}" / "summary.json").read_text()
+        )
+        for name, policy in piece["policies"].items():
+            assert policy["after"]["all"] == summary["policies"][name]["validation"]["accuracy"]
+    assert not list((made / "out").glob("pieces/*/*/policies/*/checkpoints"))
+    before = (made / "out" / "results.json").read_bytes()
+    logs = {log: log.stat().st_mtime_ns for log in (made / "out").rglob("*.log")}
+    again = cli("sweep", made / "s.yaml", "--out", made / "out")
+    assert again.returncode == 0, again.stderr
+    assert "| sgt | 3 |" in again.stdout
+    assert (made / "out" / "results.json").read_bytes() == before
+    assert {log: log.stat().st_mtime_ns for log in (made / "out").rglob("*.log")} == logs
+    plan = json.loads(cli("sweep", made / "s.yaml", "--out", made / "out", "--dry-run", "--json").stdout)
+    assert (plan["done"], plan["missing"], plan["minutes"], plan["bytes"]) == (6, [], 0.0, 0)
+
+
+@pytest.mark.extended
+def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(made: Path, cli: Cli) -> None:
+    of_sweep = json.loads(cli("compare", made / "out", "--json").stdout)
+    runs = sorted((made / "out" / "pieces" / "tiny").glob("*-?"))
+    done = cli("compare", *runs, "--claims", made / "claims.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    of_runs = json.loads(done.stdout)
+    (pool,) = of_runs["differences"]
+    assert of_runs["differences"][pool]["sgt"] == of_sweep["differences"]["tiny"]["sgt"]
+    assert of_runs["reference"] == {pool: "grpo"}
+    (made / "later.yaml").write_text("claims: [{text: other, one: sgt, other: grpo, says: below}]\n")
+    later = json.loads(cli("compare", made / "out", "--claims", made / "later.yaml", "--json").stdout)
+    assert any("the claims are not those that the sweep began with" in note for note in later["notes"])
+    later_runs = json.loads(cli("compare", *runs, "--claims", made / "later.yaml", "--json").stdout)
+    assert any("after the first of the runs began" in note for note in later_runs["notes"])
+    wrong = cli("compare", made / "out", "--reference", "prp")
+    assert (wrong.returncode, "found 'prp', expected one of grpo, sgt" in wrong.stderr) == (2, True)
+    mixed = cli("compare", made / "out", runs[0])
+    assert (mixed.returncode, "compare it by itself" in mixed.stderr) == (2, True)
+    twice = cli("compare", runs[0], runs[0])
+    assert twice.returncode == 2, twice.stdout
+
+
+@pytest.mark.extended
+def test_killed_five_times_it_comes_to_the_same_results(made: Path, tmp_path: Path) -> None:
+    for name in ("s.yaml", "claims.yaml"):
+        shutil.copy2(made / name, tmp_path / name)  # with its date, which the results name
+    rng, command = random.Random(0), [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
+    with (tmp_path / "printed.txt").open("wb") as log:
+        for _ in range(5):
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+            try:
+                process.wait(rng.uniform(3, 14))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        assert process.wait(PATIENCE) == 0, (tmp_path / "printed.txt").read_text()
+    results = [json.loads((root / "out" / "results.json").read_text()) for root in (made, tmp_path)]
+    assert without_times(results[0]) == without_times(results[1])
+
+
+@pytest.mark.extended
+def test_a_piece_that_fails_is_named_and_the_others_are_made(tmp_path: Path, cli: Cli) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def broken(completions, **columns):\n    raise ValueError('no judge today')\n")
+    text = FILE.replace("seeds: 3", "seeds: [0]").replace("claims: claims.yaml", "")
+    text = text.replace(
+        "sgt: {regime: sgt}", f"sgt: {{regime: sgt, set: {{task.reward: '{reward}:broken'}}, differs: [task]}}"
+    )
+    (tmp_path / "s.yaml").write_text(text)
+    done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 1, done.stdout
+    assert "1 pieces failed; the same command tries them again" in done.stderr
+    assert "no judge today" in done.stderr
+    assert "pieces are not there: tiny, sgt, seed 0" in done.stderr
+    assert "| grpo | 1 |" in done.stdout
+
+
+@pytest.mark.extended
+def test_a_signal_stops_the_pieces_and_the_same_command_goes_on(tmp_path: Path, cli: Cli) -> None:
+    text = (
+        FILE.replace("seeds: 3", "seeds: [0]")
+        .replace("claims: claims.yaml", "")
+        .replace("run.steps: 3", "run.steps: 40")
+    )
+    (tmp_path / "s.yaml").write_text(text.replace("  sgt: {regime: sgt}\n", ""))
+    command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    checkpoints = tmp_path / "out" / "pieces" / "tiny" / "grpo-0" / "policies" / "ada" / "checkpoints"
+    until = time.monotonic() + PATIENCE
+    while not list(checkpoints.glob("step-*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.terminate()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, "the same command goes on" in errors) == (130, True), errors
+    run = checkpoints.parents[2]
+    assert not (run / "summary.json").exists()
+    done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run / "policies" / "ada" / "result.json").read_text())["resumed_from"] != []
+
+
+@pytest.mark.extended
+def test_a_piece_of_another_command_is_not_taken_for_one_of_this_file(made: Path, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "s.yaml").write_text(FILE.replace("run.steps: 3", "run.steps: 4"))
+    (tmp_path / "claims.yaml").write_text(CLAIMS)
+    done = cli("sweep", tmp_path / "s.yaml", "--out", made / "out")
+    assert done.returncode == 2
+    assert "was made by another command" in done.stderr
+    assert "run.steps=4" in done.stderr

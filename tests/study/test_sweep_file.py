@@ -1,0 +1,114 @@
+"""Sweep files: what follows from one, and each way in which one is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conftest import REPOSITORY
+from mutualrl.errors import RecipeError, UsageError
+from mutualrl.study.sweep import planned, require_room
+from mutualrl.study.sweep_file import Piece, read_sweep
+
+GOOD = """
+seeds: [3, 1]
+pools: [tiny, tiny-near]
+set: {run.steps: 4}
+arms:
+  distilled: {distill: sgt gold, beside: [grpo], set: {learning_rate: 5.0e-4}}
+  grpo: {regime: grpo}
+  sgt gold: {regime: sgt, set: {regime.teacher: gold, run.publish: full}}
+reference: grpo
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "s.yaml").write_text(text)
+    return tmp_path / "s.yaml"
+
+
+def test_pieces_come_seed_by_seed_and_what_is_distilled_before_its_distillation(tmp_path: Path) -> None:
+    sweep = read_sweep(written(tmp_path, GOOD))
+    assert [piece.seed for piece in sweep.pieces] == [3] * 6 + [1] * 6
+    assert [piece.arm for piece in sweep.pieces[:3]] == ["grpo", "sgt gold", "distilled"]
+    assert str(sweep.pieces[1].place) == "pieces/tiny/sgt-gold-3"
+    assert sweep.command(sweep.pieces[1], Path("/out")) == [
+        *("train", "--regime", "sgt", "--pool", "tiny", "--seed", "3", "--set", "run.steps=4"),
+        *("--set", 'regime.teacher="gold"', "--set", 'run.publish="full"'),
+        *("--run-dir", "/out/pieces/tiny/sgt-gold-3", "--no-report"),
+    ]
+    assert sweep.command(sweep.pieces[2], Path("/out")) == [
+        *("distill", "/out/pieces/tiny/sgt-gold-3", "--beside", "/out/pieces/tiny/grpo-3", "--seed", "3"),
+        *("--set", "learning_rate=0.0005", "--out", "/out/pieces/tiny/distilled-3"),
+    ]
+    assert sweep.recipe(sweep.pieces[2]).spec.name == "sgt"
+    plan = planned(sweep, tmp_path / "out", None)
+    assert (len(plan.missing), plan.done, plan.minutes) == (12, (), None)
+    assert plan.bytes is not None
+    assert plan.bytes > 12 * 1_000_000
+
+
+def test_a_number_of_seeds_is_that_many_from_zero(tmp_path: Path) -> None:
+    assert read_sweep(written(tmp_path, "seeds: 2\narms: {a: {regime: grpo}}")).pieces == (
+        Piece("tiny", "a", 0),
+        Piece("tiny", "a", 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("arms: {a: {regime: grpo}}\nbudgets: 3", "budgets: Extra inputs are not permitted"),
+        ("arms: {}", "at least 1 item"),
+        ("arms: {a: {regime: grpo, steps: 3}}", "arms.a.steps: Extra inputs"),
+        ("arms: {a: {set: {run.steps: 3}}}", "expected either regime or distill"),
+        ("arms: {a: {regime: grpo, distill: b}}", "expected either regime or distill"),
+        ("arms: {a: {regime: grpo, beside: [a]}}", "beside is for arms with distill"),
+        ("arms: {a: {regime: grpo}, b: {distill: c}}", "arm 'b': found 'c', expected an arm with a regime"),
+        ("arms: {a: {regime: grpo}, b: {distill: b}}", "arm 'b': found 'b', expected an arm with a regime"),
+        ("arms: {a/b: {regime: grpo}}", "arm 'a/b': expected letters, digits"),
+        ("arms: {a: {regime: grpo}}\nreference: b", "reference: found 'b', expected one of a"),
+        ("arms: {a: {regime: grpo}}\nseeds: [1, 1]", "seeds: expected how many, or different numbers"),
+        ("arms: {a: {regime: grpo}}\nseeds: 0", "seeds: expected how many"),
+        ("arms: {a: {regime: grpo}}\nseeds: 5000", "found 5000, expected at most 1000"),
+        ("arms: {a: {regime: grp}}", "arm 'a': .*grp"),
+        ("arms: {a: {regime: sgt, set: {regime.wieght: 1}}}", "arm 'a': .*wieght"),
+        ("arms: {a: {regime: grpo}, b: {distill: a, set: {rate: 1}}}", "arm 'b': .*rate"),
+        ("arms: {a b: {regime: grpo}, a-b: {regime: sgt}}", "two arms or pools have the directory"),
+        (
+            "arms: {a: {regime: grpo}, b: {regime: sgt, set: {trainer.learning_rate: 1}}}",
+            r"arm 'b' differs from 'a' in more than its regime: trainer.learning_rate; .*differs: \[trainer.learning_rate\]",
+        ),
+        ("arms: {a: {regime: grpo}}\nclaims: c.yaml", "claims: 'x': no arm 'b', expected one of a"),
+        ("arms: {a: {regime: grpo}}\nclaims: d.yaml", "d.yaml"),
+        ("arms: {a: {regime: grpo}}\npools: [no-such]", "no-such"),
+        ("arms: {a: {regime: grpo}}\nbudget: {minutes: 0}", "budget.minutes: Input should be greater than 0"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "c.yaml").write_text("claims: [{text: x, one: a, other: b}]")
+    with pytest.raises(RecipeError, match=words):
+        read_sweep(written(tmp_path, text))
+
+
+def test_a_difference_that_is_declared_is_taken(tmp_path: Path) -> None:
+    text = "arms: {a: {regime: grpo}, b: {regime: sgt, set: {trainer.learning_rate: 1}, differs: [trainer]}}"
+    assert len(read_sweep(written(tmp_path, text)).pieces) == 6
+
+
+def test_a_grid_that_does_not_fit_is_refused_with_bytes(tmp_path: Path) -> None:
+    sweep = read_sweep(written(tmp_path, f"{GOOD}\nbudget: {{gigabytes: 0.01}}"))
+    plan = planned(sweep, tmp_path / "out", None)
+    with pytest.raises(UsageError, match=r"needs about [0-9,]+ bytes for 12 pieces, 10,000,000 are in the budget"):
+        require_room(plan, tmp_path / "out", sweep.file.budget.gigabytes)
+    require_room(plan, tmp_path / "out", None)
+
+
+@pytest.mark.parametrize("name", ["examples/sweep.yaml", "benchmarks/sweeps/study.yaml"])
+def test_shipped_sweeps_are_right(name: str) -> None:
+    if not (REPOSITORY / name).is_file():
+        pytest.skip("not in a source tree")
+    sweep = read_sweep(REPOSITORY / name)
+    assert sweep.claims is not None
+    assert sweep.file.seed_list[: sweep.claims.file.seeds] == tuple(range(sweep.claims.file.seeds))
