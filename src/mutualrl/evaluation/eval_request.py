@@ -22,7 +22,7 @@ from mutualrl.storage.trained_model import trained_model
 from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
-from mutualrl.tasks.rewarding import REWARD_SECONDS
+from mutualrl.tasks.rewarding import BOXED, REWARD_SECONDS
 
 ALIASES = {"paper": PAPER}
 
@@ -61,7 +61,7 @@ class TaskRequest:
     origin: str
     dropped: tuple[str, ...]
     max_new_tokens: int
-    rewards: tuple[str, ...] = ("boxed",)
+    rewards: tuple[str, ...] = BOXED
     reward_weights: tuple[float, ...] | None = None
     step_timeout: float = REWARD_SECONDS
 
@@ -193,7 +193,8 @@ def _task(name: str, source: TaskSource, flags: EvalFlags, tokens: int | None) -
     if not data.prompts:
         raise UsageError(f"task {name!r}: {data.origin} has no rows to evaluate on (too few to hold some out)")
     prompts = data.prompts if flags.limit is None else sample_evenly(data.prompts, flags.limit)
-    return TaskRequest(name, prompts, data.origin, data.dropped, tokens or task.max_new_tokens)
+    limit, rewards = tokens or task.max_new_tokens, getattr(task, "reward", BOXED)
+    return TaskRequest(name, prompts, data.origin, data.dropped, limit, tuple(rewards))
 
 
 def _recipe_of(run: RunDirectory) -> dict[str, Any]:

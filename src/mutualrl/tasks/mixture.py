@@ -41,6 +41,11 @@ class MixtureTask:
                 expected = ", ".join(sorted(self._tasks))
                 raise UsageError(f"task.members: unknown task {name!r}; expected one of: {expected}")
             task = self._tasks[name]
+            if reward := getattr(task, "reward", None):
+                raise UsageError(
+                    f"task.members: {name!r} is rewarded by {', '.join(reward)}, the members of a mixture by the boxed "
+                    "answer alone; train on it by itself"
+                )
             members[name] = (task, replace(member, source=_inherited(member.source, source, task)))
         return members
 

@@ -1,0 +1,201 @@
+r"""Task countdown: the grammar, its exact verdicts, the solver, the split, the styles, and rewards by the command line."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import operator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import Cli
+from mutualrl.errors import UsageError
+from mutualrl.tasks import get_task
+from mutualrl.tasks.base import TaskSource
+from mutualrl.tasks.countdown import (
+    HELD_OUT,
+    SIZES,
+    STYLES,
+    TRAINING,
+    Problem,
+    held_out,
+    reached,
+    reaches_target,
+    training,
+)
+from mutualrl.tasks.expressions import Expression, ExpressionError, apply, number, parse, solve
+
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def by_python(text: str) -> Fraction:
+    """Return the value of an expression by Python's own parser, with exact rationals."""
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant):
+            return Fraction(node.value)  # type: ignore[arg-type]
+        assert isinstance(node, ast.BinOp)
+        return OPERATORS[type(node.op)](value(node.left), value(node.right))  # type: ignore[no-any-return]
+
+    return value(ast.parse(text, mode="eval").body)
+
+
+trees = st.recursive(
+    st.integers(1, 50).map(number),
+    lambda inner: st.tuples(st.sampled_from("+-*/"), inner, inner),
+    max_leaves=7,
+)
+
+
+def built(tree: object) -> Expression:
+    if isinstance(tree, Expression):
+        return tree
+    operation, left, right = tree  # type: ignore[misc]
+    return apply(operation, built(left), built(right))
+
+
+@given(trees)
+@settings(max_examples=300, deadline=None)
+def test_what_is_written_is_read_again_with_the_same_value_and_numbers(tree: object) -> None:
+    try:
+        expression = built(tree)
+    except ExpressionError:
+        return
+    read = parse(str(expression))
+    assert (read.value, read.numbers) == (expression.value, expression.numbers)
+    assert by_python(str(expression)) == expression.value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), (" ( 3 + 4 ) * 2 ", 14), ("8-3-2", 3), ("8-(3-2)", 7), ("12/4/3", 1), ("1/3*3", 1), ("2+3*4", 14)],
+)
+def test_precedence_and_association_are_those_of_arithmetic(text: str, value: int) -> None:
+    assert parse(text).value == value
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "ends too early"),
+        ("3+", "ends too early"),
+        ("(3+4", "not closed"),
+        ("3+4)", "unexpected '\\)'"),
+        ("3 4", "unexpected '4'"),
+        ("-3+4", "unexpected '-'"),
+        ("3**4", "unexpected '\\*'"),
+        ("3//4", "unexpected '/'"),
+        ("3.5", "unexpected '.5'"),
+        ("x", "unexpected 'x'"),
+        ("__import__('os')", "unexpected '__import__'"),
+        ("3/(4-4)", "division by zero"),
+        ("3+4=7", "unexpected '=7'"),
+        ("1234567", "unexpected '7'"),
+        ("\u0663", "unexpected"),  # a digit, of another script
+        ("(" * 150 + "1" + ")" * 150, "characters, at most 200"),
+        ("(" * 99 + "1", "not closed"),
+    ],
+)
+def test_anything_else_is_no_expression(text: str, words: str) -> None:
+    with pytest.raises(ExpressionError, match=words):
+        parse(text)
+
+
+def test_a_completion_is_right_when_its_last_box_uses_each_number_once_and_reaches_the_target() -> None:
+    texts = {
+        "4+3=7 \\boxed{(3+4)*2}": True,
+        "\\boxed{2*(4+3)}": True,
+        "\\boxed{1} no: \\boxed{ (4 + 3) * 2 }": True,
+        "\\boxed{7*2}": False,  # a number that is not there
+        "\\boxed{(3+4)*2*2/2}": False,  # one too often
+        "\\boxed{3+4+2}": False,  # another value
+        "\\boxed{(3+4)*2": False,
+        "(3+4)*2": False,
+        "\\boxed{14}": False,
+        "": False,
+    }
+    assert {text: reached(text, [3, 4, 2], 14) for text in texts} == texts
+    assert reached("\\boxed{8/(3-8/3)}", [3, 3, 8, 8], 24)  # through a third: exact
+    completions: list[str | list[dict[str, str]]] = [[{"role": "assistant", "content": text}] for text in texts]
+    rewards = reaches_target(completions, [[3, 4, 2]] * len(texts), [14] * len(texts), prompts=[])
+    assert rewards == [float(right) for right in texts.values()]
+
+
+def test_the_solver_is_exhaustive_and_exact() -> None:
+    solution = solve([3, 3, 8, 8], 24)
+    assert solution is not None
+    assert (str(solution), solution.value) == ("8/(3-8/3)", 24)
+    assert solve([1, 1, 1, 1], 24) is None
+    # against every expression of three numbers, written out
+    shapes = ["{0}{3}{1}{4}{2}", "({0}{3}{1}){4}{2}", "{0}{3}({1}{4}{2})"]
+    for numbers in ([1, 5, 7], [2, 2, 9]):
+        reachable = set()
+        for order, (one, two), shape in itertools.product(
+            itertools.permutations(numbers), itertools.product("+-*/", repeat=2), shapes
+        ):
+            try:
+                reachable.add(by_python(shape.format(*order, one, two)))
+            except ZeroDivisionError:
+                continue
+        for target in range(1, 60):
+            assert (solve(numbers, target) is not None) == (Fraction(target) in reachable), (numbers, target)
+
+
+def test_no_held_out_problem_is_trained_on_and_every_one_can_be_solved() -> None:
+    outside, inside, other = held_out(), training(0), training(1)
+    assert len(outside) == HELD_OUT * len(SIZES) >= 512
+    assert len(inside) == TRAINING * len(SIZES)
+    keys = [{problem.key for problem in problems} for problems in (outside, inside, other)]
+    assert [len(each) for each in keys] == [len(outside), len(inside), len(other)]  # no problem twice
+    assert not keys[0] & keys[1]
+    assert not keys[0] & keys[2]
+    assert keys[1] != keys[2]
+    assert held_out() == outside
+    for problem in (*outside, *inside):
+        for style in STYLES.values():
+            assert reached(style(problem.solution), problem.numbers, problem.target)
+        assert 1 <= problem.target <= 99
+
+
+def test_styles_write_the_same_solution_in_other_words() -> None:
+    solution = parse("(3+4)*2-5")
+    texts = {name: style(solution) for name, style in STYLES.items()}
+    assert texts == {
+        "countdown": " 3+4=7 7*2=14 14-5=9 \\boxed{(3+4)*2-5}",
+        "countdown-bare": " \\boxed{(3+4)*2-5}",
+        "countdown-mirrored": " 4+3=7 2*7=14 14-5=9 \\boxed{2*(4+3)-5}",
+    }
+    assert Problem((3, 4, 2, 5), solution).target == 9
+
+
+def test_the_styles_tasks_have_the_same_prompts_and_answers() -> None:
+    by_style = [get_task(name).read("validation", TaskSource()).prompts for name in STYLES]
+    assert by_style[0] == by_style[1] == by_style[2]  # solutions are not compared
+    assert len({prompts[0].solution for prompts in by_style}) == 3
+    with pytest.raises(UsageError, match="makes its own problems"):
+        get_task("countdown").read("train", TaskSource(data=Path("x.jsonl")))
+    with pytest.raises(UsageError, match=r"'countdown' is rewarded by mutualrl\.tasks\.countdown:reaches_target"):
+        get_task("mixture").read("train", TaskSource(members={"countdown": _member()}))
+
+
+def _member() -> object:
+    from mutualrl.tasks.base import MixtureMember
+
+    return MixtureMember(TaskSource())
+
+
+def test_its_recipe_and_its_evaluation_are_rewarded_by_the_grammar(cli: Cli) -> None:
+    shown = json.loads(cli("train", "--task", "countdown-bare", "--dry-run", "--json").stdout)
+    assert shown["recipe"]["task"]["reward"] == ["mutualrl.tasks.countdown:reaches_target"]
+    done = cli(
+        *("eval", "--pool", "tiny", "--suite", "countdown", "--limit", "3", "--max-new-tokens", "8"),
+        *("--engine", "transformers", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    task = json.loads(done.stdout)["tasks"]["countdown"]
+    assert (task["n"], task["reward"]) == (3, "mutualrl.tasks.countdown:reaches_target")
