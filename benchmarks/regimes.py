@@ -4,7 +4,8 @@
     python benchmarks/regimes.py --fresh         # all of it again; else what the results lack
 
 Runs `mutualrl train` for each seed and arm and writes benchmarks/results/regimes.{json,md}. Accuracy is greedy, on all
-held-out problems; entropy and KL are means over the last 50 steps (paper, Section "Optimization Diagnostics").
+held-out problems; entropy and KL are means over the last 50 steps (paper, Section "Optimization Diagnostics"). The
+second table has differences from GRPO, paired by seed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from mutualrl.study.comparison import compare, difference_table
+from mutualrl.study.outcomes import ALL, Outcome, Outcomes, PolicyOutcome
 
 RESULTS = Path(__file__).parent / "results"
 ARMS: dict[str, tuple[str, ...]] = {
@@ -111,6 +115,24 @@ def table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def outcomes(runs: list[dict[str, Any]]) -> Outcomes:
+    """Return the runs as a comparison reads them."""
+    results = []
+    for run in runs:
+        policies = {}
+        for name, policy in run["policies"].items():
+            final, initial = policy["final"], policy["initial"]
+            policies[name] = PolicyOutcome(
+                after={ALL: final["accuracy"], **final["by_group"]},
+                before={ALL: initial["accuracy"], **initial["by_group"]},
+                problems=final["n"],
+                entropy=policy["entropy"],
+                kl=policy["kl"],
+            )
+        results.append(Outcome("tiny", run["arm"], run["seed"], policies))
+    return Outcomes(results)
+
+
 def main() -> None:
     """Run all and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,7 +155,15 @@ def main() -> None:
             runs = [run for name in ARMS for (arm_, _), run in sorted(done.items()) if arm_ == name]
             result = {"command": "python benchmarks/regimes.py", "runs": runs}
             file.write_text(json.dumps(result, indent=1) + "\n")
-    text = table([run for name in ARMS for (arm, _), run in sorted(done.items()) if arm == name])
+    runs = [run for name in ARMS for (arm, _), run in sorted(done.items()) if arm == name]
+    compared = compare(outcomes(runs), "grpo")
+    result = {
+        "command": "python benchmarks/regimes.py",
+        "effects": compared.to_json()["differences"]["tiny"],
+        "runs": runs,
+    }
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    text = f"{table(runs)}\n\n{difference_table(compared, 'tiny')}"
     (given.out / "regimes.md").write_text(text + "\n")
     print(text)
 

@@ -11,7 +11,8 @@ from mutualrl.study.outcomes import ALL, Outcomes
 from mutualrl.study.statistics import FEWEST, Estimate
 
 SIGNALS = ("entropy", "kl")
-BUDGET = ("generated_tokens", "extra_tokens", "seconds")
+#: what an arm takes, and how a table calls it
+BUDGET = {"generated_tokens": "tokens generated", "extra_tokens": "extra tokens trained on", "seconds": "seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def markdown(compared: Compared) -> str:
     """Return a comparison as Markdown tables."""
     parts = []
     for pool in compared.final:
-        parts += [_final_table(compared, pool), _difference_table(compared, pool)]
+        parts += [_final_table(compared, pool), difference_table(compared, pool)]
     if compared.registered is not None:
         parts.append(_claim_table(compared))
     return "\n\n".join(part for part in parts if part)
@@ -191,20 +192,22 @@ def _final_table(compared: Compared, pool: str) -> str:
     return "\n".join(lines)
 
 
-def _difference_table(compared: Compared, pool: str) -> str:
+def difference_table(compared: Compared, pool: str) -> str:
+    """Return the table of differences from a pool's reference arm, as Markdown; empty where it has no other arm."""
     reference, rows = compared.reference[pool], compared.differences[pool]
     if not rows:
         return ""
-    lines = [f"**Minus {reference}, paired by seed, {pool}; tokens and seconds as ratios to it**", ""]
-    lines += _head(
-        "arm", "accuracy", "effect size (g)", *SIGNALS, "tokens generated", "extra tokens trained on", "seconds"
-    )
+    measured = [measure for measure in BUDGET if any(compared.budget[pool][arm][measure] for arm in rows)]
+    signals = [name for name in SIGNALS if any(name in row for row in rows.values())]
+    ratios = "; tokens and seconds as ratios to it" if measured else ""
+    lines = [f"**Minus {reference}, paired by seed: mean [95 % interval], {pool}{ratios}**", ""]
+    lines += _head("arm", "seeds", "accuracy", "effect size (g)", *signals, *(BUDGET[name] for name in measured))
     for arm, row in rows.items():
         accuracy = row.get("accuracy")
-        effect = "" if accuracy is None else _effect(accuracy)
-        signals = [str(row[name]) if name in row else "" for name in SIGNALS]
-        ratios = [_ratio(compared.budget[pool][arm][measure]) for measure in BUDGET]
-        lines.append(_row(arm, "" if accuracy is None else str(accuracy), effect, *signals, *ratios))
+        cells = ["", "", ""] if accuracy is None else [str(accuracy.n), str(accuracy), _effect(accuracy)]
+        cells += [str(row[name]) if name in row else "" for name in signals]
+        cells += [_ratio(compared.budget[pool][arm][name]) for name in measured]
+        lines.append(_row(arm, *cells))
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from functools import cache
 
 from mutualrl.errors import TaskError
 from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
+from mutualrl.tasks.addition_chain import ADDITION_CHAIN_TASKS
 from mutualrl.tasks.arithmetic import ArithmeticTask
 from mutualrl.tasks.base import Split, Task, TaskData, TaskSource, load_prompts
 from mutualrl.tasks.countdown import COUNTDOWN_TASKS
@@ -20,7 +21,8 @@ from mutualrl.tasks.mixture import MixtureTask
 from mutualrl.tasks.qa import QA_TASKS
 
 GROUP = "mutualrl.tasks"
-_SINGLE: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, *MATH_TASKS, *QA_TASKS, DatasetTask())
+_MADE: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, *ADDITION_CHAIN_TASKS)
+_SINGLE: tuple[Task, ...] = (*_MADE, *MATH_TASKS, *QA_TASKS, DatasetTask())
 TASKS: dict[str, Task] = {task.name: task for task in _SINGLE}
 TASKS["mixture"] = MixtureTask(dict(TASKS))
 
