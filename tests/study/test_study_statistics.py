@@ -28,6 +28,16 @@ def test_the_sleep_data_give_what_r_prints() -> None:
     assert (round(g, 2), round(low, 2), round(high, 2)) == (1.28, 0.41, 2.12)
 
 
+def test_an_effect_size_changes_its_sign_with_the_values_and_has_no_interval_beyond_the_floats() -> None:
+    one, other = paired(DRUG_2, DRUG_1).effect, paired(DRUG_1, DRUG_2).effect
+    assert one is not None
+    assert other is not None
+    assert other == pytest.approx((-one[0], -one[2], -one[1]))
+    for spread in (1e-1, 1e-2, 1e-3, 1e-6, 1e-12):
+        effect = Estimate.of([0.8, 0.8 + spread, 0.8 - spread]).effect
+        assert effect is None or (effect[1] < effect[0] < effect[2])
+
+
 @pytest.mark.parametrize("bound", [-0.5, 0.0, 1.0, 2.5])
 def test_one_sided_tests_and_equivalence_are_scipy_s(bound: float) -> None:
     estimate = paired(DRUG_2, DRUG_1)

@@ -35,7 +35,7 @@ class Compared:
         return {
             "reference": dict(self.reference),
             "seeds": {pool: {arm: list(seeds) for arm, seeds in arms.items()} for pool, arms in self.seeds.items()},
-            "final": _estimates(self.final),
+            "final": _estimates(self.final, effect=False),
             "differences": _estimates(self.differences),
             "budget": {pool: {arm: dict(row) for arm, row in arms.items()} for pool, arms in self.budget.items()},
             "claims": [line.to_json() for line in self.claims],
@@ -47,11 +47,13 @@ class Compared:
         }
 
 
-def _estimates(tree: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> JsonObject:
-    return {
-        pool: {arm: {name: estimate.to_json() for name, estimate in row.items()} for arm, row in arms.items()}
-        for pool, arms in tree.items()
-    }
+def _estimates(tree: Mapping[str, Mapping[str, Mapping[str, Estimate]]], *, effect: bool = True) -> JsonObject:
+    result: JsonObject = {}
+    for pool, arms in tree.items():
+        result[pool] = {}
+        for arm, row in arms.items():
+            result[pool][arm] = {name: estimate.to_json(effect=effect) for name, estimate in row.items()}
+    return result
 
 
 def compare(

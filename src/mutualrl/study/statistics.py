@@ -84,7 +84,8 @@ class Estimate:
     @property
     def effect(self) -> tuple[float, float, float] | None:
         """Return Hedges' g of paired differences, (g, low, high): mean / sd, times the correction for small samples
-        (gamma form); its interval inverts the noncentral t. None where all values are equal, or of fewer than three."""
+        (gamma form); its interval inverts the noncentral t. None of fewer than three values, and where they are so
+        nearly equal that scipy has no interval."""
         if self.n < FEWEST or not self.standard_deviation > 0.0:
             return None
         freedom = self.n - 1
@@ -92,7 +93,10 @@ class Estimate:
             freedom / 2
         )
         t = self.mean / self.standard_deviation * math.sqrt(self.n)
-        low, high = (_noncentrality(t, freedom, tail) for tail in (1 - self.alpha, self.alpha))
+        ends = _noncentralities(abs(t), freedom, self.alpha)
+        if ends is None:
+            return None
+        low, high = ends if t >= 0 else (-ends[1], -ends[0])
         scale = correction / math.sqrt(self.n)
         return t * scale, low * scale, high * scale
 
@@ -100,15 +104,15 @@ class Estimate:
     def _critical(self) -> float:
         return float(stats.t.isf(self.alpha, self.n - 1))
 
-    def to_json(self) -> dict[str, float | int | list[float] | None]:
-        """Return mean, interval, effect size and n; what one value does not have is null."""
+    def to_json(self, *, effect: bool = True) -> dict[str, float | int | list[float] | None]:
+        """Return n, mean, interval and, of a difference, the effect size; what one value does not have is null."""
         ends = {"low": self.low, "high": self.high, "standard_deviation": self.standard_deviation}
-        return {
-            "n": self.n,
-            "mean": self.mean,
-            **{name: value if math.isfinite(value) else None for name, value in ends.items()},
-            "effect": None if self.effect is None else list(self.effect),
-        }
+        result: dict[str, float | int | list[float] | None] = {"n": self.n, "mean": self.mean}
+        result |= {name: value if math.isfinite(value) else None for name, value in ends.items()}
+        if effect:
+            size = self.effect
+            result["effect"] = None if size is None else list(size)
+        return result
 
     def __str__(self) -> str:
         """Return the mean with its sign and interval."""
@@ -117,16 +121,23 @@ class Estimate:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
-def _noncentrality(t: float, freedom: int, probability: float) -> float:
-    """Return the noncentrality under which P(T <= t) is `probability`; it falls as the noncentrality rises."""
+def _noncentralities(t: float, freedom: int, alpha: float) -> tuple[float, float] | None:
+    """Return the noncentralities under which P(T <= t) is 1 - alpha, and alpha, for t >= 0; None where scipy's
+    noncentral t is not finite so far out."""
 
-    def excess(noncentrality: float) -> float:
+    def excess(noncentrality: float, probability: float) -> float:
         return float(stats.nct.cdf(t, freedom, noncentrality)) - probability
 
-    width = 4.0
-    while excess(t - width) < 0 or excess(t + width) > 0:
-        width *= 2
-    return float(optimize.brentq(excess, t - width, t + width))
+    ends = []
+    for probability in (1 - alpha, alpha):
+        below, above = -4.0, t + 4.0  # P(T <= t) falls as the noncentrality rises, from nearly 1
+        while excess(above, probability) > 0:
+            above *= 2
+        try:
+            ends.append(float(optimize.brentq(excess, below, above, args=(probability,))))
+        except ValueError:  # what brentq raises where the function is NaN
+            return None
+    return ends[0], ends[1]
 
 
 def paired(one: Sequence[float], other: Sequence[float], *, resolution: float = 0.0, alpha: float = ALPHA) -> Estimate:
