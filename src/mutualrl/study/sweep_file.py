@@ -18,6 +18,7 @@ budget: {minutes: 600, gigabytes: 20}
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -167,7 +168,8 @@ def read_sweep(path: Path) -> Sweep:
     places = [piece.place for piece in pieces]
     if twice := sorted({str(place) for place in places if places.count(place) > 1}):
         raise RecipeError([f"{path}: two arms or pools have the directory {twice[0]}; rename one"])
-    recipes = _resolved(file, path)
+    with contextlib.chdir(base):  # where the pieces are made: relative paths in settings begin there
+        recipes = _resolved(file, path.absolute())
     claims = None if file.claims is None else read_claims(base / file.claims)
     if claims is not None:
         _require_arms(file, claims, path)
