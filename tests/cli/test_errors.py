@@ -177,6 +177,7 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
         "4qwen",
         "llama-mist",
         "qwen-phi4",
+        "smol",
     }
     assert all(r["about"] for r in listed)
     assert "tiny:ada" in cli("recipes", "show", "tiny").stdout

@@ -88,6 +88,8 @@ FOUR = {"a": [0.50, 0.61, 0.55, 0.58], "b": [0.40, 0.50, 0.46, 0.46]}  # differe
         ({"says": "within", "margin": 0.05}, "refuted"),
         ({"says": "within", "margin": 0.11}, "undecided"),
         ({"says": "below", "margin": {"share": 0.5, "of": "b"}}, "held"),  # less than half of b's above b
+        ({"says": "above", "margin": {"share": -0.1, "of": "b"}}, "held"),
+        ({"says": "above", "margin": {"share": 0.5, "of": "b"}}, "refuted"),  # not half of b's more than b
         ({"problems": 9}, "undecided"),  # steps of 1 / 9 decide nothing
     ],
 )
@@ -118,19 +120,21 @@ def test_a_claim_about_every_policy_holds_where_each_does() -> None:
     assert set(each.estimates) == {"ada", "bob"}
     (ada,) = assess(Outcomes(outcomes), one_claim(who="ada"))
     assert ada.verdict == "held"
-    with pytest.raises(RecipeError, match="who: found 'cyd', expected mean, each, weakest, strongest or a policy"):
-        assess(Outcomes(outcomes), one_claim(who="cyd"))
+    (cyd,) = assess(Outcomes(outcomes), one_claim(who="cyd"))
+    assert (cyd.verdict, cyd.why) == ("undecided", "who: cyd: no such policy there, expected one of ada, bob")
+    (weakest,) = assess(Outcomes(outcomes), one_claim(who="weakest"))
+    assert weakest.why == "b has no accuracy before training"
 
 
 @pytest.mark.parametrize(
     ("values", "change", "why"),
     [
         ({"a": [0.5, 0.6], "b": [0.4, 0.5]}, {}, "2 seeds, at least 3 are needed"),
-        ({"a": [0.5] * 3}, {"pools": ["p"]}, "no run of b"),
+        ({"a": [0.5] * 3}, {"pools": ["p"]}, "p: no run of b"),
         ({"a": [0.5] * 3}, {}, "no pool has a and b"),
         (FOUR, {"measure": "entropy"}, "not every run has entropy"),
-        (FOUR, {"measure": "steps_to/c"}, "not every run has steps_to/c"),
-        (FOUR, {"margin": {"share": 0.5, "of": "c"}}, "not every run has accuracy"),
+        (FOUR, {"measure": "steps_to/c"}, "p: no run of c"),
+        (FOUR, {"margin": {"share": 0.5, "of": "c"}}, "p: no run of c"),
     ],
 )
 def test_what_cannot_be_tested_is_undecided_with_its_reason(
@@ -145,6 +149,9 @@ def test_what_cannot_be_tested_is_undecided_with_its_reason(
     [
         ("claims: []", "at least 1 item"),
         ("claims: [{text: c, one: a, measure: luck}]", "unknown measure, expected one of accuracy"),
+        ("claims: [{text: c, one: a, measure: steps_to}]", "expected steps_to/ARM"),
+        ("claims: [{text: c, one: a, measure: kl/ada}]", "another measure without a slash"),
+        ("claims: [{text: c, one: a, says: within}]", "within needs a margin above 0"),
         ("claims: [{text: c, one: a, say: above}]", "say: Extra inputs are not permitted"),
         ("claims: [{text: c, one: a, says: better}]", "Input should be 'above', 'below' or 'within'"),
         ("claims: [{text: c, one: a}]\nseeds: 1", "greater than or equal to 3"),
@@ -154,3 +161,58 @@ def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, words: str) -
     (tmp_path / "claims.yaml").write_text(text)
     with pytest.raises(RecipeError, match=words):
         read_claims(tmp_path / "claims.yaml")
+
+
+def test_a_share_is_taken_seed_by_seed_and_of_a_magnitude() -> None:
+    # exactly a quarter below in every seed, however the level varies: neither above nor below that margin
+    levels = [0.3, 0.6, 0.45, 0.7, 0.52]
+    outcomes = outcomes_of({"a": [0.75 * level for level in levels], "b": levels})
+    (line,) = assess(outcomes, one_claim(margin={"share": -0.25, "of": "b"}))
+    assert line.verdict == "undecided"
+    gates = [{"a": -0.30, "b": -0.30}, {"a": -0.31, "b": -0.31}, {"a": -0.29, "b": -0.29}]
+    falling = Outcomes(
+        [
+            Outcome("p", arm, seed, {"ada": PolicyOutcome({"all": 0.5}, gate=[0.5, 0.5 + change])})
+            for seed, by_arm in enumerate(gates)
+            for arm, change in by_arm.items()
+        ]
+    )
+    claim = one_claim(measure="gate_change", says="within", margin={"share": 0.25, "of": "b"})
+    assert assess(falling, claim)[0].verdict == "held"
+
+
+def test_no_interval_is_narrower_than_a_problem_of_the_group_or_a_validation() -> None:
+    outcomes = []
+    for seed in range(3):
+        for arm, right, first in (("a", 1.0, 10), ("b", 0.5, 20)):
+            curve = [(0, 0.0), (10, 0.5 if first == 10 else 0.4), (20, 0.5)]
+            policy = PolicyOutcome({"all": 0.5, "rare": right}, problems=512, curve=curve)
+            outcomes.append(Outcome("p", arm, seed, {"ada": policy}))
+    known = Outcomes(outcomes)
+    assert known.resolution("p", "accuracy") == 1 / 512
+    assert known.resolution("p", "accuracy/rare") == 1 / 2
+    assert known.resolution("p", "steps_to/b") == 10
+    assert known.resolution("p", "kl") == 0
+    assert known.resolution("p", "accuracy", problems=10**6) == 1 / 512  # what the runs say counts
+    (group,) = assess(known, one_claim(measure="accuracy/rare"))
+    (earlier,) = assess(known, one_claim(measure="steps_to/b", says="below"))
+    assert {group.verdict, earlier.verdict} == {"undecided"}
+
+
+def test_a_run_that_never_arrives_counts_with_its_last_step() -> None:
+    outcomes = outcomes_of({"a": [0.1] * 3, "b": [0.9] * 3})
+    late = {
+        key: Outcome(
+            o.pool, o.arm, o.seed, {"ada": PolicyOutcome(o.policies["ada"].after, curve=[(0, 0.1), (40, 0.1)])}
+        )
+        for key, o in outcomes.by.items()
+    }
+    assert Outcomes(list(late.values())).value("p", "a", 0, "steps_to/b") == 40
+
+
+def test_runs_of_a_pool_are_found_by_the_pool_s_own_name() -> None:
+    outcomes = outcomes_of(FOUR, pool="arithmetic, pool tiny")
+    (line,) = assess(outcomes, one_claim(pools=["tiny"]))
+    assert (line.verdict, line.pool) == ("held", "arithmetic, pool tiny")
+    (absent,) = assess(outcomes, one_claim(pools=["near"]))
+    assert absent.why == "near: no run of a, b"

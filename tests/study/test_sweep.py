@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import PATIENCE, Cli
+from mutualrl.storage.files import write_checksummed
 
 FILE = """
 seeds: 2
@@ -95,6 +96,9 @@ def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(made:
     assert any("the claims are not those that the sweep began with" in note for note in later["notes"])
     later_runs = json.loads(cli("compare", *runs, "--claims", made / "later.yaml", "--json").stdout)
     assert any("after the first of the runs began" in note for note in later_runs["notes"])
+    (made / "s.yaml").rename(made / "moved.yaml")  # the directory says all
+    assert json.loads(cli("compare", made / "out", "--json").stdout) == of_sweep
+    (made / "moved.yaml").rename(made / "s.yaml")
     wrong = cli("compare", made / "out", "--reference", "prp")
     assert (wrong.returncode, "found 'prp', expected one of grpo, sgt" in wrong.stderr) == (2, True)
     mixed = cli("compare", made / "out", runs[0])
@@ -131,12 +135,14 @@ def test_a_piece_that_fails_is_named_and_the_others_are_made(tmp_path: Path, cli
         "sgt: {regime: sgt}", f"sgt: {{regime: sgt, set: {{task.reward: '{reward}:broken'}}, differs: [task]}}"
     )
     (tmp_path / "s.yaml").write_text(text)
-    done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--json")
     assert done.returncode == 1, done.stdout
-    assert "1 pieces failed; the same command tries them again" in done.stderr
+    assert list(json.loads(done.stdout)["failed"]) == ["tiny, sgt, seed 0"]
+    assert "failed: 1; the same command tries again" in done.stderr
     assert "no judge today" in done.stderr
     assert "pieces are not there: tiny, sgt, seed 0" in done.stderr
-    assert "| grpo | 1 |" in done.stdout
+    assert "| grpo | 1 |" in (tmp_path / "out" / "results.md").read_text()
+    assert "- 1 of 2 pieces are not there" in (tmp_path / "out" / "results.md").read_text()
 
 
 @pytest.mark.extended
@@ -171,5 +177,46 @@ def test_a_piece_of_another_command_is_not_taken_for_one_of_this_file(made: Path
     (tmp_path / "claims.yaml").write_text(CLAIMS)
     done = cli("sweep", tmp_path / "s.yaml", "--out", made / "out")
     assert done.returncode == 2
-    assert "was made by another command" in done.stderr
+    assert "is of another command" in done.stderr
     assert "run.steps=4" in done.stderr
+
+
+@pytest.mark.extended
+def test_a_begun_piece_and_another_grid_are_refused(tmp_path: Path, cli: Cli) -> None:
+    text = (
+        FILE.replace("claims: claims.yaml", "").replace("seeds: 2", "seeds: [0]").replace("  sgt: {regime: sgt}\n", "")
+    )
+    (tmp_path / "s.yaml").write_text(text.replace("run.steps: 3", "run.steps: 400"))
+    command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = tmp_path / "out" / "pieces" / "tiny" / "grpo-0"
+    until = time.monotonic() + PATIENCE
+    while not (run / "run.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    (tmp_path / "s.yaml").write_text(text)
+    changed = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert changed.returncode == 2
+    assert "is of another command" in changed.stderr
+    (tmp_path / "other.yaml").write_text(text.replace("grpo", "prp").replace("run.publish: full", "run.steps: 2"))
+    other = cli("sweep", tmp_path / "other.yaml", "--out", tmp_path / "out")
+    assert other.returncode == 2
+    assert "holds another sweep (pools tiny; arms grpo)" in other.stderr
+
+
+def test_a_directory_of_somebody_else_runs_no_code(tmp_path: Path, cli: Cli) -> None:
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
+    (tmp_path / "evil.yaml").write_text(f"arms: {{a: {{regime: '{evil}:SPEC'}}}}\n")
+    root = tmp_path / "out"
+    root.mkdir()
+    grid = {"pools": ["tiny"], "arms": ["a"], "seeds": [0], "reference": "a"}
+    for content in ({"grid": grid, "sweep_file": str(tmp_path / "evil.yaml"), "claims": None}, {"grid": 3}, {}):
+        write_checksummed(root / "sweep.json", content, root=root)
+        done = cli("compare", root)
+        assert done.returncode in (2, 6), done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "was-run").exists()

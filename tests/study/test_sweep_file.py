@@ -16,9 +16,9 @@ seeds: [3, 1]
 pools: [tiny, tiny-near]
 set: {run.steps: 4}
 arms:
-  distilled: {distill: sgt gold, beside: [grpo], set: {learning_rate: 5.0e-4}}
-  grpo: {regime: grpo}
-  sgt gold: {regime: sgt, set: {regime.teacher: gold, run.publish: full}}
+  distilled: {distill: grpo, beside: [sgt gold], set: {learning_rate: 5.0e-4}}
+  grpo: {regime: grpo, set: {run.publish: full}}
+  sgt gold: {regime: sgt, set: {regime.teacher: gold}}
 reference: grpo
 """
 
@@ -35,14 +35,14 @@ def test_pieces_come_seed_by_seed_and_what_is_distilled_before_its_distillation(
     assert str(sweep.pieces[1].place) == "pieces/tiny/sgt-gold-3"
     assert sweep.command(sweep.pieces[1], Path("/out")) == [
         *("train", "--regime", "sgt", "--pool", "tiny", "--seed", "3", "--set", "run.steps=4"),
-        *("--set", 'regime.teacher="gold"', "--set", 'run.publish="full"'),
+        *("--set", 'regime.teacher="gold"'),
         *("--run-dir", "/out/pieces/tiny/sgt-gold-3", "--no-report"),
     ]
     assert sweep.command(sweep.pieces[2], Path("/out")) == [
-        *("distill", "/out/pieces/tiny/sgt-gold-3", "--beside", "/out/pieces/tiny/grpo-3", "--seed", "3"),
+        *("distill", "/out/pieces/tiny/grpo-3", "--beside", "/out/pieces/tiny/sgt-gold-3", "--seed", "3"),
         *("--set", "learning_rate=0.0005", "--out", "/out/pieces/tiny/distilled-3"),
     ]
-    assert sweep.recipe(sweep.pieces[2]).spec.name == "sgt"
+    assert sweep.recipe(sweep.pieces[2]).spec.name == "grpo"
     plan = planned(sweep, tmp_path / "out", None)
     assert (len(plan.missing), plan.done, plan.minutes) == (12, (), None)
     assert plan.bytes is not None
@@ -71,7 +71,19 @@ def test_a_number_of_seeds_is_that_many_from_zero(tmp_path: Path) -> None:
         ("arms: {a: {regime: grpo}}\nreference: b", "reference: found 'b', expected one of a"),
         ("arms: {a: {regime: grpo}}\nseeds: [1, 1]", "seeds: expected how many, or different numbers"),
         ("arms: {a: {regime: grpo}}\nseeds: 0", "seeds: expected how many"),
-        ("arms: {a: {regime: grpo}}\nseeds: 5000", "found 5000, expected at most 1000"),
+        ("arms: {a: {regime: grpo}}\nseeds: 1000000000", "found 1000000000, expected at most 1000"),
+        ("arms: {a: {regime: grpo, set: {run.seed: 5}}}", r"arm 'a': run.seed: the sweep sets it itself \(seeds\)"),
+        ("arms: {a: {regime: grpo}}\nset: {run.dir: x}", r"set: run.dir: the sweep sets it itself \(--out\)"),
+        ("arms: {a: {regime: sgt}, b: {distill: a}}", "arm 'b' distills 'a', which must be of regime grpo"),
+        ("arms: {a: {regime: grpo}, b: {distill: a}}", "publish everything: a: .*run.publish: full"),
+        ("arms: {a: {regime: grpo}}\nclaims: pool.yaml", "claims: 'x': no pool 'tinny', expected one of tiny"),
+        ("arms: {a: {regime: grpo}}\nclaims: who.yaml", "no policy 'cyd', expected one of mean, .*ada, bob"),
+        ("arms: {a: {regime: grpo}}\nclaims: steps.yaml", "no arm 'zz'"),
+        (
+            "arms: {a: {regime: grpo, set: {run.publish: full}}, c: {distill: a}, "
+            "b: {regime: sgt, set: {trainer.learning_rate: 1}}}\nreference: c",
+            "arm 'b' differs from 'c' in more than its regime",
+        ),
         ("arms: {a: {regime: grp}}", "arm 'a': .*grp"),
         ("arms: {a: {regime: sgt, set: {regime.wieght: 1}}}", "arm 'a': .*wieght"),
         ("arms: {a: {regime: grpo}, b: {distill: a, set: {rate: 1}}}", "arm 'b': .*rate"),
@@ -88,6 +100,9 @@ def test_a_number_of_seeds_is_that_many_from_zero(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "c.yaml").write_text("claims: [{text: x, one: a, other: b}]")
+    (tmp_path / "pool.yaml").write_text("claims: [{text: x, one: a, pools: [tinny]}]")
+    (tmp_path / "who.yaml").write_text("claims: [{text: x, one: a, who: cyd}]")
+    (tmp_path / "steps.yaml").write_text("claims: [{text: x, one: a, measure: steps_to/zz}]")
     with pytest.raises(RecipeError, match=words):
         read_sweep(written(tmp_path, text))
 
@@ -100,7 +115,7 @@ def test_a_difference_that_is_declared_is_taken(tmp_path: Path) -> None:
 def test_a_grid_that_does_not_fit_is_refused_with_bytes(tmp_path: Path) -> None:
     sweep = read_sweep(written(tmp_path, f"{GOOD}\nbudget: {{gigabytes: 0.01}}"))
     plan = planned(sweep, tmp_path / "out", None)
-    with pytest.raises(UsageError, match=r"needs about [0-9,]+ bytes for 12 pieces, 10,000,000 are in the budget"):
+    with pytest.raises(UsageError, match=r"needs about [0-9,]+ bytes for 12 pieces, 10,000,000 are left of the budget"):
         require_room(plan, tmp_path / "out", sweep.file.budget.gigabytes)
     require_room(plan, tmp_path / "out", None)
 

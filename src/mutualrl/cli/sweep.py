@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +34,6 @@ def sweep(
     Example: mutualrl sweep examples/sweep.yaml --dry-run
     """
     from mutualrl.console.display import clean
-    from mutualrl.errors import MutualRLError
     from mutualrl.storage.files import user_path
     from mutualrl.study.sweep import carry_out, planned, require_room
     from mutualrl.study.sweep_file import read_sweep
@@ -49,28 +48,33 @@ def sweep(
             return
         minutes = "unknown until one has run" if plan.minutes is None else f"about {plan.minutes:.0f}"
         size = "unknown" if plan.bytes is None else f"about {plan.bytes / 1e6:,.0f} MB"
-        typer.echo(f"pieces: {len(plan.missing)} of {len(plan.done) + len(plan.missing)} to make, {plan.jobs} at once")
+        typer.echo(f"pieces: {len(plan.missing)} of {len(plan.done) + len(plan.missing)} to make")
         typer.echo(f"minutes: {minutes}")
         typer.echo(f"disk: {size}")
         for piece in plan.missing:
             typer.echo(clean(f"  {piece}"))
         return
     end = carry_out(planned_sweep, root, jobs, prose())
-    if end.results is not None:
-        _show(end.results, as_json=as_json, where=root / "results.json")
-    problems = [f"{piece}: {words}" for piece, words in end.failed.items()]
+    left = [str(piece) for piece in end.left]
     if end.why:
-        prose().print(f"Note: {end.why}; {len(end.left)} pieces are left", markup=False, highlight=False)
-    if problems:
-        raise MutualRLError(
-            f"{len(problems)} pieces failed; the same command tries them again:\n" + "\n".join(problems)
-        )
+        words = f"Note: {end.why}, for this call; left: {len(left)}"
+        prose().print(words, markup=False, highlight=False, soft_wrap=True)
+    rest = {"failed": dict(end.failed), "left": left, "results": str(root / "results.json")}
+    if end.results is not None:
+        _show(end.results, as_json=as_json, more=rest)
+    elif as_json:
+        emit(rest)
+    if end.failed:
+        lines = "\n".join(f"{piece}: {words}" for piece, words in end.failed.items())
+        words = f"mutualrl: failed: {len(end.failed)}; the same command tries again:\n{lines}"
+        prose().print(clean(words, 20000), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
 
 
 @reports_errors
 def compare(
     paths: Annotated[
-        list[Path], typer.Argument(help="A sweep's directory with its FILE, or run directories.", show_default=False)
+        list[Path], typer.Argument(help="The directory of a sweep, or run directories.", show_default=False)
     ],
     claims: Annotated[Path | None, typer.Option(help="Claims with their margins (YAML).", show_default=False)] = None,
     reference: Annotated[
@@ -90,7 +94,7 @@ def compare(
     _show(compare_paths([user_path(path) for path in paths], reference, registered), as_json=as_json)
 
 
-def _show(result: Compared, *, as_json: bool, where: Path | None = None) -> None:
+def _show(result: Compared, *, as_json: bool, more: Mapping[str, object] | None = None) -> None:
     from mutualrl.console.display import clean
     from mutualrl.study.comparison import markdown
 
@@ -98,8 +102,8 @@ def _show(result: Compared, *, as_json: bool, where: Path | None = None) -> None
     for note in notes:
         prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        emit({**result.to_json(), **({} if where is None else {"results": str(where)})})
+        emit({**result.to_json(), **(more or {})})
         return
     sys.stdout.write(clean(markdown(result), 10**7) + "\n")
-    if where is not None:
-        typer.echo(clean(f"\nresults: {where}"))
+    if more is not None:
+        typer.echo(clean(f"\nresults: {more['results']}"))

@@ -247,9 +247,9 @@ def write_checksummed(path: Path, value: JsonObject, *, root: Path | None = None
 
 
 def read_checksummed(path: Path, *, root: Path | None = None) -> JsonObject | None:
-    """Return the object that `write_checksummed` wrote, without its checksum and place, or None when there is no such
-    file. Raises FileDamagedError when a byte was changed, added or lost, and, with `root`, for a file of another
-    place."""
+    """Return the object that `write_checksummed` wrote, without its checksum and, with `root`, its place; None when
+    there is no such file. Raises FileDamagedError when a byte was changed, added or lost, and, with `root`, for a file
+    of another place."""
     try:
         data = read_regular(path)
     except FileNotFoundError:

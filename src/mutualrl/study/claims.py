@@ -9,8 +9,8 @@ A claim file:
         one: sgt                    # arms
         other: xgrpo
         measure: accuracy           # see `study.outcomes.Outcomes.value`
-        says: above                 # above | below | within, `margin` to either side
-        margin: 0.0                 # or {share: 0.25, of: grpo}: a share of what that arm itself has
+        says: above                 # the difference is above, or below, the margin; within: less than it from 0
+        margin: 0.0                 # or {share: -0.25, of: grpo}: a share of what that arm itself has
         who: mean                   # of the pool; each: every policy, by itself; weakest | strongest before training
         pools: [tiny, tiny-three]   # every pool that has both arms, when left out
 """
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import yaml_file
@@ -39,15 +39,15 @@ class _Part(BaseModel):
 
 
 class Share(_Part):
-    """Margin as a share of what an arm itself has of the measure, mean over its seeds."""
+    """Margin as a share of the magnitude that an arm itself has of the measure, seed by seed."""
 
-    share: Annotated[float, Field(gt=0)]
+    share: float
     of: str
 
 
 class Claim(_Part):
     """One claim. `other` left out: about `one` by itself, against 0. `minus_pool`: about the difference between pools
-    (that of `pools` minus that one's)."""
+    (that of `pools` minus that one's). A negative margin with `above` reads: not more than so much below."""
 
     text: str
     one: str
@@ -62,9 +62,30 @@ class Claim(_Part):
     @field_validator("measure")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value.partition("/")[0] not in MEASURES:
+        name, slash, rest = value.partition("/")
+        if name not in MEASURES:
             raise ValueError(f"unknown measure, expected one of {', '.join(MEASURES)}")
+        if bool(slash and rest) != (name == "steps_to") and not (name == "accuracy" and rest):
+            raise ValueError("expected steps_to/ARM, accuracy or accuracy/GROUP, or another measure without a slash")
         return value
+
+    @model_validator(mode="after")
+    def _possible(self) -> Claim:
+        size = self.margin.share if isinstance(self.margin, Share) else self.margin
+        if self.says == "within" and size <= 0:
+            raise ValueError("within needs a margin above 0")
+        return self
+
+    @property
+    def arms(self) -> list[str]:
+        """Return the arms that it compares."""
+        return [self.one, *([self.other] if self.other else [])]
+
+    @property
+    def named_arms(self) -> list[str]:
+        """Return every arm that it names."""
+        goal = [self.measure.partition("/")[2]] if self.measure.startswith("steps_to/") else []
+        return [*self.arms, *goal, *([self.margin.of] if isinstance(self.margin, Share) else [])]
 
 
 class ClaimFile(_Part):
@@ -79,25 +100,39 @@ class ClaimFile(_Part):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredClaims:
-    """Claims, with the sha256 and the date of their file: what a reader compares with the time of the runs."""
+    """Claims as a file had them, with its sha256 and date: what a reader compares with the time of the runs."""
 
     file: ClaimFile
     name: str
-    sha256: str
+    text: str
     changed: str
+
+    @property
+    def sha256(self) -> str:
+        """Return the sha256 of the file."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def to_json(self) -> dict[str, str]:
+        """Return what `claims_of` needs."""
+        return {"name": self.name, "text": self.text, "changed": self.changed}
+
+
+def claims_of(text: str, name: str, changed: str) -> RegisteredClaims:
+    """Return the claims in a YAML text. Raises RecipeError with each thing that is wrong."""
+    try:
+        file = ClaimFile.model_validate(yaml_file.parse_mapping(text, name))
+    except ValidationError as error:
+        raise RecipeError(
+            [f"{name}: {'.'.join(map(str, e['loc']))}: {e['msg']}, found {e['input']!r:.80}" for e in error.errors()]
+        ) from None
+    return RegisteredClaims(file, Path(name).name, text, changed)
 
 
 def read_claims(path: Path) -> RegisteredClaims:
     """Return the claims in a YAML file. Raises RecipeError with each thing that is wrong."""
-    tree = yaml_file.read(path)
-    try:
-        file = ClaimFile.model_validate(tree)
-    except ValidationError as error:
-        raise RecipeError(
-            [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}, found {e['input']!r:.80}" for e in error.errors()]
-        ) from None
+    yaml_file.read(path)  # names a file that is missing, too large, or no mapping
     changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
-    return RegisteredClaims(file, path.name, hashlib.sha256(path.read_bytes()).hexdigest(), changed)
+    return claims_of(path.read_text(encoding="utf-8"), str(path), changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +152,9 @@ class ClaimResult:
 
     @property
     def verdict(self) -> Verdict:
-        """Return held or refuted where the adjusted p-value is at most alpha, else undecided."""
-        if self.why or self.p > self.alpha:
+        """Return held or refuted where the adjusted p-value is below alpha, else undecided: so is an interval that
+        ends on the margin, to rounding."""
+        if self.why or self.p >= self.alpha * (1 - 1e-9):
             return "undecided"
         return "refuted" if self.refuted < self.held else "held"
 
@@ -136,7 +172,11 @@ class ClaimResult:
 
 
 def assess(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
-    """Return what the outcomes say of each claim, pool by pool, corrected over the family."""
+    """Return what the outcomes say of each claim, pool by pool, corrected over the family.
+
+    A claim counts with the smaller of its two p-values, held and refuted: the chance of any false verdict in the
+    family is at most 2 alpha, as that of a two-sided test is.
+    """
     lines = [line for claim in file.claims for line in _lines(outcomes, claim, file)]
     testable = [line for line in lines if not line.why]
     smaller = [min(line.held, line.refuted) for line in testable]
@@ -144,130 +184,124 @@ def assess(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
     return [line if line.why else replace(line, p=next(adjusted)) for line in lines]
 
 
-def _with_p(line: ClaimResult, p: float) -> ClaimResult:
-    return ClaimResult(
-        line.claim, line.pool, line.estimates, line.held, line.refuted, line.seeds, line.why, p, line.alpha
-    )
+class _UntestableError(Exception):
+    """A claim cannot be tested; the reason, in words."""
 
 
 def _lines(outcomes: Outcomes, claim: Claim, file: ClaimFile) -> Iterator[ClaimResult]:
-    wanted = [claim.one, *([claim.other] if claim.other else [])]
-    pools = claim.pools or tuple(pool for pool in outcomes.pools if set(wanted) <= set(outcomes.arms(pool)))
+    wanted = set(claim.arms)
+    pools = [label for name in claim.pools for label in _labels(outcomes, name)]
+    if not claim.pools:
+        pools = [pool for pool in outcomes.pools if wanted <= set(outcomes.arms(pool))]
     if not pools:
-        yield _untestable(claim, "none", f"no pool has {' and '.join(wanted)}")
+        yield _untestable(claim, "none", f"no pool has {' and '.join(claim.arms)}")
     for pool in pools:
-        absent = [arm for arm in wanted if arm not in outcomes.arms(pool)]
-        if absent:
-            yield _untestable(claim, pool, f"no run of {', '.join(absent)}")
-            continue
-        yield _line(outcomes, claim, file, pool)
+        try:
+            yield _line(outcomes, claim, file, pool)
+        except _UntestableError as error:
+            yield _untestable(claim, pool, str(error))
 
 
-def _untestable(claim: Claim, pool: str, why: str, seeds: int = 0) -> ClaimResult:
-    return ClaimResult(claim, pool, {}, 1.0, 1.0, seeds, why)
+def _labels(outcomes: Outcomes, name: str) -> list[str]:
+    """Return the pools of a name: itself, or runs whose comparison ends in it; the name where there are none."""
+    return [pool for pool in outcomes.pools if pool == name or pool.endswith(f", pool {name}")] or [name]
+
+
+def _untestable(claim: Claim, pool: str, why: str) -> ClaimResult:
+    return ClaimResult(claim, pool, {}, 1.0, 1.0, 0, why)
 
 
 def _line(outcomes: Outcomes, claim: Claim, file: ClaimFile, pool: str) -> ClaimResult:
-    arms = [claim.one, *([claim.other] if claim.other else [])]
-    seeds = outcomes.seeds(pool, *arms)
-    if claim.minus_pool:
-        seeds = sorted(set(seeds) & set(outcomes.seeds(claim.minus_pool, *arms)))
-    if len(seeds) < FEWEST:
-        return _untestable(claim, pool, f"{len(seeds)} seeds, at least {FEWEST} are needed", len(seeds))
+    seeds = _seeds(outcomes, claim, pool)
     estimates: dict[str, Estimate] = {}
     held: list[float] = []
     refuted: list[float] = []
-    for policy in _who(outcomes, claim, pool, arms):
-        differences = _differences(outcomes, claim, pool, seeds, policy)
-        bound = _bound(outcomes, claim, pool, policy)
-        if differences is None or bound is None:
-            return _untestable(claim, pool, f"not every run has {claim.measure}", len(seeds))
-        estimate = Estimate.of(differences, resolution=_resolution(outcomes, claim, file, pool), alpha=file.alpha)
-        estimates[policy or "pool"] = estimate
-        is_held, is_refuted = _p_values(claim, estimate, bound)
-        held.append(is_held)
-        refuted.append(is_refuted)
+    resolution = outcomes.resolution(pool, claim.measure, file.problems)
+    for policy in _who(outcomes, claim, pool):
+        differences = [_difference(outcomes, claim, pool, seed, policy) for seed in seeds]
+        margins = [_margin(outcomes, claim, pool, seed, policy) for seed in seeds]
+        below = Estimate.of(_sums(differences, margins, -1), resolution=resolution, alpha=file.alpha)
+        above = Estimate.of(_sums(differences, margins, +1), resolution=resolution, alpha=file.alpha)
+        if claim.says == "above":
+            answers = below.p_above(), below.p_below()
+        elif claim.says == "below":
+            answers = below.p_below(), below.p_above()
+        else:  # two one-sided tests; outside, either side's
+            answers = max(above.p_above(), below.p_below()), min(below.p_above(), above.p_below())
+        held.append(answers[0])
+        refuted.append(answers[1])
+        estimates[policy or "pool"] = Estimate.of(differences, resolution=resolution, alpha=file.alpha)
     parts = len(refuted) if file.correction == "holm" else 1
     return ClaimResult(claim, pool, estimates, max(held), min(1.0, parts * min(refuted)), len(seeds), alpha=file.alpha)
 
 
-def _who(outcomes: Outcomes, claim: Claim, pool: str, arms: Sequence[str]) -> list[str | None]:
+def _sums(differences: Sequence[float], margins: Sequence[float], sign: int) -> list[float]:
+    return [difference + sign * margin for difference, margin in zip(differences, margins, strict=True)]
+
+
+def _seeds(outcomes: Outcomes, claim: Claim, pool: str) -> list[int]:
+    """Return the seeds that every arm of a claim has."""
+    pools = [pool, *(_labels(outcomes, claim.minus_pool) if claim.minus_pool else [])]
+    seeds: set[int] | None = None
+    for each in pools:
+        if absent := [arm for arm in dict.fromkeys(claim.named_arms) if arm not in outcomes.arms(each)]:
+            raise _UntestableError(f"{each}: no run of {', '.join(absent)}")
+        common = set(outcomes.seeds(each, *claim.named_arms))
+        seeds = common if seeds is None else seeds & common
+    if seeds is None or len(seeds) < FEWEST:
+        raise _UntestableError(f"{len(seeds or ())} seeds, at least {FEWEST} are needed")
+    return sorted(seeds)
+
+
+def _who(outcomes: Outcomes, claim: Claim, pool: str) -> list[str | None]:
     """Return the policies that a claim is about; None stands for the pool's mean."""
     if claim.who == "mean":
         return [None]
-    if claim.who == "each":
-        return list(outcomes.policies(pool))
+    known = outcomes.policies(pool)
+    if claim.minus_pool:
+        other = set(outcomes.policies(_labels(outcomes, claim.minus_pool)[0]))
+        known = [policy for policy in known if policy in other]
+    if claim.who == "each" and known:
+        return list(known)
     if claim.who in ("weakest", "strongest"):
-        ranked = outcomes.ranked(pool, arms[-1])
+        ranked = outcomes.ranked(pool, claim.arms[-1])
+        if not ranked:
+            raise _UntestableError(f"{claim.arms[-1]} has no accuracy before training")
         return [ranked[0] if claim.who == "weakest" else ranked[-1]]
-    if claim.who not in outcomes.policies(pool):
-        raise RecipeError(
-            [f"claim {claim.text!r}: who: found {claim.who!r}, expected mean, each, weakest, strongest or a policy"]
-        )
+    if claim.who not in known:
+        raise _UntestableError(f"who: {claim.who}: no such policy there, expected one of {', '.join(known) or 'none'}")
     return [claim.who]
 
 
-def _differences(
-    outcomes: Outcomes, claim: Claim, pool: str, seeds: Sequence[int], policy: str | None
-) -> list[float] | None:
-    """Return one - other by seed; None where a run lacks the measure."""
-    results = []
-    for seed in seeds:
-        value = _one_minus_other(outcomes, claim, pool, seed, policy)
-        if claim.minus_pool and value is not None:
-            base = _one_minus_other(outcomes, claim, claim.minus_pool, seed, policy)
-            value = None if base is None else value - base
-        if value is None:
-            return None
-        results.append(value)
-    return results
+def _difference(outcomes: Outcomes, claim: Claim, pool: str, seed: int, policy: str | None) -> float:
+    """Return one - other of a seed, less the same of `minus_pool`."""
+    value = _one_minus_other(outcomes, claim, pool, seed, policy)
+    if claim.minus_pool:
+        value -= _one_minus_other(outcomes, claim, _labels(outcomes, claim.minus_pool)[0], seed, policy)
+    return value
 
 
-def _one_minus_other(outcomes: Outcomes, claim: Claim, pool: str, seed: int, policy: str | None) -> float | None:
-    one = outcomes.value(pool, claim.one, seed, claim.measure, policy)
-    if claim.other is None or one is None:
-        return one
-    other = outcomes.value(pool, claim.other, seed, claim.measure, policy)
-    return None if other is None else one - other
+def _one_minus_other(outcomes: Outcomes, claim: Claim, pool: str, seed: int, policy: str | None) -> float:
+    one = _value(outcomes, claim, pool, claim.one, seed, policy)
+    return one if claim.other is None else one - _value(outcomes, claim, pool, claim.other, seed, policy)
 
 
-def _bound(outcomes: Outcomes, claim: Claim, pool: str, policy: str | None) -> float | None:
-    """Return a claim's margin as a number."""
+def _margin(outcomes: Outcomes, claim: Claim, pool: str, seed: int, policy: str | None) -> float:
+    """Return the margin of a seed as a number."""
     if not isinstance(claim.margin, Share):
         return claim.margin
-    seeds = outcomes.seeds(pool, claim.margin.of)
-    values = [outcomes.value(pool, claim.margin.of, seed, claim.measure, policy) for seed in seeds]
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    sign = -1.0 if claim.says == "above" else 1.0  # "not more than a share below" or above
-    return sign * claim.margin.share * sum(known) / len(known)
+    return claim.margin.share * abs(_value(outcomes, claim, pool, claim.margin.of, seed, policy))
 
 
-def _resolution(outcomes: Outcomes, claim: Claim, file: ClaimFile, pool: str) -> float:
-    """Return the smallest step of an accuracy, one problem; 0 of other measures."""
-    problems = file.problems or outcomes.problems(pool)
-    return 1 / problems if claim.measure.startswith("accuracy") and problems else 0.0
-
-
-def _p_values(claim: Claim, estimate: Estimate, bound: float) -> tuple[float, float]:
-    """Return the p-values that a claim is held, and that it is refuted."""
-    if claim.says == "above":
-        return estimate.p_above(bound), estimate.p_below(bound)
-    if claim.says == "below":
-        return estimate.p_below(bound), estimate.p_above(bound)
-    return estimate.p_within(bound), estimate.p_outside(bound)
+def _value(outcomes: Outcomes, claim: Claim, pool: str, arm: str, seed: int, policy: str | None) -> float:
+    value = outcomes.value(pool, arm, seed, claim.measure, policy)
+    if value is None:
+        raise _UntestableError(f"not every run has {claim.measure}")
+    return value
 
 
 def difference(
-    outcomes: Outcomes,
-    pool: str,
-    one: str,
-    other: str,
-    measure: str,
-    policy: str | None = None,
-    *,
-    alpha: float = ALPHA,
+    outcomes: Outcomes, pool: str, one: str, other: str, measure: str, policy: str | None = None
 ) -> Estimate | None:
     """Return one arm minus another, paired by seed; None where they share no seed, or a run lacks the measure."""
     seeds = outcomes.seeds(pool, one, other)
@@ -277,9 +311,7 @@ def difference(
         sides.append([value for value in values if value is not None])
     if not seeds or any(len(side) < len(seeds) for side in sides):
         return None
-    problems = outcomes.problems(pool)
-    resolution = 1 / problems if measure.startswith("accuracy") and problems else 0.0
-    return paired(*sides, resolution=resolution)
+    return paired(*sides, resolution=outcomes.resolution(pool, measure))
 
 
 def verdict_counts(lines: Sequence[ClaimResult]) -> dict[str, int]:

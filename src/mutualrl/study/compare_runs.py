@@ -1,4 +1,4 @@
-"""What `mutualrl compare` compares: sweeps, by their file or directory, and run directories."""
+"""What `mutualrl compare` compares: the directory of a sweep, or run directories."""
 
 from __future__ import annotations
 
@@ -8,33 +8,22 @@ from pathlib import Path
 from mutualrl.errors import UsageError
 from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.report import read_runs
-from mutualrl.storage.files import read_checksummed
 from mutualrl.study.claims import RegisteredClaims
 from mutualrl.study.comparison import Compared, compare
 from mutualrl.study.outcomes import Outcome, Outcomes, of_run
 from mutualrl.study.sweep import SWEEP, compared
-from mutualrl.study.sweep_file import read_sweep
 
 
 def compare_paths(
     paths: Sequence[Path], reference: str | None = None, registered: RegisteredClaims | None = None
 ) -> Compared:
-    """Return the comparison of one sweep, or of runs. Raises UsageError for a mixture, and for a sweep whose file is
-    gone."""
+    """Return the comparison of one sweep's directory, or of runs. Raises UsageError for a mixture."""
     sweeps = [path for path in paths if (path / SWEEP).is_file()]
     if not sweeps:
         return _of_runs(paths, reference, registered)
     if len(paths) > 1:
         raise UsageError(f"{sweeps[0]} is a sweep: compare it by itself")
-    (root,) = paths
-    began = read_checksummed(root / SWEEP, root=root) or {}
-    file = Path(str(began.get("sweep_file", "")))
-    if not file.is_file():
-        raise UsageError(f"{root}: its sweep file {file} is not there; expected it where the sweep began")
-    sweep = read_sweep(file)
-    if reference is not None and reference not in sweep.file.arms:
-        raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(sweep.file.arms)}")
-    return compared(sweep, root, registered, reference)
+    return compared(sweeps[0], registered, reference)
 
 
 def _of_runs(paths: Sequence[Path], reference: str | None, registered: RegisteredClaims | None) -> Compared:

@@ -109,8 +109,6 @@ def _other_problems(outcomes: Outcomes) -> Iterator[str]:
 
 def _final(outcomes: Outcomes, pool: str) -> dict[str, dict[str, Estimate]]:
     """Return accuracy at the end by arm: of the pool, and of each policy by group."""
-    problems = outcomes.problems(pool)
-    resolution = 1 / problems if problems else 0.0
     table: dict[str, dict[str, Estimate]] = {}
     for arm in outcomes.arms(pool):
         row: dict[str, Estimate] = {}
@@ -118,14 +116,14 @@ def _final(outcomes: Outcomes, pool: str) -> dict[str, dict[str, Estimate]]:
             values = [outcomes.value(pool, arm, seed, measure, policy) for seed in outcomes.seeds(pool, arm)]
             known = [value for value in values if value is not None]
             if known and len(known) == len(values):
-                row[name] = Estimate.of(known, resolution=resolution)
+                row[name] = Estimate.of(known, resolution=outcomes.resolution(pool, measure))
         table[arm] = row
     return table
 
 
 def _accuracy_columns(outcomes: Outcomes, pool: str) -> list[tuple[str, str, str | None]]:
     """Return (column, measure, policy): the pool's mean, then every policy and group."""
-    columns: list[tuple[str, str, str | None]] = [("pool", "accuracy", None)]
+    columns: list[tuple[str, str, str | None]] = [("pool mean", "accuracy", None)]
     for policy in outcomes.policies(pool):
         for group in outcomes.groups(pool, policy):
             whole = group == ALL
@@ -174,8 +172,8 @@ def _mean(outcomes: Outcomes, pool: str, arm: str, measure: str) -> float | None
 
 
 def markdown(compared: Compared) -> str:
-    """Return a comparison as Markdown tables."""
-    parts = []
+    """Return a comparison as Markdown: its notes, then tables."""
+    parts = ["\n".join(f"- {note}" for note in compared.notes)]
     for pool in compared.final:
         parts += [_final_table(compared, pool), difference_table(compared, pool)]
     if compared.registered is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -95,7 +95,7 @@ def _of_policy(run: Run, policy: PolicyRun) -> PolicyOutcome:
 
 
 def _accuracies(validation: Mapping[str, Any]) -> dict[str, float]:
-    return {ALL: validation["accuracy"], **validation["by_group"]}
+    return {**validation["by_group"], ALL: validation["accuracy"]}
 
 
 def _late_mean(policy: PolicyRun, key: str) -> float | None:
@@ -143,8 +143,9 @@ class Outcomes:
         return sorted(set.intersection(*sets)) if sets else []
 
     def policies(self, pool: str) -> list[str]:
-        """Return the policies of a pool."""
-        return list(next(outcome.policies for key, outcome in self.by.items() if key[0] == pool))
+        """Return the policies that every run of a pool has."""
+        runs = [outcome.policies for key, outcome in self.by.items() if key[0] == pool]
+        return [name for name in runs[0] if all(name in policies for policies in runs)] if runs else []
 
     def groups(self, pool: str, policy: str) -> list[str]:
         """Return the groups that a policy's accuracy is reported by, `all` among them."""
@@ -161,23 +162,45 @@ class Outcomes:
         ]
         return min(counts, default=None)
 
+    def resolution(self, pool: str, measure: str, problems: int | None = None) -> float:
+        """Return the smallest step that a measure can make: one problem of an accuracy (`problems` where the runs do
+        not say how many there are), one validation of `steps_to`; 0 of what is continuous.
+
+        Runs do not say how many problems a group has: the fewest that all its accuracies can be fractions of.
+        """
+        name, _, group = measure.partition("/")
+        outcomes = [outcome for key, outcome in self.by.items() if key[0] == pool]
+        if name == "steps_to":
+            curves = [[step for step, _ in policy.curve] for o in outcomes for policy in o.policies.values()]
+            return float(max((b - a for steps in curves for a, b in pairwise(steps)), default=0))
+        count = self.problems(pool) or problems
+        if name != "accuracy" or not count:
+            return 0.0
+        if not group:
+            return 1 / count
+        values = {policy.after[group] for o in outcomes for policy in o.policies.values() if group in policy.after}
+        return 1 / _denominator(values, count)
+
     def ranked(self, pool: str, arm: str) -> list[str]:
-        """Return the policies of a pool, worst before training first, as an arm's first seed has them."""
-        outcome = self.by[pool, arm, self.seeds(pool, arm)[0]]
-        return sorted(outcome.policies, key=lambda name: outcome.policies[name].before.get(ALL, 0.0))
+        """Return the policies of a pool, worst before training first, as an arm's first seed has them; none where it
+        does not say."""
+        policies = self.by[pool, arm, self.seeds(pool, arm)[0]].policies
+        if not all(ALL in policy.before for policy in policies.values()):
+            return []
+        return sorted(policies, key=lambda name: policies[name].before[ALL])
 
     def value(self, pool: str, arm: str, seed: int, measure: str, policy: str | None = None) -> float | None:
         """Return a measure of a policy, or its mean over the pool; None where a run does not have it.
 
         Measures: `accuracy`, `accuracy/GROUP`, `entropy`, `kl`, `generated_tokens`, `extra_tokens`, `seconds`,
         `gate_change` (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's mean
-        validation is at ARM's final one of the same seed).
+        validation is at ARM's final one of the same seed; the last step where it never is).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):
             return self._steps_to(outcome, measure.partition("/")[2])
-        names = [policy] if policy else list(outcome.policies)
-        values = [_measure(outcome.policies[name], measure) for name in names]
+        chosen = list(outcome.policies.values()) if policy is None else [outcome.policies[policy]]
+        values = [_measure(each, measure) for each in chosen]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if len(known) == len(values) else None
 
@@ -185,9 +208,19 @@ class Outcomes:
         if (outcome.pool, arm, outcome.seed) not in self.by:
             return None
         goal = self.value(outcome.pool, arm, outcome.seed, "accuracy")
-        curves = [[Point(step, value) for step, value in policy.curve] for policy in outcome.policies.values()]
-        step = None if goal is None else first_reaching(mean_of(curves), goal)
-        return None if step is None else float(step)
+        curve = mean_of([[Point(*point) for point in policy.curve] for policy in outcome.policies.values()])
+        if goal is None or not curve:
+            return None
+        step = first_reaching(curve, goal)
+        return float(curve[-1].step if step is None else step)
+
+
+def _denominator(values: Collection[float], most: int) -> int:
+    """Return the smallest n of which all values are fractions; `most` where there is none below it."""
+    for n in range(1, most):
+        if all(abs(value * n - round(value * n)) < 1e-6 for value in values):
+            return n
+    return most
 
 
 def _measure(policy: PolicyOutcome, measure: str) -> float | None:

@@ -147,8 +147,8 @@ def paired(one: Sequence[float], other: Sequence[float], *, resolution: float = 
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted by Holm's step-down method: an adjusted one at most alpha keeps the chance of any false
-    rejection in the family at alpha (Holm 1979)."""
+    """Return p-values adjusted by Holm's step-down method: to reject where an adjusted one is at most alpha keeps the
+    chance of any false rejection among these hypotheses at alpha (Holm 1979)."""
     count, adjusted, largest = len(p_values), [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(count), key=lambda i: p_values[i])):
         largest = max(largest, min(1.0, (count - rank) * p_values[place]))

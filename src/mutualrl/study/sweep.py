@@ -13,9 +13,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -35,10 +36,10 @@ from mutualrl.storage.files import (
     write_json,
 )
 from mutualrl.storage.rundir import RunDirectory, command_line, hold, holder_of, versions
-from mutualrl.study.claims import RegisteredClaims
+from mutualrl.study.claims import RegisteredClaims, claims_of
 from mutualrl.study.comparison import Compared, compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes, of_distillation, of_run
-from mutualrl.study.sweep_file import Piece, Sweep, weights_of
+from mutualrl.study.sweep_file import Grid, Piece, Sweep, weights_of
 
 SWEEP, RESULTS, LOCK = "sweep.json", "results.json", ".sweep.lock"
 _POLL_SECONDS = 0.1
@@ -47,12 +48,12 @@ _STATES = 4  # of the bytes of the weights: a piece that runs keeps a model, and
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep would do: pieces done and missing, how many run at once, minutes and bytes that are left to take;
-    None where nothing says how long a piece takes, or how large it is."""
+    """What a sweep would do: pieces done and missing, `--jobs`, minutes and bytes that are left to take; None where
+    nothing says how long a piece takes, or how large it is."""
 
     done: tuple[Piece, ...]
     missing: tuple[Piece, ...]
-    jobs: int
+    jobs: int | None
     minutes: float | None
     bytes: int | None
 
@@ -90,32 +91,42 @@ class SweepEnd:
 
 def outcome_file(root: Path, piece: Piece) -> Path:
     """Return where it is written what a piece came to."""
+    return _beside(root, piece, ".json")
+
+
+def _beside(root: Path, piece: Piece, suffix: str) -> Path:
     place = root / piece.place
-    return place.with_name(f"{place.name}.json")
+    return place.with_name(f"{place.name}{suffix}")
 
 
 def stored_outcome(root: Path, piece: Piece) -> Outcome | None:
     """Return what a piece came to; None of one that is not done. Raises FileDamagedError."""
-    value = read_checksummed(outcome_file(root, piece), root=root)
-    return None if value is None else Outcome.from_json(value["outcome"])
+    path = outcome_file(root, piece)
+    value = read_checksummed(path, root=root)
+    if value is None:
+        return None
+    try:
+        return Outcome.from_json(value["outcome"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FileDamagedError(f"{path}: not what a sweep writes ({error!r})") from None
 
 
 def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
-    """Return what there is to do. Raises UsageError where a piece that is there was made by another command."""
+    """Return what there is to do. Raises UsageError where a piece that is there, or begun, is of another command."""
     done: list[Piece] = []
     missing: list[Piece] = []
     for piece in sweep.pieces:
         value = read_checksummed(outcome_file(root, piece), root=root)
-        if value is not None and value["command"] != _identity(sweep, piece):
+        begun = value or read_checksummed(_beside(root, piece, ".began.json"), root=root)
+        if begun is not None and begun.get("command") != _identity(sweep, piece):
             raise UsageError(
-                f"{root / piece.place} was made by another command ({' '.join(value['command'])}); expected "
+                f"{root / piece.place} is of another command ({' '.join(begun.get('command') or ())}); expected "
                 f"{' '.join(_identity(sweep, piece))}; name another directory with --out, or remove it and its .json"
             )
         (missing if value is None else done).append(piece)
-    at_once = jobs or _jobs(sweep)
     seconds = {piece: _seconds(root, piece) for piece in done}
-    size = _bytes(sweep, root, done, missing, at_once)
-    return Plan(tuple(done), tuple(missing), at_once, _minutes(missing, seconds, at_once), size)
+    size = _bytes(sweep, root, done, missing, jobs or _jobs(sweep))
+    return Plan(tuple(done), tuple(missing), jobs, _minutes(sweep, missing, seconds, jobs), size)
 
 
 def _identity(sweep: Sweep, piece: Piece) -> list[str]:
@@ -132,12 +143,12 @@ def _cores_of(sweep: Sweep, piece: Piece) -> int:
 
 
 def _jobs(sweep: Sweep) -> int:
-    """Return how many pieces fit at once: one where there are GPUs, which a run divides among its policies; else a
-    core for each policy of the largest."""
+    """Return how many pieces run at once at most: one where there are GPUs, which a run divides among its policies;
+    else as many of the smallest as there are cores for."""
     machine = this_machine()
     if machine.gpus:
         return 1
-    return max(1, machine.cores // max(_cores_of(sweep, piece) for piece in sweep.pieces))
+    return max(1, machine.cores // min(_cores_of(sweep, piece) for piece in sweep.pieces))
 
 
 def _seconds(root: Path, piece: Piece) -> float:
@@ -145,15 +156,17 @@ def _seconds(root: Path, piece: Piece) -> float:
     return float(value["seconds"]) if value else 0.0
 
 
-def _minutes(missing: Sequence[Piece], seconds: Mapping[Piece, float], jobs: int) -> float | None:
+def _minutes(sweep: Sweep, missing: Sequence[Piece], seconds: Mapping[Piece, float], jobs: int | None) -> float | None:
     """Return about how long the missing pieces take: each as long as the median of its pool and arm, else of all."""
     if not seconds or not missing:
         return None if missing else 0.0
+    cores = 1 if this_machine().gpus else this_machine().cores
     total = 0.0
     for piece in missing:
         alike = [each for other, each in seconds.items() if (other.pool, other.arm) == (piece.pool, piece.arm)]
-        total += statistics.median(alike or seconds.values())
-    return total / jobs / 60
+        share = 1 / jobs if jobs else min(1.0, _cores_of(sweep, piece) / cores)
+        total += share * statistics.median(alike or seconds.values())
+    return total / 60
 
 
 def _bytes(sweep: Sweep, root: Path, done: Sequence[Piece], missing: Sequence[Piece], jobs: int) -> int | None:
@@ -177,14 +190,17 @@ def _size(directory: Path) -> int:
 
 
 def require_room(plan: Plan, root: Path, gigabytes: float | None) -> None:
-    """Raise UsageError where the missing pieces do not fit the disk, or the budget."""
+    """Raise UsageError where the missing pieces do not fit the disk, or all of them the budget."""
     if plan.bytes is None:
         return
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    room = free if gigabytes is None else min(free, int(gigabytes * 1e9))
+    room, which = free, f"free on the disk of {existing}"
+    if gigabytes is not None:
+        left = max(0, int(gigabytes * 1e9) - _size(root / "pieces"))
+        if left < free:
+            room, which = left, f"left of the budget ({gigabytes} gigabytes)"
     if plan.bytes > room:
-        which = f"free on the disk of {existing}" if room == free else f"in the budget ({gigabytes} gigabytes)"
         raise UsageError(
             f"the sweep needs about {plan.bytes:,} bytes for {len(plan.missing)} pieces, {room:,} are {which}; take "
             "fewer seeds or arms, or another directory with --out"
@@ -201,7 +217,8 @@ def carry_out(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> S
     root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         held.enter_context(hold(root / LOCK, f"{root} (a sweep)"))
-        remove_temporaries(root)
+        for directory in (root, *(root / "pieces").glob("*/")):
+            remove_temporaries(directory)
         _begin(sweep, root)
         pieces = _Pieces(sweep, plan, root, console)
         with stop_signals() as request:
@@ -212,18 +229,40 @@ def carry_out(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> S
 
 
 def _begin(sweep: Sweep, root: Path) -> None:
-    """Write down how the sweep began: the claims as they were before the first result."""
-    if read_checksummed(root / SWEEP, root=root) is None:
-        claims = None if sweep.claims is None else sweep.claims.sha256
-        began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        value: JsonObject = {
-            "began": began,
+    """Write down the grid, and how the sweep began: with the claims as they were before the first result."""
+    stored = read_checksummed(root / SWEEP, root=root)
+    if stored is None:
+        stored = {
+            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": command_line(),
             "versions": versions(),
-            "sweep_file": str(sweep.path),
-            "claims_sha256": claims,
+            "claims": None if sweep.claims is None else sweep.claims.to_json(),
         }
-        write_checksummed(root / SWEEP, value, root=root)
+    else:
+        before = stored_grid(root)
+        if not (set(before.arms) <= set(sweep.grid.arms) and set(before.pools) <= set(sweep.grid.pools)):
+            raise UsageError(
+                f"--out {root} holds another sweep (pools {', '.join(before.pools)}; arms {', '.join(before.arms)}); "
+                "name another directory"
+            )
+    write_checksummed(root / SWEEP, {**stored, "grid": asdict(sweep.grid)}, root=root)
+
+
+def stored_grid(root: Path) -> Grid:
+    """Return the grid of the sweep in a directory. Raises FileDamagedError."""
+    stored = read_checksummed(root / SWEEP, root=root) or {}
+    try:
+        grid = stored["grid"]
+        pools, arms, seeds = (tuple(grid[key]) for key in ("pools", "arms", "seeds"))
+        return Grid(tuple(map(str, pools)), tuple(map(str, arms)), tuple(map(int, seeds)), str(grid["reference"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileDamagedError(f"{root / SWEEP}: not what a sweep writes ({error!r})") from None
+
+
+def registered_claims(root: Path) -> RegisteredClaims | None:
+    """Return the claims that the sweep in a directory began with; None where there were none."""
+    stored = (read_checksummed(root / SWEEP, root=root) or {}).get("claims")
+    return None if stored is None else claims_of(stored["text"], stored["name"], stored["changed"])
 
 
 class _Pieces:
@@ -236,7 +275,9 @@ class _Pieces:
         self.done = set(plan.done)
         self.failed: dict[str, str] = {}
         self.seconds = {piece: _seconds(root, piece) for piece in plan.done}
-        self.free = list(_cores())
+        self.owners = Counter[int](dict.fromkeys(_cores(), 0))
+        self.limit = plan.jobs or _jobs(sweep)
+        self.named: set[Piece] = set()
 
     def make(self, request: StopSignals) -> str:
         """Make what can be made, until a signal comes or the budget is spent. Return why pieces are left, if so."""
@@ -244,32 +285,49 @@ class _Pieces:
         while True:
             if limit is not None and time.monotonic() - began > 60 * limit and self.waiting:
                 why = f"the budget of {limit:g} minutes is spent"
-            if not why and not request.received:
-                self._begin()
-            if not self.running:
+            held_elsewhere = False if why or request.received else self._begin()
+            if not self.running and not held_elsewhere:
                 return why
             time.sleep(_POLL_SECONDS)
             if request.received:
-                self._stop()
+                self._stop(request)
                 return why
             for each in [each for each in self.running if each.process.poll() is not None]:
                 self._end(each)
 
-    def _begin(self) -> None:
-        """Start the pieces that there is room for and whose sources are there."""
+    def _begin(self) -> bool:
+        """Start the pieces that there is room for and whose sources are there. Return whether one waits for somebody
+        else who runs it."""
+        held_elsewhere = False
         for piece in list(self.waiting):
-            if len(self.running) == self.plan.jobs:
-                return
-            if all(other in self.done for other in _sources(self.sweep, piece)):
-                cores = tuple(self.free[: _cores_of(self.sweep, piece)]) or _cores()
-                self.free = [core for core in self.free if core not in cores]
-                self.waiting.remove(piece)
-                self.running.append(_start(self.sweep, piece, self.root, cores))
+            need = _cores_of(self.sweep, piece)
+            if len(self.running) >= self.limit or not (self._has_room(need) or self.plan.jobs):
+                break
+            if not all(other in self.done for other in _sources(self.sweep, piece)):
+                continue
+            holder = holder_of(RunDirectory(self.root / piece.place).lock(0))
+            if holder is not None:
+                held_elsewhere = True
+                if piece not in self.named:
+                    self.named.add(piece)
+                    words = f"{piece} is run by {holder}: waiting for it"
+                    self.console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
+                continue
+            cores = tuple(sorted(core for core, _ in self.owners.most_common()[::-1][:need]))
+            self.owners.update(cores)
+            self.waiting.remove(piece)
+            self.running.append(_start(self.sweep, piece, self.root, cores))
+        return held_elsewhere
+
+    def _has_room(self, need: int) -> bool:
+        """Return whether so many cores are free; all of them, for a piece that needs more."""
+        free = sum(count == 0 for count in self.owners.values())
+        return free >= min(need, len(self.owners))
 
     def _end(self, ended: _Running) -> None:
         """Write down how a piece ended. What is made from one that failed is not made."""
         self.running.remove(ended)
-        self.free = sorted({*self.free, *ended.cores})
+        self.owners.subtract(ended.cores)
         problem = _finish(self.sweep, ended, self.root)
         if problem is None:
             self.done.add(ended.piece)
@@ -277,14 +335,18 @@ class _Pieces:
         else:
             self.failed[str(ended.piece)] = problem
         count = f"{len(self.done) + len(self.failed)}/{len(self.sweep.pieces)}"
-        _say(self.console, ended, problem, count, _minutes(self.waiting, self.seconds, self.plan.jobs))
+        _say(self.console, ended, problem, count, _minutes(self.sweep, self.waiting, self.seconds, self.plan.jobs))
 
-    def _stop(self) -> None:
-        """Ask the pieces to stop, and wait until they have: each saves a checkpoint first."""
-        for each in self.running:
-            each.process.terminate()
-        for each in self.running:
-            each.process.wait()
+    def _stop(self, request: StopSignals) -> None:
+        """Ask the pieces to stop, and wait until they have: each saves a checkpoint first. A further signal is passed
+        on, and ends them at once."""
+        passed_on = 0
+        while any(each.process.poll() is None for each in self.running):
+            if len(request.received) > passed_on:
+                passed_on = len(request.received)
+                for each in self.running:
+                    each.process.terminate()
+            time.sleep(_POLL_SECONDS)
 
 
 def _sources(sweep: Sweep, piece: Piece) -> list[Piece]:
@@ -298,13 +360,13 @@ def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _R
     place = root / piece.place
     place.parent.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(place)
-    while run.lock(0).exists() and holder_of(run.lock(0)) is not None:
-        time.sleep(_POLL_SECONDS)  # of a sweep that was killed a moment ago: it saves a checkpoint and ends
     command = sweep.command(piece, root)
     if command[0] == "train" and run.run_json.exists():
         command = ["train", "--resume", "--run-dir", str(place), "--no-report"]
-        if run.summary.exists():
+        if run.summary.exists() and not (read_checksummed(run.summary, root=place) or {}).get("lost"):
             command = ["runs", "verify", str(place)]  # finished, and not yet written down
+    elif not place.exists():
+        write_checksummed(_beside(root, piece, ".began.json"), {"command": _identity(sweep, piece)}, root=root)
     with place.with_name(f"{place.name}.log").open("ab") as log, _on(cores):
         process = subprocess.Popen(
             [sys.executable, "-m", "mutualrl", *command],
@@ -320,8 +382,9 @@ def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _R
 
 @contextmanager
 def _on(cores: tuple[int, ...]) -> Iterator[None]:
-    """Keep this process, and what it starts in the block, to these cores, where the system can (Linux)."""
-    if not hasattr(os, "sched_setaffinity"):
+    """Keep this process, and what it starts in the block, to these cores, where the system can (Linux); not where there
+    are GPUs, whose runs have processes of their own count."""
+    if not hasattr(os, "sched_setaffinity") or this_machine().gpus:
         yield
         return
     before = os.sched_getaffinity(0)
@@ -352,14 +415,15 @@ def _finish(sweep: Sweep, ended: _Running, root: Path) -> str | None:
             outcome = of_distillation(place, piece.pool, piece.arm, piece.seed)
     except (UsageError, FileDamagedError) as error:
         return str(error)
-    for checkpoints in place.glob("policies/*/checkpoints"):
-        shutil.rmtree(checkpoints)  # a finished run needs none
+    took = [policy.seconds or 0.0 for policy in outcome.policies.values()]  # over all of a piece's sessions
     value: JsonObject = {
         "command": _identity(sweep, piece),
-        "seconds": time.monotonic() - ended.began,
+        "seconds": max([time.monotonic() - ended.began, *took]),
         "outcome": outcome.to_json(),
     }
     write_checksummed(outcome_file(root, piece), value, root=root)
+    for checkpoints in place.glob("policies/*/checkpoints"):
+        shutil.rmtree(checkpoints)  # a finished run needs none
     return None
 
 
@@ -380,48 +444,36 @@ def _say(console: Console, ended: _Running, problem: str | None, count: str, min
 # ---- results
 
 
-def outcomes_in(sweep: Sweep, root: Path) -> Outcomes:
-    """Return what the pieces that are there came to, arm by arm in the file's order."""
-    order = {name: place for place, name in enumerate(sweep.file.arms)}
-    pieces = sorted(sweep.pieces, key=lambda piece: (sweep.file.pools.index(piece.pool), order[piece.arm], piece.seed))
-    stored = [stored_outcome(root, piece) for piece in pieces]
-    return Outcomes([outcome for outcome in stored if outcome is not None])
-
-
-def compared(
-    sweep: Sweep, root: Path, claims: RegisteredClaims | None = None, reference: str | None = None
-) -> Compared:
-    """Return the comparison of the pieces that are there; what is missing, and claims that changed, are noted."""
-    outcomes, registered = outcomes_in(sweep, root), claims or sweep.claims
+def compared(root: Path, claims: RegisteredClaims | None = None, reference: str | None = None) -> Compared:
+    """Return the comparison of the pieces that are there, by the claims that the sweep began with or others; what is
+    missing, and other claims, are noted. Reads what the sweep wrote down alone, and runs no code that it names."""
+    grid, registered = stored_grid(root), registered_claims(root)
+    stored = {piece: stored_outcome(root, piece) for piece in grid.pieces}
+    outcomes = Outcomes([outcome for outcome in stored.values() if outcome is not None])
     if not outcomes.by:
-        raise UsageError(f"{root}: no piece of the sweep is done; begin it with: mutualrl sweep FILE")
-    notes = list(_notes(sweep, root, outcomes, registered))
-    return compare(outcomes, reference or sweep.file.compared_with, registered, notes)
-
-
-def _notes(sweep: Sweep, root: Path, outcomes: Outcomes, registered: RegisteredClaims | None) -> list[str]:
+        raise UsageError(f"{root}: no piece of the sweep is done; go on with: mutualrl sweep FILE --out {root}")
+    if reference is not None and reference not in grid.arms:
+        raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(grid.arms)}")
     notes = []
-    if missing := [piece for piece in sweep.pieces if (piece.pool, piece.arm, piece.seed) not in outcomes.by]:
-        shown = "; ".join(map(str, missing[:5])) + ("; ..." if len(missing) > 5 else "")
-        notes.append(f"{len(missing)} of {len(sweep.pieces)} pieces are not there: {shown}")
-    began = read_checksummed(root / SWEEP, root=root) or {}
-    if registered is not None and began and began.get("claims_sha256") != registered.sha256:
-        then = began.get("claims_sha256")
-        what = "there were none" if then is None else f"their sha256 was {then[:12]}"
+    if missing := [str(piece) for piece, outcome in stored.items() if outcome is None]:
+        shown = "; ".join(missing[:5]) + ("; ..." if len(missing) > 5 else "")
+        notes.append(f"{len(missing)} of {len(stored)} pieces are not there: {shown}")
+    if claims is not None and (registered is None or registered.sha256 != claims.sha256):
+        began = (read_checksummed(root / SWEEP, root=root) or {}).get("began")
+        before = "there were none" if registered is None else f"their sha256 was {registered.sha256[:12]}"
         notes.append(
-            f"the claims are not those that the sweep began with ({what}, now {registered.sha256[:12]}): they were "
-            f"written, or changed, after {began.get('began')}"
+            f"the claims are not those that the sweep began with ({before}, now {claims.sha256[:12]}): they were "
+            f"written, or changed, after {began}"
         )
-    return notes
+    return compare(outcomes, reference or grid.reference, claims or registered, notes)
 
 
 def write_results(sweep: Sweep, root: Path) -> Compared | None:
     """Write `results.json` (raw values, comparison, claims) and `results.md`; None where no piece is done."""
-    outcomes = outcomes_in(sweep, root)
-    if not outcomes.by:
+    outcomes = [outcome for piece in sweep.grid.pieces if (outcome := stored_outcome(root, piece)) is not None]
+    if not outcomes:
         return None
-    result = compared(sweep, root)
-    value = {"pieces": [each.to_json() for each in outcomes.by.values()], "comparison": result.to_json()}
-    write_json(root / RESULTS, value)
+    result = compared(root, sweep.claims)
+    write_json(root / RESULTS, {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()})
     write_atomic(root / "results.md", (markdown(result) + "\n").encode())
     return result

@@ -32,11 +32,14 @@ from mutualrl.distillation.settings import settings_of
 from mutualrl.errors import RecipeError
 from mutualrl.mwra.session import changed_keys
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
+from mutualrl.regimes import baseline
 from mutualrl.study.claims import RegisteredClaims, read_claims
 from mutualrl.tiny import located
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,+_'-]{0,63}")
 SEEDS = 1000  # no sweep has more
+#: keys of a recipe that a sweep sets itself, and where it has them from
+OURS = {"run.seed": "seeds", "run.dir": "--out", "pool": "pools", "regime": "arms", "regime.name": "arms"}
 
 
 class _Part(BaseModel):
@@ -89,10 +92,14 @@ class SweepFile(_Part):
                     raise ValueError(f"arm {name!r}: found {other!r}, expected an arm with a regime")
         if self.reference is not None and self.reference not in self.arms:
             raise ValueError(f"reference: found {self.reference!r}, expected one of {', '.join(self.arms)}")
-        if not self.seed_list or len(set(self.seed_list)) < len(self.seed_list) or min(self.seed_list) < 0:
+        count = self.seeds if isinstance(self.seeds, int) else len(self.seeds)
+        if count > SEEDS:
+            raise ValueError(f"seeds: found {count}, expected at most {SEEDS}")
+        if count < 1 or len(set(self.seed_list)) < count or min(self.seed_list) < 0:
             raise ValueError("seeds: expected how many, or different numbers from 0")
-        if len(self.seed_list) > SEEDS:
-            raise ValueError(f"seeds: found {len(self.seed_list)}, expected at most {SEEDS}")
+        for name, settings in (("set", self.settings), *((f"arm {n!r}", arm.settings) for n, arm in self.arms.items())):
+            if taken := sorted(set(settings) & set(OURS)):
+                raise ValueError(f"{name}: {', '.join(taken)}: the sweep sets it itself ({OURS[taken[0]]})")
         return self
 
     @property
@@ -124,6 +131,21 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """Pools, arms and seeds of a sweep, and the arm that others are compared with."""
+
+    pools: tuple[str, ...]
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    reference: str
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Return the pieces, arm by arm."""
+        return [Piece(pool, arm, seed) for pool in self.pools for arm in self.arms for seed in self.seeds]
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
     """A sweep file with what follows from it: the pieces in their order, seed by seed, and each recipe. `path`: where
     the file lies; relative paths in it begin there."""
@@ -150,6 +172,11 @@ class Sweep:
         settings = assigned({**self.file.settings, **arm.settings})
         return ["train", *regime, *settings, "--run-dir", where, "--no-report"]
 
+    @property
+    def grid(self) -> Grid:
+        """Return what its results are made of."""
+        return Grid(self.file.pools, tuple(self.file.arms), self.file.seed_list, self.file.compared_with)
+
 
 def read_sweep(path: Path) -> Sweep:
     """Return a sweep: its file and claims parsed, every arm's recipe resolved. Raises RecipeError with each thing that
@@ -161,10 +188,8 @@ def read_sweep(path: Path) -> Sweep:
         problems = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
         raise RecipeError(problems) from None
     base = path.absolute().parent
-    pools = tuple(str(base / pool) if (base / pool).is_file() else pool for pool in file.pools)
-    file = file.model_copy(update={"pools": pools})
     order = sorted(file.arms, key=lambda name: file.arms[name].distill is not None)  # what is distilled comes first
-    pieces = tuple(Piece(pool, arm, seed) for seed in file.seed_list for pool in pools for arm in order)
+    pieces = tuple(Piece(pool, arm, seed) for seed in file.seed_list for pool in file.pools for arm in order)
     places = [piece.place for piece in pieces]
     if twice := sorted({str(place) for place in places if places.count(place) > 1}):
         raise RecipeError([f"{path}: two arms or pools have the directory {twice[0]}; rename one"])
@@ -172,7 +197,7 @@ def read_sweep(path: Path) -> Sweep:
         recipes = _resolved(file, path.absolute())
     claims = None if file.claims is None else read_claims(base / file.claims)
     if claims is not None:
-        _require_arms(file, claims, path)
+        _require_known(file, claims, recipes, path)
     return Sweep(file, path.absolute(), pieces, recipes, claims)
 
 
@@ -192,8 +217,10 @@ def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
             problems += [f"{path}: arm {name!r}: {problem}" for problem in error.problems]
     if problems:
         raise RecipeError(problems)
+    reference = file.arms[file.compared_with].distill or file.compared_with
     for (pool, name), recipe in recipes.items():
-        problems += _beyond_the_factor(file, name, recipe, recipes.get((pool, file.compared_with)))
+        problems += _beyond_the_factor(file, name, recipe, recipes[pool, reference])
+        problems += _not_to_distill(file, name, recipe)
     if problems:
         raise RecipeError([f"{path}: {problem}" for problem in dict.fromkeys(problems)])
     return recipes
@@ -203,9 +230,18 @@ def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
 FACTOR = ("regime", "pool", "run.publish", "run.save_every", "run.keep_checkpoints", "run.keep_rounds")
 
 
-def _beyond_the_factor(file: SweepFile, name: str, recipe: Recipe, reference: Recipe | None) -> list[str]:
-    if reference is None:
+def _not_to_distill(file: SweepFile, name: str, recipe: Recipe) -> list[str]:
+    """Return why the runs of an arm cannot be distilled, where another arm wants to."""
+    wanted = [other for other, arm in file.arms.items() if arm.distill == name]
+    if not wanted or (recipe.spec.name == baseline().name and recipe.run.publish == "full"):
         return []
+    return [
+        f"arm {wanted[0]!r} distills {name!r}, which must be of regime {baseline().name} and publish everything: "
+        f"{name}: {{regime: {baseline().name}, set: {{run.publish: full}}}}"
+    ]
+
+
+def _beyond_the_factor(file: SweepFile, name: str, recipe: Recipe, reference: Recipe) -> list[str]:
     allowed = (*FACTOR, *file.arms[name].differs)
     changed = [
         key
@@ -220,15 +256,25 @@ def _beyond_the_factor(file: SweepFile, name: str, recipe: Recipe, reference: Re
     ]
 
 
-def _require_arms(file: SweepFile, claims: RegisteredClaims, path: Path) -> None:
+def _require_known(
+    file: SweepFile, claims: RegisteredClaims, recipes: Mapping[tuple[str, str], Recipe], path: Path
+) -> None:
+    """Raise RecipeError naming each arm, pool or policy in the claims that the sweep does not have."""
+    policies = {policy.name for recipe in recipes.values() for policy in recipe.policies}
+    known = {
+        "arm": list(file.arms),
+        "pool": list(file.pools),
+        "policy": ["mean", "each", "weakest", "strongest", *sorted(policies)],
+    }
     unknown = []
     for claim in claims.file.claims:
-        named = [claim.one, claim.other, getattr(claim.margin, "of", None)]
-        unknown += [
-            f"{path}: claims: {claim.text!r}: no arm {name!r}, expected one of {', '.join(file.arms)}"
-            for name in named
-            if name is not None and name not in file.arms
-        ]
+        pools = [*claim.pools, *([claim.minus_pool] if claim.minus_pool else [])]
+        for kind, names in (("arm", claim.named_arms), ("pool", pools), ("policy", [claim.who])):
+            unknown += [
+                f"{path}: claims: {claim.text!r}: no {kind} {name!r}, expected one of {', '.join(known[kind])}"
+                for name in names
+                if name not in known[kind]
+            ]
     if unknown:
         raise RecipeError(unknown)
 
@@ -243,7 +289,7 @@ def assigned(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-") or "pool"
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", text).strip("-.") or "pool"
 
 
 def weights_of(recipe: Recipe) -> int | None:

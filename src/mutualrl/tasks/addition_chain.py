@@ -61,7 +61,7 @@ def fewest_steps(target: int) -> int:
 
 
 def chain_reward(completions: list[str | list[dict[str, str]]], target: list[int], **_: object) -> list[float]:
-    """Return TRL reward function: `worth` of each completion."""
+    """Return the `worth` of each completion: a reward function as TRL calls it."""
     return [worth(completion_text(each), goal) for each, goal in zip(completions, target, strict=True)]
 
 

@@ -150,7 +150,7 @@ def reached(text: str, numbers: Sequence[int], target: int) -> bool:
 def reaches_target(
     completions: list[str | list[dict[str, str]]], numbers: list[list[int]], target: list[int], **_: object
 ) -> list[float]:
-    """Return TRL reward function: 1.0 for each completion that reaches its target, else 0.0."""
+    """Return 1.0 for each completion that reaches its target, else 0.0: a reward function as TRL calls it."""
     rows = zip(completions, numbers, target, strict=True)
     return [float(reached(completion_text(completion), own, goal)) for completion, own, goal in rows]
 
