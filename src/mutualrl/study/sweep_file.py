@@ -4,7 +4,7 @@ seeds: 10                             # 0 to 9; or a list
 pools: [tiny, tiny-three]             # names, or recipe files of pools
 set: {run.steps: 160}                 # keys of every arm's recipe
 arms:
-  grpo: {regime: grpo}
+  grpo: {regime: grpo, set: {run.publish: full}}
   sgt gold: {regime: sgt, set: {regime.teacher: gold}}
   grpo, twice the rollouts:
     regime: grpo
