@@ -44,7 +44,7 @@ def test_pieces_come_seed_by_seed_and_what_is_distilled_before_its_distillation(
     ]
     assert sweep.recipe(sweep.pieces[2]).spec.name == "grpo"
     plan = planned(sweep, tmp_path / "out", None)
-    assert (len(plan.missing), plan.done, plan.minutes) == (12, (), None)
+    assert (len(plan.missing), plan.seconds, plan.minutes) == (12, {}, None)
     assert plan.bytes is not None
     assert plan.bytes > 12 * 1_000_000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +48,7 @@ def sweep(
             return
         minutes = "unknown until one has run" if plan.minutes is None else f"about {plan.minutes:.0f}"
         size = "unknown" if plan.bytes is None else f"about {plan.bytes / 1e6:,.0f} MB"
-        typer.echo(f"pieces: {len(plan.missing)} of {len(plan.done) + len(plan.missing)} to make")
+        typer.echo(f"pieces: {len(plan.missing)} of {len(plan.seconds) + len(plan.missing)} to make")
         typer.echo(f"minutes: {minutes}")
         typer.echo(f"disk: {size}")
         for piece in plan.missing:
@@ -98,8 +98,7 @@ def _show(result: Compared, *, as_json: bool, more: Mapping[str, object] | None 
     from mutualrl.console.display import clean
     from mutualrl.study.comparison import markdown
 
-    notes: Sequence[str] = result.notes
-    for note in notes:
+    for note in result.notes:
         prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
     if as_json:
         emit({**result.to_json(), **(more or {})})

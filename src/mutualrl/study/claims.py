@@ -305,13 +305,10 @@ def difference(
 ) -> Estimate | None:
     """Return one arm minus another, paired by seed; None where they share no seed, or a run lacks the measure."""
     seeds = outcomes.seeds(pool, one, other)
-    sides: list[list[float]] = []
-    for arm in (one, other):
-        values = [outcomes.value(pool, arm, seed, measure, policy) for seed in seeds]
-        sides.append([value for value in values if value is not None])
-    if not seeds or any(len(side) < len(seeds) for side in sides):
+    left, right = (outcomes.by_seed(pool, arm, seeds, measure, policy) for arm in (one, other))
+    if left is None or right is None:
         return None
-    return paired(*sides, resolution=outcomes.resolution(pool, measure))
+    return paired(left, right, resolution=outcomes.resolution(pool, measure))
 
 
 def verdict_counts(lines: Sequence[ClaimResult]) -> dict[str, int]:

@@ -113,10 +113,9 @@ def _final(outcomes: Outcomes, pool: str) -> dict[str, dict[str, Estimate]]:
     for arm in outcomes.arms(pool):
         row: dict[str, Estimate] = {}
         for name, measure, policy in _accuracy_columns(outcomes, pool):
-            values = [outcomes.value(pool, arm, seed, measure, policy) for seed in outcomes.seeds(pool, arm)]
-            known = [value for value in values if value is not None]
-            if known and len(known) == len(values):
-                row[name] = Estimate.of(known, resolution=outcomes.resolution(pool, measure))
+            values = outcomes.by_seed(pool, arm, outcomes.seeds(pool, arm), measure, policy)
+            if values is not None:
+                row[name] = Estimate.of(values, resolution=outcomes.resolution(pool, measure))
         table[arm] = row
     return table
 
@@ -166,9 +165,8 @@ def _budget(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dict[str
 
 
 def _mean(outcomes: Outcomes, pool: str, arm: str, measure: str) -> float | None:
-    values = [outcomes.value(pool, arm, seed, measure) for seed in outcomes.seeds(pool, arm)]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    values = outcomes.by_seed(pool, arm, outcomes.seeds(pool, arm), measure)
+    return None if values is None else sum(values) / len(values)
 
 
 def markdown(compared: Compared) -> str:

@@ -204,6 +204,14 @@ class Outcomes:
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if len(known) == len(values) else None
 
+    def by_seed(
+        self, pool: str, arm: str, seeds: Sequence[int], measure: str, policy: str | None = None
+    ) -> list[float] | None:
+        """Return a measure for each seed, as `value` does; None where there is no seed, or a run does not have it."""
+        values = [self.value(pool, arm, seed, measure, policy) for seed in seeds]
+        known = [value for value in values if value is not None]
+        return known if known and len(known) == len(values) else None
+
     def _steps_to(self, outcome: Outcome, arm: str) -> float | None:
         if (outcome.pool, arm, outcome.seed) not in self.by:
             return None

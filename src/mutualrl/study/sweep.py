@@ -48,10 +48,11 @@ _STATES = 4  # of the bytes of the weights: a piece that runs keeps a model, and
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep would do: pieces done and missing, `--jobs`, minutes and bytes that are left to take; None where
+    """What a sweep would do: the seconds that each piece took which is done, pieces missing, `--jobs`,
+    minutes and bytes that are left to take; None where
     nothing says how long a piece takes, or how large it is."""
 
-    done: tuple[Piece, ...]
+    seconds: Mapping[Piece, float]
     missing: tuple[Piece, ...]
     jobs: int | None
     minutes: float | None
@@ -60,8 +61,8 @@ class Plan:
     def to_json(self) -> JsonObject:
         """Return everything."""
         return {
-            "pieces": len(self.done) + len(self.missing),
-            "done": len(self.done),
+            "pieces": len(self.seconds) + len(self.missing),
+            "done": len(self.seconds),
             "missing": [str(piece) for piece in self.missing],
             "jobs": self.jobs,
             "minutes": self.minutes,
@@ -113,7 +114,7 @@ def stored_outcome(root: Path, piece: Piece) -> Outcome | None:
 
 def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
     """Return what there is to do. Raises UsageError where a piece that is there, or begun, is of another command."""
-    done: list[Piece] = []
+    seconds: dict[Piece, float] = {}
     missing: list[Piece] = []
     for piece in sweep.pieces:
         value = read_checksummed(outcome_file(root, piece), root=root)
@@ -123,10 +124,12 @@ def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
                 f"{root / piece.place} is of another command ({' '.join(begun.get('command') or ())}); expected "
                 f"{' '.join(_identity(sweep, piece))}; name another directory with --out, or remove it and its .json"
             )
-        (missing if value is None else done).append(piece)
-    seconds = {piece: _seconds(root, piece) for piece in done}
-    size = _bytes(sweep, root, done, missing, jobs or _jobs(sweep))
-    return Plan(tuple(done), tuple(missing), jobs, _minutes(sweep, missing, seconds, jobs), size)
+        if value is None:
+            missing.append(piece)
+        else:
+            seconds[piece] = float(value["seconds"])
+    size = _bytes(sweep, root, list(seconds), missing, jobs or _jobs(sweep))
+    return Plan(seconds, tuple(missing), jobs, _minutes(sweep, missing, seconds, jobs), size)
 
 
 def _identity(sweep: Sweep, piece: Piece) -> list[str]:
@@ -149,11 +152,6 @@ def _jobs(sweep: Sweep) -> int:
     if machine.gpus:
         return 1
     return max(1, machine.cores // min(_cores_of(sweep, piece) for piece in sweep.pieces))
-
-
-def _seconds(root: Path, piece: Piece) -> float:
-    value = read_checksummed(outcome_file(root, piece), root=root)
-    return float(value["seconds"]) if value else 0.0
 
 
 def _minutes(sweep: Sweep, missing: Sequence[Piece], seconds: Mapping[Piece, float], jobs: int | None) -> float | None:
@@ -272,9 +270,9 @@ class _Pieces:
         self.sweep, self.plan, self.root, self.console = sweep, plan, root, console
         self.waiting = list(plan.missing)
         self.running: list[_Running] = []
-        self.done = set(plan.done)
+        self.done = set(plan.seconds)
         self.failed: dict[str, str] = {}
-        self.seconds = {piece: _seconds(root, piece) for piece in plan.done}
+        self.seconds = dict(plan.seconds)
         self.owners = Counter[int](dict.fromkeys(_cores(), 0))
         self.limit = plan.jobs or _jobs(sweep)
         self.named: set[Piece] = set()

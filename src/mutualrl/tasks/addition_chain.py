@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
-from mutualrl.errors import UsageError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskData, TaskSource
+from mutualrl.tasks.base import Split, TaskData, TaskSource, require_no_data
 from mutualrl.tasks.boxed import completion_text, last_boxed
 
 TARGETS = range(16, 4096)
@@ -133,8 +132,7 @@ class AdditionChainTask:
 
         Raises UsageError when a data file is named: the problems are generated.
         """
-        if source.data is not None or source.validation_data is not None:
-            raise UsageError(f"task {self.name!r} makes its own problems; leave --data out, or choose another --task")
+        require_no_data(self.name, source)
         train = split == "train"
         prompts = []
         for place, target in enumerate(training(source.seed) if train else held_out()):

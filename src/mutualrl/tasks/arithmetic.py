@@ -11,9 +11,8 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-from mutualrl.errors import UsageError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskData, TaskSource
+from mutualrl.tasks.base import Split, TaskData, TaskSource, require_no_data
 
 Operation = Literal["+", "*"]
 OPERATIONS: tuple[Operation, ...] = ("+", "*")
@@ -88,8 +87,7 @@ class ArithmeticTask:
 
         Raises UsageError when a data file is named: the problems are generated.
         """
-        if source.data is not None or source.validation_data is not None:
-            raise UsageError("task 'arithmetic' makes its own problems; leave --data out, or choose another --task")
+        require_no_data(self.name, source)
         train = split == "train"
         by_operation = [split_problems(op)[0 if train else 1] for op in OPERATIONS]
         if train:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from mutualrl.errors import DataError
+from mutualrl.errors import DataError, UsageError
 from mutualrl.records import Prompt
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,12 @@ class Task(Protocol):
     def read(self, split: Split, source: TaskSource) -> TaskData:
         """Return all prompts of a split, in a fixed order. Raises DataError naming file, row and field."""
         ...
+
+
+def require_no_data(task: str, source: TaskSource) -> None:
+    """Raise UsageError when a data file is named for a task whose problems are generated."""
+    if source.data is not None or source.validation_data is not None:
+        raise UsageError(f"task {task!r} makes its own problems; leave --data out, or choose another --task")
 
 
 def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:

@@ -14,9 +14,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mutualrl.errors import UsageError
 from mutualrl.records import Prompt, prompt_id
-from mutualrl.tasks.base import Split, TaskData, TaskSource
+from mutualrl.tasks.base import Split, TaskData, TaskSource, require_no_data
 from mutualrl.tasks.boxed import completion_text, last_boxed
 from mutualrl.tasks.expressions import Expression, ExpressionError, apply, number, parse
 
@@ -172,8 +171,7 @@ class CountdownTask:
 
         Raises UsageError when a data file is named: the problems are generated.
         """
-        if source.data is not None or source.validation_data is not None:
-            raise UsageError(f"task {self.name!r} makes its own problems; leave --data out, or choose another --task")
+        require_no_data(self.name, source)
         train = split == "train"
         prompts = [
             Prompt(
