@@ -218,16 +218,18 @@ def nested(n: int) -> str:
 def test_a_bomb_for_a_recipe_is_a_line(copy: Path, cli_here: Cli, text: str) -> None:
     value = read_checksummed(copy / "run.json")
     assert value is not None
-    for content in ({**value, "recipe": text}, {**value, "recipe": "", "format": 2}):
-        write_checksummed(copy / "run.json", content, root=copy)
-        (copy / "recipe.yaml").write_text(text)
-        listed = cli_here("runs", "ls", ".", "--json")
-        assert listed.returncode == 0, listed.stderr
-        assert len(json.loads(listed.stdout)["runs"]) == 1
-        assert cli_here("report", "r", "--out", "page").returncode == 0
-        done = cli_here("eval", "--run", "r")
+    other = copy.with_name("r2")
+    shutil.copytree(copy, other)
+    for run, content in ((copy, {**value, "recipe": text}), (other, {**value, "recipe": "", "format": 2})):
+        write_checksummed(run / "run.json", content, root=run)
+        (run / "recipe.yaml").write_text(text)
+        done = cli_here("eval", "--run", run.name)
         assert done.returncode in (2, 6), done.stderr
         assert "Traceback" not in done.stderr
+    listed = cli_here("runs", "ls", ".", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert len(json.loads(listed.stdout)["runs"]) == 2
+    assert cli_here("report", copy.name, "--out", "page").returncode == 0
 
 
 def test_a_long_run_is_listed_without_reading_its_lines(

@@ -238,8 +238,9 @@ def test_the_gold_control_gates_as_sgt_and_learns_the_data_s_solution() -> None:
     assert not plan(view(own, peers, solutions={"q": "gold q"}), SGTSettings(teacher="gold")).rows  # p has none
     assert SPEC.publishes(SGTSettings()) == PublishSchema.of("text", text_above=0.8)
     assert SPEC.publishes(SGTSettings(teacher="gold")) == PublishSchema()  # rewards alone open the gate
-    assert SPEC.needs_solutions(SGTSettings(teacher="gold"))
-    assert not SPEC.needs_solutions(SGTSettings())
+    assert SPEC.solution_column(SGTSettings(teacher="gold")) == "solution"
+    assert SPEC.solution_column(SGTSettings(teacher="gold", solution="bare")) == "bare"
+    assert SPEC.solution_column(SGTSettings(solution="bare")) is None
 
 
 # ---- beyond the paper

@@ -24,6 +24,7 @@ from mutualrl.tasks.countdown import (
     TRAINING,
     Problem,
     held_out,
+    mirrored,
     reached,
     reaches_target,
     training,
@@ -146,17 +147,19 @@ def test_the_solver_is_exhaustive_and_exact() -> None:
             assert (solve(numbers, target) is not None) == (Fraction(target) in reachable), (numbers, target)
 
 
-def test_no_held_out_problem_is_trained_on_and_every_one_can_be_solved() -> None:
-    outside, inside, other = held_out(), training(0), training(1)
-    assert len(outside) == HELD_OUT * len(SIZES) >= 512
-    assert len(inside) == TRAINING * len(SIZES)
+@pytest.mark.parametrize("name", SIZES)
+def test_no_held_out_problem_is_trained_on_and_every_one_can_be_solved(name: str) -> None:
+    sizes = SIZES[name]
+    outside, inside, other = held_out(sizes), training(sizes, 0), training(sizes, 1)
+    assert len(outside) == HELD_OUT >= 512
+    assert len(inside) == TRAINING
+    assert {len(problem.numbers) for problem in outside} == set(sizes)
     keys = [{problem.key for problem in problems} for problems in (outside, inside, other)]
     assert [len(each) for each in keys] == [len(outside), len(inside), len(other)]  # no problem twice
     assert not keys[0] & keys[1]
     assert not keys[0] & keys[2]
     assert keys[1] != keys[2]
-    assert held_out() == outside
-    for problem in (*outside, *inside):
+    for problem in (*outside, *inside[:2000]):
         for style in STYLES.values():
             assert reached(style(problem.solution), problem.numbers, problem.target)
         assert 1 <= problem.target <= 99
@@ -166,17 +169,21 @@ def test_styles_write_the_same_solution_in_other_words() -> None:
     solution = parse("(3+4)*2-5")
     texts = {name: style(solution) for name, style in STYLES.items()}
     assert texts == {
-        "countdown": " 3+4=7 7*2=14 14-5=9 \\boxed{(3+4)*2-5}",
-        "countdown-bare": " \\boxed{(3+4)*2-5}",
-        "countdown-mirrored": " 4+3=7 2*7=14 14-5=9 \\boxed{2*(4+3)-5}",
+        "solution": " 4+3=7 7*2=14 14-5=9 \\boxed{(4+3)*2-5}",
+        "mirrored": " 3+4=7 2*7=14 14-5=9 \\boxed{2*(3+4)-5}",
+        "bare": " \\boxed{(4+3)*2-5}",
     }
     assert Problem((3, 4, 2, 5), solution).target == 9
+    assert mirrored(parse("8-3+2+2")) == " 8-3=5 2+5=7 2+7=9 \\boxed{2+2+8-3}"
 
 
-def test_the_styles_tasks_have_the_same_prompts_and_answers() -> None:
-    by_style = [get_task(name).read("validation", TaskSource()).prompts for name in STYLES]
-    assert by_style[0] == by_style[1] == by_style[2]  # solutions are not compared
-    assert len({prompts[0].solution for prompts in by_style}) == 3
+def test_each_style_is_a_column_and_the_first_the_task_s_own_solution() -> None:
+    prompts = get_task("countdown-three").read("validation", TaskSource()).prompts
+    for prompt in prompts[:100]:
+        texts = [prompt.columns[style] for style in STYLES]
+        assert texts[0] == prompt.solution
+        assert texts[2] == texts[0][texts[0].index(" \\boxed") :]
+        assert all(reached(text, prompt.columns["numbers"], prompt.columns["target"]) for text in texts)
     with pytest.raises(UsageError, match="makes its own problems"):
         get_task("countdown").read("train", TaskSource(data=Path("x.jsonl")))
     with pytest.raises(UsageError, match=r"'countdown' is rewarded by mutualrl\.tasks\.countdown:reaches_target"):
@@ -190,7 +197,7 @@ def _member() -> object:
 
 
 def test_its_recipe_and_its_evaluation_are_rewarded_by_the_grammar(cli: Cli) -> None:
-    shown = json.loads(cli("train", "--task", "countdown-bare", "--dry-run", "--json").stdout)
+    shown = json.loads(cli("train", "--pool", "tiny-countdown", "--dry-run", "--json").stdout)
     assert shown["recipe"]["task"]["reward"] == ["mutualrl.tasks.countdown:reaches_target"]
     done = cli(
         *("eval", "--pool", "tiny", "--suite", "countdown", "--limit", "3", "--max-new-tokens", "8"),

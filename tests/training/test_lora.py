@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
-from conftest import needs_zero
+from conftest import PATIENCE, needs_zero
 from mutualrl.engines.transformers_engine import load_tokenizer
 from training_harness import STEPS, ReplayedMutual, publish_rollouts, sampled_rounds, sharing, train
 
@@ -49,9 +49,17 @@ def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=(needs_zero, pytest.mark.long))])
+@pytest.mark.parametrize(
+    ("strategy", "processes"),
+    [
+        ("ddp", 2),
+        pytest.param(
+            "zero3", 4, marks=(needs_zero, pytest.mark.usefixtures("zero_ready"))
+        ),  # the shape of `2qwen` on 8 GPUs
+    ],
+)
 def test_the_command_line_saves_the_adapter_and_the_merged_model(
-    cli: Any, tmp_path: Path, tiny: dict[str, Path], strategy: str
+    cli: Any, tmp_path: Path, tiny: dict[str, Path], strategy: str, processes: int
 ) -> None:
     done = cli(
         "train",
@@ -73,14 +81,22 @@ def test_the_command_line_saves_the_adapter_and_the_merged_model(
         "--set",
         f"launch.strategy={strategy}",
         "--set",
-        "launch.processes=2",
+        f"launch.processes={processes}",
         "--set",
-        "trainer.per_device_train_batch_size=64",
+        f"trainer.per_device_train_batch_size={128 // processes}",
+        "--set",
+        "run.validation_limit=8",
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     expected = json.loads(done.stdout)["policies"]
+    assert {policy: result["steps"] for policy, result in expected.items()} == {"ada": 3, "bob": 3}
+    assert sum(result["rescued_pairs"] for result in expected.values()) > 0
     for policy in ("ada", "bob"):
         files = tmp_path / "run" / "policies" / policy
+        assert len(list((tmp_path / "run" / "exchange" / policy).glob("000000*.parquet"))) == processes
+        log = (files / "logs" / "attempt-0.log").read_text()
+        assert ("DeepSpeed" in log) == (strategy == "zero3")
         assert (files / "adapter" / "adapter_model.safetensors").is_file()
         merged, start = (load_file(d / "model.safetensors") for d in (files / "model", tiny[policy]))
         moved = {name for name in start if not torch.equal(start[name], merged[name])}
@@ -89,4 +105,4 @@ def test_the_command_line_saves_the_adapter_and_the_merged_model(
     evaluated = cli("eval", "--run", tmp_path / "run", "--json")
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     for policy, result in json.loads(evaluated.stdout)["models"].items():
-        assert result["accuracy"] == pytest.approx(expected[policy]["validation"]["accuracy"], abs=0.05)
+        assert result["accuracy"] == pytest.approx(expected[policy]["validation"]["accuracy"], abs=0.13)

@@ -124,7 +124,8 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     placement = place(recipe, machine, launch.nodes, pins)
     require_rewards(recipe.task.reward)
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
-    solutions(recipe, prompts)
+    for policy in recipe.policies:
+        solutions(recipe, policy.name, prompts)
     batch = placement.allocations[0].batch
     require_enough(prompts, batch)
     require_address(placement, launch)

@@ -10,7 +10,7 @@ from mutualrl.plugins import entry_points, is_import_path, source_digest
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt, content_digest
-from mutualrl.regimes import get_regime, parts_of
+from mutualrl.regimes import parts_of
 from mutualrl.storage.run_info import Fingerprint
 from mutualrl.tasks import Split, get_task, load_prompts
 from mutualrl.tasks.base import sample_evenly
@@ -37,16 +37,21 @@ def load_recipe_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
     return prompts
 
 
-def solutions(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Return the correct completions of the prompts, by id, where some policy's regime learns them (SGT's `teacher:
-    gold`); none where none does. One that does not earn the reward itself is left out, with a warning.
+def solutions(recipe: Recipe, policy: str, prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Return the texts that a policy's regime learns from the data, by prompt id (SGT's `teacher: gold`); none where it
+    learns none. One that does not earn the reward itself is left out, with a warning.
 
-    Raises DataError when more than one prompt in ten has none: the arm would not be matched with the one it controls.
+    Raises DataError where no prompt has one; of the column `solution`, where more than one prompt in ten has none,
+    since the arm would not be matched with the one that it controls.
     """
-    spec = get_regime(recipe.regime_name)
-    if not any(spec.needs_solutions(recipe.regime_settings(p.name)) for p in recipe.policies):
+    column = recipe.spec.solution_column(recipe.regime_settings(policy))
+    if column is None:
         return {}
-    given = {prompt.id: prompt.solution for prompt in prompts if prompt.solution and prompt.solution.strip()}
+    given = {}
+    for prompt in prompts:
+        text = prompt.solution if column == "solution" else prompt.columns.get(column)
+        if isinstance(text, str) and text.strip():
+            given[prompt.id] = text
     if recipe.task.reward == ("boxed",):
         correct = {p.id: given[p.id] for p in prompts if p.id in given and boxed_score(given[p.id], p.answer)}
     else:
@@ -60,8 +65,8 @@ def solutions(recipe: Recipe, prompts: Sequence[Prompt]) -> dict[str, str]:
         f"{recipe.task.name!r} {len(prompts) - len(given)} have none and {len(given) - len(correct)} one that does not "
         f"earn the reward, such as {lacking[0]!r}"
     )
-    if len(lacking) > MOST_WITHOUT * len(prompts):
-        raise DataError(f"{problems}; expected a field 'solution' that ends in \\boxed{{answer}} (tasks math, dataset)")
+    if not correct or (column == "solution" and len(lacking) > MOST_WITHOUT * len(prompts)):
+        raise DataError(f"{problems}; expected a field {column!r} that ends in \\boxed{{answer}} (tasks math, dataset)")
     logger.warning("%s; these give no pair", problems)
     return correct
 

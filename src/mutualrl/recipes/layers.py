@@ -112,18 +112,39 @@ class Layers:
         self.add(_anchored(layer, path.parent), str(path))
 
     def set(self, assignment: str) -> None:
-        """Carry out `--set a.b=c`. Raises RecipeError when it is not of that form."""
+        """Carry out `--set a.b=c`; `policies.NAME.b=c` is of one policy. Raises RecipeError when it is not of that
+        form, or the pool has no such policy."""
         key, sign, text = assignment.partition("=")
         parts = key.strip().split(".")
         if not sign or not all(parts):
             raise RecipeError([f"--set {assignment}: expected key=value, such as --set run.steps=50"])
         shown = f"--set {_without_secrets(assignment)}"
+        if parts[0] == "policies" and len(parts) > 1:
+            self._set_of_policy(key.strip(), yaml_file.parse(text, shown), shown)
+            return
         layer: Any = yaml_file.parse(text, shown)
         for part in reversed(parts):
             layer = {part: layer}
         layer = with_name_keys(layer, shown)
         anchor_code(layer, None)
         self.add(layer, shown)
+
+    def _set_of_policy(self, key: str, value: Any, shown: str) -> None:
+        policies = self.value.get("policies")
+        if not isinstance(policies, list):
+            return  # a layer of wishes, before any pool
+        names = [str(policy.get("name")) for policy in policies if isinstance(policy, dict)]
+        rest = key.removeprefix("policies.")
+        named = [name for name in names if rest.startswith(f"{name}.")]  # a name may have dots in it
+        if not named:
+            raise RecipeError([f"{shown}: found {rest!r}, expected a policy and a key: {', '.join(names)}"])
+        name = max(named, key=len)
+        index = names.index(name)
+        layer: Any = value
+        for part in reversed(rest.removeprefix(f"{name}.").split(".")):
+            layer = {part: layer}
+        policies[index] = dict(policies[index])
+        self._merge(policies[index], layer, ("policies", str(index)), shown)
 
     def source_of(self, path: tuple[str, ...]) -> str | None:
         """Return who set the key at `path`, or the nearest key above it."""

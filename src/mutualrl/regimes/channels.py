@@ -69,6 +69,12 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         own = replace(view, state=view.state.get(guide.name, {}))
         return guide.prefixes(own, getattr(settings, guide.name))
 
+    def solution_column(settings: RegimeSettings) -> str | None:
+        columns = {column for spec, own in each(settings) if (column := spec.solution_column(own)) is not None}
+        if len(columns) > 1:
+            raise RegimeError(f"regime: its parts learn several columns of the data: {', '.join(sorted(columns))}")
+        return columns.pop() if columns else None
+
     return RegimeSpec(
         name=SEPARATOR.join(spec.name for spec in parts),
         summary="; ".join(spec.summary for spec in parts),
@@ -83,7 +89,7 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         needs=needs if any(spec.needs is not needs_nothing for spec in parts) else needs_nothing,
         prefixes=None if guide is None else prefixes,
         same_prompts=lambda settings: all(spec.same_prompts(own) for spec, own in each(settings)),
-        needs_solutions=lambda settings: any(spec.needs_solutions(own) for spec, own in each(settings)),
+        solution_column=solution_column,
         check=check,
         metrics=tuple(metric for spec in parts for metric in spec.metrics),
         row_metrics=row_metrics,

@@ -43,6 +43,9 @@ class SGTSettings(RegimeSettings):
         description="whose text is learnt: a peer's success, or (controls) the solution in the data, or the learner's "
         "own success within `memory` rounds after the gate opened",
     )
+    solution: str = Field(
+        "solution", description="column of the data whose texts are learnt; a policy may have its own"
+    )
     memory: int = Field(0, ge=0, description="rounds for which a peer's success on a prompt is remembered")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="course of the weight")
     schedule_rounds: int | None = Field(None, ge=1, description="rounds after which the weight is 0")
@@ -503,7 +506,7 @@ SPEC = RegimeSpec(
     publishes=publishes,
     plan=plan,
     needs=needs,
-    needs_solutions=lambda settings: _settings(settings).teacher == "gold",
+    solution_column=lambda settings: _settings(settings).solution if _settings(settings).teacher == "gold" else None,
     metrics=(
         Metric("sgt/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),
         Metric("sgt/pairs", "rows", "pairs that joined the loss", role="rescues"),
@@ -518,6 +521,7 @@ SPEC = RegimeSpec(
         "pick": ("teacher", ("peer", "own")),
         "memory": ("teacher", ("peer", "own")),
         "margin": ("gate", "relative"),
+        "solution": ("teacher", "gold"),
         "failure_below": ("gate", ("all", "any")),
         "success_above": ("gate", ("all", "any")),
         "schedule_rounds": ("schedule", ("linear", "cosine")),

@@ -46,9 +46,8 @@ def publishes_nothing(settings: RegimeSettings) -> PublishSchema:
     return PublishSchema()
 
 
-def needs_no_solutions(settings: RegimeSettings) -> bool:
-    """Return False: the solutions in the data are not read."""
-    return False
+def learns_no_solutions(settings: RegimeSettings) -> None:
+    """Return None: the solutions in the data are not read."""
 
 
 def no_problems(settings: RegimeSettings, trainer: Mapping[str, Any]) -> Sequence[Problem]:
@@ -88,7 +87,7 @@ class RegimeSpec:
     prefixes: token ids that each rollout to come begins with, () for one that the learner samples from its start. They
         are masked from the loss; `Rollout.prefix` is their number.
     same_prompts: whether all policies must have seen the same prompts in a round.
-    needs_solutions: whether it learns the solutions that come with the prompts.
+    solution_column: column of the data whose texts it learns; `solution` is the task's own, None where it learns none.
     check: settings of the trainer that it cannot run with.
     metrics: what it logs. row_metrics: what it logs of the extra rows of an optimizer step.
     level: at which of the paper's levels experience is shared. control: whether it is a control of another regime.
@@ -110,7 +109,7 @@ class RegimeSpec:
     needs: Callable[[RoundView, Any], Needs] = needs_nothing
     prefixes: Callable[[GuideView, Any], list[tuple[int, ...]]] | None = None
     same_prompts: Callable[[Any], bool] = needs_same_prompts
-    needs_solutions: Callable[[Any], bool] = needs_no_solutions
+    solution_column: Callable[[Any], str | None] = learns_no_solutions
     check: Callable[[Any, Mapping[str, Any]], Sequence[Problem]] = no_problems
     metrics: tuple[Metric, ...] = ()
     row_metrics: Callable[[RowStatistics], Mapping[str, float]] = no_row_metrics

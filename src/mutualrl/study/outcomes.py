@@ -16,14 +16,16 @@ from mutualrl.reporting.series import first_reaching, mean_of
 from mutualrl.storage.files import finite_number, read_any_json
 
 LAST = 4  # signals are means over the last quarter of the steps
-PARTS = 10  # a gate rate is kept as its means over ten parts of the run
+PARTS = 10  # a gate rate is kept as its means over ten parts of the run; a lesson's NLL is of the first
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
     """One policy at its end. `after`: greedy accuracy on the validation prompts, of all and by group; `problems`: how
     many there are; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated` by itself, `extra`
-    what it was trained on beside its own rollouts. None, or empty, where a run does not say."""
+    what it was trained on beside its own rollouts. `lesson_nll`: mean NLL per token, in nats, of the texts that it is
+    taught, over the first tenth of the steps that have some: how well they fit it before it has learnt from them. None,
+    or empty, where a run does not say."""
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class PolicyOutcome:
     entropy: float | None = None
     kl: float | None = None
     gate: Sequence[float] = ()
+    lesson_nll: float | None = None
     generated_tokens: float | None = None
     extra_tokens: float | None = None
     seconds: float | None = None
@@ -88,6 +91,7 @@ def _of_policy(run: Run, policy: PolicyRun) -> PolicyOutcome:
         entropy=_late_mean(policy, "entropy"),
         kl=_late_mean(policy, "kl"),
         gate=_tenths([point.value for point in policy.by_role("gate_rate")]),
+        lesson_nll=_early_nll(policy),
         generated_tokens=sum(lengths) * completions if lengths else None,
         extra_tokens=sum(point.value for key in sorted(keys) for point in policy.series(key)),
         seconds=finite_number(result.get("train_seconds")),
@@ -101,6 +105,12 @@ def _accuracies(validation: Mapping[str, Any]) -> dict[str, float]:
 def _late_mean(policy: PolicyRun, key: str) -> float | None:
     values = [point.value for point in policy.series(key)]
     return statistics.fmean(values[-max(1, len(values) // LAST) :]) if values else None
+
+
+def _early_nll(policy: PolicyRun) -> float | None:
+    keys = sorted({key for row in policy.metrics for key in row if key.endswith("/nll")})
+    values = [point.value for key in keys for point in policy.series(key)]
+    return statistics.fmean(values[: max(1, len(values) // PARTS)]) if values else None
 
 
 def _tenths(values: Sequence[float]) -> list[float]:
@@ -192,9 +202,9 @@ class Outcomes:
     def value(self, pool: str, arm: str, seed: int, measure: str, policy: str | None = None) -> float | None:
         """Return a measure of a policy, or its mean over the pool; None where a run does not have it.
 
-        Measures: `accuracy`, `accuracy/GROUP`, `entropy`, `kl`, `generated_tokens`, `extra_tokens`, `seconds`,
-        `gate_change` (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's mean
-        validation is at ARM's final one of the same seed; the last step where it never is).
+        Measures: `accuracy`, `accuracy/GROUP`, `entropy`, `kl`, `lesson_nll`, `generated_tokens`, `extra_tokens`,
+        `seconds`, `gate_change` (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's
+        mean validation is at ARM's final one of the same seed; the last step where it never is).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):
@@ -241,4 +251,14 @@ def _measure(policy: PolicyOutcome, measure: str) -> float | None:
     return value
 
 
-MEASURES = ("accuracy", "entropy", "kl", "gate_change", "generated_tokens", "extra_tokens", "seconds", "steps_to")
+MEASURES = (
+    "accuracy",
+    "entropy",
+    "kl",
+    "gate_change",
+    "lesson_nll",
+    "generated_tokens",
+    "extra_tokens",
+    "seconds",
+    "steps_to",
+)

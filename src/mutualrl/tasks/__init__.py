@@ -11,7 +11,7 @@ from functools import cache
 
 from mutualrl.errors import TaskError
 from mutualrl.plugins import FORM, entry_points, is_import_path, load_object
-from mutualrl.tasks.addition_chain import ADDITION_CHAIN_TASKS
+from mutualrl.tasks.addition_chain import AdditionChainTask
 from mutualrl.tasks.arithmetic import ArithmeticTask
 from mutualrl.tasks.base import Split, Task, TaskData, TaskSource, load_prompts
 from mutualrl.tasks.countdown import COUNTDOWN_TASKS
@@ -21,7 +21,7 @@ from mutualrl.tasks.mixture import MixtureTask
 from mutualrl.tasks.qa import QA_TASKS
 
 GROUP = "mutualrl.tasks"
-_MADE: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, *ADDITION_CHAIN_TASKS)
+_MADE: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, AdditionChainTask())
 _SINGLE: tuple[Task, ...] = (*_MADE, *MATH_TASKS, *QA_TASKS, DatasetTask())
 TASKS: dict[str, Task] = {task.name: task for task in _SINGLE}
 TASKS["mixture"] = MixtureTask(dict(TASKS))

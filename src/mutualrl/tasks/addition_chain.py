@@ -5,8 +5,9 @@ further number is the sum of two earlier ones (or twice one), and it ends with t
 the 1 is worth 2^-(n - ceil(log2 target)): 1 where it is as short as any chain can be, half as much with every further
 step, 0 where it is no chain. Nobody knows a fast way to the shortest chain, and the data's solutions mostly are not.
 
-The data's solution comes in styles, a task each: `addition-chain` doubles and adds one along the target's bits;
-`addition-chain-factors` splits off the smallest prime factor where there is one.
+The data's solution comes in styles, a column each: `solution` doubles and adds one along the target's bits; `factors`
+splits off the smallest prime factor where there is one. SGT's `teacher: gold` learns the one that `regime.solution`
+names.
 """
 
 from __future__ import annotations
@@ -92,10 +93,7 @@ def _smallest_factor(number: int) -> int:
     return next((divisor for divisor in range(2, int(number**0.5) + 1) if number % divisor == 0), number)
 
 
-STYLES: Mapping[str, Callable[[int], list[int]]] = {
-    "addition-chain": by_bits,
-    "addition-chain-factors": by_factors,
-}
+STYLES: Mapping[str, Callable[[int], list[int]]] = {"solution": by_bits, "factors": by_factors}
 
 
 # ---- task
@@ -118,14 +116,11 @@ def training(seed: int) -> list[int]:
 class AdditionChainTask:
     """Problems made from a seed. Needs no file."""
 
+    name = "addition-chain"
     max_new_tokens = 256
     takes_data = False
     reads = "problems made from a seed"
     reward = (REWARD,)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._style = STYLES[name]
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
         """Return prompts of a split; the training order is drawn from `source.seed`.
@@ -140,12 +135,9 @@ class AdditionChainTask:
                 f"Write a short addition chain for {target}: 1, then sums of two earlier numbers (or twice one), "
                 f"rising to {target}. Put the numbers in \\boxed{{}}, with commas between."
             )
-            solution = f" \\boxed{{{', '.join(map(str, self._style(target)))}}}"
+            texts = {style: f" \\boxed{{{', '.join(map(str, chain(target)))}}}" for style, chain in STYLES.items()}
             group = f"{target.bit_length()} bits"
-            identity = prompt_id("addition-chain", split, place, text)  # of every style: the same problems
-            columns = {"target": target}
-            prompts.append(Prompt(identity, text, str(target), group, columns=columns, solution=solution))
+            identity = prompt_id(self.name, split, place, text)
+            columns = {"target": target, **texts}
+            prompts.append(Prompt(identity, text, str(target), group, columns=columns, solution=texts["solution"]))
         return TaskData(prompts, "training problems" if train else "held-out problems")
-
-
-ADDITION_CHAIN_TASKS = tuple(AdditionChainTask(name) for name in STYLES)

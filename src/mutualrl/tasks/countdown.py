@@ -2,10 +2,12 @@ r"""Task countdown: make a target from given numbers, each used once. Many expre
 
 `Use each of 3, 4, 2, 7 exactly once, with + - * / and parentheses, to make 25.` is answered by any `\boxed{...}` with
 such an expression, checked by a small grammar with exact rationals (`tasks.expressions`). Held-out problems share no
-multiset of numbers and target with training ones. The group is how many numbers there are.
+multiset of numbers and target with training ones. The group is how many numbers there are: four to six, and in task
+`countdown-three` always three.
 
-The data's solution comes in styles, a task each: `countdown` writes every step, then the expression; `countdown-bare`
-the expression alone; `countdown-mirrored` every step of the same expression with the operands of + and * exchanged.
+The data's solution comes in styles, a column each: `solution` writes every step and then the expression, the larger
+operand of + and * first; `mirrored` likewise, the smaller operand first; `bare` writes the expression of `solution`
+alone. SGT's `teacher: gold` learns the one that `regime.solution` names.
 """
 
 from __future__ import annotations
@@ -13,17 +15,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from mutualrl.records import Prompt, prompt_id
 from mutualrl.tasks.base import Split, TaskData, TaskSource, require_no_data
 from mutualrl.tasks.boxed import completion_text, last_boxed
 from mutualrl.tasks.expressions import Expression, ExpressionError, apply, number, parse
 
-SIZES = (4, 5, 6)  # numbers of a problem
-NUMBERS = range(1, 13)
+SIZES: Mapping[str, tuple[int, ...]] = {"countdown": (4, 5, 6), "countdown-three": (3,)}  # numbers of a problem
+NUMBERS = range(1, 13)  # of four to six; of three they are drawn from twice as many, else there were too few problems
+NUMBERS_OF_THREE = range(1, 21)
 TARGETS = range(1, 100)
 LARGEST = 999  # no intermediate result of the data's solution is above this
-TRAINING, HELD_OUT = 2000, 192  # problems of each size
+TRAINING, HELD_OUT = 3000, 576  # problems
 SPLIT_SEED = 0
 REWARD = "mutualrl.tasks.countdown:reaches_target"
 
@@ -58,7 +62,7 @@ class Problem:
 def draw(size: int, rng: random.Random) -> Problem:
     """Return a random problem: numbers joined at random until one is left, with whole, positive steps."""
     while True:
-        numbers = tuple(rng.choice(NUMBERS) for _ in range(size))
+        numbers = tuple(rng.choice(NUMBERS_OF_THREE if size == 3 else NUMBERS) for _ in range(size))
         parts = [number(value) for value in numbers]
         while len(parts) > 1:
             left, right = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
@@ -82,53 +86,61 @@ def distinct(size: int, count: int, rng: random.Random, taken: set[tuple[tuple[i
     return problems
 
 
-def held_out() -> list[Problem]:
+@cache
+def held_out(sizes: tuple[int, ...]) -> tuple[Problem, ...]:
     """Return the held-out problems, the sizes alternating."""
-    taken: set[tuple[tuple[int, ...], int]] = set()
-    by_size = [distinct(size, HELD_OUT, random.Random(f"{SPLIT_SEED} countdown {size}"), taken) for size in SIZES]
-    return [problem for row in zip(*by_size, strict=True) for problem in row]
+    return _alternating(sizes, HELD_OUT, f"{SPLIT_SEED} countdown", set())
 
 
-def training(seed: int) -> list[Problem]:
+@cache
+def training(sizes: tuple[int, ...], seed: int) -> tuple[Problem, ...]:
     """Return the training problems of a seed, the sizes alternating; none is held out."""
-    taken = {problem.key for problem in held_out()}
-    by_size = [distinct(size, TRAINING, random.Random(f"{seed} countdown training {size}"), taken) for size in SIZES]
-    return [problem for row in zip(*by_size, strict=True) for problem in row]
+    return _alternating(sizes, TRAINING, f"{seed} countdown training", {problem.key for problem in held_out(sizes)})
+
+
+def _alternating(
+    sizes: tuple[int, ...], count: int, seed: str, taken: set[tuple[tuple[int, ...], int]]
+) -> tuple[Problem, ...]:
+    by_size = [distinct(size, count // len(sizes), random.Random(f"{seed} {size}"), taken) for size in sizes]
+    return tuple(problem for row in zip(*by_size, strict=True) for problem in row)
 
 
 # ---- the data's solution, in styles
 
 
-def steps_and_result(expression: Expression) -> str:
-    r"""Return every step with its result, then the expression: ` 3+4=7 7*2=14 \boxed{(3+4)*2}`."""
-    lines = [f" {left.value}{step.operation}{right.value}={step.value}" for step, left, right in expression.steps()]
-    return "".join(lines) + bare(expression)
-
-
-def bare(expression: Expression) -> str:
-    r"""Return the expression alone: ` \boxed{(3+4)*2}`."""
-    return f" \\boxed{{{expression}}}"
-
-
-def mirrored(expression: Expression) -> str:
-    r"""Return every step of the expression with the operands of + and * exchanged: ` 4+3=7 2*7=14 \boxed{2*(4+3)}`."""
-    return steps_and_result(_exchanged(expression))
-
-
-def _exchanged(expression: Expression) -> Expression:
+def in_order(expression: Expression, *, larger_first: bool) -> Expression:
+    """Return the expression with the operands of every + and * in order of their values."""
     if expression.left is None or expression.right is None:
         return expression
-    left, right = _exchanged(expression.left), _exchanged(expression.right)
-    if expression.operation in "+*":
+    left = in_order(expression.left, larger_first=larger_first)
+    right = in_order(expression.right, larger_first=larger_first)
+    if expression.operation in "+*" and left.value != right.value and (left.value < right.value) == larger_first:
         left, right = right, left
     return apply(expression.operation, left, right)
 
 
-STYLES: Mapping[str, Callable[[Expression], str]] = {
-    "countdown": steps_and_result,
-    "countdown-bare": bare,
-    "countdown-mirrored": mirrored,
-}
+def steps_and_result(expression: Expression) -> str:
+    r"""Return every step with its result, then the expression: ` 4+3=7 7*2=14 \boxed{(4+3)*2}`."""
+    lines = [f" {left.value}{step.operation}{right.value}={step.value}" for step, left, right in expression.steps()]
+    return "".join(lines) + f" \\boxed{{{expression}}}"
+
+
+def solution(expression: Expression) -> str:
+    """Return the steps and the result, the larger operand of + and * first."""
+    return steps_and_result(in_order(expression, larger_first=True))
+
+
+def mirrored(expression: Expression) -> str:
+    """Return the steps and the result, the smaller operand of + and * first."""
+    return steps_and_result(in_order(expression, larger_first=False))
+
+
+def bare(expression: Expression) -> str:
+    r"""Return the expression of `solution` alone: ` \boxed{(4+3)*2}`."""
+    return f" \\boxed{{{in_order(expression, larger_first=True)}}}"
+
+
+STYLES: Mapping[str, Callable[[Expression], str]] = {"solution": solution, "mirrored": mirrored, "bare": bare}
 
 
 # ---- reward and task
@@ -164,7 +176,7 @@ class CountdownTask:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._style = STYLES[name]
+        self._sizes = SIZES[name]
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
         """Return prompts of a split; training problems are drawn from `source.seed`.
@@ -173,18 +185,20 @@ class CountdownTask:
         """
         require_no_data(self.name, source)
         train = split == "train"
-        prompts = [
-            Prompt(
-                prompt_id("countdown", split, place, problem.prompt),  # of every style: the same problems
-                problem.prompt,
-                str(problem.target),
-                f"{len(problem.numbers)} numbers",
-                columns={"numbers": list(problem.numbers), "target": problem.target},
-                solution=self._style(problem.solution),
+        prompts = []
+        for place, problem in enumerate(training(self._sizes, source.seed) if train else held_out(self._sizes)):
+            texts = {style: write(problem.solution) for style, write in STYLES.items()}
+            prompts.append(
+                Prompt(
+                    prompt_id(self.name, split, place, problem.prompt),
+                    problem.prompt,
+                    str(problem.target),
+                    f"{len(problem.numbers)} numbers",
+                    columns={"numbers": list(problem.numbers), "target": problem.target, **texts},
+                    solution=texts["solution"],
+                )
             )
-            for place, problem in enumerate(training(source.seed) if train else held_out())
-        ]
         return TaskData(prompts, "training problems" if train else "held-out problems")
 
 
-COUNTDOWN_TASKS = tuple(CountdownTask(name) for name in STYLES)
+COUNTDOWN_TASKS = tuple(CountdownTask(name) for name in SIZES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
-from mutualrl.tiny.spec import TinySpec
+from mutualrl.tasks.countdown import SIZES, STYLES, training
+from mutualrl.tiny.spec import Countdown, TinySpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,12 +34,12 @@ _ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE trained on the spot; digits are isolated or merged, as the spec says."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=spec.isolate_digits),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    countdown = isinstance(spec.warm_up, Countdown)
+    split: list[Any] = [pre_tokenizers.Digits(individual_digits=spec.isolate_digits)]
+    if countdown:  # else a merge joins operators with what stands beside them, and expressions do not generalise
+        split.append(pre_tokenizers.Split(Regex(r"[-+*/=(){}]| \\\\boxed"), "isolated"))
+    split.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=spec.vocabulary,
@@ -47,8 +48,7 @@ def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
         min_frequency=2,
         show_progress=False,
     )
-    texts = [text for op in OPERATIONS for p in split_problems(op)[0] for text in (p.prompt, p.working)]
-    texts += [str(number) for number in range(100)] * 4
+    texts = _countdown_texts(spec) if countdown else _arithmetic_texts()
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -57,6 +57,17 @@ def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
+
+
+def _arithmetic_texts() -> list[str]:
+    texts = [text for op in OPERATIONS for p in split_problems(op)[0] for text in (p.prompt, p.working)]
+    return texts + [str(number) for number in range(100)] * 4
+
+
+def _countdown_texts(spec: TinySpec) -> list[str]:
+    problems = training(SIZES["countdown-three"], spec.seed)
+    texts = [text for p in problems for text in (p.prompt, *(style(p.solution) for style in STYLES.values()))]
+    return texts + [str(number) for number in range(1000)] * 4
 
 
 def build_model(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:

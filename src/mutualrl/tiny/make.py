@@ -2,8 +2,9 @@
 
     python -m mutualrl.tiny.make DIRECTORY [NAME ...]
 
-About 15 seconds per model on one core. Training is chaotic: another processor, or another version of torch, sums in
-another order and ends at other weights of the same quality. That is why the weights are shipped.
+About 15 seconds per model on one core, a minute for `fay` and `gus`. Training is chaotic: another processor, or
+another version of torch, sums in another order and ends at other weights of the same quality. That is why the weights
+are shipped.
 """
 
 from __future__ import annotations

@@ -7,19 +7,35 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class TinySpec:
-    """One embedded policy: architecture, tokenizer, and what its warm-up teaches it.
+class Arithmetic:
+    """Warm-up on sums and products: `strong` is the operation that it teaches; `scarce` is the share of examples of the
+    other one, drawn from `scarce_problems` different problems."""
 
-    `strong` is the operation of its warm-up; `scarce` is the share of warm-up examples of the other one,
-    drawn from `scarce_problems` different problems. `ada` and `bob` are the pool `tiny`; `cyd`, middling at both
-    operations, joins them in `tiny-three`; `dee` and `eli` know much of the same, and are `tiny-near`.
+    strong: Literal["+", "*"]
+    scarce: float
+    scarce_problems: int
+
+
+@dataclass(frozen=True, slots=True)
+class Countdown:
+    """Warm-up on countdown with three numbers, the solutions written in a style of the task (`tasks.countdown`)."""
+
+    style: Literal["solution", "mirrored"]
+    problems: int = 6_000
+
+
+@dataclass(frozen=True, slots=True)
+class TinySpec:
+    """One embedded policy: architecture, tokenizer, and its warm-up.
+
+    `ada` and `bob` are the pool `tiny`; `cyd`, middling at both operations, joins them in `tiny-three`; `dee` and `eli`
+    know much of the same, and are `tiny-near`. `fay` and `gus` are `tiny-countdown`: equally able, each writes in a
+    style of its own.
     """
 
     architecture: Literal["qwen3", "llama", "olmo2"]
     isolate_digits: bool
-    strong: Literal["+", "*"]
-    scarce: float
-    scarce_problems: int
+    warm_up: Arithmetic | Countdown
     steps: int
     learning_rate: float = 3e-3
     batch_size: int = 64
@@ -34,11 +50,11 @@ class TinySpec:
 
 
 POLICIES: dict[str, TinySpec] = {
-    "ada": TinySpec("qwen3", isolate_digits=True, strong="+", scarce=0.03, scarce_problems=8, steps=450),
-    "bob": TinySpec("llama", isolate_digits=False, strong="*", scarce=0.03, scarce_problems=8, steps=250),
-    "cyd": TinySpec(
-        "olmo2", isolate_digits=False, strong="+", scarce=0.5, scarce_problems=60, steps=350, vocabulary=264
-    ),
-    "dee": TinySpec("qwen3", isolate_digits=True, strong="+", scarce=0.3, scarce_problems=60, steps=450, seed=1),
-    "eli": TinySpec("llama", isolate_digits=False, strong="*", scarce=0.3, scarce_problems=60, steps=250, seed=1),
+    "ada": TinySpec("qwen3", isolate_digits=True, warm_up=Arithmetic("+", 0.03, 8), steps=450),
+    "bob": TinySpec("llama", isolate_digits=False, warm_up=Arithmetic("*", 0.03, 8), steps=250),
+    "cyd": TinySpec("olmo2", isolate_digits=False, warm_up=Arithmetic("+", 0.5, 60), steps=350, vocabulary=264),
+    "dee": TinySpec("qwen3", isolate_digits=True, warm_up=Arithmetic("+", 0.3, 60), steps=450, seed=1),
+    "eli": TinySpec("llama", isolate_digits=False, warm_up=Arithmetic("*", 0.3, 60), steps=250, seed=1),
+    "fay": TinySpec("qwen3", isolate_digits=False, warm_up=Countdown("solution"), steps=700),
+    "gus": TinySpec("llama", isolate_digits=True, warm_up=Countdown("mirrored"), steps=700),
 }

@@ -1,23 +1,25 @@
-"""Short supervised warm-up that gives each embedded policy its strong skill, and hardly the other."""
+"""Short supervised warm-up that gives each embedded policy its skill."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from mutualrl.tasks.arithmetic import Operation, Problem, split_problems
+from mutualrl.tasks.arithmetic import Operation, split_problems
+from mutualrl.tasks.countdown import SIZES, STYLES, distinct, held_out, training
 from mutualrl.tiny.build import build_model, build_tokenizer
-from mutualrl.tiny.spec import POLICIES, TinySpec
+from mutualrl.tiny.spec import POLICIES, Arithmetic, Countdown, TinySpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Example = tuple[str, str]  # a prompt and a correct solution
 WARM_STEPS = 50  # of rising learning rate, before the cosine
 
 
@@ -56,26 +58,42 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: Ti
         optimizer.step()
 
 
-def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Problem]:
-    """Return a sampler of warm-up problems: the strong operation, and a few of the scarce one."""
-    weak: Operation = "*" if spec.strong == "+" else "+"
-    strong = split_problems(spec.strong)[0]
-    scarce = random.Random(2).sample(split_problems(weak)[0], spec.scarce_problems) if spec.scarce else []
+def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Example]:
+    """Return a sampler of warm-up examples, (prompt, correct solution)."""
+    examples = examples_of(spec)
+    if len(examples) == 1:
+        return lambda: rng.choice(examples[0])
+    strong, scarce = examples
+    share = spec.warm_up.scarce if isinstance(spec.warm_up, Arithmetic) else 0.0
 
-    def draw() -> Problem:
-        if scarce and rng.random() < spec.scarce:
+    def draw() -> Example:
+        if scarce and rng.random() < share:
             return rng.choice(scarce)
         return rng.choice(strong)
 
     return draw
 
 
-def batch(problems: list[Problem], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
+def examples_of(spec: TinySpec) -> list[list[Example]]:
+    """Return what a warm-up draws from: the strong operation's examples and a few of the scarce one's; of countdown the
+    examples in the spec's style, none of them held out or a training problem of seed 0."""
+    warm_up = spec.warm_up
+    if isinstance(warm_up, Countdown):
+        sizes = SIZES["countdown-three"]
+        taken = {problem.key for problem in (*held_out(sizes), *training(sizes, 0))}
+        problems = distinct(3, warm_up.problems, random.Random(f"{spec.seed} countdown warm-up"), taken)
+        return [[(problem.prompt, STYLES[warm_up.style](problem.solution)) for problem in problems]]
+    weak: Operation = "*" if warm_up.strong == "+" else "+"
+    scarce = random.Random(2).sample(split_problems(weak)[0], warm_up.scarce_problems) if warm_up.scarce else []
+    return [[(p.prompt, p.working) for p in group] for group in (split_problems(warm_up.strong)[0], scarce)]
+
+
+def batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and labels, padded on the right; the prompt and the padding carry no label (-100)."""
     rows, labels = [], []
-    for problem in problems:
-        prompt = tokenizer.encode(problem.prompt, add_special_tokens=False)
-        answer = [*tokenizer.encode(problem.working, add_special_tokens=False), tokenizer.eos_token_id]
+    for prompt_text, solution in examples:
+        prompt = tokenizer.encode(prompt_text, add_special_tokens=False)
+        answer = [*tokenizer.encode(solution, add_special_tokens=False), tokenizer.eos_token_id]
         rows.append(prompt + answer)
         labels.append([-100] * len(prompt) + answer)
     width = max(map(len, rows))

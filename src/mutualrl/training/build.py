@@ -102,7 +102,7 @@ def build_trainer(
         run_seed=recipe.run.seed,
         max_length=args.max_completion_length,
         tokenizers=tokenizers,
-        solutions=solutions(recipe, prompts),
+        solutions=solutions(recipe, policy, prompts),
         rescues=RescueLog(run.policy(policy).rescues),
     )
     model = located(recipe.policy(policy).model)

@@ -124,7 +124,7 @@ class Sharing:
                 f"regime {spec.name!r} aligns the peers' traces and needs their tokenizers: none given for "
                 f"{', '.join(lacking)} (Sharing.over(..., tokenizers={{{lacking[0]!r}: ...}}))"
             )
-        if spec.needs_solutions(chosen) and not solutions:
+        if spec.solution_column(chosen) and not solutions:
             raise UsageError(
                 f"regime {spec.describe(chosen)!r} learns the data's solutions: give solutions={{prompt_id: text}}"
             )

@@ -1,0 +1,114 @@
+"""Make what the sweep `benchmarks/sweeps/text-source.yaml` is run on: problems, lessons, and models after SFT.
+
+    python benchmarks/text_source.py
+    mutualrl sweep benchmarks/sweeps/text-source.yaml --out runs/text-source
+
+Below `benchmarks/sweeps/text-source/` it writes
+
+- `train.jsonl` and `held_out.jsonl`: problems of task countdown-three, with the data's solution in each style (columns
+  `solution`, `mirrored`, `bare`), and for each policy the first success among 64 completions drawn before training
+  (`own_fay`, `own_gus`; empty where there is none);
+- `sft/fay` and `sft/gus`: the policies after supervised training on the data's solutions, each in its own style.
+
+About a quarter of an hour on two cores. The training problems are the same for every seed: a seed sets their order, and
+what is sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from mutualrl.tasks.countdown import SIZES, STYLES, Problem, held_out, training
+from mutualrl.tiny import path_of
+from mutualrl.tiny.spec import POLICIES, Countdown
+
+SWEEPS = Path(__file__).parent / "sweeps"
+POOL = SWEEPS / "text-source-pool.yaml"
+OUT = SWEEPS / "text-source"
+LEARNERS = ("fay", "gus")
+PROBLEMS = 1024
+SAMPLES = 64
+SIZE = SIZES["countdown-three"]
+#: SFT on the data's solutions: two epochs, at the rate of the reinforcement learning
+SFT = {"num_train_epochs": 2, "per_device_train_batch_size": 32, "learning_rate": 2e-4, "seed": 0, "data_seed": 0}
+
+
+def row(problem: Problem) -> dict[str, object]:
+    """Return a problem as a row of the task `dataset`."""
+    texts = {style: write(problem.solution) for style, write in STYLES.items()}
+    return {
+        "prompt": problem.prompt,
+        "answer": str(problem.target),
+        "numbers": list(problem.numbers),
+        "target": problem.target,
+        "group": "3 numbers",
+        **texts,
+    }
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as JSON Lines."""
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+
+
+def first_successes(directory: Path) -> dict[str, dict[str, str]]:
+    """Return the first success of each policy on each prompt, from the completions that `mutualrl eval` kept."""
+    found: dict[str, dict[str, str]] = {}
+    columns = ["policy", "rollout", "reward", "ended", "x_text", "y_text"]
+    for path in sorted(directory.glob("completions/*/*.parquet")):
+        for each in sorted(pq.read_table(path, columns=columns).to_pylist(), key=lambda one: one["rollout"]):
+            if each["reward"] == 1.0 and each["ended"]:
+                found.setdefault(each["policy"], {}).setdefault(each["x_text"], each["y_text"])
+    return found
+
+
+def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) -> None:
+    """Train a policy on the data's solutions in its own style, with TRL's SFTTrainer."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    warm_up = POLICIES[learner].warm_up
+    assert isinstance(warm_up, Countdown)
+    data = Dataset.from_list([{"prompt": each["prompt"], "completion": each[warm_up.style]} for each in rows])
+    settings = SFTConfig(
+        output_dir=str(target),
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        lr_scheduler_type="cosine",
+        completion_only_loss=True,
+        **SFT,
+    )
+    trainer = SFTTrainer(model=str(path_of(learner)), args=settings, train_dataset=data)
+    trainer.train()
+    trainer.save_model(str(target))
+
+
+def main() -> None:
+    """Make the problems, the lessons and the models, unless they are there."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    rows = [row(problem) for problem in training(SIZE, 0)[:PROBLEMS]]
+    write_rows(OUT / "held_out.jsonl", [row(problem) for problem in held_out(SIZE)])
+    write_rows(OUT / "train.jsonl", rows)
+    evaluate = [sys.executable, "-m", "mutualrl", "eval", "--suite", "dataset", "--pool", str(POOL), "--engine"]
+    sampling = ["transformers", "--samples", str(SAMPLES), "--batch-size", "1024", "--out", str(OUT / "own")]
+    subprocess.run([*evaluate, *sampling, "--data", str(OUT / "train.jsonl")], check=True)
+    successes = first_successes(OUT / "own")
+    for each in rows:
+        for learner in LEARNERS:
+            each[f"own_{learner}"] = successes[learner].get(str(each["prompt"]), "")
+    write_rows(OUT / "train.jsonl", rows)
+    for learner in LEARNERS:
+        solved = sum(bool(each[f"own_{learner}"]) for each in rows)
+        print(f"{learner}: {solved} of {len(rows)} problems solved in {SAMPLES} completions", flush=True)
+        fine_tune(learner, rows, OUT / "sft" / learner)
+
+
+if __name__ == "__main__":
+    main()
