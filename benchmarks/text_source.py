@@ -69,13 +69,25 @@ def first_successes(directory: Path) -> dict[str, dict[str, str]]:
 
 
 def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) -> None:
-    """Train a policy on the data's solutions in its own style, with TRL's SFTTrainer."""
+    """Train a policy on the data's solutions in its own style, with TRL's SFTTrainer.
+
+    Prompt and solution are tokenised apart, as a policy meets them when it samples: together, a token would join the
+    full stop of the prompt to the space of the solution, and SFT would teach what is never sampled.
+    """
     from datasets import Dataset
+    from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 
     warm_up = POLICIES[learner].warm_up
     assert isinstance(warm_up, Countdown)
-    data = Dataset.from_list([{"prompt": each["prompt"], "completion": each[warm_up.style]} for each in rows])
+    tokenizer = AutoTokenizer.from_pretrained(path_of(learner))
+    examples = []
+    for each in rows:
+        prompt = tokenizer.encode(str(each["prompt"]), add_special_tokens=False)
+        solution = tokenizer.encode(str(each[warm_up.style]), add_special_tokens=False) + [tokenizer.eos_token_id]
+        mask = [0] * len(prompt) + [1] * len(solution)
+        examples.append({"input_ids": prompt + solution, "completion_mask": mask})
+    data = Dataset.from_list(examples)
     settings = SFTConfig(
         output_dir=str(target),
         use_cpu=True,
@@ -104,6 +116,11 @@ def main() -> None:
         for learner in LEARNERS:
             each[f"own_{learner}"] = successes[learner].get(str(each["prompt"]), "")
     write_rows(OUT / "train.jsonl", rows)
+    fine_tuned(rows)
+
+
+def fine_tuned(rows: Sequence[Mapping[str, object]]) -> None:
+    """Make the models after SFT, and say how many problems each policy had solved by itself."""
     for learner in LEARNERS:
         solved = sum(bool(each[f"own_{learner}"]) for each in rows)
         print(f"{learner}: {solved} of {len(rows)} problems solved in {SAMPLES} completions", flush=True)
