@@ -84,7 +84,8 @@ def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) 
     examples = []
     for each in rows:
         prompt = tokenizer.encode(str(each["prompt"]), add_special_tokens=False)
-        solution = tokenizer.encode(str(each[warm_up.style]), add_special_tokens=False) + [tokenizer.eos_token_id]
+        solution = tokenizer.encode(str(each[warm_up.style]), add_special_tokens=False)
+        solution.append(tokenizer.eos_token_id)
         mask = [0] * len(prompt) + [1] * len(solution)
         examples.append({"input_ids": prompt + solution, "completion_mask": mask})
     data = Dataset.from_list(examples)

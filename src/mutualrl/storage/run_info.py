@@ -74,12 +74,14 @@ class RunInfo(Stored):
 
 
 class Validation(Stored):
-    """Validation: accuracy over `n` prompts, by group; `no_box`: share of completions without a boxed answer."""
+    """Validation: accuracy over `n` prompts, by group; `no_box`: share of completions without a boxed answer; `solved`:
+    1 or 0 for each prompt in order, 1 where its score is above 0.5 (empty in runs of earlier versions)."""
 
     n: int
     accuracy: float
     by_group: dict[str, float]
     no_box: float | None
+    solved: str = ""
 
 
 class PolicyResult(Stored):

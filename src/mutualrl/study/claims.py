@@ -65,8 +65,10 @@ class Claim(_Part):
         name, slash, rest = value.partition("/")
         if name not in MEASURES:
             raise ValueError(f"unknown measure, expected one of {', '.join(MEASURES)}")
-        if bool(slash and rest) != (name == "steps_to") and not (name == "accuracy" and rest):
-            raise ValueError("expected steps_to/ARM, accuracy or accuracy/GROUP, or another measure without a slash")
+        if bool(slash and rest) != (name in ("steps_to", "pass_at")) and not (name == "accuracy" and rest):
+            raise ValueError(
+                "expected steps_to/ARM, pass_at/K, accuracy or accuracy/GROUP, or another measure without a slash"
+            )
         return value
 
     @model_validator(mode="after")

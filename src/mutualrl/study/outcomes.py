@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from mutualrl.distillation.distill import FILE as DISTILLED
 from mutualrl.errors import DataError, FileDamagedError
 from mutualrl.reporting.run_reader import Point, PolicyRun, Run, part
 from mutualrl.reporting.series import first_reaching, mean_of
-from mutualrl.storage.files import finite_number, read_any_json
+from mutualrl.storage.files import finite_number, read_any_json, read_checksummed
+from mutualrl.storage.rundir import RunDirectory
 
 LAST = 4  # signals are means over the last quarter of the steps
 PARTS = 10  # a gate rate is kept as its means over ten parts of the run; a lesson's NLL is of the first
@@ -24,8 +25,10 @@ class PolicyOutcome:
     """One policy at its end. `after`: greedy accuracy on the validation prompts, of all and by group; `problems`: how
     many there are; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated` by itself, `extra`
     what it was trained on beside its own rollouts. `lesson_nll`: mean NLL per token, in nats, of the texts that it is
-    taught, over the first tenth of the steps that have some: how well they fit it before it has learnt from them. None,
-    or empty, where a run does not say."""
+    taught, over the first tenth of the steps that have some: how well they fit it before it has learnt from them.
+    `retained`: of the validation prompts that it solved before training, the share that it solves at its end.
+    `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. None, or empty, where a run does not say.
+    """
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
@@ -35,6 +38,8 @@ class PolicyOutcome:
     kl: float | None = None
     gate: Sequence[float] = ()
     lesson_nll: float | None = None
+    retained: float | None = None
+    pass_at: Mapping[str, float] = field(default_factory=dict)
     generated_tokens: float | None = None
     extra_tokens: float | None = None
     seconds: float | None = None
@@ -66,13 +71,34 @@ ALL = "all"
 def of_run(run: Run, pool: str, arm: str) -> Outcome:
     """Return the outcome of a finished run. Raises DataError where one of its policies has no result."""
     policies = {}
+    pass_at = _pass_at(run)
     for name, policy in run.policies.items():
         if policy.result is None or policy.final is None:
             raise DataError(
                 f"{run.root}: policy {name!r} has no final accuracy; finish it with: mutualrl train --resume"
             )
-        policies[name] = _of_policy(run, policy)
+        policies[name] = replace(_of_policy(run, policy), pass_at=pass_at.get(name, {}))
     return Outcome(pool, arm, int(run.info.get("seed", 0)), policies)
+
+
+def _pass_at(run: Run) -> dict[str, dict[str, float]]:
+    """Return pass@k by policy and k, of the evaluations that were kept in a run."""
+    found: dict[str, dict[str, float]] = {}
+    for path in sorted(RunDirectory(run.root).evaluations.glob("*.json")):
+        models = part(read_checksummed(path, root=run.root) or {}, "models")
+        for name in models:
+            rates = part(part(models, name), "pass_at_k")
+            if rates:
+                found[name] = {str(k): float(rate) for k, rate in rates.items()}
+    return found
+
+
+def _retained(policy: PolicyRun) -> float | None:
+    result = policy.result or {}
+    before = str(part(result, "initial_validation").get("solved") or "")
+    after = str(part(result, "validation").get("solved") or "")
+    kept = [end == "1" for begin, end in zip(before, after, strict=False) if begin == "1"]
+    return statistics.fmean(kept) if kept and len(before) == len(after) else None
 
 
 def _of_policy(run: Run, policy: PolicyRun) -> PolicyOutcome:
@@ -92,6 +118,7 @@ def _of_policy(run: Run, policy: PolicyRun) -> PolicyOutcome:
         kl=_late_mean(policy, "kl"),
         gate=_tenths([point.value for point in policy.by_role("gate_rate")]),
         lesson_nll=_early_nll(policy),
+        retained=_retained(policy),
         generated_tokens=sum(lengths) * completions if lengths else None,
         extra_tokens=sum(point.value for key in sorted(keys) for point in policy.series(key)),
         seconds=finite_number(result.get("train_seconds")),
@@ -202,9 +229,10 @@ class Outcomes:
     def value(self, pool: str, arm: str, seed: int, measure: str, policy: str | None = None) -> float | None:
         """Return a measure of a policy, or its mean over the pool; None where a run does not have it.
 
-        Measures: `accuracy`, `accuracy/GROUP`, `entropy`, `kl`, `lesson_nll`, `generated_tokens`, `extra_tokens`,
-        `seconds`, `gate_change` (last tenth of the run minus the first), `steps_to/ARM` (first step at which the pool's
-        mean validation is at ARM's final one of the same seed; the last step where it never is).
+        Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `lesson_nll`,
+        `generated_tokens`, `extra_tokens`, `seconds`, `gate_change` (last tenth of the run minus the first),
+        `steps_to/ARM` (first step at which the pool's mean validation is at ARM's final one of the same seed; the last
+        step where it never is).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):
@@ -245,6 +273,8 @@ def _measure(policy: PolicyOutcome, measure: str) -> float | None:
     name, _, group = measure.partition("/")
     if name == "accuracy":
         return policy.after.get(group or ALL)
+    if name == "pass_at":
+        return policy.pass_at.get(group)
     if name == "gate_change":
         return policy.gate[-1] - policy.gate[0] if policy.gate else None
     value: float | None = getattr(policy, name)
@@ -253,6 +283,8 @@ def _measure(policy: PolicyOutcome, measure: str) -> float | None:
 
 MEASURES = (
     "accuracy",
+    "pass_at",
+    "retained",
     "entropy",
     "kl",
     "gate_change",

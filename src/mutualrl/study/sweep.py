@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -78,6 +78,7 @@ class _Running:
     process: subprocess.Popen[bytes]
     cores: tuple[int, ...]
     began: float
+    evaluates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
 
 def _identity(sweep: Sweep, piece: Piece) -> list[str]:
     """Return the command of a piece, its directories relative to the sweep's."""
-    return sweep.command(piece, Path())
+    return [*sweep.command(piece, Path()), *sweep.evaluation(piece, Path())]
 
 
 def _cores_of(sweep: Sweep, piece: Piece) -> int:
@@ -323,8 +324,14 @@ class _Pieces:
         return free >= min(need, len(self.owners))
 
     def _end(self, ended: _Running) -> None:
-        """Write down how a piece ended. What is made from one that failed is not made."""
+        """Write down how a piece ended, or evaluate it first. What is made from one that failed is not made."""
         self.running.remove(ended)
+        command = self.sweep.evaluation(ended.piece, self.root)
+        evaluated = any(RunDirectory(self.root / ended.piece.place).evaluations.glob("*.json"))
+        if command and not ended.evaluates and not evaluated and ended.process.returncode == 0:
+            process = _launched(self.sweep, ended.piece, self.root, command, ended.cores)
+            self.running.append(replace(ended, process=process, evaluates=True))
+            return
         self.owners.subtract(ended.cores)
         problem = _finish(self.sweep, ended, self.root)
         if problem is None:
@@ -365,8 +372,16 @@ def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _R
             command = ["runs", "verify", str(place)]  # finished, and not yet written down
     elif not place.exists():
         write_checksummed(_beside(root, piece, ".began.json"), {"command": _identity(sweep, piece)}, root=root)
+    return _Running(piece, _launched(sweep, piece, root, command, cores), cores, time.monotonic())
+
+
+def _launched(
+    sweep: Sweep, piece: Piece, root: Path, command: Sequence[str], cores: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
+    """Start a command of `mutualrl` for a piece, on these cores; it adds to the piece's log."""
+    place = root / piece.place
     with place.with_name(f"{place.name}.log").open("ab") as log, _on(cores):
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "mutualrl", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -375,7 +390,6 @@ def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _R
             start_new_session=True,
             env={**os.environ, PARENT: str(os.getpid())},
         )
-    return _Running(piece, process, cores, time.monotonic())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ arms:
     differs: [trainer]                # what else than the regime it may differ in from the reference
   distilled: {distill: grpo, set: {learning_rate: 5e-4}}   # `mutualrl distill` of that arm's run
 reference: grpo                       # what every arm is compared with
+evaluate: {samples: 16, limit: 192}   # pass@k of the trained policies: `mutualrl eval --run` after each run
 claims: claims.yaml                   # beside this file; see `study.claims`
 budget: {minutes: 600, gigabytes: 20}
 """
@@ -38,6 +39,7 @@ from mutualrl.tiny import located
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,+_'-]{0,63}")
 SEEDS = 1000  # no sweep has more
+_BATCH = 512  # completions at a time of an evaluation, with transformers
 #: keys of a recipe that a sweep sets itself, and where it has them from
 OURS = {"run.seed": "seeds", "run.dir": "--out", "pool": "pools", "regime": "arms", "regime.name": "arms"}
 
@@ -71,6 +73,13 @@ class Budget(_Part):
     gigabytes: Annotated[float, Field(gt=0)] | None = None
 
 
+class Evaluation(_Part):
+    """What `mutualrl eval --run` samples of each finished run: completions per prompt, and at most so many prompts."""
+
+    samples: Annotated[int, Field(ge=2, le=1024)]
+    limit: Annotated[int, Field(ge=1)] | None = None
+
+
 class SweepFile(_Part):
     """A sweep file."""
 
@@ -81,6 +90,7 @@ class SweepFile(_Part):
     reference: str | None = None
     claims: str | None = None
     budget: Budget = Budget()
+    evaluate: Evaluation | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> SweepFile:
@@ -171,6 +181,16 @@ class Sweep:
         regime = ["--regime", str(arm.regime), "--pool", piece.pool, "--seed", str(piece.seed)]
         settings = assigned({**self.file.settings, **arm.settings})
         return ["train", *regime, *settings, "--run-dir", where, "--no-report"]
+
+    def evaluation(self, piece: Piece, root: Path) -> list[str]:
+        """Return the arguments of `mutualrl` that evaluate a piece after its training; none where there is nothing to
+        do."""
+        wanted = self.file.evaluate
+        if wanted is None or self.file.arms[piece.arm].distill is not None:
+            return []
+        limit = [] if wanted.limit is None else ["--limit", str(wanted.limit)]
+        samples = ["--samples", str(wanted.samples), *limit]
+        return ["eval", "--run", str(root / piece.place), *samples, "--batch-size", str(_BATCH)]
 
     @property
     def grid(self) -> Grid:

@@ -113,7 +113,8 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
         if torch.cuda.is_available():
             line["memory/peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if self._validation is not None:
-            line["validation"], self._validation = self._validation.to_json(), None
+            line["validation"] = self._validation.model_dump(mode="json", exclude={"solved"})
+            self._validation = None
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
