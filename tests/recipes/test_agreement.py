@@ -94,15 +94,15 @@ def test_too_few_prompts_for_a_round_are_refused() -> None:
 
 
 def test_solutions_are_read_only_where_a_policy_learns_them() -> None:
-    assert solutions(recipe(), prompts(3)) == {}
-    gold = solutions(recipe("regime.teacher=gold"), prompts(3))
+    assert solutions(recipe(), "ada", prompts(3)) == {}
+    gold = solutions(recipe("regime.teacher=gold"), "ada", prompts(3))
     assert gold == dict.fromkeys(("p0", "p1", "p2"), r"so \boxed{7}")
 
 
 def test_a_solution_that_does_not_earn_the_reward_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rows = [*prompts(19), Prompt("bad", "q", "7", "g", solution=r"so \boxed{8}")]
     with caplog.at_level(logging.WARNING):
-        gold = solutions(recipe("regime.teacher=gold"), rows)
+        gold = solutions(recipe("regime.teacher=gold"), "ada", rows)
     assert len(gold) == 19
     assert "bad" not in gold
     assert "0 have none and 1 one that does not earn the reward, such as 'bad'" in caplog.text
@@ -116,10 +116,10 @@ def test_more_than_one_prompt_in_ten_without_a_solution_is_refused(lacking: list
         Prompt(f"l{i}", p.text, p.answer, "g", solution=p.solution) for i, p in enumerate(lacking)
     ]
     if not refused:
-        assert len(solutions(recipe("regime.teacher=gold"), rows)) == 10
+        assert len(solutions(recipe("regime.teacher=gold"), "ada", rows)) == 10
         return
     with pytest.raises(DataError, match=r"of 12 training prompts of task 'arithmetic' 2 have none.*field 'solution'"):
-        solutions(recipe("regime.teacher=gold"), rows)
+        solutions(recipe("regime.teacher=gold"), "ada", rows)
 
 
 def test_validation_is_cut_evenly_over_the_groups() -> None:
@@ -128,3 +128,30 @@ def test_validation_is_cut_evenly_over_the_groups() -> None:
     assert len(cut) == 8
     assert {p.group for p in cut} == {p.group for p in whole} == {"+", "*"}
     assert [p.id for p in whole if p.id in {c.id for c in cut}] == [c.id for c in cut]
+
+
+def test_each_policy_learns_the_column_that_it_names() -> None:
+    rows = [
+        replace(each, columns={"short": f"\\boxed{{{each.answer}}}" if n < 2 else ""})
+        for n, each in enumerate(prompts(9))
+    ]
+    chosen = recipe("regime.teacher=gold", "policies.bob.regime.solution=short")
+    assert solutions(chosen, "ada", rows) == {f"p{i}": r"so \boxed{7}" for i in range(9)}
+    assert solutions(chosen, "bob", rows) == {f"p{i}": r"\boxed{7}" for i in range(2)}  # a column may have gaps
+    missing = recipe("regime.teacher=gold", "regime.solution=shrot")
+    with pytest.raises(DataError, match=r"9 have none .* expected a field 'shrot'"):
+        solutions(missing, "ada", rows)
+
+
+def test_parts_of_a_regime_that_learn_several_columns_are_refused() -> None:
+    from mutualrl.errors import RegimeError
+    from mutualrl.regimes.channels import combined
+    from mutualrl.regimes.sgt import SPEC as SGT
+    from mutualrl.regimes.sgt import SGTSettings
+
+    other = replace(SGT, name="other", solution_column=lambda settings: "short", moves_advantages=False)
+    both = combined([SGT, other])
+    learning = both.settings(sgt=SGTSettings(teacher="gold"), other=SGTSettings())
+    with pytest.raises(RegimeError, match="several columns of the data: short, solution"):
+        both.solution_column(learning)
+    assert both.solution_column(both.settings()) == "short"

@@ -207,3 +207,28 @@ def test_a_batch_plan_is_an_equation_or_an_error(
         )
     )
     assert plan_batch(own_keys, "ada", processes) == plan
+
+
+def test_set_reaches_one_policy_by_its_name(tmp_path: Path) -> None:
+    pool = tmp_path / "p.yaml"
+    pool.write_text(
+        'policies: [{name: q2.5-3b, model: "tiny:ada"}, {name: q2, model: "tiny:bob", regime: {weight: 0.2}}]'
+    )
+    settings = (
+        "policies.q2.5-3b.regime.weight=0.4",
+        "policies.q2.trainer.learning_rate=1e-4",
+        "policies.q2.model=tiny:cyd",
+    )
+    recipe = resolve(Request(regime="sgt", pool=str(pool), assignments=settings))
+    weights = [recipe.regime_settings(name).model_dump()["weight"] for name in ("q2.5-3b", "q2")]
+    assert weights == [0.4, 0.2]
+    rates = [recipe.trainer_settings(name).get("learning_rate") for name in ("q2.5-3b", "q2")]
+    assert rates == [None, 1e-4]
+    assert [policy.model for policy in recipe.policies] == ["tiny:ada", "tiny:cyd"]
+    assert resolve(Request(regime="sgt", pool=str(pool))).regime_settings("q2.5-3b").model_dump()["weight"] == 0.1
+
+
+@pytest.mark.parametrize("key", ["policies.zoe.regime.weight", "policies.ada", "policies.ad.regime.weight"])
+def test_a_policy_that_is_not_there_is_refused_with_those_there_are(key: str) -> None:
+    with pytest.raises(RecipeError, match="expected a policy and a key: ada, bob"):
+        resolve(Request(regime="sgt", pool="tiny", assignments=(f"{key}=1",)))

@@ -17,8 +17,16 @@ import pytest
 from conftest import PATIENCE, Cli
 from mutualrl.storage.files import write_checksummed
 
+POOL = """
+policies: [{name: ada, model: "tiny:ada"}]
+task: arithmetic
+hardware: {gpus: 0}
+round: {prompts: 8, optimizer_steps: 1}
+trainer: {num_generations: 4, max_completion_length: 20, learning_rate: 5e-4}
+"""
 FILE = """
 seeds: 2
+pools: [one.yaml]
 set:
   run.steps: 3
   round.prompts: 8
@@ -28,11 +36,22 @@ set:
   run.validate_every: 0
 arms:
   grpo: {regime: grpo, set: {run.publish: full}}
-  sgt: {regime: sgt}
+  grpo-noise: {regime: grpo-noise}
 reference: grpo
+evaluate: {samples: 2, limit: 4}
 claims: claims.yaml
 """
-CLAIMS = "claims: [{text: SGT above GRPO, one: sgt, other: grpo}]\n"
+CLAIMS = "claims: [{text: noise is better, one: grpo-noise, other: grpo}]\n"
+
+
+def begin(directory: Path, text: str = FILE) -> None:
+    """Write the sweep file, its claims and its pool of one policy."""
+    (directory / "s.yaml").write_text(text)
+    (directory / "claims.yaml").write_text(CLAIMS)
+    (directory / "one.yaml").write_text(POOL)
+
+
+NOISE = next(line + "\n" for line in FILE.splitlines() if line.startswith("  grpo-noise"))
 
 
 def without_times(value: Any) -> Any:
@@ -45,8 +64,7 @@ def without_times(value: Any) -> Any:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a sweep file, and its sweep in `out`."""
     root = tmp_path_factory.mktemp("sweep")
-    (root / "s.yaml").write_text(FILE)
-    (root / "claims.yaml").write_text(CLAIMS)
+    begin(root)
     command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out", "--json"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -59,22 +77,31 @@ def test_a_sweep_makes_every_piece_once_and_compares_them(made: Path, cli: Cli) 
     printed = json.loads((made / "printed.json").read_text())
     results = json.loads((made / "out" / "results.json").read_text())
     assert printed["results"] == str(made / "out" / "results.json")
-    assert [(p["arm"], p["seed"]) for p in results["pieces"]] == [(a, s) for a in ("grpo", "sgt") for s in range(2)]
-    few = [f"tiny, {arm}: 2 seeds, 3 declared" for arm in ("grpo", "sgt")]
+    assert [(p["arm"], p["seed"]) for p in results["pieces"]] == [
+        (a, s) for a in ("grpo", "grpo-noise") for s in range(2)
+    ]
+    few = [f"one.yaml, {arm}: 2 seeds, 3 declared" for arm in ("grpo", "grpo-noise")]
     assert results["comparison"]["notes"] == few
-    assert [line["claim"] for line in results["comparison"]["claims"]] == ["SGT above GRPO"]
+    assert [line["claim"] for line in results["comparison"]["claims"]] == ["noise is better"]
     for piece in results["pieces"]:
         summary = json.loads(
-            (made / "out" / "pieces" / "tiny" / f"{piece['arm']}-{piece['seed']}" / "summary.json").read_text()
+            (made / "out" / "pieces" / "one" / f"{piece['arm']}-{piece['seed']}" / "summary.json").read_text()
         )
         for name, policy in piece["policies"].items():
-            assert policy["after"]["all"] == summary["policies"][name]["validation"]["accuracy"]
+            result = summary["policies"][name]
+            assert policy["after"]["all"] == result["validation"]["accuracy"]
+            solved = [result[key]["solved"] for key in ("initial_validation", "validation")]
+            assert solved[1].count("1") / 8 == policy["after"]["all"]
+            kept = [after == "1" for before, after in zip(*solved, strict=True) if before == "1"]
+            assert policy["retained"] == (sum(kept) / len(kept) if kept else None)
+            assert list(policy["pass_at"]) == ["1", "2"]
+            assert 0 <= policy["pass_at"]["1"] <= policy["pass_at"]["2"] <= 1
     assert not list((made / "out").glob("pieces/*/*/policies/*/checkpoints"))
     before = (made / "out" / "results.json").read_bytes()
     logs = {log: log.stat().st_mtime_ns for log in (made / "out").rglob("*.log")}
     again = cli("sweep", made / "s.yaml", "--out", made / "out")
     assert again.returncode == 0, again.stderr
-    assert "| sgt | 2 |" in again.stdout
+    assert "| grpo-noise | 2 |" in again.stdout
     assert (made / "out" / "results.json").read_bytes() == before
     assert {log: log.stat().st_mtime_ns for log in (made / "out").rglob("*.log")} == logs
     plan = json.loads(cli("sweep", made / "s.yaml", "--out", made / "out", "--dry-run", "--json").stdout)
@@ -84,14 +111,14 @@ def test_a_sweep_makes_every_piece_once_and_compares_them(made: Path, cli: Cli) 
 @pytest.mark.extended
 def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(made: Path, cli: Cli) -> None:
     of_sweep = json.loads(cli("compare", made / "out", "--json").stdout)
-    runs = sorted((made / "out" / "pieces" / "tiny").glob("*-?"))
+    runs = sorted((made / "out" / "pieces" / "one").glob("*-?"))
     done = cli("compare", *runs, "--claims", made / "claims.yaml", "--json")
     assert done.returncode == 0, done.stderr
     of_runs = json.loads(done.stdout)
     (pool,) = of_runs["differences"]
-    assert of_runs["differences"][pool]["sgt"] == of_sweep["differences"]["tiny"]["sgt"]
+    assert of_runs["differences"][pool]["grpo-noise"] == of_sweep["differences"]["one.yaml"]["grpo-noise"]
     assert of_runs["reference"] == {pool: "grpo"}
-    (made / "later.yaml").write_text("claims: [{text: other, one: sgt, other: grpo, says: below}]\n")
+    (made / "later.yaml").write_text("claims: [{text: other, one: grpo-noise, other: grpo, says: below}]\n")
     later = json.loads(cli("compare", made / "out", "--claims", made / "later.yaml", "--json").stdout)
     assert any("the claims are not those that the sweep began with" in note for note in later["notes"])
     later_runs = json.loads(cli("compare", *runs, "--claims", made / "later.yaml", "--json").stdout)
@@ -100,7 +127,7 @@ def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(made:
     assert json.loads(cli("compare", made / "out", "--json").stdout) == of_sweep
     (made / "moved.yaml").rename(made / "s.yaml")
     wrong = cli("compare", made / "out", "--reference", "prp")
-    assert (wrong.returncode, "found 'prp', expected one of grpo, sgt" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "found 'prp', expected one of grpo, grpo-noise" in wrong.stderr) == (2, True)
     mixed = cli("compare", made / "out", runs[0])
     assert (mixed.returncode, "compare it by itself" in mixed.stderr) == (2, True)
     twice = cli("compare", runs[0], runs[0])
@@ -109,7 +136,7 @@ def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(made:
 
 @pytest.mark.extended
 def test_killed_five_times_it_comes_to_the_same_results(made: Path, tmp_path: Path) -> None:
-    for name in ("s.yaml", "claims.yaml"):
+    for name in ("s.yaml", "claims.yaml", "one.yaml"):
         shutil.copy2(made / name, tmp_path / name)  # with its date, which the results name
     rng, command = random.Random(0), [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
     with (tmp_path / "printed.txt").open("wb") as log:
@@ -132,27 +159,24 @@ def test_a_piece_that_fails_is_named_and_the_others_are_made(tmp_path: Path, cli
     reward.write_text("def broken(completions, **columns):\n    raise ValueError('no judge today')\n")
     text = FILE.replace("seeds: 2", "seeds: [0]").replace("claims: claims.yaml", "")
     text = text.replace(
-        "sgt: {regime: sgt}", f"sgt: {{regime: sgt, set: {{task.reward: '{reward}:broken'}}, differs: [task]}}"
+        "{regime: grpo-noise}", f"{{regime: grpo, set: {{task.reward: '{reward}:broken'}}, differs: [task]}}"
     )
-    (tmp_path / "s.yaml").write_text(text)
+    begin(tmp_path, text)
     done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--json")
     assert done.returncode == 1, done.stdout
-    assert list(json.loads(done.stdout)["failed"]) == ["tiny, sgt, seed 0"]
+    assert list(json.loads(done.stdout)["failed"]) == ["one.yaml, grpo-noise, seed 0"]
     assert "failed: 1; the same command tries again" in done.stderr
     assert "no judge today" in done.stderr
-    assert "pieces are not there: tiny, sgt, seed 0" in done.stderr
+    assert "pieces are not there: one.yaml, grpo-noise, seed 0" in done.stderr
     assert "| grpo | 1 |" in (tmp_path / "out" / "results.md").read_text()
     assert "- 1 of 2 pieces are not there" in (tmp_path / "out" / "results.md").read_text()
 
 
 @pytest.mark.extended
 def test_a_signal_stops_the_pieces_and_the_same_command_goes_on(tmp_path: Path, cli: Cli) -> None:
-    text = (
-        FILE.replace("seeds: 2", "seeds: [0]")
-        .replace("claims: claims.yaml", "")
-        .replace("run.steps: 3", "run.steps: 40")
-    )
-    (tmp_path / "s.yaml").write_text(text.replace("  sgt: {regime: sgt}\n", ""))
+    text = FILE.replace("seeds: 2", "seeds: [0]").replace("one.yaml", "tiny").replace("run.steps: 3", "run.steps: 40")
+    text = text.replace("claims: claims.yaml", "").replace(NOISE, "").replace("evaluate:", "budget: {}  #")
+    (tmp_path / "s.yaml").write_text(text)
     command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ})
     checkpoints = tmp_path / "out" / "pieces" / "tiny" / "grpo-0" / "policies" / "ada" / "checkpoints"
@@ -173,8 +197,7 @@ def test_a_signal_stops_the_pieces_and_the_same_command_goes_on(tmp_path: Path, 
 
 @pytest.mark.extended
 def test_a_piece_of_another_command_is_not_taken_for_one_of_this_file(made: Path, tmp_path: Path, cli: Cli) -> None:
-    (tmp_path / "s.yaml").write_text(FILE.replace("run.steps: 3", "run.steps: 4"))
-    (tmp_path / "claims.yaml").write_text(CLAIMS)
+    begin(tmp_path, FILE.replace("run.steps: 3", "run.steps: 4"))
     done = cli("sweep", tmp_path / "s.yaml", "--out", made / "out")
     assert done.returncode == 2
     assert "is of another command" in done.stderr
@@ -183,13 +206,11 @@ def test_a_piece_of_another_command_is_not_taken_for_one_of_this_file(made: Path
 
 @pytest.mark.extended
 def test_a_begun_piece_and_another_grid_are_refused(tmp_path: Path, cli: Cli) -> None:
-    text = (
-        FILE.replace("claims: claims.yaml", "").replace("seeds: 2", "seeds: [0]").replace("  sgt: {regime: sgt}\n", "")
-    )
-    (tmp_path / "s.yaml").write_text(text.replace("run.steps: 3", "run.steps: 400"))
+    text = FILE.replace("claims: claims.yaml", "").replace("seeds: 2", "seeds: [0]").replace(NOISE, "")
+    begin(tmp_path, text.replace("run.steps: 3", "run.steps: 400"))
     command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    run = tmp_path / "out" / "pieces" / "tiny" / "grpo-0"
+    run = tmp_path / "out" / "pieces" / "one" / "grpo-0"
     until = time.monotonic() + PATIENCE
     while not (run / "run.json").exists():
         assert process.poll() is None
@@ -201,10 +222,10 @@ def test_a_begun_piece_and_another_grid_are_refused(tmp_path: Path, cli: Cli) ->
     changed = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
     assert changed.returncode == 2
     assert "is of another command" in changed.stderr
-    (tmp_path / "other.yaml").write_text(text.replace("grpo", "prp").replace("run.publish: full", "run.steps: 2"))
+    (tmp_path / "other.yaml").write_text(text.replace("grpo:", "other:").replace("reference: grpo", ""))
     other = cli("sweep", tmp_path / "other.yaml", "--out", tmp_path / "out")
     assert other.returncode == 2
-    assert "holds another sweep (pools tiny; arms grpo)" in other.stderr
+    assert "holds another sweep (pools one.yaml; arms grpo)" in other.stderr
 
 
 def test_a_directory_of_somebody_else_runs_no_code(tmp_path: Path, cli: Cli) -> None:

@@ -93,8 +93,29 @@ UNDER: dict[str, tuple[str, ...]] = {
 }
 
 
-def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run one training per regime, on recorded completions."""
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "strategy",
+    ["ddp", pytest.param("zero2", marks=[*ZERO, pytest.mark.long]), pytest.param("zero3", marks=ZERO)],
+)
+def test_on_two_ranks_nothing_hangs_and_nothing_but_the_order_of_sums_changes(
+    tiny: dict[str, Path], tmp_path: Path, strategy: str
+) -> None:
+    """One process group for three questions: its start takes longer than its trainings."""
+    spec = of_every_regime(tiny, tmp_path, strategy)
+    if strategy != "zero2":
+        spec += [*beside_plain_grpo(tmp_path, strategy), *with_unequal_passes(tiny, tmp_path, strategy)]
+    result = launch(spec, tmp_path, tiny)
+    check_every_regime_is_as_on_one_rank(result, tiny, tmp_path, strategy)
+    if strategy != "zero2":
+        check_it_is_grpo_trainer_bit_for_bit(result, tmp_path)
+        check_unequal_passes_neither_hung_nor_drifted(result, tmp_path)
+
+
+def of_every_regime(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> list[dict[str, Any]]:
+    """Return a training per regime, with two micro-batches per step; sampling is per rank, so the completions are
+    recorded ones."""
+    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     chosen = {name: REGIMES[name] for name in UNDER[strategy]}
     return [
         {
@@ -110,15 +131,9 @@ def recorded(tiny: dict[str, Path], tmp_path: Path, strategy: str, keys: dict[st
     ]
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    "strategy",
-    ["ddp", pytest.param("zero2", marks=[*ZERO, pytest.mark.long]), pytest.param("zero3", marks=ZERO)],
-)
-def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
-    """All regimes, with two micro-batches per step; sampling is per rank, so the completions are recorded ones."""
-    spec = recorded(tiny, tmp_path, strategy, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2})
-    result = launch(spec, tmp_path, tiny)
+def check_every_regime_is_as_on_one_rank(
+    result: dict[str, list[Any]], tiny: dict[str, Path], tmp_path: Path, strategy: str
+) -> None:
     for name in UNDER[strategy]:
         regime, settings = REGIMES[name]
         tokenizers = {"bob": load_tokenizer(str(tiny["bob"]))}
@@ -144,11 +159,9 @@ def test_one_or_two_ranks_change_only_the_order_of_sums(tiny: dict[str, Path], t
                 assert torch.allclose(weights[key], value, atol=3e-4), (name, key)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero3", marks=ZERO)])
-def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
-    """Without an exchange, under regime grpo, with a gate that never opens, and under XGRPO with mix 0."""
-    keys = {"per_device_train_batch_size": 16}
+def beside_plain_grpo(tmp_path: Path, strategy: str) -> list[dict[str, Any]]:
+    """Return trainings without an exchange, under regime grpo, with a gate that never opens, and under XGRPO with mix
+    0."""
     rounds = sampled_rounds(8, STEPS)
     publish_peer(tmp_path / "closed", rounds, solved=[])
     publish_peer(tmp_path / "rewards", rounds)
@@ -166,8 +179,12 @@ def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_
         },
     ]
     for run in spec:
-        run |= {"strategy": strategy, "keys": keys, "exchange": str(tmp_path / run.get("exchange", "none"))}
-    result = launch(spec, tmp_path, tiny)
+        exchange = str(tmp_path / run.get("exchange", "none"))
+        run |= {"strategy": strategy, "keys": {"per_device_train_batch_size": 16}, "exchange": exchange}
+    return spec
+
+
+def check_it_is_grpo_trainer_bit_for_bit(result: dict[str, list[Any]], tmp_path: Path) -> None:
     assert any(row["grad_norm"] > 0 for row in result["plain"][0]["kept"])
     expected = load_file(tmp_path / "plain.safetensors")
     for name in ("alone", "grpo", "closed", "unmixed"):
@@ -179,13 +196,9 @@ def test_on_two_ranks_it_is_grpo_trainer_bit_for_bit(tiny: dict[str, Path], tmp_
         assert all(torch.equal(weights[key], expected[key]) for key in expected), name
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("ddp", marks=pytest.mark.extended), pytest.param("zero3", marks=ZERO)]
-)
-def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> None:
-    """A pair, or a peer row, on one rank alone, in one micro-batch alone, or nowhere: ranks that run unequal passes
-    would wait for ever under DDP and ZeRO-3."""
+def with_unequal_passes(tiny: dict[str, Path], tmp_path: Path, strategy: str) -> list[dict[str, Any]]:
+    """Return trainings with a pair, or a peer row, on one rank alone, in one micro-batch alone, or nowhere: ranks that
+    run unequal passes would wait for ever under DDP and ZeRO-3."""
     rounds = sampled_rounds(8, 2)
     tokenizer = load_tokenizer(str(tiny["bob"]))
     keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 2}
@@ -198,7 +211,10 @@ def test_unequal_pairs_and_rows_neither_hang_nor_drift(tiny: dict[str, Path], tm
         spec.append({"name": f"prp-{rows}", "regime": "prp", "exchange": str(tmp_path / f"p{rows}")})
     for run in spec:
         run |= {"kind": "ours", "strategy": strategy, "keys": keys, "settings": {}}
-    result = launch(spec, tmp_path, tiny)
+    return spec
+
+
+def check_unequal_passes_neither_hung_nor_drifted(result: dict[str, list[Any]], tmp_path: Path) -> None:
     for solved in (0, 1, 3):
         both = result[f"sgt-{solved}"]
         assert both[0]["uses"] == both[1]["uses"]

@@ -23,7 +23,8 @@ def _main(result: Row) -> str:
     verify = any("math_verify" in t for *_, t in rows)
     head = ["model", "task", "evaluated", "engine", "n", "accuracy", "standard error"]
     head += [f"pass@{k}" for k in passes] + (["math-verify", "unverified"] if verify else [])
-    head += ["no box", "truncated"] + (["too long"] if long else [])
+    boxed = any(t["no_box"] is not None for *_, t in rows)  # nobody looks for one under another reward
+    head += (["no box"] if boxed else []) + ["truncated"] + (["too long"] if long else [])
     cells = []
     for model, task, m, t in rows:
         line = [name(model), task, name(result["tasks"][task]["evaluated"]), m["engine"], str(t["n"])]
@@ -31,7 +32,8 @@ def _main(result: Row) -> str:
         line += [number(t["pass_at_k"][k], 3) for k in passes]
         if verify:
             line += [number(t["math_verify"]["accuracy"], 3), str(t["math_verify"]["unverified"])]
-        line += [number(t["no_box"], 2), number(t["truncated"], 2)] + ([number(t["too_long"], 2)] if long else [])
+        line += [number(t["no_box"], 2)] if boxed else []
+        line += [number(t["truncated"], 2)] + ([number(t["too_long"], 2)] if long else [])
         cells.append(line)
     return table(f"{name(result['suite'])}: {how(result)}", head, cells)
 
