@@ -80,7 +80,7 @@ def test_a_sweep_makes_every_piece_once_and_compares_them(made: Path, cli: Cli) 
     assert [(p["arm"], p["seed"]) for p in results["pieces"]] == [
         (a, s) for a in ("grpo", "grpo-noise") for s in range(2)
     ]
-    few = [f"one.yaml, {arm}: 2 seeds, 3 declared" for arm in ("grpo", "grpo-noise")]
+    few = ["one.yaml: 2 seeds of grpo, grpo-noise; 3 declared"]
     assert results["comparison"]["notes"] == few
     assert [line["claim"] for line in results["comparison"]["claims"]] == ["noise is better"]
     for piece in results["pieces"]:

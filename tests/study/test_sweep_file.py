@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
 
 from conftest import REPOSITORY
 from mutualrl.errors import RecipeError, UsageError
+from mutualrl.recipes.agreement import load_recipe_prompts, solutions
 from mutualrl.study.sweep import planned, require_room
 from mutualrl.study.sweep_file import Piece, read_sweep
+from mutualrl.tasks.countdown import reached, training
+from mutualrl.tiny import path_of
 
 GOOD = """
 seeds: [3, 1]
@@ -127,3 +132,33 @@ def test_shipped_sweeps_are_right(name: str) -> None:
     sweep = read_sweep(REPOSITORY / name)
     assert sweep.claims is not None
     assert sweep.file.seed_list[: sweep.claims.file.seeds] == tuple(range(sweep.claims.file.seeds))
+
+
+def test_the_sweeps_that_ship_are_sound(tmp_path: Path) -> None:
+    """Those of `benchmarks/sweeps`, with what `benchmarks/text_source.py` writes beside them in a small form."""
+    script = REPOSITORY / "benchmarks" / "text_source.py"
+    if not script.is_file():
+        pytest.skip("not in a source tree")
+    spec = importlib.util.spec_from_file_location("text_source", script)
+    assert spec is not None
+    assert spec.loader is not None
+    text_source = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(text_source)
+    sweeps, made = tmp_path / "sweeps", tmp_path / "sweeps" / "text-source"
+    shutil.copytree(REPOSITORY / "benchmarks" / "sweeps", sweeps, ignore=shutil.ignore_patterns("text-source"))
+    made.mkdir()
+    rows = [text_source.row(problem) for problem in training(text_source.SIZE, 0)[:40]]
+    for name in ("train.jsonl", "held_out.jsonl"):
+        text_source.write_rows(made / name, [{**each, "own_fay": "", "own_gus": each["bare"]} for each in rows])
+    for learner in text_source.LEARNERS:
+        shutil.copytree(path_of(learner), made / "sft" / learner)
+    read = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
+    assert sorted(read) == ["paper", "study", "text-source"]
+    for sweep in read.values():
+        assert sweep.claims is not None
+        assert sweep.claims.file.seeds == len(sweep.file.seed_list)
+    own = read["text-source"].recipes["text-source-pool.yaml", "sgt own best of 64"]
+    prompts = load_recipe_prompts(own, "train")
+    assert len(prompts) == 40
+    assert len(solutions(own, "gus", prompts)) == 40
+    assert all(reached(text, row["numbers"], row["target"]) for row in rows for text in (row["bare"], row["mirrored"]))

@@ -17,14 +17,16 @@ BUDGET = {"generated_tokens": "tokens generated", "extra_tokens": "extra tokens 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Everything that a comparison says. By pool and arm: `final` accuracy by column, `differences` from the
-    `reference` arm by measure, `budget` as ratios to the reference's; None where there is nothing to take it of."""
+    """Everything that a comparison says. By pool and arm: `final` accuracy by column, what stands `beside` it (pass@k,
+    problems retained, the lessons' NLL), `differences` from the `reference` arm by measure, `budget` as ratios to the
+    reference's; None where there is nothing to take it of."""
 
     reference: Mapping[str, str]
     seeds: Mapping[str, Mapping[str, Sequence[int]]]
     final: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
     differences: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
     budget: Mapping[str, Mapping[str, Mapping[str, float | None]]]
+    beside: Mapping[str, Mapping[str, Mapping[str, Estimate]]] = field(default_factory=dict)
     claims: Sequence[ClaimResult] = ()
     registered: RegisteredClaims | None = None
     notes: Sequence[str] = field(default=())
@@ -36,6 +38,7 @@ class Compared:
             "reference": dict(self.reference),
             "seeds": {pool: {arm: list(seeds) for arm, seeds in arms.items()} for pool, arms in self.seeds.items()},
             "final": _estimates(self.final, effect=False),
+            "beside": _estimates(self.beside, effect=False),
             "differences": _estimates(self.differences),
             "budget": {pool: {arm: dict(row) for arm, row in arms.items()} for pool, arms in self.budget.items()},
             "claims": [line.to_json() for line in self.claims],
@@ -69,7 +72,8 @@ def compare(
     return Compared(
         reference=of_pool,
         seeds={pool: {arm: outcomes.seeds(pool, arm) for arm in outcomes.arms(pool)} for pool in outcomes.pools},
-        final={pool: _final(outcomes, pool) for pool in outcomes.pools},
+        final={pool: _levels(outcomes, pool, _accuracy_columns(outcomes, pool)) for pool in outcomes.pools},
+        beside={pool: _levels(outcomes, pool, _other_columns(outcomes, pool)) for pool in outcomes.pools},
         differences={pool: _differences(outcomes, pool, of_pool[pool]) for pool in outcomes.pools},
         budget={pool: _budget(outcomes, pool, of_pool[pool]) for pool in outcomes.pools},
         claims=() if registered is None else assess(outcomes, registered.file),
@@ -86,12 +90,14 @@ def _reference(outcomes: Outcomes, pool: str, wanted: str | None) -> str:
 def _few_seeds(outcomes: Outcomes, registered: RegisteredClaims | None) -> Iterator[str]:
     """Yield arms with fewer seeds than the claims declare, or than decide anything."""
     declared = FEWEST if registered is None else registered.file.seeds
+    what = "declared" if registered is not None else "needed for an interval to decide"
     for pool in outcomes.pools:
+        by_count: dict[int, list[str]] = {}
         for arm in outcomes.arms(pool):
-            count = len(outcomes.seeds(pool, arm))
+            by_count.setdefault(len(outcomes.seeds(pool, arm)), []).append(arm)
+        for count, arms in sorted(by_count.items()):
             if count < declared:
-                what = "declared" if registered is not None else "needed for an interval to decide"
-                yield f"{pool}, {arm}: {count} seeds, {declared} {what}"
+                yield f"{pool}: {count} seeds of {', '.join(arms)}; {declared} {what}"
 
 
 def _other_problems(outcomes: Outcomes) -> Iterator[str]:
@@ -107,12 +113,15 @@ def _other_problems(outcomes: Outcomes) -> Iterator[str]:
             yield f"not matched: {pool}: accuracy is of {words}"
 
 
-def _final(outcomes: Outcomes, pool: str) -> dict[str, dict[str, Estimate]]:
-    """Return accuracy at the end by arm: of the pool, and of each policy by group."""
+Column = tuple[str, str, str | None]  # its name, its measure, its policy or the pool's mean
+
+
+def _levels(outcomes: Outcomes, pool: str, columns: Sequence[Column]) -> dict[str, dict[str, Estimate]]:
+    """Return measures at the end by arm and column, where its runs have them."""
     table: dict[str, dict[str, Estimate]] = {}
     for arm in outcomes.arms(pool):
         row: dict[str, Estimate] = {}
-        for name, measure, policy in _accuracy_columns(outcomes, pool):
+        for name, measure, policy in columns:
             values = outcomes.by_seed(pool, arm, outcomes.seeds(pool, arm), measure, policy)
             if values is not None:
                 row[name] = Estimate.of(values, resolution=outcomes.resolution(pool, measure))
@@ -120,11 +129,21 @@ def _final(outcomes: Outcomes, pool: str) -> dict[str, dict[str, Estimate]]:
     return table
 
 
-def _accuracy_columns(outcomes: Outcomes, pool: str) -> list[tuple[str, str, str | None]]:
-    """Return (column, measure, policy): the pool's mean, then every policy and group."""
-    columns: list[tuple[str, str, str | None]] = [("pool mean", "accuracy", None)]
+def _other_columns(outcomes: Outcomes, pool: str) -> list[Column]:
+    """Return pass@k of the largest k, problems retained, and the NLL of each policy's lessons."""
+    columns: list[Column] = [("retained", "retained", None)]
+    if largest := outcomes.largest_k(pool):
+        columns.insert(0, (f"pass@{largest}", f"pass_at/{largest}", None))
+    columns += [(f"lesson NLL {policy}", "lesson_nll", policy) for policy in outcomes.policies(pool)]
+    return columns
+
+
+def _accuracy_columns(outcomes: Outcomes, pool: str) -> list[Column]:
+    """Return the pool's mean, then every policy and group; of a single group the policy alone."""
+    columns: list[Column] = [("pool mean", "accuracy", None)]
     for policy in outcomes.policies(pool):
-        for group in outcomes.groups(pool, policy):
+        groups = outcomes.groups(pool, policy)
+        for group in groups if len(groups) != 2 else [ALL]:
             whole = group == ALL
             column, measure = (policy, "accuracy") if whole else (f"{policy} {group}", f"accuracy/{group}")
             columns.append((column, measure, policy))
@@ -173,16 +192,25 @@ def markdown(compared: Compared) -> str:
     """Return a comparison as Markdown: its notes, then tables."""
     parts = ["\n".join(f"- {note}" for note in compared.notes)]
     for pool in compared.final:
-        parts += [_final_table(compared, pool), difference_table(compared, pool)]
+        parts += [_final_table(compared, pool), _beside_table(compared, pool), difference_table(compared, pool)]
     if compared.registered is not None:
         parts.append(_claim_table(compared))
     return "\n\n".join(part for part in parts if part)
 
 
 def _final_table(compared: Compared, pool: str) -> str:
-    rows = compared.final[pool]
+    return _level_table(compared, pool, compared.final[pool], "Greedy accuracy at the end")
+
+
+def _beside_table(compared: Compared, pool: str) -> str:
+    """Return what stands beside accuracy; empty where no run has it."""
+    rows = compared.beside.get(pool, {})
+    return _level_table(compared, pool, rows, "Beside accuracy") if any(rows.values()) else ""
+
+
+def _level_table(compared: Compared, pool: str, rows: Mapping[str, Mapping[str, Estimate]], title: str) -> str:
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
-    lines = [f"**Greedy accuracy at the end, {pool}: mean over seeds [95 % interval]**", ""]
+    lines = [f"**{title}, {pool}: mean over seeds [95 % interval]**", ""]
     lines += _head("arm", "seeds", *columns)
     for arm, row in rows.items():
         cells = [_level(row.get(name)) for name in columns]

@@ -199,6 +199,11 @@ class Outcomes:
         ]
         return min(counts, default=None)
 
+    def largest_k(self, pool: str) -> int | None:
+        """Return the largest k of the pool's pass@k; None where no run has any."""
+        outcomes = [outcome for key, outcome in self.by.items() if key[0] == pool]
+        return max((int(k) for o in outcomes for policy in o.policies.values() for k in policy.pass_at), default=None)
+
     def resolution(self, pool: str, measure: str, problems: int | None = None) -> float:
         """Return the smallest step that a measure can make: one problem of an accuracy (`problems` where the runs do
         not say how many there are), one validation of `steps_to`; 0 of what is continuous.

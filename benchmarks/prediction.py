@@ -1,0 +1,134 @@
+"""Does the gate rate at the start predict what SGT gains? One point per policy of every sweep there is.
+
+    python benchmarks/prediction.py            # benchmarks/results/prediction.json and .md
+
+`mutualrl complementarity` recommends SGT where a learner often fails entirely while a peer succeeds. Of each policy
+this takes that rate over the first tenth of its SGT runs, and its gain: final greedy accuracy under SGT minus that
+under GRPO, paired by seed. Beside them, where a run says so, how well the peers' texts fit: the NLL per token of the
+lessons.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mutualrl.console.markdown import table
+from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
+from mutualrl.study.statistics import Estimate, correlation, paired
+
+RESULTS = Path(__file__).parent / "results"
+SOURCES = {"study": "study.json", "text sources": "text_source.json"}
+ONE, OTHER = "sgt", "grpo"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One policy: gate rate at the start, gain with its 95 % interval, NLL of the lessons in nats per token."""
+
+    source: str
+    pool: str
+    policy: str
+    seeds: int
+    gate: float
+    gain: float
+    low: float
+    high: float
+    lesson_nll: float | None
+
+
+def outcomes_of(value: Mapping[str, Any]) -> Outcomes:
+    """Return the outcomes in a results file."""
+    known = {field.name for field in fields(PolicyOutcome)}
+    outcomes = []
+    for piece in value["pieces"]:
+        policies = {}
+        for name, policy in piece["policies"].items():
+            policies[name] = PolicyOutcome(**{key: each for key, each in policy.items() if key in known})
+        outcomes.append(Outcome(piece["pool"], piece["arm"], piece["seed"], policies))
+    return Outcomes(outcomes)
+
+
+def points(source: str, outcomes: Outcomes) -> list[Point]:
+    """Return a point for each policy of each pool that has both arms."""
+    result = []
+    for pool in outcomes.pools:
+        seeds = outcomes.seeds(pool, ONE, OTHER)
+        for policy in outcomes.policies(pool) if seeds else ():
+            gain = difference(outcomes, pool, seeds, policy)
+            runs = [outcomes.by[pool, ONE, seed].policies[policy] for seed in seeds]
+            nll = [run.lesson_nll for run in runs if run.lesson_nll is not None]
+            result.append(
+                Point(
+                    source,
+                    Path(pool).stem,
+                    policy,
+                    len(seeds),
+                    statistics.fmean(run.gate[0] for run in runs),
+                    gain.mean,
+                    gain.low,
+                    gain.high,
+                    statistics.fmean(nll) if nll else None,
+                )
+            )
+    return result
+
+
+def difference(outcomes: Outcomes, pool: str, seeds: list[int], policy: str) -> Estimate:
+    """Return SGT's final accuracy minus GRPO's, paired by seed."""
+    one = outcomes.by_seed(pool, ONE, seeds, "accuracy", policy)
+    other = outcomes.by_seed(pool, OTHER, seeds, "accuracy", policy)
+    assert one is not None
+    assert other is not None
+    return paired(one, other, resolution=outcomes.resolution(pool, "accuracy", 64))
+
+
+def markdown(every: list[Point], r: tuple[float, float, float] | None) -> str:
+    """Return the table, and the correlation under it."""
+    rows = []
+    for each in every:
+        gain = f"{each.gain:+.3f} [{each.low:+.3f}, {each.high:+.3f}]"
+        rows.append(
+            [
+                each.pool,
+                each.policy,
+                str(each.seeds),
+                f"{each.gate:.2f}",
+                gain,
+                "" if each.lesson_nll is None else f"{each.lesson_nll:.2f}",
+            ]
+        )
+    head = ["pool", "policy", "seeds", "gate rate at the start", "SGT minus GRPO", "NLL of the lessons"]
+    words = table("SGT's gain beside the gate rate at the start", head, rows)
+    if r is None:
+        return words
+    return f"{words}\n\nPearson's r over {len(every)} policies: {r[0]:+.3f} [{r[1]:+.3f}, {r[2]:+.3f}]."
+
+
+def main() -> None:
+    """Read the results files, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    out = parser.parse_args().out
+    every = []
+    for source, name in SOURCES.items():
+        every += points(source, outcomes_of(json.loads((RESULTS / name).read_text(encoding="utf-8"))))
+    r = correlation([each.gate for each in every], [each.gain for each in every])
+    value = {
+        "command": "python benchmarks/prediction.py",
+        "points": [asdict(each) for each in every],
+        "r": None if r is None else dict(zip(("mean", "low", "high"), r, strict=True)),
+    }
+    (out / "prediction.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    text = markdown(every, r)
+    (out / "prediction.md").write_text(text + "\n", encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
