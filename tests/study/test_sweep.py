@@ -1,4 +1,4 @@
-"""A sweep through the command line: made once, compared, killed and gone on with."""
+"""A sweep through the command line: made once, compared, killed and resumed."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import pytest
 from conftest import REPOSITORY
 from mutualrl.errors import RecipeError, UsageError
 from mutualrl.recipes.agreement import load_recipe_prompts, solutions
-from mutualrl.study.sweep import planned, require_room
 from mutualrl.study.sweep_file import Piece, read_sweep
+from mutualrl.study.sweep_plan import planned, require_room
 from mutualrl.tasks.countdown import reached, training
 from mutualrl.tiny import path_of
 

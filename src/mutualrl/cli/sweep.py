@@ -35,8 +35,9 @@ def sweep(
     """
     from mutualrl.console.display import clean
     from mutualrl.storage.files import user_path
-    from mutualrl.study.sweep import carry_out, planned, require_room
+    from mutualrl.study.sweep import carry_out
     from mutualrl.study.sweep_file import read_sweep
+    from mutualrl.study.sweep_plan import planned, require_room
 
     planned_sweep = read_sweep(user_path(file))
     root = user_path(out or Path("runs") / user_path(file).stem).absolute()

@@ -11,7 +11,7 @@ from mutualrl.reporting.report import read_runs
 from mutualrl.study.claims import RegisteredClaims
 from mutualrl.study.comparison import Compared, compare
 from mutualrl.study.outcomes import Outcome, Outcomes, of_run
-from mutualrl.study.sweep import SWEEP, compared
+from mutualrl.study.sweep_directory import SWEEP, compared
 
 
 def compare_paths(

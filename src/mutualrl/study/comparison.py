@@ -68,7 +68,7 @@ def compare(
     """Return the comparison of all outcomes. `reference`: the arm that others are compared with; without it, or in a
     pool that has it not, the first one."""
     of_pool = {pool: _reference(outcomes, pool, reference) for pool in outcomes.pools}
-    every = [*notes, *_few_seeds(outcomes, registered), *_other_problems(outcomes)]
+    all_notes = [*notes, *_few_seeds(outcomes, registered), *_other_problems(outcomes)]
     return Compared(
         reference=of_pool,
         seeds={pool: {arm: outcomes.seeds(pool, arm) for arm in outcomes.arms(pool)} for pool in outcomes.pools},
@@ -78,7 +78,7 @@ def compare(
         budget={pool: _budget(outcomes, pool, of_pool[pool]) for pool in outcomes.pools},
         claims=() if registered is None else assess(outcomes, registered.file),
         registered=registered,
-        notes=every,
+        notes=all_notes,
     )
 
 

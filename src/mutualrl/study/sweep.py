@@ -1,15 +1,12 @@
 """Carrying out a sweep: pieces side by side on the cores there are, each a command of its own, none made twice.
 
-A sweep's directory holds `sweep.json` (how it began), `pieces/POOL/ARM-SEED/` (a run, as `mutualrl train` leaves it),
-`pieces/POOL/ARM-SEED.json` (what it came to) and `.log` (what it printed), and `results.json` and `results.md`. A
-piece that was cut off goes on from its checkpoints. When the sweep is killed, its pieces are told to stop.
+A piece that was cut off goes on from its checkpoints. When the sweep is killed, its pieces are told to stop.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -27,47 +24,16 @@ from mutualrl.machine.devices import this_machine
 from mutualrl.mwra.supervisor import StopSignals, stop_signals
 from mutualrl.process.parent_watch import PARENT
 from mutualrl.reporting.run_reader import read_run
-from mutualrl.storage.files import (
-    JsonObject,
-    read_checksummed,
-    remove_temporaries,
-    write_atomic,
-    write_checksummed,
-    write_json,
-)
+from mutualrl.storage.files import JsonObject, read_checksummed, remove_temporaries, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, hold, holder_of, versions
-from mutualrl.study.claims import RegisteredClaims, claims_of
-from mutualrl.study.comparison import Compared, compare, markdown
-from mutualrl.study.outcomes import Outcome, Outcomes, of_distillation, of_run
-from mutualrl.study.sweep_file import Grid, Piece, Sweep, weights_of
+from mutualrl.study.comparison import Compared
+from mutualrl.study.outcomes import of_distillation, of_run
+from mutualrl.study.sweep_directory import SWEEP, beside, outcome_file, stored_grid, write_results
+from mutualrl.study.sweep_file import Piece, Sweep
+from mutualrl.study.sweep_plan import Plan, cores_of, identity, minutes_of, most_jobs, planned, require_room
 
-SWEEP, RESULTS, LOCK = "sweep.json", "results.json", ".sweep.lock"
+LOCK = ".sweep.lock"
 _POLL_SECONDS = 0.1
-_STATES = 4  # of the bytes of the weights: a piece that runs keeps a model, and a checkpoint with Adam's two moments
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a sweep would do: the seconds that each piece took which is done, pieces missing, `--jobs`,
-    minutes and bytes that are left to take; None where
-    nothing says how long a piece takes, or how large it is."""
-
-    seconds: Mapping[Piece, float]
-    missing: tuple[Piece, ...]
-    jobs: int | None
-    minutes: float | None
-    bytes: int | None
-
-    def to_json(self) -> JsonObject:
-        """Return everything."""
-        return {
-            "pieces": len(self.seconds) + len(self.missing),
-            "done": len(self.seconds),
-            "missing": [str(piece) for piece in self.missing],
-            "jobs": self.jobs,
-            "minutes": self.minutes,
-            "bytes": self.bytes,
-        }
 
 
 @dataclass(slots=True)
@@ -89,121 +55,6 @@ class SweepEnd:
     left: tuple[Piece, ...]
     results: Compared | None = None
     why: str = field(default="")
-
-
-def outcome_file(root: Path, piece: Piece) -> Path:
-    """Return where it is written what a piece came to."""
-    return _beside(root, piece, ".json")
-
-
-def _beside(root: Path, piece: Piece, suffix: str) -> Path:
-    place = root / piece.place
-    return place.with_name(f"{place.name}{suffix}")
-
-
-def stored_outcome(root: Path, piece: Piece) -> Outcome | None:
-    """Return what a piece came to; None of one that is not done. Raises FileDamagedError."""
-    path = outcome_file(root, piece)
-    value = read_checksummed(path, root=root)
-    if value is None:
-        return None
-    try:
-        return Outcome.from_json(value["outcome"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FileDamagedError(f"{path}: not what a sweep writes ({error!r})") from None
-
-
-def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
-    """Return what there is to do. Raises UsageError where a piece that is there, or begun, is of another command."""
-    seconds: dict[Piece, float] = {}
-    missing: list[Piece] = []
-    for piece in sweep.pieces:
-        value = read_checksummed(outcome_file(root, piece), root=root)
-        begun = value or read_checksummed(_beside(root, piece, ".began.json"), root=root)
-        if begun is not None and begun.get("command") != _identity(sweep, piece):
-            raise UsageError(
-                f"{root / piece.place} is of another command ({' '.join(begun.get('command') or ())}); expected "
-                f"{' '.join(_identity(sweep, piece))}; name another directory with --out, or remove it and its .json"
-            )
-        if value is None:
-            missing.append(piece)
-        else:
-            seconds[piece] = float(value["seconds"])
-    size = _bytes(sweep, root, list(seconds), missing, jobs or _jobs(sweep))
-    return Plan(seconds, tuple(missing), jobs, _minutes(sweep, missing, seconds, jobs), size)
-
-
-def _identity(sweep: Sweep, piece: Piece) -> list[str]:
-    """Return the command of a piece, its directories relative to the sweep's."""
-    return [*sweep.command(piece, Path()), *sweep.evaluation(piece, Path())]
-
-
-def _cores_of(sweep: Sweep, piece: Piece) -> int:
-    """Return how many processes of one thread a piece has."""
-    if sweep.file.arms[piece.arm].distill is not None:
-        return 1
-    recipe = sweep.recipe(piece)
-    return len(recipe.policies) * (recipe.launch.processes or 1)
-
-
-def _jobs(sweep: Sweep) -> int:
-    """Return how many pieces run at once at most: one where there are GPUs, which a run divides among its policies;
-    else as many of the smallest as there are cores for."""
-    machine = this_machine()
-    if machine.gpus:
-        return 1
-    return max(1, machine.cores // min(_cores_of(sweep, piece) for piece in sweep.pieces))
-
-
-def _minutes(sweep: Sweep, missing: Sequence[Piece], seconds: Mapping[Piece, float], jobs: int | None) -> float | None:
-    """Return about how long the missing pieces take: each as long as the median of its pool and arm, else of all."""
-    if not seconds or not missing:
-        return None if missing else 0.0
-    cores = 1 if this_machine().gpus else this_machine().cores
-    total = 0.0
-    for piece in missing:
-        alike = [each for other, each in seconds.items() if (other.pool, other.arm) == (piece.pool, piece.arm)]
-        share = 1 / jobs if jobs else min(1.0, _cores_of(sweep, piece) / cores)
-        total += share * statistics.median(alike or seconds.values())
-    return total / 60
-
-
-def _bytes(sweep: Sweep, root: Path, done: Sequence[Piece], missing: Sequence[Piece], jobs: int) -> int | None:
-    """Return about how many bytes the missing pieces take, with the checkpoints of those that run at once."""
-    sizes = [_size(root / piece.place) for piece in done[:3]]
-    largest, total = 0, 0
-    for piece in missing:
-        weights = weights_of(sweep.recipe(piece))
-        if sizes:
-            total += int(statistics.mean(sizes))
-        elif weights is None:
-            return None
-        else:
-            total += weights
-        largest = max(largest, weights or 0)
-    return total + _STATES * largest * jobs if missing else 0
-
-
-def _size(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
-def require_room(plan: Plan, root: Path, gigabytes: float | None) -> None:
-    """Raise UsageError where the missing pieces do not fit the disk, or all of them the budget."""
-    if plan.bytes is None:
-        return
-    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    room, which = free, f"free on the disk of {existing}"
-    if gigabytes is not None:
-        left = max(0, int(gigabytes * 1e9) - _size(root / "pieces"))
-        if left < free:
-            room, which = left, f"left of the budget ({gigabytes} gigabytes)"
-    if plan.bytes > room:
-        raise UsageError(
-            f"the sweep needs about {plan.bytes:,} bytes for {len(plan.missing)} pieces, {room:,} are {which}; take "
-            "fewer seeds or arms, or another directory with --out"
-        )
 
 
 def carry_out(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> SweepEnd:
@@ -247,23 +98,6 @@ def _begin(sweep: Sweep, root: Path) -> None:
     write_checksummed(root / SWEEP, {**stored, "grid": asdict(sweep.grid)}, root=root)
 
 
-def stored_grid(root: Path) -> Grid:
-    """Return the grid of the sweep in a directory. Raises FileDamagedError."""
-    stored = read_checksummed(root / SWEEP, root=root) or {}
-    try:
-        grid = stored["grid"]
-        pools, arms, seeds = (tuple(grid[key]) for key in ("pools", "arms", "seeds"))
-        return Grid(tuple(map(str, pools)), tuple(map(str, arms)), tuple(map(int, seeds)), str(grid["reference"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileDamagedError(f"{root / SWEEP}: not what a sweep writes ({error!r})") from None
-
-
-def registered_claims(root: Path) -> RegisteredClaims | None:
-    """Return the claims that the sweep in a directory began with; None where there were none."""
-    stored = (read_checksummed(root / SWEEP, root=root) or {}).get("claims")
-    return None if stored is None else claims_of(stored["text"], stored["name"], stored["changed"])
-
-
 class _Pieces:
     """The missing pieces of a sweep while they are made."""
 
@@ -275,7 +109,7 @@ class _Pieces:
         self.failed: dict[str, str] = {}
         self.seconds = dict(plan.seconds)
         self.owners = Counter[int](dict.fromkeys(_cores(), 0))
-        self.limit = plan.jobs or _jobs(sweep)
+        self.limit = plan.jobs or most_jobs(sweep)
         self.named: set[Piece] = set()
 
     def make(self, request: StopSignals) -> str:
@@ -299,7 +133,7 @@ class _Pieces:
         else who runs it."""
         held_elsewhere = False
         for piece in list(self.waiting):
-            need = _cores_of(self.sweep, piece)
+            need = cores_of(self.sweep, piece)
             if len(self.running) >= self.limit or not (self._has_room(need) or self.plan.jobs):
                 break
             if not all(other in self.done for other in _sources(self.sweep, piece)):
@@ -340,7 +174,7 @@ class _Pieces:
         else:
             self.failed[str(ended.piece)] = problem
         count = f"{len(self.done) + len(self.failed)}/{len(self.sweep.pieces)}"
-        _say(self.console, ended, problem, count, _minutes(self.sweep, self.waiting, self.seconds, self.plan.jobs))
+        _say(self.console, ended, problem, count, minutes_of(self.sweep, self.waiting, self.seconds, self.plan.jobs))
 
     def _stop(self, request: StopSignals) -> None:
         """Ask the pieces to stop, and wait until they have: each saves a checkpoint first. A further signal is passed
@@ -371,7 +205,7 @@ def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _R
         if run.summary.exists() and not (read_checksummed(run.summary, root=place) or {}).get("lost"):
             command = ["runs", "verify", str(place)]  # finished, and not yet written down
     elif not place.exists():
-        write_checksummed(_beside(root, piece, ".began.json"), {"command": _identity(sweep, piece)}, root=root)
+        write_checksummed(beside(root, piece, ".began.json"), {"command": identity(sweep, piece)}, root=root)
     return _Running(piece, _launched(sweep, piece, root, command, cores), cores, time.monotonic())
 
 
@@ -429,7 +263,7 @@ def _finish(sweep: Sweep, ended: _Running, root: Path) -> str | None:
         return str(error)
     took = [policy.seconds or 0.0 for policy in outcome.policies.values()]  # over all of a piece's sessions
     value: JsonObject = {
-        "command": _identity(sweep, piece),
+        "command": identity(sweep, piece),
         "seconds": max([time.monotonic() - ended.began, *took]),
         "outcome": outcome.to_json(),
     }
@@ -451,41 +285,3 @@ def _say(console: Console, ended: _Running, problem: str | None, count: str, min
     if minutes:
         words += f"; about {max(1, round(minutes))} min left"
     console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
-
-
-# ---- results
-
-
-def compared(root: Path, claims: RegisteredClaims | None = None, reference: str | None = None) -> Compared:
-    """Return the comparison of the pieces that are there, by the claims that the sweep began with or others; what is
-    missing, and other claims, are noted. Reads what the sweep wrote down alone, and runs no code that it names."""
-    grid, registered = stored_grid(root), registered_claims(root)
-    stored = {piece: stored_outcome(root, piece) for piece in grid.pieces}
-    outcomes = Outcomes([outcome for outcome in stored.values() if outcome is not None])
-    if not outcomes.by:
-        raise UsageError(f"{root}: no piece of the sweep is done; go on with: mutualrl sweep FILE --out {root}")
-    if reference is not None and reference not in grid.arms:
-        raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(grid.arms)}")
-    notes = []
-    if missing := [str(piece) for piece, outcome in stored.items() if outcome is None]:
-        shown = "; ".join(missing[:5]) + ("; ..." if len(missing) > 5 else "")
-        notes.append(f"{len(missing)} of {len(stored)} pieces are not there: {shown}")
-    if claims is not None and (registered is None or registered.sha256 != claims.sha256):
-        began = (read_checksummed(root / SWEEP, root=root) or {}).get("began")
-        before = "there were none" if registered is None else f"their sha256 was {registered.sha256[:12]}"
-        notes.append(
-            f"the claims are not those that the sweep began with ({before}, now {claims.sha256[:12]}): they were "
-            f"written, or changed, after {began}"
-        )
-    return compare(outcomes, reference or grid.reference, claims or registered, notes)
-
-
-def write_results(sweep: Sweep, root: Path) -> Compared | None:
-    """Write `results.json` (raw values, comparison, claims) and `results.md`; None where no piece is done."""
-    outcomes = [outcome for piece in sweep.grid.pieces if (outcome := stored_outcome(root, piece)) is not None]
-    if not outcomes:
-        return None
-    result = compared(root, sweep.claims)
-    write_json(root / RESULTS, {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()})
-    write_atomic(root / "results.md", (markdown(result) + "\n").encode())
-    return result

@@ -1,0 +1,93 @@
+"""Files of a sweep's directory: how it began, what each piece came to, and the comparison of what is there.
+
+`sweep.json` (how it began), `pieces/POOL/ARM-SEED/` (a run, as `mutualrl train` leaves it), `pieces/POOL/ARM-SEED.json`
+(what it came to), `.began.json` (its command) and `.log` (what it printed), `results.json` and `results.md`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.storage.files import read_checksummed, write_atomic, write_json
+from mutualrl.study.claims import RegisteredClaims, claims_of
+from mutualrl.study.comparison import Compared, compare, markdown
+from mutualrl.study.outcomes import Outcome, Outcomes
+from mutualrl.study.sweep_file import Grid, Piece, Sweep
+
+SWEEP, RESULTS = "sweep.json", "results.json"
+
+
+def outcome_file(root: Path, piece: Piece) -> Path:
+    """Return where it is written what a piece came to."""
+    return beside(root, piece, ".json")
+
+
+def beside(root: Path, piece: Piece, suffix: str) -> Path:
+    """Return a file beside a piece's directory."""
+    place = root / piece.place
+    return place.with_name(f"{place.name}{suffix}")
+
+
+def stored_outcome(root: Path, piece: Piece) -> Outcome | None:
+    """Return what a piece came to; None of one that is not done. Raises FileDamagedError."""
+    path = outcome_file(root, piece)
+    value = read_checksummed(path, root=root)
+    if value is None:
+        return None
+    try:
+        return Outcome.from_json(value["outcome"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FileDamagedError(f"{path}: not what a sweep writes ({error!r})") from None
+
+
+def stored_grid(root: Path) -> Grid:
+    """Return the grid of the sweep in a directory. Raises FileDamagedError."""
+    stored = read_checksummed(root / SWEEP, root=root) or {}
+    try:
+        grid = stored["grid"]
+        pools, arms, seeds = (tuple(grid[key]) for key in ("pools", "arms", "seeds"))
+        return Grid(tuple(map(str, pools)), tuple(map(str, arms)), tuple(map(int, seeds)), str(grid["reference"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileDamagedError(f"{root / SWEEP}: not what a sweep writes ({error!r})") from None
+
+
+def registered_claims(root: Path) -> RegisteredClaims | None:
+    """Return the claims that the sweep in a directory began with; None where there were none."""
+    stored = (read_checksummed(root / SWEEP, root=root) or {}).get("claims")
+    return None if stored is None else claims_of(stored["text"], stored["name"], stored["changed"])
+
+
+def compared(root: Path, claims: RegisteredClaims | None = None, reference: str | None = None) -> Compared:
+    """Return the comparison of the pieces that are there, by the claims that the sweep began with or others; what is
+    missing, and other claims, are noted. Reads what the sweep wrote down alone, and runs no code that it names."""
+    grid, registered = stored_grid(root), registered_claims(root)
+    stored = {piece: stored_outcome(root, piece) for piece in grid.pieces}
+    outcomes = Outcomes([outcome for outcome in stored.values() if outcome is not None])
+    if not outcomes.by:
+        raise UsageError(f"{root}: no piece of the sweep is done; go on with: mutualrl sweep FILE --out {root}")
+    if reference is not None and reference not in grid.arms:
+        raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(grid.arms)}")
+    notes = []
+    if missing := [str(piece) for piece, outcome in stored.items() if outcome is None]:
+        shown = "; ".join(missing[:5]) + ("; ..." if len(missing) > 5 else "")
+        notes.append(f"{len(missing)} of {len(stored)} pieces are not there: {shown}")
+    if claims is not None and (registered is None or registered.sha256 != claims.sha256):
+        began = (read_checksummed(root / SWEEP, root=root) or {}).get("began")
+        before = "there were none" if registered is None else f"their sha256 was {registered.sha256[:12]}"
+        notes.append(
+            f"the claims are not those that the sweep began with ({before}, now {claims.sha256[:12]}): they were "
+            f"written, or changed, after {began}"
+        )
+    return compare(outcomes, reference or grid.reference, claims or registered, notes)
+
+
+def write_results(sweep: Sweep, root: Path) -> Compared | None:
+    """Write `results.json` (raw values, comparison, claims) and `results.md`; None where no piece is done."""
+    outcomes = [outcome for piece in sweep.grid.pieces if (outcome := stored_outcome(root, piece)) is not None]
+    if not outcomes:
+        return None
+    result = compared(root, sweep.claims)
+    write_json(root / RESULTS, {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()})
+    write_atomic(root / "results.md", (markdown(result) + "\n").encode())
+    return result

@@ -1,0 +1,136 @@
+"""Plan of a sweep: what is missing, how many pieces run at once, and the minutes and bytes that they take."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutualrl.errors import UsageError
+from mutualrl.machine.devices import this_machine
+from mutualrl.storage.files import JsonObject, read_checksummed
+from mutualrl.study.sweep_directory import beside, outcome_file
+from mutualrl.study.sweep_file import Piece, Sweep, weights_of
+
+_STATES = 4  # of the bytes of the weights: a piece that runs keeps a model, and a checkpoint with Adam's two moments
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep would do: the seconds that each piece took which is done, pieces missing, `--jobs`,
+    minutes and bytes that are left to take; None where
+    nothing says how long a piece takes, or how large it is."""
+
+    seconds: Mapping[Piece, float]
+    missing: tuple[Piece, ...]
+    jobs: int | None
+    minutes: float | None
+    bytes: int | None
+
+    def to_json(self) -> JsonObject:
+        """Return everything."""
+        return {
+            "pieces": len(self.seconds) + len(self.missing),
+            "done": len(self.seconds),
+            "missing": [str(piece) for piece in self.missing],
+            "jobs": self.jobs,
+            "minutes": self.minutes,
+            "bytes": self.bytes,
+        }
+
+
+def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
+    """Return what there is to do. Raises UsageError where a piece that is there, or begun, is of another command."""
+    seconds: dict[Piece, float] = {}
+    missing: list[Piece] = []
+    for piece in sweep.pieces:
+        value = read_checksummed(outcome_file(root, piece), root=root)
+        begun = value or read_checksummed(beside(root, piece, ".began.json"), root=root)
+        if begun is not None and begun.get("command") != identity(sweep, piece):
+            raise UsageError(
+                f"{root / piece.place} is of another command ({' '.join(begun.get('command') or ())}); expected "
+                f"{' '.join(identity(sweep, piece))}; name another directory with --out, or remove it and its .json"
+            )
+        if value is None:
+            missing.append(piece)
+        else:
+            seconds[piece] = float(value["seconds"])
+    size = _bytes(sweep, root, list(seconds), missing, jobs or most_jobs(sweep))
+    return Plan(seconds, tuple(missing), jobs, minutes_of(sweep, missing, seconds, jobs), size)
+
+
+def identity(sweep: Sweep, piece: Piece) -> list[str]:
+    """Return the command of a piece, its directories relative to the sweep's."""
+    return [*sweep.command(piece, Path()), *sweep.evaluation(piece, Path())]
+
+
+def cores_of(sweep: Sweep, piece: Piece) -> int:
+    """Return how many processes of one thread a piece has."""
+    if sweep.file.arms[piece.arm].distill is not None:
+        return 1
+    recipe = sweep.recipe(piece)
+    return len(recipe.policies) * (recipe.launch.processes or 1)
+
+
+def most_jobs(sweep: Sweep) -> int:
+    """Return how many pieces run at once at most: one where there are GPUs, which a run divides among its policies;
+    else as many of the smallest as there are cores for."""
+    machine = this_machine()
+    if machine.gpus:
+        return 1
+    return max(1, machine.cores // min(cores_of(sweep, piece) for piece in sweep.pieces))
+
+
+def minutes_of(
+    sweep: Sweep, missing: Sequence[Piece], seconds: Mapping[Piece, float], jobs: int | None
+) -> float | None:
+    """Return about how long the missing pieces take: each as long as the median of its pool and arm, else of all."""
+    if not seconds or not missing:
+        return None if missing else 0.0
+    cores = 1 if this_machine().gpus else this_machine().cores
+    total = 0.0
+    for piece in missing:
+        alike = [each for other, each in seconds.items() if (other.pool, other.arm) == (piece.pool, piece.arm)]
+        share = 1 / jobs if jobs else min(1.0, cores_of(sweep, piece) / cores)
+        total += share * statistics.median(alike or seconds.values())
+    return total / 60
+
+
+def _bytes(sweep: Sweep, root: Path, done: Sequence[Piece], missing: Sequence[Piece], jobs: int) -> int | None:
+    """Return about how many bytes the missing pieces take, with the checkpoints of those that run at once."""
+    sizes = [_size(root / piece.place) for piece in done[:3]]
+    largest, total = 0, 0
+    for piece in missing:
+        weights = weights_of(sweep.recipe(piece))
+        if sizes:
+            total += int(statistics.mean(sizes))
+        elif weights is None:
+            return None
+        else:
+            total += weights
+        largest = max(largest, weights or 0)
+    return total + _STATES * largest * jobs if missing else 0
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def require_room(plan: Plan, root: Path, gigabytes: float | None) -> None:
+    """Raise UsageError where the missing pieces do not fit the disk, or all of them the budget."""
+    if plan.bytes is None:
+        return
+    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    room, which = free, f"free on the disk of {existing}"
+    if gigabytes is not None:
+        left = max(0, int(gigabytes * 1e9) - _size(root / "pieces"))
+        if left < free:
+            room, which = left, f"left of the budget ({gigabytes} gigabytes)"
+    if plan.bytes > room:
+        raise UsageError(
+            f"the sweep needs about {plan.bytes:,} bytes for {len(plan.missing)} pieces, {room:,} are {which}; take "
+            "fewer seeds or arms, or another directory with --out"
+        )
