@@ -117,6 +117,15 @@ def test_every_diagnostic_of_the_tiny_pool(command: str, cli_here: Cli, tiny: di
         assert result["sequences"] <= result["bound"]
 
 
+def test_a_peer_that_writes_in_another_style_is_seen_beside_own_successes(cli_here: Cli) -> None:
+    """Both of `tiny-countdown` can solve the problems; one writes the larger operand first."""
+    rows = found(cli_here, "sgt-check", "--pool", "tiny-countdown", "--prompts", "48", "--samples", "4")["nll"]["rows"]
+    for row in rows:
+        assert row["own_successes"] > 0
+        assert row["lessons"] > 0
+        assert row["matched"] - row["own"] > 0.25
+
+
 @pytest.mark.extended
 @pytest.mark.slow
 def test_the_diagnostics_of_a_run_agree_with_what_it_did(cli_here: Cli, recorded: Path) -> None:

@@ -144,10 +144,12 @@ def sgt_check(result: Activation) -> str:
             number(row["matched"]),
             number(row["mismatched"]),
             _with(row["difference"], row["difference_ci"]),
+            number(row["own"]),
         ]
         for row in nll["rows"]
     ]
     head = ["learner", "prompts", "matched teacher NLL", "mismatched teacher NLL", "difference [95 %]"]
+    head.append("NLL of own successes")
     without = f"; {nll['without']} gated prompts without such a pair" if nll["without"] else ""
     parts.append(table(f"Matched vs. mismatched teacher, nats per token{without}", head, cells))
     return "\n\n".join(parts)

@@ -149,9 +149,10 @@ def _activation(axis: Axes, result: Activation) -> None:
 
 def _teachers(axis: Axes, rows: Sequence[Columns]) -> None:
     places = np.arange(len(rows))
-    for offset, kind in ((-0.2, "matched"), (0.2, "mismatched")):
+    labels = {"own": "own successes", "matched": "matched teacher", "mismatched": "mismatched teacher"}
+    for offset, (kind, label) in zip((-0.27, 0.0, 0.27), labels.items(), strict=True):
         values = [_known(row[kind]) for row in rows]
-        axis.bar_label(axis.bar(places + offset, values, 0.4, label=f"{kind} teacher"), fmt="%.3f", fontsize=8)
+        axis.bar_label(axis.bar(places + offset, values, 0.27, label=label), fmt="%.3f", fontsize=8)
     axis.set_xticks(places, [_short(row["learner"]) for row in rows], fontsize=8, parse_math=False)
     axis.set(ylabel="NLL, nats per token", title="Is what SGT transfers the prompt's own?")
     _legend(axis, fontsize=8)

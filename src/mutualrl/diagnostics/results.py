@@ -185,10 +185,12 @@ class Compared(TypedDict):
 
 
 class TeacherRow(Compared):
-    """Learner's teachers."""
+    """Learner's teachers. `own`: NLL of its own successes, one per prompt that it solved (`own_successes`)."""
 
     learner: str
     lessons: int
+    own: float
+    own_successes: int
 
 
 class TeacherNLL(TypedDict):

@@ -28,6 +28,8 @@ from mutualrl.errors import UsageError
 from mutualrl.regimes.sgt import Candidate, Fitted, draw_candidate
 from mutualrl.seeds import seeded
 
+MOST_OWN = 512  # own successes that are scored
+
 
 def activation(rollouts: Rollouts, thresholds: Thresholds) -> Activation:
     """`{"policies", "prompts", "all_fail", "rows": [{"learner", "gated", "on", "off", "by_task"}]}`.
@@ -106,11 +108,15 @@ def list_successes(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool) 
 
 
 def teacher_pairs(
-    rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int
+    rollouts: Rollouts,
+    thresholds: Thresholds,
+    pool: ModelPool,
+    seed: int,
+    successes: Mapping[int, Sequence[Success]] | None = None,
 ) -> tuple[list[TeacherPair], int]:
     """Return a lesson for each gated prompt of each learner, and how many have none: no success fits the learner, or
     the peer has no success on another prompt that does. The matched teacher is drawn as regime `sgt` draws it."""
-    successes = list_successes(rollouts, thresholds, pool)
+    successes = list_successes(rollouts, thresholds, pool) if successes is None else successes
     pairs: list[TeacherPair] = []
     without = 0
     for learner, name in enumerate(rollouts.policies):
@@ -163,25 +169,47 @@ def _other(
 
 
 def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> TeacherNLL:
-    """Return `{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci"}],
-    "without"}`: mean over gated prompts of the learner's per-token mean NLL of a teacher's text after the learner's
-    own prompt, nats per token; difference: mismatched minus matched."""
+    """Return `{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci", "own",
+    "own_successes"}], "without"}`: mean over gated prompts of the learner's per-token mean NLL of a teacher's text
+    after the learner's own prompt, nats per token; difference: mismatched minus matched; own: of its own successes, one
+    per prompt that it solved, beside which a teacher's text is seen to fit the learner or not."""
     if not rollouts.has_texts:
         raise UsageError(
             f"{rollouts.origin}: no texts are recorded, which the teachers' NLL is of; train with --exchange full (or "
             "regime sgt or prp), add a column 'completion', or sample with --pool"
         )
-    pairs, without = teacher_pairs(rollouts, thresholds, pool, seed)
+    successes = list_successes(rollouts, thresholds, pool)
+    pairs, without = teacher_pairs(rollouts, thresholds, pool, seed, successes)
     rows: list[TeacherRow] = []
     for learner, name in enumerate(rollouts.policies):
-        own = [pair for pair in pairs if pair.learner == learner]
-        units = [pair.unit for pair in own]
+        lessons = [pair for pair in pairs if pair.learner == learner]
+        units = [pair.unit for pair in lessons]
         nll = {
-            "matched": pool.nll(learner, units, [pair.matched for pair in own]),
-            "mismatched": pool.nll(learner, units, [pair.mismatched for pair in own]),
+            "matched": pool.nll(learner, units, [pair.matched for pair in lessons]),
+            "mismatched": pool.nll(learner, units, [pair.mismatched for pair in lessons]),
         }
-        rows.append({"learner": name, "lessons": len(own), **_compared(nll, seed)})
+        own_nll = _own_nll(successes.get(learner, []), pool, learner)
+        rows.append(
+            {
+                "learner": name,
+                "lessons": len(lessons),
+                **_compared(nll, seed),
+                "own": float(own_nll.mean()) if len(own_nll) else float("nan"),
+                "own_successes": len(own_nll),
+            }
+        )
     return {"rows": rows, "without": without}
+
+
+def _own_nll(successes: Sequence[Success], pool: ModelPool, learner: int) -> Floats:
+    """Return the NLL of a learner's own successes, the first on each of at most `MOST_OWN` prompts."""
+    first: dict[int, tuple[int, ...]] = {}
+    for success in successes:
+        if success.unit not in first and len(first) < MOST_OWN:
+            ids = pool.to_learner_ids(learner, success.unit, success.text, success.ended)
+            if ids:
+                first[success.unit] = ids
+    return pool.nll(learner, list(first), list(first.values()))
 
 
 def _compared(nll: Mapping[str, Floats], seed: int) -> Compared:
