@@ -32,7 +32,7 @@ LONGEST = (
     "test_random_kills_and_damages",
     "test_on_two_ranks_nothing_hangs",
     "test_kills_leave_no_trace[training]",
-    "saves_the_adapter_and_the_merged_model[zero3",
+    "test_policies_of_several_processes_train_adapters_through_the_command_line[zero3",
     "test_kills_leave_no_trace[exchange]",
     "test_a_resumed_run_is_the_unbroken_run[ZeRO-3]",
     "test_a_killed_distillation",

@@ -245,37 +245,6 @@ def test_regime_grpo_is_what_a_plain_trl_script_computes(cli: Cli, tiny: dict[st
 
 
 @pytest.mark.extended
-def test_a_policy_of_two_processes(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    done = cli(
-        "train",
-        "--regime",
-        "sgt",
-        "--pool",
-        "tiny",
-        "--steps",
-        "2",
-        "--run-dir",
-        "r",
-        "--json",
-        "--set",
-        "launch.processes=2",
-        "--set",
-        "trainer.per_device_train_batch_size=32",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "4 processes share" in done.stderr
-    assert all(p["rescued_pairs"] > 0 for p in json.loads(done.stdout)["policies"].values())
-    marker = read(tmp_path / "r" / "exchange" / "ada" / "000000.json")
-    assert [part["rows"] for part in marker["parts"]] == [64, 64]
-    for name, result in json.loads(done.stdout)["policies"].items():
-        lines = (tmp_path / "r" / "policies" / name / "rescues.jsonl").read_text().splitlines()
-        assert len(lines) == result["rescued_pairs"]
-        for line in map(json.loads, lines):  # the answers of both ranks
-            assert [answer["reward"] for answer in line["own"]] == [0.0] * 4
-            assert line["prompt"].endswith(":")
-
-
-@pytest.mark.extended
 def test_a_hub_model_that_cannot_be_had_ends_with_4_and_its_name(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "hub.yaml").write_text(
         "policies: [{name: a, model: nobody/nothing}, {name: b, model: nobody/nothing-else}]\n"

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from conftest import PATIENCE, needs_zero
 from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.storage.files import read_checksummed
 from training_harness import STEPS, ReplayedMutual, publish_rollouts, sampled_rounds, sharing, train
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,7 @@ def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
         pytest.param("zero3", 4, marks=needs_zero),  # the shape of `2qwen` on 8 GPUs
     ],
 )
-def test_the_command_line_saves_the_adapter_and_the_merged_model(
+def test_policies_of_several_processes_train_adapters_through_the_command_line(
     cli: Any, tmp_path: Path, tiny: dict[str, Path], request: pytest.FixtureRequest, strategy: str, processes: int
 ) -> None:
     if strategy == "zero3":
@@ -91,10 +92,18 @@ def test_the_command_line_saves_the_adapter_and_the_merged_model(
     assert done.returncode == 0, done.stderr[-3000:]
     expected = json.loads(done.stdout)["policies"]
     assert {policy: result["steps"] for policy, result in expected.items()} == {"ada": 3, "bob": 3}
-    assert sum(result["rescued_pairs"] for result in expected.values()) > 0
+    assert f"{2 * processes} processes share" in done.stderr
+    assert all(result["rescued_pairs"] > 0 for result in expected.values())
     for policy in ("ada", "bob"):
         files = tmp_path / "run" / "policies" / policy
-        assert len(list((tmp_path / "run" / "exchange" / policy).glob("000000*.parquet"))) == processes
+        marker = read_checksummed(tmp_path / "run" / "exchange" / policy / "000000.json")
+        assert marker is not None
+        assert [part["rows"] for part in marker["parts"]] == [128 // processes] * processes
+        lines = (files / "rescues.jsonl").read_text().splitlines()
+        assert len(lines) == expected[policy]["rescued_pairs"]
+        for line in map(json.loads, lines):  # the answers of all ranks
+            assert [answer["reward"] for answer in line["own"]] == [0.0] * 4
+            assert line["prompt"].endswith(":")
         log = (files / "logs" / "attempt-0.log").read_text()
         assert ("DeepSpeed" in log) == (strategy == "zero3")
         assert (files / "adapter" / "adapter_model.safetensors").is_file()
