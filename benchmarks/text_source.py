@@ -1,7 +1,7 @@
-"""Make what the sweep `benchmarks/sweeps/text-source.yaml` is run on: problems, lessons, and models after SFT.
+"""Whose text is learnt at one gate: problems, lessons, models after SFT, the sweep, and its table.
 
-    python benchmarks/text_source.py
-    mutualrl sweep benchmarks/sweeps/text-source.yaml --out runs/text-source
+    python benchmarks/text_source.py                # all of it; goes on where it was stopped
+    python benchmarks/text_source.py --table        # the table of the pieces that are there
 
 Below `benchmarks/sweeps/text-source/` it writes
 
@@ -10,12 +10,14 @@ Below `benchmarks/sweeps/text-source/` it writes
   (`own_fay`, `own_gus`; empty where there is none);
 - `sft/fay` and `sft/gus`: the policies after supervised training on the data's solutions, each in its own style.
 
-About a quarter of an hour on two cores. The training problems are the same for every seed: a seed sets their order, and
-what is sampled.
+That takes four minutes on two cores. Then it runs `mutualrl sweep benchmarks/sweeps/text-source.yaml` (a minute and a
+half per piece), and writes `benchmarks/results/text_source.json` and `.md`. The training problems are the same for
+every seed: a seed sets their order, and what is sampled.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -24,11 +26,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from mutualrl.storage.rundir import versions
+from mutualrl.study.comparison import markdown
+from mutualrl.study.sweep_directory import compared, stored_grid, stored_outcome
 from mutualrl.tasks.countdown import SIZES, STYLES, Problem, held_out, training
 from mutualrl.tiny import path_of
 from mutualrl.tiny.spec import POLICIES, Countdown
 
 SWEEPS = Path(__file__).parent / "sweeps"
+RESULTS = Path(__file__).parent / "results"
 POOL = SWEEPS / "text-source-pool.yaml"
 OUT = SWEEPS / "text-source"
 LEARNERS = ("fay", "gus")
@@ -103,29 +109,53 @@ def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) 
     trainer.save_model(str(target))
 
 
-def main() -> None:
-    """Make the problems, the lessons and the models, unless they are there."""
+def make() -> None:
+    """Make the problems, the lessons and the models. The evaluation goes on where it was stopped."""
     OUT.mkdir(parents=True, exist_ok=True)
     rows = [row(problem) for problem in training(SIZE, 0)[:PROBLEMS]]
     write_rows(OUT / "held_out.jsonl", [row(problem) for problem in held_out(SIZE)])
     write_rows(OUT / "train.jsonl", rows)
-    evaluate = [sys.executable, "-m", "mutualrl", "eval", "--suite", "dataset", "--pool", str(POOL), "--engine"]
+    evaluate = ["eval", "--suite", "dataset", "--pool", str(POOL), "--data", str(OUT / "train.jsonl"), "--engine"]
     sampling = ["transformers", "--samples", str(SAMPLES), "--batch-size", "1024", "--out", str(OUT / "own")]
-    subprocess.run([*evaluate, *sampling, "--data", str(OUT / "train.jsonl")], check=True)
+    subprocess.run([sys.executable, "-m", "mutualrl", *evaluate, *sampling], check=True)
     successes = first_successes(OUT / "own")
     for each in rows:
         for learner in LEARNERS:
             each[f"own_{learner}"] = successes[learner].get(str(each["prompt"]), "")
     write_rows(OUT / "train.jsonl", rows)
-    fine_tuned(rows)
-
-
-def fine_tuned(rows: Sequence[Mapping[str, object]]) -> None:
-    """Make the models after SFT, and say how many problems each policy had solved by itself."""
     for learner in LEARNERS:
         solved = sum(bool(each[f"own_{learner}"]) for each in rows)
         print(f"{learner}: {solved} of {len(rows)} problems solved in {SAMPLES} completions", flush=True)
         fine_tune(learner, rows, OUT / "sft" / learner)
+
+
+def write_table(runs: Path) -> None:
+    """Write the raw values of the pieces that are there, their comparison and the claims."""
+    outcomes = [each for piece in stored_grid(runs).pieces if (each := stored_outcome(runs, piece)) is not None]
+    result = compared(runs)
+    value = {
+        "command": "python benchmarks/text_source.py",
+        "versions": versions(),
+        "pieces": [each.to_json() for each in outcomes],
+        "comparison": result.to_json(),
+    }
+    (RESULTS / "text_source.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    (RESULTS / "text_source.md").write_text(markdown(result) + "\n", encoding="utf-8")
+    print(markdown(result))
+
+
+def main() -> None:
+    """Make what is missing, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "text-source", help="directory of the sweep")
+    parser.add_argument("--table", action="store_true", help="run nothing: write the table of what is there")
+    given = parser.parse_args()
+    if not given.table:
+        if not (OUT / "sft" / LEARNERS[-1] / "model.safetensors").is_file():
+            make()
+        sweep = ["sweep", str(SWEEPS / "text-source.yaml"), "--out", str(given.runs)]
+        subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
+    write_table(given.runs)
 
 
 if __name__ == "__main__":

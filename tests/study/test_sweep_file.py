@@ -125,11 +125,10 @@ def test_a_grid_that_does_not_fit_is_refused_with_bytes(tmp_path: Path) -> None:
     require_room(plan, tmp_path / "out", None)
 
 
-@pytest.mark.parametrize("name", ["examples/sweep.yaml", "benchmarks/sweeps/study.yaml"])
-def test_shipped_sweeps_are_right(name: str) -> None:
-    if not (REPOSITORY / name).is_file():
+def test_the_example_is_sound() -> None:
+    if not (REPOSITORY / "examples" / "sweep.yaml").is_file():
         pytest.skip("not in a source tree")
-    sweep = read_sweep(REPOSITORY / name)
+    sweep = read_sweep(REPOSITORY / "examples" / "sweep.yaml")
     assert sweep.claims is not None
     assert sweep.file.seed_list[: sweep.claims.file.seeds] == tuple(range(sweep.claims.file.seeds))
 

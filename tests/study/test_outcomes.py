@@ -1,0 +1,63 @@
+"""Outcomes of finished runs: what is measured, from which files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_runs import made_run, validation
+from mutualrl.reporting.run_reader import read_run
+from mutualrl.storage.files import read_checksummed, write_checksummed
+from mutualrl.study.outcomes import Outcome, Outcomes, of_run
+
+
+def with_result(run: Path, policy: str, **values: Any) -> None:
+    path = run / "policies" / policy / "result.json"
+    result = read_checksummed(path, root=run)
+    assert result is not None
+    write_checksummed(path, {**result, **values}, root=run)
+
+
+def test_retained_is_the_share_of_the_solved_that_stay_solved(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "grpo")
+    before, after = {**validation(0.3), "solved": "11010"}, {**validation(0.5), "solved": "10011"}
+    with_result(run, "ada", initial_validation=before, validation=after)
+    with_result(run, "bob", initial_validation={**before, "solved": "00000"}, validation=after)
+    policies = of_run(read_run(run), "p", "a").policies
+    assert policies["ada"].retained == pytest.approx(2 / 3)
+    assert policies["bob"].retained is None  # nothing to keep
+
+
+def test_runs_that_do_not_say_what_was_solved_have_no_share(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "grpo")
+    assert of_run(read_run(run), "p", "a").policies["ada"].retained is None
+    with_result(run, "ada", initial_validation={**validation(0.3), "solved": "11"}, validation=validation(0.3))
+    assert of_run(read_run(run), "p", "a").policies["ada"].retained is None
+
+
+def test_a_lesson_s_nll_is_that_of_the_first_steps_that_have_one(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "sgt", steps=40)
+    metrics = run / "policies" / "ada" / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for number, row in enumerate(rows[5:35]):  # thirty steps with a lesson: the first tenth are three
+        row["sgt/nll"] = 2.0 - 0.1 * number
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policies = of_run(read_run(run), "p", "a").policies
+    assert policies["ada"].lesson_nll == pytest.approx((2.0 + 1.9 + 1.8) / 3)
+    assert policies["bob"].lesson_nll is None
+
+
+def test_pass_at_k_is_read_of_the_run_s_evaluations(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "grpo")
+    (run / "evaluations").mkdir()
+    models = {"ada": {"pass_at_k": {"1": 0.25, "2": 0.4}}, "bob": {"accuracy": 0.5}}
+    write_checksummed(run / "evaluations" / "arithmetic.json", {"models": models}, root=run)
+    outcome = of_run(read_run(run), "p", "a")
+    assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))).policies["ada"].pass_at == {"1": 0.25, "2": 0.4}
+    outcomes = Outcomes([outcome])
+    assert outcomes.largest_k("p") == 2
+    assert outcomes.value("p", "a", 0, "pass_at/2", "ada") == 0.4
+    assert outcomes.value("p", "a", 0, "pass_at/2") is None  # bob has none
