@@ -170,6 +170,7 @@ def test_recipes_are_listed_and_shown(cli: Cli) -> None:
     listed = json.loads(cli("recipes", "ls", "--json").stdout)["recipes"]
     assert {r["name"] for r in listed if r["kind"] == "pools"} == {
         "tiny",
+        "tiny-countdown",
         "tiny-near",
         "tiny-three",
         "2qwen",
