@@ -88,10 +88,10 @@ def difference(outcomes: Outcomes, pool: str, seeds: list[int], policy: str) -> 
     return paired(one, other, resolution=outcomes.resolution(pool, "accuracy", 64))
 
 
-def markdown(every: list[Point], r: tuple[float, float, float] | None) -> str:
+def markdown(policies: list[Point], r: tuple[float, float, float] | None) -> str:
     """Return the table, and the correlation under it."""
     rows = []
-    for each in every:
+    for each in policies:
         gain = f"{each.gain:+.3f} [{each.low:+.3f}, {each.high:+.3f}]"
         rows.append(
             [
@@ -107,7 +107,7 @@ def markdown(every: list[Point], r: tuple[float, float, float] | None) -> str:
     words = table("SGT's gain beside the gate rate at the start", head, rows)
     if r is None:
         return words
-    return f"{words}\n\nPearson's r over {len(every)} policies: {r[0]:+.3f} [{r[1]:+.3f}, {r[2]:+.3f}]."
+    return f"{words}\n\nPearson's r over {len(policies)} policies: {r[0]:+.3f} [{r[1]:+.3f}, {r[2]:+.3f}]."
 
 
 def main() -> None:
@@ -115,17 +115,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
     out = parser.parse_args().out
-    every = []
+    policies: list[Point] = []
     for source, name in SOURCES.items():
-        every += points(source, outcomes_of(json.loads((RESULTS / name).read_text(encoding="utf-8"))))
-    r = correlation([each.gate for each in every], [each.gain for each in every])
+        policies += points(source, outcomes_of(json.loads((RESULTS / name).read_text(encoding="utf-8"))))
+    r = correlation([each.gate for each in policies], [each.gain for each in policies])
     value = {
         "command": "python benchmarks/prediction.py",
-        "points": [asdict(each) for each in every],
+        "points": [asdict(each) for each in policies],
         "r": None if r is None else dict(zip(("mean", "low", "high"), r, strict=True)),
     }
     (out / "prediction.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    text = markdown(every, r)
+    text = markdown(policies, r)
     (out / "prediction.md").write_text(text + "\n", encoding="utf-8")
     print(text)
 

@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 
 from mutualrl.storage.rundir import versions
 from mutualrl.study.comparison import markdown
-from mutualrl.study.sweep_directory import compared, stored_grid, stored_outcome
-from mutualrl.tasks.countdown import SIZES, STYLES, Problem, held_out, training
+from mutualrl.study.sweep_directory import results
+from mutualrl.tasks import Split, TaskSource, get_task
 from mutualrl.tiny import path_of
 from mutualrl.tiny.spec import POLICIES, Countdown
 
@@ -40,22 +40,15 @@ OUT = SWEEPS / "text-source"
 LEARNERS = ("fay", "gus")
 PROBLEMS = 1024
 SAMPLES = 64
-SIZE = SIZES["countdown-three"]
+TASK = "countdown-three"
 #: SFT on the data's solutions: two epochs, at the rate of the reinforcement learning
 SFT = {"num_train_epochs": 2, "per_device_train_batch_size": 32, "learning_rate": 2e-4, "seed": 0, "data_seed": 0}
 
 
-def row(problem: Problem) -> dict[str, object]:
-    """Return a problem as a row of the task `dataset`."""
-    texts = {style: write(problem.solution) for style, write in STYLES.items()}
-    return {
-        "prompt": problem.prompt,
-        "answer": str(problem.target),
-        "numbers": list(problem.numbers),
-        "target": problem.target,
-        "group": "3 numbers",
-        **texts,
-    }
+def rows_of(split: Split) -> list[dict[str, object]]:
+    """Return the problems of a split as rows of the task `dataset`, each style of the solution a column."""
+    prompts = get_task(TASK).read(split, TaskSource()).prompts
+    return [{"prompt": each.text, "answer": each.answer, "group": each.group, **each.columns} for each in prompts]
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
@@ -65,13 +58,13 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 def first_successes(directory: Path) -> dict[str, dict[str, str]]:
     """Return the first success of each policy on each prompt, from the completions that `mutualrl eval` kept."""
-    found: dict[str, dict[str, str]] = {}
+    successes: dict[str, dict[str, str]] = {}
     columns = ["policy", "rollout", "reward", "ended", "x_text", "y_text"]
     for path in sorted(directory.glob("completions/*/*.parquet")):
         for each in sorted(pq.read_table(path, columns=columns).to_pylist(), key=lambda one: one["rollout"]):
             if each["reward"] == 1.0 and each["ended"]:
-                found.setdefault(each["policy"], {}).setdefault(each["x_text"], each["y_text"])
-    return found
+                successes.setdefault(each["policy"], {}).setdefault(each["x_text"], each["y_text"])
+    return successes
 
 
 def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) -> None:
@@ -112,8 +105,8 @@ def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) 
 def make() -> None:
     """Make the problems, the lessons and the models. The evaluation goes on where it was stopped."""
     OUT.mkdir(parents=True, exist_ok=True)
-    rows = [row(problem) for problem in training(SIZE, 0)[:PROBLEMS]]
-    write_rows(OUT / "held_out.jsonl", [row(problem) for problem in held_out(SIZE)])
+    rows = rows_of("train")[:PROBLEMS]
+    write_rows(OUT / "held_out.jsonl", rows_of("validation"))
     write_rows(OUT / "train.jsonl", rows)
     evaluate = ["eval", "--suite", "dataset", "--pool", str(POOL), "--data", str(OUT / "train.jsonl"), "--engine"]
     sampling = ["transformers", "--samples", str(SAMPLES), "--batch-size", "1024", "--out", str(OUT / "own")]
@@ -131,14 +124,8 @@ def make() -> None:
 
 def write_table(runs: Path) -> None:
     """Write the raw values of the pieces that are there, their comparison and the claims."""
-    outcomes = [each for piece in stored_grid(runs).pieces if (each := stored_outcome(runs, piece)) is not None]
-    result = compared(runs)
-    value = {
-        "command": "python benchmarks/text_source.py",
-        "versions": versions(),
-        "pieces": [each.to_json() for each in outcomes],
-        "comparison": result.to_json(),
-    }
+    values, result = results(runs)
+    value = {"command": "python benchmarks/text_source.py", "versions": versions(), **values}
     (RESULTS / "text_source.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     (RESULTS / "text_source.md").write_text(markdown(result) + "\n", encoding="utf-8")
     print(markdown(result))

@@ -27,40 +27,6 @@ os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; the
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-#: tests of minutes, longest first: begun late, one of them runs on while the other processes have nothing left to do
-LONGEST = (
-    "test_random_kills_and_damages",
-    "test_on_two_ranks_nothing_hangs",
-    "test_kills_leave_no_trace[training]",
-    "test_policies_of_several_processes_train_adapters_through_the_command_line[zero3",
-    "test_kills_leave_no_trace[exchange]",
-    "test_a_resumed_run_is_the_unbroken_run[ZeRO-3]",
-    "test_a_killed_distillation",
-    "test_a_disk_that_refuses",
-    "test_killed_five_times",
-    "test_kills_leave_no_trace[checkpoint]",
-)
-
-
-@pytest.hookimpl(trylast=True)  # after what a mark leaves out
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deal the longest tests to the processes of xdist, each at the beginning of its share."""
-    processes = getattr(config, "workerinput", {}).get("workercount", 1)
-    ranks = {id(item): rank for item in items for rank, name in enumerate(LONGEST) if name in item.nodeid}
-    if processes == 1 or not ranks:
-        return
-    longest = sorted((item for item in items if id(item) in ranks), key=lambda item: ranks[id(item)])
-    others = [item for item in items if id(item) not in ranks]
-    size = -(-len(items) // processes)
-    dealt: list[pytest.Item] = []
-    for number in range(processes):
-        first = longest[number::processes]
-        room = max(0, size - len(first))
-        dealt += [*first, *others[:room]]
-        del others[:room]
-    items[:] = [*dealt, *others]
-
-
 @pytest.fixture(scope="session")
 def tiny() -> dict[str, Path]:
     """Return the directories of two embedded models."""

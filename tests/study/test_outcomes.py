@@ -54,7 +54,8 @@ def test_pass_at_k_is_read_of_the_run_s_evaluations(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "grpo")
     (run / "evaluations").mkdir()
     models = {"ada": {"pass_at_k": {"1": 0.25, "2": 0.4}}, "bob": {"accuracy": 0.5}}
-    write_checksummed(run / "evaluations" / "arithmetic.json", {"models": models}, root=run)
+    value = {"suite": "arithmetic", "tasks": {"arithmetic": {"n": 8}}, "models": models}
+    write_checksummed(run / "evaluations" / "arithmetic.json", value, root=run)
     outcome = of_run(read_run(run), "p", "a")
     assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))).policies["ada"].pass_at == {"1": 0.25, "2": 0.4}
     outcomes = Outcomes([outcome])

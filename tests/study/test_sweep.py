@@ -92,8 +92,8 @@ def test_a_sweep_makes_every_piece_once_and_compares_them(made: Path, cli: Cli) 
             assert policy["after"]["all"] == result["validation"]["accuracy"]
             solved = [result[key]["solved"] for key in ("initial_validation", "validation")]
             assert solved[1].count("1") / 8 == policy["after"]["all"]
-            kept = [after == "1" for before, after in zip(*solved, strict=True) if before == "1"]
-            assert policy["retained"] == (sum(kept) / len(kept) if kept else None)
+            still_solved = [after == "1" for before, after in zip(*solved, strict=True) if before == "1"]
+            assert policy["retained"] == (sum(still_solved) / len(still_solved) if still_solved else None)
             assert list(policy["pass_at"]) == ["1", "2"]
             assert 0 <= policy["pass_at"]["1"] <= policy["pass_at"]["2"] <= 1
     assert not list((made / "out").glob("pieces/*/*/policies/*/checkpoints"))
@@ -170,6 +170,20 @@ def test_a_piece_that_fails_is_named_and_the_others_are_made(tmp_path: Path, cli
     assert "pieces are not there: one.yaml, grpo-noise, seed 0" in done.stderr
     assert "| grpo | 1 |" in (tmp_path / "out" / "results.md").read_text()
     assert "- 1 of 2 pieces are not there" in (tmp_path / "out" / "results.md").read_text()
+
+
+@pytest.mark.extended
+def test_a_piece_whose_evaluation_is_not_kept_is_named(made: Path, tmp_path: Path, cli: Cli) -> None:
+    begin(tmp_path, FILE.replace("seeds: 2", "seeds: [0]").replace(NOISE, ""))
+    place = Path("out", "pieces", "one", "grpo-0")
+    shutil.copytree(made / place, tmp_path / place)
+    shutil.copy2(made / f"{place}.began.json", tmp_path / f"{place}.began.json")
+    shutil.rmtree(tmp_path / place / "evaluations")
+    (tmp_path / place / "evaluations").write_text("in its place")
+    done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 1, done.stdout
+    assert "its evaluation was not kept in the run" in done.stderr
+    assert not (tmp_path / f"{place}.json").exists()
 
 
 @pytest.mark.extended

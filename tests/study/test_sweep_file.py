@@ -13,7 +13,7 @@ from mutualrl.errors import RecipeError, UsageError
 from mutualrl.recipes.agreement import load_recipe_prompts, solutions
 from mutualrl.study.sweep_file import Piece, read_sweep
 from mutualrl.study.sweep_plan import planned, require_room
-from mutualrl.tasks.countdown import reached, training
+from mutualrl.tasks.countdown import reached
 from mutualrl.tiny import path_of
 
 GOOD = """
@@ -146,7 +146,7 @@ def test_the_sweeps_that_ship_are_sound(tmp_path: Path) -> None:
     sweeps, made = tmp_path / "sweeps", tmp_path / "sweeps" / "text-source"
     shutil.copytree(REPOSITORY / "benchmarks" / "sweeps", sweeps, ignore=shutil.ignore_patterns("text-source"))
     made.mkdir()
-    rows = [text_source.row(problem) for problem in training(text_source.SIZE, 0)[:40]]
+    rows = text_source.rows_of("train")[:40]
     for name in ("train.jsonl", "held_out.jsonl"):
         text_source.write_rows(made / name, [{**each, "own_fay": "", "own_gus": each["bare"]} for each in rows])
     for learner in text_source.LEARNERS:

@@ -112,11 +112,10 @@ def teacher_pairs(
     thresholds: Thresholds,
     pool: ModelPool,
     seed: int,
-    successes: Mapping[int, Sequence[Success]] | None = None,
+    successes: Mapping[int, Sequence[Success]],
 ) -> tuple[list[TeacherPair], int]:
     """Return a lesson for each gated prompt of each learner, and how many have none: no success fits the learner, or
     the peer has no success on another prompt that does. The matched teacher is drawn as regime `sgt` draws it."""
-    successes = list_successes(rollouts, thresholds, pool) if successes is None else successes
     pairs: list[TeacherPair] = []
     without = 0
     for learner, name in enumerate(rollouts.policies):

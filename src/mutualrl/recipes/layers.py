@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mutualrl.errors import RecipeError, UsageError
 from mutualrl.plugins import absolute_path
@@ -122,10 +122,7 @@ class Layers:
         if parts[0] == "policies" and len(parts) > 1:
             self._set_of_policy(key.strip(), yaml_file.parse(text, shown), shown)
             return
-        layer: Any = yaml_file.parse(text, shown)
-        for part in reversed(parts):
-            layer = {part: layer}
-        layer = with_name_keys(layer, shown)
+        layer = with_name_keys(_nested(parts, yaml_file.parse(text, shown)), shown)
         anchor_code(layer, None)
         self.add(layer, shown)
 
@@ -133,16 +130,14 @@ class Layers:
         policies = self.value.get("policies")
         if not isinstance(policies, list):
             return  # a layer of wishes, before any pool
-        names = [str(policy.get("name")) for policy in policies if isinstance(policy, dict)]
+        names = [str(policy.get("name")) if isinstance(policy, dict) else "" for policy in policies]
         rest = key.removeprefix("policies.")
-        named = [name for name in names if rest.startswith(f"{name}.")]  # a name may have dots in it
+        named = [name for name in names if name and rest.startswith(f"{name}.")]  # a name may have dots in it
         if not named:
             raise RecipeError([f"{shown}: found {rest!r}, expected a policy and a key: {', '.join(names)}"])
         name = max(named, key=len)
         index = names.index(name)
-        layer: Any = value
-        for part in reversed(rest.removeprefix(f"{name}.").split(".")):
-            layer = {part: layer}
+        layer = _nested(rest.removeprefix(f"{name}.").split("."), value)
         policies[index] = dict(policies[index])
         self._merge(policies[index], layer, ("policies", str(index)), shown)
 
@@ -164,6 +159,14 @@ class Layers:
                 self._merge(into[key], value, path, source)
             else:
                 into[key] = value
+
+
+def _nested(parts: Sequence[str], value: Any) -> Layer:
+    """Return `value` under a key within a key: {a: {b: value}} for parts a, b."""
+    layer: Any = value
+    for part in reversed(parts):
+        layer = {part: layer}
+    return cast(Layer, layer)
 
 
 def with_name_keys(layer: Layer, source: str) -> Layer:

@@ -108,11 +108,13 @@ class PolicyRun:
 
 class Evaluation(NamedTuple):
     """Results of `mutualrl eval --run`. `how`: suite, decoding, tasks with the number of prompts and the token limit;
-    evaluations with equal ones may be compared. `accuracy`: by policy, then by task."""
+    evaluations with equal ones may be compared. `accuracy`: by policy, then by task. `pass_at`: over all tasks, by
+    policy, then by k; of greedy decoding none."""
 
     how: str
     tasks: tuple[str, ...]
     accuracy: Mapping[str, Mapping[str, float]]
+    pass_at: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,15 +369,23 @@ def _evaluations(run: RunDirectory, info: Row, notes: list[str]) -> tuple[Evalua
 def _evaluation(value: Row) -> Evaluation | None:
     tasks = part(value, "tasks")
     accuracy: dict[str, dict[str, float]] = {}
-    for policy, result in part(value, "models").items():
-        by_task = part(result, "tasks") if isinstance(result, dict) else {}
-        numbers = {task: finite_number(part(by_task, task).get("accuracy")) for task in tasks}
-        accuracy[str(policy)] = {task: number for task, number in numbers.items() if number is not None}
+    pass_at: dict[str, dict[str, float]] = {}
+    models = part(value, "models")
+    for policy in models:
+        result = part(models, policy)
+        by_task = part(result, "tasks")
+        accuracy[str(policy)] = _finite({task: part(by_task, task).get("accuracy") for task in tasks})
+        pass_at[str(policy)] = _finite(part(result, "pass_at_k"))
     if not tasks or not accuracy or not all(isinstance(task, dict) for task in tasks.values()):
         return None
     decoding = {key: value.get(key) for key in ("suite", "samples", "temperature", "seed")}
     sizes = {task: [each.get("n"), each.get("max_new_tokens")] for task, each in sorted(tasks.items())}
-    return Evaluation(json.dumps([decoding, sizes], default=str), tuple(map(str, tasks)), accuracy)
+    return Evaluation(json.dumps([decoding, sizes], default=str), tuple(map(str, tasks)), accuracy, pass_at)
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {key: finite_number(value) for key, value in values.items()}
+    return {key: number for key, number in numbers.items() if number is not None}
 
 
 def _policies(recipe: Row) -> list[Row]:

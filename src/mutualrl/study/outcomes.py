@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from mutualrl.distillation.distill import FILE as DISTILLED
 from mutualrl.errors import DataError, FileDamagedError
 from mutualrl.reporting.run_reader import Point, PolicyRun, Run, part
 from mutualrl.reporting.series import first_reaching, mean_of
-from mutualrl.storage.files import finite_number, read_any_json, read_checksummed
-from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.files import finite_number, read_any_json
 
 LAST = 4  # signals are means over the last quarter of the steps
 PARTS = 10  # a gate rate is kept as its means over ten parts of the run; a lesson's NLL is of the first
@@ -71,37 +70,31 @@ ALL = "all"
 def of_run(run: Run, pool: str, arm: str) -> Outcome:
     """Return the outcome of a finished run. Raises DataError where one of its policies has no result."""
     policies = {}
-    pass_at = _pass_at(run)
     for name, policy in run.policies.items():
         if policy.result is None or policy.final is None:
             raise DataError(
                 f"{run.root}: policy {name!r} has no final accuracy; finish it with: mutualrl train --resume"
             )
-        policies[name] = replace(_of_policy(run, policy), pass_at=pass_at.get(name, {}))
+        policies[name] = _of_policy(run, name, policy)
     return Outcome(pool, arm, int(run.info.get("seed", 0)), policies)
 
 
-def _pass_at(run: Run) -> dict[str, dict[str, float]]:
-    """Return pass@k by policy and k, of the evaluations that were kept in a run."""
-    found: dict[str, dict[str, float]] = {}
-    for path in sorted(RunDirectory(run.root).evaluations.glob("*.json")):
-        models = part(read_checksummed(path, root=run.root) or {}, "models")
-        for name in models:
-            rates = part(part(models, name), "pass_at_k")
-            if rates:
-                found[name] = {str(k): float(rate) for k, rate in rates.items()}
-    return found
+def _pass_at(run: Run, policy: str) -> dict[str, float]:
+    """Return a policy's pass@k by k, of the evaluations that were kept in a run: the last where several have some."""
+    sampled = [evaluation.pass_at[policy] for evaluation in run.evaluations if evaluation.pass_at.get(policy)]
+    return dict(sampled[-1]) if sampled else {}
 
 
-def _retained(policy: PolicyRun) -> float | None:
-    result = policy.result or {}
-    before = str(part(result, "initial_validation").get("solved") or "")
-    after = str(part(result, "validation").get("solved") or "")
-    kept = [end == "1" for begin, end in zip(before, after, strict=False) if begin == "1"]
-    return statistics.fmean(kept) if kept and len(before) == len(after) else None
+def _retained(result: Mapping[str, Any]) -> float | None:
+    """Return the share of the prompts solved before training that are solved at the end."""
+    before, after = (part(result, key).get("solved") or "" for key in ("initial_validation", "validation"))
+    if len(before) != len(after):
+        return None
+    still_solved = [end == "1" for begin, end in zip(before, after, strict=True) if begin == "1"]
+    return statistics.fmean(still_solved) if still_solved else None
 
 
-def _of_policy(run: Run, policy: PolicyRun) -> PolicyOutcome:
+def _of_policy(run: Run, name: str, policy: PolicyRun) -> PolicyOutcome:
     by_step = policy.validations()
     first, last = by_step[0], by_step[-1]
     fingerprint = part(run.info, "fingerprint")
@@ -118,7 +111,8 @@ def _of_policy(run: Run, policy: PolicyRun) -> PolicyOutcome:
         kl=_late_mean(policy, "kl"),
         gate=_tenths([point.value for point in policy.by_role("gate_rate")]),
         lesson_nll=_early_nll(policy),
-        retained=_retained(policy),
+        retained=_retained(result),
+        pass_at=_pass_at(run, name),
         generated_tokens=sum(lengths) * completions if lengths else None,
         extra_tokens=sum(point.value for key in sorted(keys) for point in policy.series(key)),
         seconds=finite_number(result.get("train_seconds")),

@@ -261,6 +261,8 @@ def _finish(sweep: Sweep, ended: _Running, root: Path) -> str | None:
             outcome = of_distillation(place, piece.pool, piece.arm, piece.seed)
     except (UsageError, FileDamagedError) as error:
         return str(error)
+    if sweep.evaluation(piece, root) and not any(policy.pass_at for policy in outcome.policies.values()):
+        return f"its evaluation was not kept in the run; see {place.with_name(f'{place.name}.log')}"
     took = [policy.seconds or 0.0 for policy in outcome.policies.values()]  # over all of a piece's sessions
     value: JsonObject = {
         "command": identity(sweep, piece),

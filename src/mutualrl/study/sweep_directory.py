@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mutualrl.errors import FileDamagedError, UsageError
-from mutualrl.storage.files import read_checksummed, write_atomic, write_json
+from mutualrl.storage.files import JsonObject, read_checksummed, write_atomic, write_json
 from mutualrl.study.claims import RegisteredClaims, claims_of
 from mutualrl.study.comparison import Compared, compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes
@@ -59,12 +59,22 @@ def registered_claims(root: Path) -> RegisteredClaims | None:
 
 
 def compared(root: Path, claims: RegisteredClaims | None = None, reference: str | None = None) -> Compared:
-    """Return the comparison of the pieces that are there, by the claims that the sweep began with or others; what is
-    missing, and other claims, are noted. Reads what the sweep wrote down alone, and runs no code that it names."""
+    """Return the comparison of the pieces that are there; see `results`."""
+    return results(root, claims, reference)[1]
+
+
+def results(
+    root: Path, claims: RegisteredClaims | None = None, reference: str | None = None
+) -> tuple[JsonObject, Compared]:
+    """Return the raw values of the pieces that are there with their comparison, as `results.json` has them, and the
+    comparison, by the claims that the sweep began with or others; what is missing, and other claims, are noted.
+
+    Reads what the sweep wrote down alone, and runs no code that it names. Raises UsageError where no piece is done.
+    """
     grid, registered = stored_grid(root), registered_claims(root)
     stored = {piece: stored_outcome(root, piece) for piece in grid.pieces}
-    outcomes = Outcomes([outcome for outcome in stored.values() if outcome is not None])
-    if not outcomes.by:
+    outcomes = [outcome for outcome in stored.values() if outcome is not None]
+    if not outcomes:
         raise UsageError(f"{root}: no piece of the sweep is done; go on with: mutualrl sweep FILE --out {root}")
     if reference is not None and reference not in grid.arms:
         raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(grid.arms)}")
@@ -79,15 +89,15 @@ def compared(root: Path, claims: RegisteredClaims | None = None, reference: str 
             f"the claims are not those that the sweep began with ({before}, now {claims.sha256[:12]}): they were "
             f"written, or changed, after {began}"
         )
-    return compare(outcomes, reference or grid.reference, claims or registered, notes)
+    result = compare(Outcomes(outcomes), reference or grid.reference, claims or registered, notes)
+    return {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()}, result
 
 
 def write_results(sweep: Sweep, root: Path) -> Compared | None:
     """Write `results.json` (raw values, comparison, claims) and `results.md`; None where no piece is done."""
-    outcomes = [outcome for piece in sweep.grid.pieces if (outcome := stored_outcome(root, piece)) is not None]
-    if not outcomes:
+    if not any(outcome_file(root, piece).exists() for piece in sweep.grid.pieces):
         return None
-    result = compared(root, sweep.claims)
-    write_json(root / RESULTS, {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()})
+    value, result = results(root, sweep.claims)
+    write_json(root / RESULTS, value)
     write_atomic(root / "results.md", (markdown(result) + "\n").encode())
     return result

@@ -19,9 +19,8 @@ _STATES = 4  # of the bytes of the weights: a piece that runs keeps a model, and
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep would do: the seconds that each piece took which is done, pieces missing, `--jobs`,
-    minutes and bytes that are left to take; None where
-    nothing says how long a piece takes, or how large it is."""
+    """What a sweep would do: the seconds that each piece took which is done, pieces missing, `--jobs`, minutes and
+    bytes that are left to take; None where nothing says how long a piece takes, or how large it is."""
 
     seconds: Mapping[Piece, float]
     missing: tuple[Piece, ...]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from mutualrl.tasks.arithmetic import Operation, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, distinct, held_out, training
 from mutualrl.tiny.build import build_model, build_tokenizer
-from mutualrl.tiny.spec import POLICIES, Arithmetic, Countdown, TinySpec
+from mutualrl.tiny.spec import POLICIES, Countdown, TinySpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,33 +59,28 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: Ti
 
 
 def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Example]:
-    """Return a sampler of warm-up examples, (prompt, correct solution)."""
-    examples = examples_of(spec)
-    if len(examples) == 1:
-        return lambda: rng.choice(examples[0])
-    strong, scarce = examples
-    share = spec.warm_up.scarce if isinstance(spec.warm_up, Arithmetic) else 0.0
+    """Return a sampler of warm-up examples."""
+    warm_up = spec.warm_up
+    if isinstance(warm_up, Countdown):
+        examples = _countdown_examples(warm_up, spec.seed)
+        return lambda: rng.choice(examples)
+    weak: Operation = "*" if warm_up.strong == "+" else "+"
+    strong = split_problems(warm_up.strong)[0]
+    scarce = random.Random(2).sample(split_problems(weak)[0], warm_up.scarce_problems) if warm_up.scarce else []
 
     def draw() -> Example:
-        if scarce and rng.random() < share:
-            return rng.choice(scarce)
-        return rng.choice(strong)
+        problem = rng.choice(scarce if scarce and rng.random() < warm_up.scarce else strong)
+        return problem.prompt, problem.working
 
     return draw
 
 
-def examples_of(spec: TinySpec) -> list[list[Example]]:
-    """Return what a warm-up draws from: the strong operation's examples and a few of the scarce one's; of countdown the
-    examples in the spec's style, none of them held out or a training problem of seed 0."""
-    warm_up = spec.warm_up
-    if isinstance(warm_up, Countdown):
-        sizes = SIZES["countdown-three"]
-        taken = {problem.key for problem in (*held_out(sizes), *training(sizes, 0))}
-        problems = distinct(3, warm_up.problems, random.Random(f"{spec.seed} countdown warm-up"), taken)
-        return [[(problem.prompt, STYLES[warm_up.style](problem.solution)) for problem in problems]]
-    weak: Operation = "*" if warm_up.strong == "+" else "+"
-    scarce = random.Random(2).sample(split_problems(weak)[0], warm_up.scarce_problems) if warm_up.scarce else []
-    return [[(p.prompt, p.working) for p in group] for group in (split_problems(warm_up.strong)[0], scarce)]
+def _countdown_examples(warm_up: Countdown, seed: int) -> list[Example]:
+    """Return problems with their solutions in a style, none of them held out or a training problem of seed 0."""
+    sizes = SIZES["countdown-three"]
+    taken = {problem.key for problem in (*held_out(sizes), *training(sizes, 0))}
+    problems = distinct(3, warm_up.problems, random.Random(f"{seed} countdown warm-up"), taken)
+    return [(problem.prompt, STYLES[warm_up.style](problem.solution)) for problem in problems]
 
 
 def batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
