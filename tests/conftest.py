@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from fake_clock import Clock
 
@@ -43,14 +44,30 @@ def real_data() -> Path:
     return REAL_DATA
 
 
+def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a directory that the first process of pytest-xdist that asks for it fills, and all of them read."""
+    together = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        together = together.parent  # of the processes' own directories
+    directory = together / name
+    with FileLock(directory.with_suffix(".lock")):
+        if not (directory / "made").exists():
+            directory.mkdir()
+            make(directory)
+            (directory / "made").touch()
+    return directory
+
+
 @pytest.fixture(scope="session")
 def unbroken(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> object:
     """Return a short run of the tiny pool that nobody disturbs: what disturbed ones are compared with."""
-    from runs import SHORT, Run
+    from runs import SHORT, FinishedRun, Run
 
-    run = Run(tmp_path_factory.mktemp("unbroken"), *SHORT)
-    assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
-    return run
+    def make(directory: Path) -> None:
+        run = Run(directory, *SHORT)
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
+
+    return FinishedRun(make_once(tmp_path_factory, "unbroken", make))
 
 
 @pytest.fixture

@@ -44,12 +44,30 @@ def steps_of(run: Path, policy: str) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-class Run:
+class FinishedRun:
+    """What a run in `directory` left."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "r"
+        self.errors = directory / "stderr.txt"
+
+    def weights(self) -> dict[str, str]:
+        """Return sha256 of every policy's trained weights."""
+        return {
+            path.parent.parent.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted((self.path / "policies").glob("*/model/model.safetensors"))
+        }
+
+    def metrics(self, policy: str) -> list[dict[str, Any]]:
+        path = self.path / "policies" / policy / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Run(FinishedRun):
     """`mutualrl train` in the background; `begin` may be called again, as a user would."""
 
     def __init__(self, directory: Path, *arguments: str, **environment: str) -> None:
-        self.path = directory / "r"
-        self.errors = directory / "stderr.txt"
+        super().__init__(directory)
         self.begin("--regime", "sgt", "--pool", "tiny", *arguments, **environment)
 
     def begin(self, *arguments: str, **environment: str) -> None:
@@ -76,17 +94,6 @@ class Run:
         self.process.wait()
         for process in members(self.path):
             process.kill()
-
-    def weights(self) -> dict[str, str]:
-        """Return sha256 of every policy's trained weights."""
-        return {
-            path.parent.parent.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted((self.path / "policies").glob("*/model/model.safetensors"))
-        }
-
-    def metrics(self, policy: str) -> list[dict[str, Any]]:
-        path = self.path / "policies" / policy / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from mutualrl.reporting.verify_run import verify_run
 from mutualrl.storage.artifacts import commit_directory
 from mutualrl.storage.files import CHECKSUM_KEY, read_checksummed, try_read_json, write_checksummed
 from mutualrl.storage.rundir import RunDirectory
-from runs import Run
+from runs import FinishedRun
 
 EVAL = ("eval", "--limit", "4", "--max-new-tokens", "4", "--engine", "transformers", "--run", "r")
 
 
 @pytest.fixture
-def copy(unbroken: Run, tmp_path: Path) -> Path:
+def copy(unbroken: FinishedRun, tmp_path: Path) -> Path:
     return Path(shutil.copytree(unbroken.path, tmp_path / "r"))
 
 

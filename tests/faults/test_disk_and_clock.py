@@ -10,7 +10,7 @@ import pytest
 
 from conftest import PATIENCE
 from mutualrl.storage.checkpoints import Checkpoints
-from runs import SHORT, Run, hooked, members, mounted, verified
+from runs import SHORT, FinishedRun, Run, hooked, members, mounted, verified
 
 pytestmark = pytest.mark.faults
 
@@ -26,7 +26,9 @@ REFUSALS = (
 )
 
 
-def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(unbroken: Run, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
+    unbroken: FinishedRun, tmp_path: Path
+) -> None:
     run = None
     try:
         for part, nth, code, words in REFUSALS:
@@ -58,7 +60,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def test_a_full_disk_is_seen_before_a_checkpoint_is_begun(unbroken: Run, small_disk: Path) -> None:
+def test_a_full_disk_is_seen_before_a_checkpoint_is_begun(unbroken: FinishedRun, small_disk: Path) -> None:
     run = Run(small_disk, *SHORT, "--set", "run.save_every=1", "--set", "run.keep_checkpoints=9")
     try:
         assert run.process.wait(PATIENCE) == 4, run.errors.read_text()
@@ -78,7 +80,7 @@ def test_a_full_disk_is_seen_before_a_checkpoint_is_begun(unbroken: Run, small_d
         run.end()
 
 
-def test_a_wall_clock_that_jumps_by_days_changes_nothing(unbroken: Run, tmp_path: Path) -> None:
+def test_a_wall_clock_that_jumps_by_days_changes_nothing(unbroken: FinishedRun, tmp_path: Path) -> None:
     run = Run(tmp_path, *SHORT, "--set", "run.peer_timeout=10.0", PYTHONPATH=hooked(), FAULT_CLOCK="1")
     try:
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from conftest import PATIENCE
-from runs import SHORT, Run, members, stop_at, stopped, verified, wait_until
+from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verified, wait_until
 
 #: kills of one run, in this order: at a point that a process of bob comes to, of the worker there, the agent above it
 #: or the supervisor, after so many times that the process passed the point
@@ -55,7 +55,7 @@ CHAINS: dict[str, Kills] = {
 SINGLE: Kills = (("mid-shard", "worker", 2),)
 
 
-def as_if_nothing_had_happened(run: Run, unbroken: Run) -> None:
+def as_if_nothing_had_happened(run: Run, unbroken: FinishedRun) -> None:
     assert not members(run.path)
     assert verified(run.path)["damaged"] == []
     assert run.weights() == unbroken.weights()
@@ -90,7 +90,7 @@ def kill(run: Run, point: str, victim: str, process: psutil.Process, environment
     ],
 )
 def test_kills_leave_no_trace(
-    unbroken: Run, tmp_path: Path, kills: Kills, record_property: Callable[[str, object], None]
+    unbroken: FinishedRun, tmp_path: Path, kills: Kills, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("kills", json.dumps(kills))  # read by benchmarks/kill_matrix.py
     environment = stop_at(*(f"{point}:bob:{nth}" for point, _, nth in kills), mark=tmp_path / "mark")

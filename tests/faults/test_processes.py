@@ -17,7 +17,7 @@ from conftest import HEAVY, PATIENCE, Cli, imported
 from mutualrl.errors import FencedError
 from mutualrl.see import Exchange
 from mutualrl.storage.checkpoints import Checkpoints
-from runs import SHORT, Run, hooked, members, stop_at, stopped, wait_until
+from runs import SHORT, FinishedRun, Run, hooked, members, stop_at, stopped, wait_until
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path
 
 
 @pytest.mark.faults
-def test_a_stop_in_the_wait_leaves_no_trace(unbroken: Run, tmp_path: Path) -> None:
+def test_a_stop_in_the_wait_leaves_no_trace(unbroken: FinishedRun, tmp_path: Path) -> None:
     """One policy waits for another that does not come: it saves the step it had made, as if the round had not begun."""
     mark = tmp_path / "mark"
     started = Run(tmp_path, *SHORT, **stop_at("in-generation:bob:2", mark=mark))

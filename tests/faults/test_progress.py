@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import PATIENCE
-from runs import SHORT, Run, members, mounted, verified, wait_until
+from runs import SHORT, FinishedRun, Run, members, mounted, verified, wait_until
 
 HANGS = """
 import pathlib, time
@@ -83,7 +83,7 @@ def fill_inodes(disk: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("fill", [fill_bytes, fill_inodes])
 def test_heartbeats_that_a_full_disk_takes_end_the_run_with_the_disks_name(
-    unbroken: Run, disk: Path, fill: object
+    unbroken: FinishedRun, disk: Path, fill: object
 ) -> None:
     steps = ("--steps", "60", *SHORT[2:], "--set", "run.save_every=0", "--set", "run.peer_timeout=4")
     run = Run(disk, *steps)

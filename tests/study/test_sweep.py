@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conftest import PATIENCE, Cli
+from conftest import PATIENCE, Cli, make_once
 from mutualrl.storage.files import write_checksummed
 
 POOL = """
@@ -63,20 +63,28 @@ def without_times(value: Any) -> Any:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a sweep file, and its sweep in `out`."""
-    root = tmp_path_factory.mktemp("sweep")
-    begin(root)
-    command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out", "--json"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (root / "printed.json").write_text(done.stdout)
-    return root
+
+    def make(root: Path) -> None:
+        begin(root)
+        command = [sys.executable, "-m", "mutualrl", "sweep", "s.yaml", "--out", "out", "--json"]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        (root / "printed.json").write_text(done.stdout)
+
+    return make_once(tmp_path_factory, "sweep", make)
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    """Return a sweep that a test may write to."""
+    return Path(shutil.copytree(made, tmp_path / "sweep"))
 
 
 @pytest.mark.extended
-def test_a_sweep_makes_every_piece_once_and_compares_them(made: Path, cli: Cli) -> None:
-    printed = json.loads((made / "printed.json").read_text())
-    results = json.loads((made / "out" / "results.json").read_text())
-    assert printed["results"] == str(made / "out" / "results.json")
+def test_a_sweep_makes_every_piece_once_and_compares_them(copy: Path, cli: Cli) -> None:
+    printed = json.loads((copy / "printed.json").read_text())
+    results = json.loads((copy / "out" / "results.json").read_text())
+    assert printed["results"].endswith("sweep/out/results.json")
     assert [(p["arm"], p["seed"]) for p in results["pieces"]] == [
         (a, s) for a in ("grpo", "grpo-noise") for s in range(2)
     ]
@@ -85,7 +93,7 @@ def test_a_sweep_makes_every_piece_once_and_compares_them(made: Path, cli: Cli) 
     assert [line["claim"] for line in results["comparison"]["claims"]] == ["noise is better"]
     for piece in results["pieces"]:
         summary = json.loads(
-            (made / "out" / "pieces" / "one" / f"{piece['arm']}-{piece['seed']}" / "summary.json").read_text()
+            (copy / "out" / "pieces" / "one" / f"{piece['arm']}-{piece['seed']}" / "summary.json").read_text()
         )
         for name, policy in piece["policies"].items():
             result = summary["policies"][name]
@@ -96,39 +104,39 @@ def test_a_sweep_makes_every_piece_once_and_compares_them(made: Path, cli: Cli) 
             assert policy["retained"] == (sum(still_solved) / len(still_solved) if still_solved else None)
             assert list(policy["pass_at"]) == ["1", "2"]
             assert 0 <= policy["pass_at"]["1"] <= policy["pass_at"]["2"] <= 1
-    assert not list((made / "out").glob("pieces/*/*/policies/*/checkpoints"))
-    before = (made / "out" / "results.json").read_bytes()
-    logs = {log: log.stat().st_mtime_ns for log in (made / "out").rglob("*.log")}
-    again = cli("sweep", made / "s.yaml", "--out", made / "out")
+    assert not list((copy / "out").glob("pieces/*/*/policies/*/checkpoints"))
+    before = (copy / "out" / "results.json").read_bytes()
+    logs = {log: log.stat().st_mtime_ns for log in (copy / "out").rglob("*.log")}
+    again = cli("sweep", copy / "s.yaml", "--out", copy / "out")
     assert again.returncode == 0, again.stderr
     assert "| grpo-noise | 2 |" in again.stdout
-    assert (made / "out" / "results.json").read_bytes() == before
-    assert {log: log.stat().st_mtime_ns for log in (made / "out").rglob("*.log")} == logs
-    plan = json.loads(cli("sweep", made / "s.yaml", "--out", made / "out", "--dry-run", "--json").stdout)
+    assert (copy / "out" / "results.json").read_bytes() == before
+    assert {log: log.stat().st_mtime_ns for log in (copy / "out").rglob("*.log")} == logs
+    plan = json.loads(cli("sweep", copy / "s.yaml", "--out", copy / "out", "--dry-run", "--json").stdout)
     assert (plan["done"], plan["missing"], plan["minutes"], plan["bytes"]) == (4, [], 0.0, 0)
 
 
 @pytest.mark.extended
-def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(made: Path, cli: Cli) -> None:
-    of_sweep = json.loads(cli("compare", made / "out", "--json").stdout)
-    runs = sorted((made / "out" / "pieces" / "one").glob("*-?"))
-    done = cli("compare", *runs, "--claims", made / "claims.yaml", "--json")
+def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(copy: Path, cli: Cli) -> None:
+    of_sweep = json.loads(cli("compare", copy / "out", "--json").stdout)
+    runs = sorted((copy / "out" / "pieces" / "one").glob("*-?"))
+    done = cli("compare", *runs, "--claims", copy / "claims.yaml", "--json")
     assert done.returncode == 0, done.stderr
     of_runs = json.loads(done.stdout)
     (pool,) = of_runs["differences"]
     assert of_runs["differences"][pool]["grpo-noise"] == of_sweep["differences"]["one.yaml"]["grpo-noise"]
     assert of_runs["reference"] == {pool: "grpo"}
-    (made / "later.yaml").write_text("claims: [{text: other, one: grpo-noise, other: grpo, says: below}]\n")
-    later = json.loads(cli("compare", made / "out", "--claims", made / "later.yaml", "--json").stdout)
+    (copy / "later.yaml").write_text("claims: [{text: other, one: grpo-noise, other: grpo, says: below}]\n")
+    later = json.loads(cli("compare", copy / "out", "--claims", copy / "later.yaml", "--json").stdout)
     assert any("the claims are not those that the sweep began with" in note for note in later["notes"])
-    later_runs = json.loads(cli("compare", *runs, "--claims", made / "later.yaml", "--json").stdout)
+    later_runs = json.loads(cli("compare", *runs, "--claims", copy / "later.yaml", "--json").stdout)
     assert any("after the first of the runs began" in note for note in later_runs["notes"])
-    (made / "s.yaml").rename(made / "moved.yaml")  # the directory says all
-    assert json.loads(cli("compare", made / "out", "--json").stdout) == of_sweep
-    (made / "moved.yaml").rename(made / "s.yaml")
-    wrong = cli("compare", made / "out", "--reference", "prp")
+    (copy / "s.yaml").rename(copy / "moved.yaml")  # the directory says all
+    assert json.loads(cli("compare", copy / "out", "--json").stdout) == of_sweep
+    (copy / "moved.yaml").rename(copy / "s.yaml")
+    wrong = cli("compare", copy / "out", "--reference", "prp")
     assert (wrong.returncode, "found 'prp', expected one of grpo, grpo-noise" in wrong.stderr) == (2, True)
-    mixed = cli("compare", made / "out", runs[0])
+    mixed = cli("compare", copy / "out", runs[0])
     assert (mixed.returncode, "compare it by itself" in mixed.stderr) == (2, True)
     twice = cli("compare", runs[0], runs[0])
     assert twice.returncode == 2, twice.stdout
@@ -174,7 +182,7 @@ def test_a_piece_that_fails_is_named_and_the_others_are_made(tmp_path: Path, cli
 
 @pytest.mark.extended
 def test_a_piece_whose_evaluation_is_not_kept_is_named(made: Path, tmp_path: Path, cli: Cli) -> None:
-    begin(tmp_path, FILE.replace("seeds: 2", "seeds: [0]").replace(NOISE, ""))
+    begin(tmp_path, FILE.replace("seeds: 2", "seeds: [0]").replace(NOISE, "").replace("claims: claims.yaml\n", ""))
     place = Path("out", "pieces", "one", "grpo-0")
     shutil.copytree(made / place, tmp_path / place)
     shutil.copy2(made / f"{place}.began.json", tmp_path / f"{place}.began.json")
@@ -210,9 +218,9 @@ def test_a_signal_stops_the_pieces_and_the_same_command_goes_on(tmp_path: Path, 
 
 
 @pytest.mark.extended
-def test_a_piece_of_another_command_is_not_taken_for_one_of_this_file(made: Path, tmp_path: Path, cli: Cli) -> None:
+def test_a_piece_of_another_command_is_not_taken_for_one_of_this_file(copy: Path, tmp_path: Path, cli: Cli) -> None:
     begin(tmp_path, FILE.replace("run.steps: 3", "run.steps: 4"))
-    done = cli("sweep", tmp_path / "s.yaml", "--out", made / "out")
+    done = cli("sweep", tmp_path / "s.yaml", "--out", copy / "out")
     assert done.returncode == 2
     assert "is of another command" in done.stderr
     assert "run.steps=4" in done.stderr
