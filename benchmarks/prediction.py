@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import sweep_results as sweeps
 from mutualrl.console.markdown import table
-from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
+from mutualrl.study.outcomes import Outcomes
 from mutualrl.study.statistics import Estimate, correlation, paired
 
-RESULTS = Path(__file__).parent / "results"
-SOURCES = {"study": "study.json", "text sources": "text_source.json"}
+#: results files; of a policy that several have, the one with most seeds counts
+SOURCES = ("study", "paper", "text_source")
 ONE, OTHER = "sgt", "grpo"
 
 
@@ -40,18 +39,6 @@ class Point:
     low: float
     high: float
     lesson_nll: float | None
-
-
-def outcomes_of(value: Mapping[str, Any]) -> Outcomes:
-    """Return the outcomes in a results file."""
-    known = {field.name for field in fields(PolicyOutcome)}
-    outcomes = []
-    for piece in value["pieces"]:
-        policies = {}
-        for name, policy in piece["policies"].items():
-            policies[name] = PolicyOutcome(**{key: each for key, each in policy.items() if key in known})
-        outcomes.append(Outcome(piece["pool"], piece["arm"], piece["seed"], policies))
-    return Outcomes(outcomes)
 
 
 def points(source: str, outcomes: Outcomes) -> list[Point]:
@@ -88,6 +75,16 @@ def difference(outcomes: Outcomes, pool: str, seeds: list[int], policy: str) -> 
     return paired(one, other, resolution=outcomes.resolution(pool, "accuracy", 64))
 
 
+def most_seeds(points: list[Point]) -> list[Point]:
+    """Return a point for each policy of each pool: the one with most seeds."""
+    chosen: dict[tuple[str, str], Point] = {}
+    for point in points:
+        key = point.pool, point.policy
+        if key not in chosen or chosen[key].seeds < point.seeds:
+            chosen[key] = point
+    return list(chosen.values())
+
+
 def markdown(policies: list[Point], r: tuple[float, float, float] | None) -> str:
     """Return the table, and the correlation under it."""
     rows = []
@@ -113,11 +110,10 @@ def markdown(policies: list[Point], r: tuple[float, float, float] | None) -> str
 def main() -> None:
     """Read the results files, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=sweeps.RESULTS)
     out = parser.parse_args().out
-    policies: list[Point] = []
-    for source, name in SOURCES.items():
-        policies += points(source, outcomes_of(json.loads((RESULTS / name).read_text(encoding="utf-8"))))
+    found = {name: points(name, sweeps.outcomes_of(sweeps.stored(name))) for name in SOURCES if sweeps.there(name)}
+    policies = most_seeds([point for each in found.values() for point in each])
     r = correlation([each.gate for each in policies], [each.gain for each in policies])
     value = {
         "command": "python benchmarks/prediction.py",

@@ -26,17 +26,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from mutualrl.storage.rundir import versions
-from mutualrl.study.comparison import markdown
-from mutualrl.study.sweep_directory import results
+import sweep_results as sweeps
 from mutualrl.tasks import Split, TaskSource, get_task
 from mutualrl.tiny import path_of
 from mutualrl.tiny.spec import POLICIES, Countdown
 
-SWEEPS = Path(__file__).parent / "sweeps"
-RESULTS = Path(__file__).parent / "results"
-POOL = SWEEPS / "text-source-pool.yaml"
-OUT = SWEEPS / "text-source"
+POOL = sweeps.SWEEPS / "text-source-pool.yaml"
+OUT = sweeps.SWEEPS / "text-source"
 LEARNERS = ("fay", "gus")
 PROBLEMS = 1024
 SAMPLES = 64
@@ -124,11 +120,8 @@ def make() -> None:
 
 def write_table(runs: Path) -> None:
     """Write the raw values of the pieces that are there, their comparison and the claims."""
-    values, result = results(runs)
-    value = {"command": "python benchmarks/text_source.py", "versions": versions(), **values}
-    (RESULTS / "text_source.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    (RESULTS / "text_source.md").write_text(markdown(result) + "\n", encoding="utf-8")
-    print(markdown(result))
+    value, comparison = sweeps.of_sweep(runs)
+    sweeps.write("text_source", "python benchmarks/text_source.py", value, comparison)
 
 
 def main() -> None:
@@ -140,7 +133,7 @@ def main() -> None:
     if not given.table:
         if not (OUT / "sft" / LEARNERS[-1] / "model.safetensors").is_file():
             make()
-        sweep = ["sweep", str(SWEEPS / "text-source.yaml"), "--out", str(given.runs)]
+        sweep = ["sweep", str(sweeps.SWEEPS / "text-source.yaml"), "--out", str(given.runs)]
         subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
     write_table(given.runs)
 

@@ -9,39 +9,22 @@ from typing import Any
 
 import pytest
 
+import sweep_results
 from conftest import REPOSITORY
 from mutualrl.errors import RecipeError
 from mutualrl.study.claims import ClaimFile, assess, read_claims
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
 
 STUDY = REPOSITORY / "benchmarks" / "results" / "study.json"
+#: what the first study said of each claim, computed by code of its own
+EXPECTED = Path(__file__).with_name("first_study_claims.json")
 VERDICTS = {"held": "held", "not held": "refuted", "not decided": "undecided"}
-
-
-def first_study() -> tuple[Outcomes, list[dict[str, Any]]]:
-    """Return the pieces of the first study as outcomes, and its lines."""
-    value = json.loads(STUDY.read_text())
-    outcomes = []
-    for piece in value["pieces"]:
-        policies = {
-            name: PolicyOutcome(
-                after=policy["after"],
-                before=policy.get("before", {}),
-                curve=[(step, accuracy) for step, accuracy in policy.get("curve", ())],
-                entropy=policy.get("entropy"),
-                kl=policy.get("kl"),
-                gate=policy.get("gate", ()),
-            )
-            for name, policy in piece["policies"].items()
-        }
-        outcomes.append(Outcome(piece["pool"], piece["arm"], piece["seed"], policies))
-    return Outcomes(outcomes), value["claims"]
 
 
 def test_the_first_study_has_the_same_intervals_and_verdicts() -> None:
     if not STUDY.is_file():
         pytest.skip("not in a source tree")
-    outcomes, expected = first_study()
+    outcomes, expected = sweep_results.outcomes_of(json.loads(STUDY.read_text())), json.loads(EXPECTED.read_text())
     file = read_claims(REPOSITORY / "benchmarks" / "sweeps" / "study-claims.yaml").file
     lines = {(line.claim.text, line.pool): line for line in assess(outcomes, file)}
     assert len(expected) == len(lines) == 67

@@ -189,12 +189,12 @@ def _mean(outcomes: Outcomes, pool: str, arm: str, measure: str) -> float | None
 
 
 def markdown(compared: Compared) -> str:
-    """Return a comparison as Markdown: its notes, then tables."""
+    """Return a comparison as Markdown: its notes, its claims, then the tables of each pool."""
     parts = ["\n".join(f"- {note}" for note in compared.notes)]
-    for pool in compared.final:
-        parts += [_final_table(compared, pool), _beside_table(compared, pool), difference_table(compared, pool)]
     if compared.registered is not None:
         parts.append(_claim_table(compared))
+    for pool in compared.final:
+        parts += [_final_table(compared, pool), _beside_table(compared, pool), difference_table(compared, pool)]
     return "\n\n".join(part for part in parts if part)
 
 

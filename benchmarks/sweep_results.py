@@ -1,0 +1,143 @@
+"""Results of a sweep as a committed page: its raw values, tables, claims and figures. For the benchmarks beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from mutualrl.reporting.drawing import draw_figure
+from mutualrl.reporting.figure_specs import Bars, Figure, Line, Panel, over
+from mutualrl.reporting.run_reader import Point
+from mutualrl.reporting.series import mean_of
+from mutualrl.storage.files import JsonObject
+from mutualrl.storage.rundir import versions
+from mutualrl.study.claims import RegisteredClaims, claims_of, read_claims
+from mutualrl.study.comparison import Compared, compare, markdown
+from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
+from mutualrl.study.sweep_directory import results
+
+HERE = Path(__file__).parent
+SWEEPS = HERE / "sweeps"
+RESULTS = HERE / "results"
+
+
+def outcomes_of(value: Mapping[str, Any]) -> Outcomes:
+    """Return the outcomes in a results file."""
+    known = {field.name for field in fields(PolicyOutcome)}
+    outcomes = []
+    for piece in value["pieces"]:
+        policies = {}
+        for name, policy in piece["policies"].items():
+            policies[name] = PolicyOutcome(**{key: each for key, each in policy.items() if key in known})
+        outcomes.append(Outcome(piece["pool"], piece["arm"], piece["seed"], policies))
+    return Outcomes(outcomes)
+
+
+def there(name: str) -> bool:
+    """Return whether a sweep has results."""
+    return (RESULTS / f"{name}.json").is_file()
+
+
+def stored(name: str) -> JsonObject:
+    """Return a results file."""
+    value: JsonObject = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return value
+
+
+def of_sweep(runs: Path) -> tuple[JsonObject, Compared]:
+    """Return the results file's content, and the comparison, of a sweep's directory."""
+    values, comparison = results(runs)
+    return {"versions": versions(), **values}, comparison
+
+
+def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
+    """Return the same from the raw values in the results file, compared anew: for where the runs are no more."""
+    value = stored(name)
+    registered = _dated(read_claims(claims), value["comparison"]["registered"]["changed"])
+    comparison = compare(outcomes_of(value), registered=registered, notes=_of_directory(value))
+    return {**value, "comparison": comparison.to_json()}, comparison
+
+
+def _dated(claims: RegisteredClaims, changed: str) -> RegisteredClaims:
+    """Return claims with the date that they had when the sweep began: a checkout gives the file another."""
+    return claims_of(claims.text, claims.name, changed)
+
+
+def _of_directory(value: Mapping[str, Any]) -> list[str]:
+    """Return the notes of pieces that were not there, which raw values alone do not tell."""
+    return [note for note in value["comparison"]["notes"] if "pieces are not there" in note]
+
+
+def write(name: str, command: str, value: JsonObject, comparison: Compared, out: Path = RESULTS) -> None:
+    """Write `NAME.json` and `NAME.md`, and print the tables."""
+    content = {"command": command, **{key: each for key, each in value.items() if key != "command"}}
+    (out / f"{name}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    (out / f"{name}.md").write_text(markdown(comparison) + "\n", encoding="utf-8")
+    print(markdown(comparison))
+
+
+# ---- what a page quotes beside the comparison
+
+
+def differences(outcomes: Outcomes, references: Sequence[str]) -> JsonObject:
+    """Return `{reference: {pool: {arm: {measure: estimate}}}}`: every arm minus each of the references."""
+    found: JsonObject = {}
+    for reference in references:
+        compared = compare(outcomes, reference).to_json()["differences"]
+        found[reference] = {pool: arms for pool, arms in compared.items() if reference in outcomes.arms(pool)}
+    return found
+
+
+def gates(outcomes: Outcomes, arm: str) -> JsonObject:
+    """Return an arm's gate rate over ten parts of the run, `{pool: {policy: [10]}}`, as means over seeds."""
+    result: JsonObject = {}
+    for pool in outcomes.pools:
+        runs = [outcomes.by[pool, arm, seed].policies for seed in outcomes.seeds(pool, arm)]
+        result[pool] = {}
+        for policy in outcomes.policies(pool) if runs else ():
+            by_part = zip(*(run[policy].gate for run in runs), strict=True)
+            result[pool][policy] = [sum(values) / len(values) for values in by_part]
+    return result
+
+
+# ---- figures
+
+
+def curves(outcomes: Outcomes, name: str, arms: Sequence[str]) -> Figure:
+    """Return the pool's mean greedy accuracy over training, a panel for each pool."""
+    panels = []
+    for pool in outcomes.pools:
+        lines = tuple(_curve(outcomes, pool, arm) for arm in arms if outcomes.seeds(pool, arm))
+        panels.append(Panel(f"pool {pool}", "greedy accuracy, mean of the pool", lines))
+    return Figure(name, "Greedy accuracy over training", "", tuple(panels), columns=len(panels))
+
+
+def _curve(outcomes: Outcomes, pool: str, arm: str) -> Line:
+    series = []
+    for seed in outcomes.seeds(pool, arm):
+        policies = outcomes.by[pool, arm, seed].policies.values()
+        series.append(mean_of([[Point(*point) for point in policy.curve] for policy in policies]))
+    return over(arm, series)
+
+
+def gains(comparison: Compared, name: str) -> Figure:
+    """Return every arm's final accuracy minus the reference's, with its interval, a bar for each pool."""
+    panel = Panel("final accuracy minus the same seed's, 95 % interval", "difference", bars=tuple(_bars(comparison)))
+    return Figure(name, "Final accuracy minus the reference's", "", (panel,), columns=1)
+
+
+def _bars(comparison: Compared) -> Iterator[Bars]:
+    for pool, arms in comparison.differences.items():
+        known = {arm: row["accuracy"] for arm, row in arms.items() if "accuracy" in row}
+        errors = tuple(None if math.isinf(each.low) else each.high - each.mean for each in known.values())
+        yield Bars(pool, tuple(known), tuple(each.mean for each in known.values()), errors)
+
+
+def draw(figures: Sequence[Figure], out: Path = RESULTS) -> None:
+    """Draw figures beside the results."""
+    for figure in figures:
+        draw_figure(figure, out)

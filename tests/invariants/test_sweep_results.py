@@ -1,0 +1,65 @@
+"""Committed results of sweeps are what their raw values give, and are drawn and averaged as they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import sweep_results as sweeps
+from conftest import REPOSITORY
+from mutualrl.study.comparison import compare, markdown
+from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
+
+CLAIMS = {path.name.removesuffix("-claims.yaml"): path for path in sweeps.SWEEPS.glob("*-claims.yaml")}
+RESULTS = [name for name in CLAIMS if sweeps.there(name.replace("-", "_"))]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_committed_results_are_what_their_pieces_give(name: str) -> None:
+    before = sweeps.stored(name.replace("-", "_"))
+    after, comparison = sweeps.of_results(name.replace("-", "_"), CLAIMS[name])
+    assert markdown(comparison) == (sweeps.RESULTS / f"{name.replace('-', '_')}.md").read_text().strip()
+    assert json.loads(json.dumps(after)) == before
+    assert before["comparison"]["claims"]
+
+
+def outcome(pool: str, arm: str, seed: int, accuracy: float, gate: float) -> Outcome:
+    policy = PolicyOutcome(
+        after={"all": accuracy}, problems=64, curve=[(0, 0.25), (10, accuracy)], gate=[gate] * 9 + [gate / 2]
+    )
+    return Outcome(pool, arm, seed, {"ada": policy, "bob": policy})
+
+
+@pytest.fixture
+def outcomes() -> Outcomes:
+    pieces = [outcome("p", "grpo", seed, 0.40 + 0.01 * seed, 0.0) for seed in range(3)]
+    pieces += [outcome("p", "sgt", seed, 0.50 + 0.01 * seed, 0.1 * seed) for seed in range(3)]
+    pieces += [outcome("q", "grpo", seed, 0.50, 0.0) for seed in range(3)]
+    return Outcomes(pieces)
+
+
+def test_differences_are_from_each_reference_in_the_pools_that_have_it(outcomes: Outcomes) -> None:
+    against = sweeps.differences(outcomes, ["grpo", "sgt"])
+    assert against["sgt"]["p"]["grpo"]["accuracy"]["mean"] == pytest.approx(-0.1)
+    assert against["grpo"]["p"]["sgt"]["accuracy"]["mean"] == pytest.approx(0.1)
+    assert list(against["sgt"]) == ["p"]
+
+
+def test_gate_rates_are_means_over_seeds(outcomes: Outcomes) -> None:
+    gates = sweeps.gates(outcomes, "sgt")
+    assert gates["p"]["bob"] == pytest.approx([0.1] * 9 + [0.05])
+    assert gates["q"] == {}
+
+
+def test_figures_show_every_pool_and_what_the_table_has(outcomes: Outcomes, tmp_path: Path) -> None:
+    curves = sweeps.curves(outcomes, "c", ["grpo", "sgt"])
+    assert [[line.label for line in panel.lines] for panel in curves.panels] == [["grpo", "sgt"], ["grpo"]]
+    assert curves.panels[0].lines[1].y == pytest.approx((0.25, 0.51))
+    bars = sweeps.gains(compare(outcomes, "grpo"), "g").panels[0].bars
+    assert [(bar.label, bar.categories) for bar in bars] == [("p", ("sgt",)), ("q", ())]
+    assert bars[0].errors == pytest.approx((1 / 64,))  # equal differences: not narrower than a problem
+    sweeps.draw([curves], tmp_path)
+    assert (tmp_path / "c.svg").is_file()
+    assert (REPOSITORY / "benchmarks" / "results" / "study_gains.svg").is_file()
