@@ -132,6 +132,12 @@ class ExchangeDamagedError(MutualRLError, OSError):
     exit_code = 6
 
 
+class ExchangeUnreachableError(MachineError, OSError):
+    """Bucket of the exchange did not answer for longer than requests are tried again."""
+
+    kind = "exchange-unreachable"
+
+
 class FileDamagedError(MutualRLError, ValueError):
     """Small file of a run is not what was written: cut, changed, or no JSON."""
 

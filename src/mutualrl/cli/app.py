@@ -14,6 +14,7 @@ from mutualrl.cli.distill import distill
 from mutualrl.cli.doctor import doctor
 from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.exchange import exchange
+from mutualrl.cli.join import join
 from mutualrl.cli.output import emit, prose
 from mutualrl.cli.recipes import recipes
 from mutualrl.cli.regimes import regimes
@@ -57,6 +58,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train)
+app.command("join")(join)
 app.command("eval")(evaluate)
 app.command("thl-check")(thl_check)
 app.command("complementarity")(complementarity)

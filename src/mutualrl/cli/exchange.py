@@ -63,6 +63,7 @@ def export(
     from mutualrl.recipes.published import missing_rounds
     from mutualrl.see.inspection import export as write
     from mutualrl.see.inspection import writers
+    from mutualrl.see.location import records_of
     from mutualrl.storage.files import user_path
 
     directory, target = _open(run), user_path(out)
@@ -72,7 +73,8 @@ def export(
         raise UsageError(f"--out {out}: the file already exists; name another, or remove it")
     if not target.parent.is_dir():
         raise UsageError(f"--out {out}: there is no directory {target.parent}")
-    known = writers(directory.exchange)
+    store = records_of(directory)
+    known = writers(store)
     surveys = _surveys(directory)
     notes = missing_rounds(directory, {s.policy: s.rounds for s in surveys})
     notes += [
@@ -82,7 +84,7 @@ def export(
         prose().print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
     if unknown := sorted(set(policy or ()) - set(known)):
         raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; there are: {', '.join(known)}")
-    rows = write(directory.exchange, directory.info().run_id, policy or known, target)
+    rows = write(store, directory.info().run_id, policy or known, target)
     if not rows:
         raise UsageError(
             f"the exchange of {run} holds no records (under regimes that read no peer nothing is published; "
@@ -106,6 +108,7 @@ def gc(
     read."""
     from mutualrl.recipes import load_run
     from mutualrl.see.inspection import writers
+    from mutualrl.see.location import records_of
     from mutualrl.see.retention import prune_rounds
     from mutualrl.storage.checkpoints import oldest_cursor
     from mutualrl.storage.rundir import hold
@@ -115,8 +118,9 @@ def gc(
     needed = oldest_cursor([directory.policy(name).root for name in policies])
     gone: dict[str, Any] = {}
     with hold(directory.lock(0), str(directory.root)):
-        for name in writers(directory.exchange):
-            rounds, size = prune_rounds(directory.exchange, name, needed, keep_rounds, dry_run=dry_run)
+        store = records_of(directory)
+        for name in writers(store):
+            rounds, size = prune_rounds(store, name, needed, keep_rounds, dry_run=dry_run)
             gone[name] = {"rounds": len(rounds), "last": rounds[-1] if rounds else None, "bytes": size}
     if as_json:
         emit({"needed_from": needed, "deleted": gone, "dry_run": dry_run})
@@ -143,9 +147,10 @@ def _open(path: Path) -> RunDirectory:
 
 def _surveys(run: RunDirectory) -> list[PolicyInspection]:
     from mutualrl.see.inspection import inspect_policy, writers
+    from mutualrl.see.location import records_of
 
-    run_id = run.info().run_id
-    return [inspect_policy(run.exchange, run_id, policy, verify=False) for policy in writers(run.exchange)]
+    run_id, store = run.info().run_id, records_of(run)
+    return [inspect_policy(store, run_id, policy, verify=False) for policy in writers(store)]
 
 
 def _show(inspections: list[PolicyInspection]) -> None:

@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from mutualrl.errors import UsageError
 from mutualrl.mwra.session import Launch, resumable
 from mutualrl.recipes import Recipe, Request, resolve, revise
-from mutualrl.storage.files import user_path
+from mutualrl.storage.bucket_url import require_url
+from mutualrl.storage.files import try_read_json, user_path
+
+
+def recipe_to_join(request: Request, url: str, policy: str) -> tuple[Recipe | None, Launch, list[str]]:
+    """Return the recipe of one policy that joins an exchange, how it starts, and what to say; no recipe where the
+    policy has finished. Raises UsageError and RecipeError."""
+    try:
+        url = require_url(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r} {error}") from None
+    path = user_path(request.run_dir or Path("runs") / f"{url.rpartition('/')[2]}-{policy}")
+    assignments = (*request.assignments, f"exchange.url={url}")
+    request = replace(request, run_dir=path, assignments=assignments)
+    there = (path / "run.json").exists()
+    if there and finished(path):
+        return None, Launch(), [f"policy {policy} has finished: its results are in {path}"]
+    launch = Launch(policy=policy, resume=there)
+    recipe = revise(resumable(path), request) if there else resolve(request)
+    names = [p.name for p in recipe.policies]
+    if policy not in names:
+        raise UsageError(f"--policy {policy}: the recipe has {', '.join(names)}")
+    notes = []
+    if recipe.run.on_peer_loss == "fail":
+        notes.append("a policy that is lost is waited for (run.on_peer_loss=wait): it may come back")
+        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"on_peer_loss": "wait"})})
+    if recipe.run.keep_rounds is not None:
+        notes.append("run.keep_rounds has no effect: from here nobody knows which rounds the others may still need")
+    return recipe, launch, notes
+
+
+def finished(path: Path) -> bool:
+    """Return whether the run in a directory has ended with all of its results."""
+    summary = try_read_json(path / "summary.json")
+    return summary is not None and not summary.get("lost")
 
 
 def recipe_of(request: Request, launch: Launch) -> Recipe:

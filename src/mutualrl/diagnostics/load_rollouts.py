@@ -63,9 +63,10 @@ def load_rollouts(request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollo
 
 def _from_run(recorded: Recorded, origin: str) -> Rollouts:
     from mutualrl.see.inspection import Reader, tables
+    from mutualrl.see.location import records_of
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
-    rounds = list(tables(run.exchange, run.info().run_id, policies, recorded.rounds))
+    rounds = list(tables(records_of(run), run.info().run_id, policies, recorded.rounds))
     wrote = {str(table["policy"][0]) for table in rounds if len(table)}
     if missing := [name for name in policies if name not in wrote]:
         requested = "" if recorded.rounds is None else " in these rounds"
@@ -73,7 +74,7 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
             f"the exchange of {origin} holds no records of {', '.join(missing)}{requested}; under regimes that read no "
             "peer nothing is published: train with --exchange full, or sample the models with --pool"
         )
-    reader = Reader(run.exchange, run.info().run_id)
+    reader = Reader(records_of(run), run.info().run_id)
     absent = missing_rounds(run, {name: reader.rounds(name) for name in policies}) if recorded.rounds is None else []
     if absent:
         raise DataError(

@@ -22,6 +22,7 @@ from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.reporting.report import read_runs
 from mutualrl.reporting.run_reader import part
+from mutualrl.see.location import records_of
 from mutualrl.storage.files import JsonObject, user_path, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 from mutualrl.storage.trained_model import has_trained_model, trained_model
@@ -49,7 +50,7 @@ def distill(
     source_runs = sources(runs, alone=settings.teacher != "peer")
     others = _others(beside, source_runs, console)
     success_sets = {
-        name: collect_successes(s.run.exchange, s.info.run_id, name, settings.success_above, s.rounds)
+        name: collect_successes(records_of(s.run), s.info.run_id, name, settings.success_above, s.rounds)
         for name, s in source_runs.items()
     }
     prompts = {name: source.prompts for name, source in source_runs.items()}

@@ -15,8 +15,8 @@ from typing import IO, Protocol
 import psutil
 
 from mutualrl.mwra.placement import Allocation
-from mutualrl.see import open_store
 from mutualrl.see.exchange import claimed_attempt
+from mutualrl.see.location import records_of
 from mutualrl.storage.files import try_read_json
 from mutualrl.storage.rundir import RunDirectory
 
@@ -114,7 +114,7 @@ def next_attempt(run: RunDirectory, policy: str) -> int:
     claim."""
     names = (re.match(r"attempt-([0-9]+)\.", p.name) for p in run.policy(policy).logs.glob("attempt-*"))
     logs = max((int(match[1]) for match in names if match), default=-1)
-    claim = claimed_attempt(open_store(run.exchange), policy)
+    claim = claimed_attempt(records_of(run), policy)
     return max(logs, -1 if claim is None else claim) + 1
 
 

@@ -106,9 +106,10 @@ class Node:
         ended."""
         assert self._status_reader is not None
         waiting = set()
-        for policy in recipe.policies:
-            if not run.policy(policy.name).result.exists() and policy.name not in policy_supervisor.lost():
-                waiting.add(policy.name)
+        names = [p.name for p in recipe.policies] if self._launch.policy is None else [self._launch.policy]
+        for name in names:
+            if not run.policy(name).result.exists() and name not in policy_supervisor.lost():
+                waiting.add(name)
         if not self._others or not waiting:
             return True
         lost = {name for name in waiting if self._status_reader.of(name).state == "lost"}

@@ -22,7 +22,8 @@ from mutualrl.recipes.agreement import compare, compare_models
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
-from mutualrl.see import MissingPeers, open_store
+from mutualrl.see import MissingPeers
+from mutualrl.see.location import records_of
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import (
     read_checksummed,
@@ -38,12 +39,14 @@ from mutualrl.storage.trained_model import trained_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Options of a start, beside the recipe. `nodes`: how many machines; `node`: which of them this is; `address`:
-    where the other nodes reach this one; `device_map`: a file that says which policy runs where."""
+    """Options of a start, beside the recipe. `policy`: the one that joins an exchange alone; None starts all. `nodes`:
+    how many machines; `node`: which of them this is; `address`: where the other nodes reach this one; `device_map`: a
+    file that says which policy runs where."""
 
     resume: bool = False
     clean: bool = False
     device_map: Path | None = None
+    policy: str | None = None
     nodes: int = 1
     node: int = 0
     address: str = "127.0.0.1"
@@ -63,6 +66,7 @@ HARMLESS = frozenset(
         "run.save_every",
         "run.validate_every",
         "run.dir",
+        "exchange.heartbeat_seconds",
         "hardware.gpus",
         "pool",
     }
@@ -150,12 +154,13 @@ def start_run(
     models: dict[str, str],
     launch: Launch,
     held: ExitStack,
+    run_id: str | None = None,
 ) -> RunDirectory:
     """Claim a new run's directory, locked as long as `held` is open, and write what the workers read."""
     text = recipe_text(recipe)
     info = RunInfo(
         format=FORMAT,
-        run_id=uuid.uuid4().hex,
+        run_id=run_id or uuid.uuid4().hex,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=command_line(),
         versions=versions(),
@@ -167,6 +172,7 @@ def start_run(
         fingerprint=plan,
         models=models,
         placement=_by_policy(placement),
+        exchange="" if recipe.exchange is None else recipe.exchange.url,
         recipe=text,
         recipe_sha256=_sha256(text),
     )
@@ -288,9 +294,9 @@ def resume_run(
     for directory in (run.root, run.root / "supervisor", run.evaluations):
         remove_temporaries(directory)
     run.summary.unlink(missing_ok=True)
-    for policy in recipe.policies:
-        cursor = Checkpoints(run.policy(policy.name).root).newest_cursor()
-        MissingPeers(open_store(run.exchange), policy.name).readmit_all(cursor)
+    for allocation in placement.allocations:
+        cursor = Checkpoints(run.policy(allocation.policy).root).newest_cursor()
+        MissingPeers(records_of(run), allocation.policy).readmit_all(cursor)
     info, text = run.info(), recipe_text(recipe)
     changes = {
         "nodes": launch.nodes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,7 @@ from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end, launcher
+from mutualrl.mwra.joining import claim_exchange, require_alone, require_run
 from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.policy_supervisor import PolicySupervisor
@@ -66,7 +67,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         run_policies(run, recipe, placement, launch, session, console, request)
         if launch.node != 0:
             return run, {"node": launch.node}
-        summary = summarize(run, recipe, time.monotonic() - began)
+        summary = summarize(run, recipe, here(recipe, launch), time.monotonic() - began)
         write_checksummed(run.summary, summary, root=run.root)
     return run, summary
 
@@ -81,15 +82,18 @@ def _open(
         joined = Node(launch, recipe).join(path, console, request)
         held.enter_context(hold(joined[0].lock(launch.node), str(path)))
         return joined
+    if launch.policy is not None and recipe.exchange is not None:
+        require_alone(recipe.exchange, launch.policy, console)
     if launch.resume:
         return _take_up(recipe, path, launch, held)
     if path is not None and not launch.clean:
         check_free(path)
     recipe, placement, plan = planned(recipe, this_machine(), launch)
-    models = model_digests(recipe)
+    models = model_digests(only(recipe, here(recipe, launch)))
     if launch.clean and path is not None:
         clean_run(path, held)
-    run = start_run(recipe, placement, plan, models, launch, held)
+    run_id = None if recipe.exchange is None else claim_exchange(recipe, plan, launch.policy)
+    run = start_run(recipe, placement, plan, models, launch, held, run_id)
     return run, placement, list(placement.notes)
 
 
@@ -102,12 +106,27 @@ def _take_up(
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are looked for: they may be another task's
     recipe, placement, plan = planned(recipe, this_machine(), launch)
-    models = model_digests(recipe)
+    models = model_digests(only(recipe, here(recipe, launch)))
     notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan, models)]
     require_intact(run, recipe)
+    if recipe.exchange is not None:
+        require_run(recipe.exchange, run.info().run_id)
     held.enter_context(hold(run.lock(0), str(run.root)))
     resume_run(run, recipe, placement, models, launch)
     return run, placement, notes
+
+
+def here(recipe: Recipe, launch: Launch) -> list[str]:
+    """Return the policies that this session starts: all, or the one that joins an exchange."""
+    return [p.name for p in recipe.policies] if launch.policy is None else [launch.policy]
+
+
+def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """Return the recipe with these policies alone, for what is planned of them."""
+    weights = {name: weight for name, weight in recipe.launch.weights.items() if name in names}
+    policies = tuple(policy for policy in recipe.policies if policy.name in names)
+    launch = recipe.launch.model_copy(update={"weights": weights})
+    return recipe.model_copy(update={"policies": policies, "launch": launch})
 
 
 def _tag(run: RunDirectory, launch: Launch) -> ProcessTag:
@@ -121,7 +140,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     have. Raises what a look at the machine and the data can find wrong."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
-    placement = place(recipe, machine, launch.nodes, pins)
+    placement = place(only(recipe, here(recipe, launch)), machine, launch.nodes, pins)
     require_rewards(recipe.task.reward)
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
     for policy in recipe.policies:
@@ -192,7 +211,7 @@ def run_policies(
     try:
         node.meet(run, console, request, status_writer)
         with Progress(
-            run, [p.name for p in recipe.policies], recipe.run.steps, console, recipe.spec.metric("gate_rate")
+            run, here(recipe, launch), recipe.run.steps, console, recipe.spec.metric("gate_rate")
         ) as progress:
             policy_supervisor.start()
             deadline = None
@@ -213,7 +232,7 @@ def run_policies(
                 time.sleep(POLL_SECONDS)
             progress.update()
         if policy_supervisor.stopping or at_once:
-            raise RunInterruptedError(_stopped(run, recipe, request))
+            raise RunInterruptedError(_stopped(run, here(recipe, launch), request))
         status_writer.close("finished")
     except MutualRLError as error:
         status_writer.close(f"{error.kind}: {error}")
@@ -229,9 +248,9 @@ def _ask_to_stop(run: RunDirectory, policy_supervisor: PolicySupervisor, console
     console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop at once)")
 
 
-def _stopped(run: RunDirectory, recipe: Recipe, request: StopSignals) -> str:
+def _stopped(run: RunDirectory, policies: Sequence[str], request: StopSignals) -> str:
     """Return what a stopped run leaves, in words."""
-    steps = {p.name: max(Checkpoints(run.policy(p.name).root).steps(), default=None) for p in recipe.policies}
+    steps = {name: max(Checkpoints(run.policy(name).root).steps(), default=None) for name in policies}
     checkpoints = ", ".join(
         f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()
     )
@@ -239,18 +258,18 @@ def _stopped(run: RunDirectory, recipe: Recipe, request: StopSignals) -> str:
     return f"stopped {why}; checkpoints: {checkpoints}; resume with: mutualrl train --resume --run-dir {run.root}"
 
 
-def summarize(run: RunDirectory, recipe: Recipe, seconds: float) -> dict[str, object]:
+def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> dict[str, object]:
     """Return the summary of a finished run, from the policies' results. A policy that was lost on the way has none
     and is named."""
     policies, lost = {}, []
-    for policy in recipe.policies:
-        result = policy_result(run.policy(policy.name).result, run.root)
+    for name in names:
+        result = policy_result(run.policy(name).result, run.root)
         if result is not None:
-            policies[policy.name] = result.to_json()
+            policies[name] = result.to_json()
         elif recipe.run.on_peer_loss == "continue":
-            lost.append(policy.name)
+            lost.append(name)
         else:
-            raise MutualRLError(f"policy {policy.name!r} ended without a result; logs: {run.policy(policy.name).logs}")
+            raise MutualRLError(f"policy {name!r} ended without a result; logs: {run.policy(name).logs}")
     return {
         "regime": recipe.spec.name,
         "pool": recipe.pool,

@@ -18,6 +18,7 @@ from mutualrl.recipes.batch_plan import OWN_BATCHING
 from mutualrl.recipes.layers import Layer, Layers, anchor_code, find, recipe_file, shipped, with_name_keys
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
+    ExchangeSection,
     HardwareSection,
     LaunchSection,
     LoraSection,
@@ -65,6 +66,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "hardware": HardwareSection,
     "launch": LaunchSection,
     "lora": LoraSection,
+    "exchange": ExchangeSection,
 }
 
 

@@ -12,6 +12,7 @@ from mutualrl.plugins import absolute_path, is_import_path
 from mutualrl.records import PublishSchema
 from mutualrl.regimes import RegimeSettings, RegimeSpec, baseline, get_regime
 from mutualrl.regimes.spec import merged
+from mutualrl.storage.bucket_url import require_url
 from mutualrl.storage.files import user_path
 from mutualrl.tasks import TASKS, TaskSource
 from mutualrl.tasks.base import MixtureMember
@@ -208,6 +209,16 @@ class LaunchSection(Section):
     )
 
 
+class ExchangeSection(Section):
+    """Section `exchange`: the exchange in a bucket, in place of the run's directory.
+
+    `url`: where; one run per URL. Credentials come from the environment.
+    """
+
+    url: Annotated[str, AfterValidator(require_url)]
+    heartbeat_seconds: float = Field(10.0, ge=1, description="seconds between two heartbeats of a policy in the bucket")
+
+
 class Recipe(Section):
     """Everything that decides a run's result, fully resolved."""
 
@@ -221,6 +232,7 @@ class Recipe(Section):
     hardware: HardwareSection = HardwareSection()
     launch: LaunchSection = LaunchSection()
     lora: LoraSection | None = None
+    exchange: ExchangeSection | None = None
 
     @model_validator(mode="after")
     def _names_differ(self) -> Recipe:

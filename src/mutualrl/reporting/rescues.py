@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mutualrl.console.display import clean
-from mutualrl.errors import ExchangeDamagedError
+from mutualrl.errors import ExchangeDamagedError, MutualRLError
 from mutualrl.reporting.run_reader import PolicyRun, Run
 from mutualrl.see.inspection import Reader
 from mutualrl.storage.files import JsonObject, finite_number
@@ -69,11 +69,14 @@ def collect_rescues(runs: Sequence[Run]) -> tuple[list[JsonObject], list[str]]:
 
 def _visits(run: Run, policy: PolicyRun, wanted: set[str], notify: Callable[[str], None]) -> Visits:
     """Return for each prompt the rounds in which the policy was asked it. A damaged round is reported and left out."""
-    directory = run.root / "exchange"
-    reader = Reader(directory, str(run.info.get("run_id")))
+    reader = Reader(str(run.info.get("exchange") or "") or run.root / "exchange", str(run.info.get("run_id")))
     visits: dict[str, list[Visit]] = {}
     above = run.success_above(policy.name)
-    rounds = reader.rounds(policy.name)
+    try:
+        rounds = reader.rounds(policy.name)
+    except MutualRLError as error:
+        notify(f"later answers of {policy.name!r} are not shown: {error}")
+        return Visits({}, complete=False)
     complete = bool(rounds) and rounds == list(range(rounds[-1] + 1))
     for round_index in rounds:
         try:

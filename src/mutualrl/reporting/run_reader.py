@@ -231,7 +231,7 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
     if not policies:
         notes.append("it has no policies: it ended before any of them began")
     state = _state(run, summary, notes)
-    if not (root / "exchange").is_dir():
+    if not (root / "exchange").is_dir() and not info.get("exchange"):
         notes.append("it has no exchange: nothing that the policies published is shown")
     evaluations = _evaluations(run, info, notes)
     return Run(root, root.name, info, recipe, policies, summary, state, tuple(notes), evaluations)

@@ -10,8 +10,9 @@ from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError, FileDa
 from mutualrl.recipes.published import missing_rounds
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
+from mutualrl.see.location import records_of
 from mutualrl.see.missing_peers import MissingPeers
-from mutualrl.see.store import ExchangeStore, open_store
+from mutualrl.see.store import ExchangeStore
 from mutualrl.storage.artifacts import verify_directory
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_checksummed, read_regular
@@ -118,9 +119,9 @@ def _checkpoint(checkpoints: Checkpoints, step: int) -> None:
 def verify_exchange(run: RunDirectory, result: Verification) -> None:
     """Compare every byte of the exchange with its commit markers, decode it, and look for rounds that are missing."""
     run_id = run.info().run_id
-    store = open_store(run.exchange)
-    for policy in writers(run.exchange):
-        inspection = inspect_policy(run.exchange, run_id, policy, verify=True)
+    store = records_of(run)
+    for policy in writers(store):
+        inspection = inspect_policy(store, run_id, policy, verify=True)
         result.exchange.append(inspection)
         result.damaged += inspection.damaged
         result.damaged += [f"policy {policy}: round {gap} is missing between others" for gap in inspection.gaps]

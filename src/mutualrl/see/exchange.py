@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from mutualrl.errors import (
@@ -27,11 +26,9 @@ from mutualrl.see.files import committed_rounds, marker_name
 from mutualrl.see.liveness import NOT_STARTED, WAITING, HeartbeatMonitor
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
-from mutualrl.see.store import ExchangeStore, LocalStore, open_store
+from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed, parse_or_none
 
-_POLL_SECONDS = (0.002, 0.05)  # first and longest pause between two looks at the directory
-_LIVENESS_SECONDS = 0.5  # a peer's heartbeat is looked at this often while waiting
 _SUPERVISED_SECONDS = 3.0  # a supervisor that watches the peer, too, gets so much longer to say what becomes of it
 ATTEMPT = "attempt.json"
 _CONTESTS = 200  # how often a claim or a marker is tried against another writer of the same policy
@@ -44,12 +41,13 @@ class WaitTimeouts:
     `peer_timeout`: a peer whose heartbeat has not moved for so long is dead.
     `round_timeout`: a peer that is alive must have published the round by then.
     `on_peer_loss`: what a dead peer means: an error (`fail`), patience until `round_timeout` (`wait`), or a round
-    without it (`continue`).
+    without it (`continue`). `late_start`: a peer that was never seen may start later, and is not dead.
     """
 
     peer_timeout: float = 60.0
     round_timeout: float = 3600.0
     on_peer_loss: Literal["fail", "wait", "continue"] = "fail"
+    late_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class Exchange:
 
     def __init__(
         self,
-        root: Path | ExchangeStore,
+        root: Location,
         policy: str,
         run_id: str,
         *,
@@ -114,7 +112,7 @@ class Exchange:
                     return
             elif self.store.swap(self.policy, ATTEMPT, current, data):
                 return
-            time.sleep(_POLL_SECONDS[0])
+            time.sleep(self.store.poll_seconds[0])
         raise self._unsettled(ATTEMPT)
 
     def _unsettled(self, name: str) -> ExchangeDamagedError:
@@ -179,7 +177,7 @@ class Exchange:
                     return marker
             elif self.store.swap(self.policy, marker_name(round_index), before, data):
                 return marker
-            time.sleep(_POLL_SECONDS[0])
+            time.sleep(self.store.poll_seconds[0])
         raise self._unsettled(marker_name(round_index))
 
     def _marker(self, round_index: int, parts: Sequence[Part], policy_step: int) -> Marker:
@@ -248,7 +246,8 @@ class Exchange:
         lost: set[str] = set()
         slow: set[str] = set()
         began = time.monotonic()
-        next_look, pause, announced = began + _LIVENESS_SECONDS, _POLL_SECONDS[0], False
+        pause, longest = self.store.poll_seconds
+        next_look, announced = began + self.store.liveness_seconds, False
         while True:
             self._collect(peers, round_index, shards, callbacks, began)
             missing = [peer for peer in peers if peer not in shards and peer not in lost]
@@ -267,9 +266,9 @@ class Exchange:
                         f"{WAITING} for round {round_index} of {', '.join(sorted(late))} for {now - began:.0f} s; its "
                         f"heartbeat goes on (until run.round_timeout, {self.timeouts.round_timeout:.0f} s)"
                     )
-                next_look = now + _LIVENESS_SECONDS
+                next_look = now + self.store.liveness_seconds
             time.sleep(pause)
-            pause = min(2 * pause, _POLL_SECONDS[1])
+            pause = min(2 * pause, longest)
 
     def _collect(
         self, peers: Sequence[str], round_index: int, shards: dict[str, Shard], callbacks: WaitCallbacks, began: float
@@ -319,6 +318,8 @@ class Exchange:
             if state == "running":
                 limit += _SUPERVISED_SECONDS
         if silent <= limit or self.timeouts.on_peer_loss == "wait":
+            return None
+        if self.timeouts.late_start and phase.startswith(NOT_STARTED):
             return None
         return f"no heartbeat for {silent:.0f} s (last seen: {phase})"
 

@@ -16,7 +16,7 @@ from mutualrl.errors import ExchangeDamagedError
 from mutualrl.see.exchange import Exchange
 from mutualrl.see.files import PART_NAME
 from mutualrl.see.shard import Shard
-from mutualrl.see.store import ExchangeStore, open_store
+from mutualrl.see.store import Location, open_store
 
 
 @dataclass
@@ -54,12 +54,12 @@ class PolicyInspection:
         }
 
 
-def writers(exchange: Path | ExchangeStore) -> list[str]:
+def writers(exchange: Location) -> list[str]:
     """Return the policies that have a namespace in the exchange."""
     return open_store(exchange).policies()
 
 
-def inspect_policy(exchange: Path | ExchangeStore, run_id: str, policy: str, *, verify: bool) -> PolicyInspection:
+def inspect_policy(exchange: Location, run_id: str, policy: str, *, verify: bool) -> PolicyInspection:
     """Look at a policy's rounds: at their markers, and with `verify` at every byte of every part."""
     reader = Reader(exchange, run_id)
     inspection = PolicyInspection(policy, reader.rounds(policy))
@@ -87,7 +87,7 @@ def inspect_policy(exchange: Path | ExchangeStore, run_id: str, policy: str, *, 
 class Reader(Exchange):
     """Door to a run's exchange that only reads: it is no policy's."""
 
-    def __init__(self, exchange: Path | ExchangeStore, run_id: str) -> None:
+    def __init__(self, exchange: Location, run_id: str) -> None:
         super().__init__(exchange, "", run_id)
 
 
@@ -100,9 +100,7 @@ def decode(shard: Shard) -> pa.Table:
         raise ExchangeDamagedError(f"policy {shard.policy!r}, round {shard.marker.round}: {error}") from None
 
 
-def tables(
-    exchange: Path | ExchangeStore, run_id: str, policies: list[str], rounds: range | None = None
-) -> Iterator[pa.Table]:
+def tables(exchange: Location, run_id: str, policies: list[str], rounds: range | None = None) -> Iterator[pa.Table]:
     """Yield the records of every committed round (among `rounds`), round by round, policies in order. Damage raises
     ExchangeDamagedError."""
     reader = Reader(exchange, run_id)
@@ -115,7 +113,7 @@ def tables(
                 yield decode(shard)
 
 
-def export(exchange: Path | ExchangeStore, run_id: str, policies: list[str], target: Path) -> int:
+def export(exchange: Location, run_id: str, policies: list[str], target: Path) -> int:
     """Write all records into one Parquet or JSONL file, by its ending, under another name first; returns their
     number."""
     temporary = target.with_name(f".{target.name}.tmp")
@@ -138,7 +136,7 @@ def export(exchange: Path | ExchangeStore, run_id: str, policies: list[str], tar
     return rows
 
 
-def _export_lines(exchange: Path | ExchangeStore, run_id: str, policies: list[str], target: Path) -> int:
+def _export_lines(exchange: Location, run_id: str, policies: list[str], target: Path) -> int:
     rows = 0
     with target.open("w", encoding="utf-8") as file:
         for table in tables(exchange, run_id, policies):

@@ -10,11 +10,10 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from mutualrl.console.lines import notify
-from mutualrl.errors import DiskError
-from mutualrl.see.store import ExchangeStore, open_store
+from mutualrl.errors import DiskError, MachineError
+from mutualrl.see.store import ExchangeStore, Location, open_store
 from mutualrl.storage.files import JsonObject, parse_or_none
 
 HEARTBEAT = "heartbeat.json"
@@ -33,9 +32,7 @@ class Heartbeat:
     A reader judges by the counter alone, never by the writer's clock.
     """
 
-    def __init__(
-        self, exchange: Path | ExchangeStore, policy: str, interval: float = INTERVAL_SECONDS, rank: int = 0
-    ) -> None:
+    def __init__(self, exchange: Location, policy: str, interval: float = INTERVAL_SECONDS, rank: int = 0) -> None:
         self._store = open_store(exchange)
         self._name = f"heartbeat.{rank}.json" if rank else HEARTBEAT
         self._policy = policy
@@ -47,6 +44,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._repeater: _Repeater | None = None
 
     def start(self) -> None:
         """Write the first beat now, then one every interval until `stop`. Starting again changes nothing."""
@@ -54,6 +52,12 @@ class Heartbeat:
             return
         self.beat()
         self._thread.start()
+
+    def repeat_to(self, store: ExchangeStore, interval: float) -> None:
+        """Write the newest beat to another store too, every `interval` seconds from a thread of its own: a bucket that
+        does not answer must not hold up the beats that the run's supervisor watches."""
+        self._repeater = _Repeater(self, store, interval)
+        self._repeater.start()
 
     def set(self, phase: str, step: int | None = None) -> None:
         """Say what the policy is doing; seen with the next beat. Beginning something is progress."""
@@ -70,16 +74,22 @@ class Heartbeat:
         """Raise the counter once."""
         with self._lock:
             self._counter += 1
-            state = {
-                "policy": self._policy,
-                "pid": os.getpid(),
-                "counter": self._counter,
-                "phase": self._phase,
-                "step": self._step,
-                "progress": self._progress,
-            }
-            data = json.dumps(state, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-            self._store.put(self._policy, self._name, data, durable=self._counter == 1)
+            self._store.put(self._policy, self._name, self._state(), durable=self._counter == 1)
+
+    def write_to(self, store: ExchangeStore) -> None:
+        """Write the newest beat to another store."""
+        store.put(self._policy, self._name, self._state(), durable=False)
+
+    def _state(self) -> bytes:
+        state = {
+            "policy": self._policy,
+            "pid": os.getpid(),
+            "counter": self._counter,
+            "phase": self._phase,
+            "step": self._step,
+            "progress": self._progress,
+        }
+        return json.dumps(state, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
     def stop(self, phase: str) -> None:
         """End the thread and leave `phase` (such as 'finished') as the last word."""
@@ -88,6 +98,8 @@ class Heartbeat:
             self._thread.join(timeout=5)
         self.set(phase)
         self.beat()
+        if self._repeater is not None:
+            self._repeater.stop()
 
     def _run(self) -> None:
         written = True
@@ -99,6 +111,38 @@ class Heartbeat:
                 if written:
                     notify(f"the heartbeat of {self._policy!r} cannot be written: {error}")
                 written = False
+
+
+class _Repeater:
+    """Thread that writes a policy's newest beat to a bucket."""
+
+    def __init__(self, heartbeat: Heartbeat, store: ExchangeStore, interval: float) -> None:
+        self._heartbeat = heartbeat
+        self._store = store
+        self._interval = interval
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat to the bucket", daemon=True)
+
+    def start(self) -> None:
+        """Write the first beat now, then one every interval."""
+        self._write()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and write the last beat."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self._write()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            self._heartbeat.write_to(self._store)
+        except (OSError, MachineError) as error:  # the next beat may get through
+            notify(f"the heartbeat cannot be written: {error}")
 
 
 @dataclass(slots=True)
@@ -115,7 +159,7 @@ class _Seen:
 class HeartbeatMonitor:
     """Time since each peer's last heartbeat, on this reader's monotonic clock."""
 
-    def __init__(self, exchange: Path | ExchangeStore) -> None:
+    def __init__(self, exchange: Location) -> None:
         self._store = open_store(exchange)
         self._seen: dict[tuple[str, str], _Seen] = {}
 
@@ -177,7 +221,7 @@ def last_beat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> JsonO
         return None
 
 
-def clear_heartbeats(exchange: Path | ExchangeStore, policy: str) -> None:
+def clear_heartbeats(exchange: Location, policy: str) -> None:
     """Remove what earlier attempts of a policy left, so that a new one that is still loading is not taken for
     frozen."""
     store = open_store(exchange)

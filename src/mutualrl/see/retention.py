@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from mutualrl.see.files import committed_rounds, round_of
-from mutualrl.see.store import ExchangeStore, open_store
+from mutualrl.see.store import Location, open_store
 
 
 def deletable(rounds: Iterable[int], needed: int, keep: int) -> list[int]:
@@ -17,7 +16,7 @@ def deletable(rounds: Iterable[int], needed: int, keep: int) -> list[int]:
 
 
 def prune_rounds(
-    exchange: Path | ExchangeStore, policy: str, needed: int, keep: int, *, dry_run: bool = False
+    exchange: Location, policy: str, needed: int, keep: int, *, dry_run: bool = False
 ) -> tuple[list[int], int]:
     """Delete a policy's deletable rounds; return them and the bytes that they took. The markers go first, so that a
     round is complete or not there."""

@@ -23,7 +23,11 @@ LARGEST_OBJECT = 4 * 2**30  # bytes; a round of thousands of long rollouts is so
 
 
 class ExchangeStore(Protocol):
-    """Objects by policy and name."""
+    """Objects by policy and name. A reader pauses `poll_seconds` (the first, and the longest time) between two looks
+    for an object, and looks at the heartbeats every `liveness_seconds`."""
+
+    poll_seconds: tuple[float, float]
+    liveness_seconds: float
 
     def describe(self, policy: str, name: str = "") -> str:
         """Return where an object is, for messages."""
@@ -63,11 +67,15 @@ class ExchangeStore(Protocol):
         ...
 
 
+Location = Path | str | ExchangeStore
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalStore:
     """Files below a directory: `<root>/<policy>/<name>`. No pickle, no shared mutable file."""
+
+    poll_seconds = (0.002, 0.05)
+    liveness_seconds = 0.5
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -151,6 +159,12 @@ class LocalStore:
             yield
 
 
-def open_store(location: Path | ExchangeStore) -> ExchangeStore:
-    """Return the store at a location: a directory; a store is returned as it is."""
-    return LocalStore(location) if isinstance(location, Path) else location
+def open_store(location: Location) -> ExchangeStore:
+    """Return the store at a location: a directory, or the URL of a bucket; a store is returned as it is."""
+    if isinstance(location, Path):
+        return LocalStore(location)
+    if isinstance(location, str):
+        from mutualrl.see.bucket import BucketStore
+
+        return BucketStore(location)
+    return location

@@ -51,8 +51,9 @@ class StoredAllocation(Stored):
 class RunInfo(Stored):
     """`run.json`: how a run began, what every policy of it must agree on, and where each of them runs.
 
-    `models`: by policy, what its base model is (`engines.model_files.model_digest`). `recipe`: the text of recipe.yaml,
-    which is the copy; `recipe_sha256` its sha256, `recipe_before_sha256` that of the text before the newest session.
+    `exchange`: the URL of its exchange; empty where that lies in the run's directory. `models`: by policy, what its
+    base model is (`engines.model_files.model_digest`). `recipe`: the text of recipe.yaml, which is the copy;
+    `recipe_sha256` its sha256, `recipe_before_sha256` that of the text before the newest session.
     """
 
     format: int = 0
@@ -68,6 +69,7 @@ class RunInfo(Stored):
     fingerprint: Fingerprint = {}
     models: dict[str, str] = {}
     placement: dict[str, StoredAllocation] = {}
+    exchange: str = ""
     recipe: str = ""
     recipe_sha256: str = ""
     recipe_before_sha256: str = ""

@@ -13,6 +13,7 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
+from mutualrl.see.location import records_of
 from mutualrl.storage.artifacts import FileSum
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
 from mutualrl.storage.files import write_atomic
@@ -49,7 +50,7 @@ class PolicyProgress:
         def free_rounds() -> None:
             if recipe.run.keep_rounds is not None:
                 needed = oldest_cursor([self.run.policy(p.name).root for p in recipe.policies])
-                retention.prune_rounds(self.run.exchange, self.policy, needed, recipe.run.keep_rounds)
+                retention.prune_rounds(records_of(self.run), self.policy, needed, recipe.run.keep_rounds)
 
         return Checkpointer(
             store=Checkpoints(self.run.policy(self.policy).root),

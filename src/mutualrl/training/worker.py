@@ -25,6 +25,7 @@ from mutualrl.process.stopping import StopRequest
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.see.liveness import LOADING
+from mutualrl.see.location import records_of
 from mutualrl.storage.files import is_disk_failure, write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
@@ -84,6 +85,8 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
         exchange.claim()
     heartbeat.set(LOADING)
     heartbeat.start()
+    if recipe.exchange is not None and rank == 0:
+        heartbeat.repeat_to(exchange.store, recipe.exchange.heartbeat_seconds)
 
     with importing():
         from mutualrl.training.adapters import save_model
@@ -145,9 +148,13 @@ def _train(
 
 
 def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, attempt: int) -> Exchange:
-    timeouts = WaitTimeouts(recipe.run.peer_timeout, recipe.run.round_timeout, recipe.run.on_peer_loss)
+    alone = set(info.placement) != {p.name for p in recipe.policies}  # its peers join from elsewhere, when they can
+    section = recipe.run
+    timeouts = WaitTimeouts(section.peer_timeout, section.round_timeout, section.on_peer_loss, late_start=alone)
     status_reader = StatusReader(run.root)
-    return Exchange(run.exchange, policy, info.run_id, attempt=attempt, timeouts=timeouts, status_reader=status_reader)
+    return Exchange(
+        records_of(run), policy, info.run_id, attempt=attempt, timeouts=timeouts, status_reader=status_reader
+    )
 
 
 def leave(code: int) -> NoReturn:

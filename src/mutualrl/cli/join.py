@@ -1,0 +1,80 @@
+"""`mutualrl join`: one policy of a run whose exchange is in a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mutualrl.cli.options import JsonFlag
+from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.cli.train import (
+    AssignmentsOption,
+    DataOption,
+    PoolOption,
+    RegimeOption,
+    ReportOption,
+    SeedOption,
+    StepsOption,
+    TaskOption,
+)
+
+
+@reports_errors
+def join(
+    exchange: Annotated[str, typer.Argument(help="Where the run's exchange is: s3://, gs:// or az://BUCKET/PREFIX.")],
+    policy: Annotated[str, typer.Option(help="The policy of the recipe that trains here.", show_default=False)],
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help="A recipe (YAML), the same for every policy. Flags override it.", show_default=False),
+    ] = None,
+    regime: RegimeOption = None,
+    pool: PoolOption = None,
+    task: TaskOption = None,
+    data: DataOption = None,
+    steps: StepsOption = None,
+    seed: SeedOption = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where this policy's files are kept; runs/PREFIX-POLICY by default.", show_default=False),
+    ] = None,
+    assignments: AssignmentsOption = None,
+    report: ReportOption = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train one policy, sharing with the others through a bucket; each is started where and when it suits.
+
+    The first to come makes the run, the others compare their recipe and data with it. The same command goes on after a
+    stop or a crash, from this policy's last checkpoint. Example: mutualrl join s3://my-bucket/run-1 --policy ada
+    --regime sgt --pool tiny
+    """
+    from mutualrl.cli.post_run import close
+    from mutualrl.cli.resolve_args import recipe_to_join
+    from mutualrl.cli.results import show_summary
+    from mutualrl.mwra.supervisor import train as supervise
+    from mutualrl.recipes import Request
+
+    request = Request(
+        recipe=recipe,
+        regime=regime,
+        pool=pool,
+        task=task,
+        data=data,
+        steps=steps,
+        seed=seed,
+        run_dir=run_dir,
+        assignments=tuple(assignments or ()),
+    )
+    console = prose()
+    resolved, launch, notes = recipe_to_join(request, exchange, policy)
+    for note in notes:
+        console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
+    if resolved is None:
+        return
+    run, summary = supervise(resolved, console, launch)
+    if not as_json:
+        show_summary(summary, run.root)
+    close(run.root, console, report=report, push_to=None)
+    if as_json:
+        emit({"run_dir": str(run.root), **summary})

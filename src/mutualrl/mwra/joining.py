@@ -1,0 +1,83 @@
+"""A run whose exchange is in a bucket: what is asked of the bucket, and agreed on there, before anything starts."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from rich.console import Console
+
+from mutualrl.errors import ExchangeDamagedError, PlanMismatchError, UsageError
+from mutualrl.recipes import Recipe
+from mutualrl.recipes.agreement import compare
+from mutualrl.recipes.schema import ExchangeSection
+from mutualrl.see.bucket import BucketStore
+from mutualrl.see.liveness import last_beat
+from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
+from mutualrl.storage.run_info import Fingerprint
+
+FINISHED = "finished"
+PROBE_SECONDS = 20.0  # for the first requests: what is wrong with a bucket is said in seconds
+
+
+def claim_exchange(recipe: Recipe, plan: Fingerprint, policy: str | None) -> str:
+    """Return the id of the run that the bucket is to hold: a new one, or for a `policy` that joins the one that is
+    there. Raises MachineError where the bucket cannot be used, UsageError where it holds another run."""
+    assert recipe.exchange is not None
+    store = BucketStore(recipe.exchange.url, PROBE_SECONDS)
+    store.probe()
+    names, run_id = [p.name for p in recipe.policies], uuid.uuid4().hex
+    manifest = write_manifest(store, run_id, names, recipe.spec.name, plan)
+    if policy is None and manifest.run_id != run_id:
+        raise UsageError(
+            f"exchange.url: {store.url} holds run {manifest.run_id[:8]} ({manifest.regime}, begun {manifest.created}, "
+            f"policies {', '.join(manifest.policies)}); give every run a URL of its own, or delete what is there"
+        )
+    if policy is not None:
+        require_same_run(store.url, manifest, recipe, plan, policy)
+    return manifest.run_id
+
+
+def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerprint, policy: str) -> None:
+    """Raise UsageError where a policy would train on another plan than the run that a bucket holds."""
+    names = tuple(p.name for p in recipe.policies)
+    if policy not in manifest.policies:
+        raise UsageError(f"--policy {policy}: the run in {url} has {', '.join(manifest.policies)}")
+    if names != manifest.policies or recipe.spec.name != manifest.regime:
+        raise UsageError(
+            f"the run in {url} has {manifest.regime} with policies {', '.join(manifest.policies)}; this recipe has "
+            f"{recipe.spec.name} with {', '.join(names)}"
+        )
+    try:
+        compare(policy, plan, manifest.fingerprint)
+    except PlanMismatchError as error:
+        raise UsageError(f"{error} in {url}; give every policy of a run the same recipe and data") from None
+
+
+def require_run(section: ExchangeSection, run_id: str) -> None:
+    """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more."""
+    store = BucketStore(section.url, PROBE_SECONDS)
+    manifest = read_manifest(store)
+    if manifest is None or manifest.run_id != run_id:
+        found = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
+        raise ExchangeDamagedError(f"{store.url}: holds {found}, expected run {run_id[:8]}, which is resumed")
+
+
+def require_alone(section: ExchangeSection, policy: str, console: Console) -> None:
+    """Raise UsageError where another process of a policy writes heartbeats into the bucket. Looks for one and a half
+    intervals, unless the policy has not started or has finished."""
+    store = BucketStore(section.url, PROBE_SECONDS)
+    before = last_beat(store, policy)
+    if before is None or before.get("phase") == FINISHED:
+        return
+    seconds = 1.5 * section.heartbeat_seconds
+    console.print(f"Looking for {seconds:.0f} s whether {policy} runs elsewhere", markup=False, highlight=False)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, section.heartbeat_seconds))
+        now = last_beat(store, policy)
+        if now is not None and now.get("counter") != before.get("counter"):
+            raise UsageError(
+                f"policy {policy!r} runs already: its heartbeat in {store.url} goes on (process {now.get('pid')}, step "
+                f"{now.get('step')}, {now.get('phase')}); stop it there, or wait until it has ended"
+            )

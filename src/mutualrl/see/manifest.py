@@ -1,0 +1,60 @@
+"""Manifest of an exchange in a bucket: which run it holds, and what all of its policies must agree on.
+
+`<url>/run.json`, created once by whoever comes first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mutualrl.errors import ExchangeDamagedError, FileDamagedError
+from mutualrl.see.store import ExchangeStore
+from mutualrl.storage.files import checksummed_bytes, parse_checksummed
+
+NAME = "run.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Run of an exchange. `fingerprint`: see `recipes.agreement.fingerprint`."""
+
+    run_id: str
+    policies: tuple[str, ...]
+    regime: str
+    fingerprint: dict[str, Any]
+    created: str = ""
+    format: int = FORMAT
+
+
+def read_manifest(store: ExchangeStore) -> Manifest | None:
+    """Return the manifest; None where the exchange holds no run. Raises ExchangeDamagedError."""
+    data, where = store.get("", NAME), store.describe("", NAME)
+    if data is None:
+        return None
+    try:
+        value = parse_checksummed(data, where)
+        if value.get("format") != FORMAT:
+            raise ExchangeDamagedError(f"{where}: format {value.get('format')!r}, this version reads {FORMAT}")
+        policies = tuple(map(str, value["policies"]))
+        run_id, regime, created = (str(value[key]) for key in ("run_id", "regime", "created"))
+        return Manifest(run_id, policies, regime, dict(value["fingerprint"]), created)
+    except (FileDamagedError, KeyError, TypeError, ValueError) as error:
+        raise ExchangeDamagedError(f"{where}: not the manifest of an exchange ({error})") from None
+
+
+def write_manifest(
+    store: ExchangeStore, run_id: str, policies: Sequence[str], regime: str, fingerprint: Any
+) -> Manifest:
+    """Create the manifest, or return the one that somebody else has created first."""
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    manifest = Manifest(run_id, tuple(policies), regime, dict(fingerprint), created)
+    store.create("", NAME, checksummed_bytes(asdict(manifest)))
+    stored = read_manifest(store)
+    if stored is None:
+        where = store.describe("", NAME)
+        raise ExchangeDamagedError(f"{where}: was created, and is not there; is its store sound?")
+    return stored

@@ -1,0 +1,162 @@
+"""A bucket as the store of an exchange: S3 servers on the loopback, slow, failing, gone, or not sound."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from buckets import Faults, Server, proxied, reachable, serving
+from mutualrl.errors import ExchangeUnreachableError, FencedError, MachineError, UsageError
+from mutualrl.records import Rollout
+from mutualrl.see import Exchange, open_store
+from mutualrl.see.bucket import BucketStore
+from mutualrl.see.retention import prune_rounds
+from mutualrl.storage.bucket_url import require_url
+
+ROWS = [Rollout("p", index, 1.0, ended=True, text=f"text {index}") for index in range(3)]
+
+
+@pytest.fixture(scope="module", params=["moto", pytest.param("seaweedfs", marks=pytest.mark.extended)])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(request.param, tmp_path_factory.mktemp("server")) as server, reachable(server):
+        yield server
+
+
+@pytest.fixture
+def store(server: Server) -> BucketStore:
+    return BucketStore(server.bucket())
+
+
+def test_objects_are_put_created_once_swapped_and_deleted(store: BucketStore) -> None:
+    assert store.get("bob", "a") is None
+    assert (store.names("bob"), store.size("bob", "a"), store.policies()) == ([], 0, [])
+    assert store.create("bob", "a", b"1")
+    assert not store.create("bob", "a", b"2")
+    assert store.get("bob", "a") == b"1"
+    assert not store.swap("bob", "a", b"2", b"3")
+    assert store.swap("bob", "a", b"1", b"3")
+    assert not store.swap("bob", "b", b"1", b"3")
+    store.put("bob", "a", b"four")
+    store.put("bob", "b", b"5", durable=False)
+    assert (sorted(store.names("bob")), store.policies(), store.size("bob", "a")) == (["a", "b"], ["bob"], 4)
+    store.delete("bob", ["a", "gone"])
+    assert store.names("bob") == ["b"]
+    store.probe()
+    assert store.names("") == []
+
+
+def test_a_whole_exchange_runs_over_it(store: BucketStore) -> None:
+    bob, ada = (Exchange(store.url, name, "run") for name in ("bob", "ada"))
+    bob.claim()
+    marker = bob.publish(0, ROWS, 0)
+    assert bob.publish(0, ROWS, 0) == marker  # again changes nothing
+    assert ada.wait(["bob"], 0)["bob"].texts([0, 2]) == ["text 0", "text 2"]
+    newer = Exchange(store.url, "bob", "run", attempt=1)
+    newer.claim()
+    with pytest.raises(FencedError):
+        bob.publish(1, ROWS, 1)
+    newer.publish(0, ROWS[:1], 0)
+    replaced = ada.read("bob", 0)
+    assert replaced is not None
+    assert len(replaced) == 1
+    newer.publish(1, ROWS, 1)
+    assert prune_rounds(store.url, "bob", needed=1, keep=1)[0] == [0]
+    assert newer.rounds("bob") == [1]
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.extended)])
+def test_of_eight_writers_of_a_marker_one_wins(store: BucketStore, count: int) -> None:
+    stores = [BucketStore(store.url) for _ in range(8)]
+    for number in range(count):
+        won: list[int] = []
+        go = threading.Barrier(8)
+
+        def compete(each: int, name: str = f"m{number}", go: threading.Barrier = go, won: list[int] = won) -> None:
+            go.wait()
+            if stores[each].create("bob", name, b"writer %d" % each):
+                won.append(each)
+
+        threads = [threading.Thread(target=compete, args=(each,)) for each in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+        assert store.get("bob", f"m{number}") == b"writer %d" % won[0]
+
+
+def test_requests_that_fail_are_made_again_and_nothing_is_done_twice(server: Server) -> None:
+    url, faults = server.bucket(), Faults(failing=0.2)
+    with proxied(server, faults) as proxy, reachable(proxy):
+        store = BucketStore(url)
+        for number in range(40):
+            name = f"o{number}"
+            assert store.create("bob", name, b"%d" % number)  # though the answer to some was lost
+            assert not store.create("bob", name, b"other")
+            assert store.swap("bob", name, b"%d" % number, b"new %d" % number)
+            assert not store.swap("bob", name, b"%d" % number, b"stale")
+            assert store.get("bob", name) == b"new %d" % number
+        assert len(store.names("bob")) == 40
+        store.delete("bob", [f"o{number}" for number in range(40)])
+    assert faults.failed > 20
+    assert BucketStore(url).names("bob") == []
+
+
+def test_a_store_that_is_gone_is_waited_for_and_then_named(server: Server) -> None:
+    url, faults = server.bucket(), Faults(down=True)
+    with proxied(server, faults) as proxy, reachable(proxy):
+        with pytest.raises(ExchangeUnreachableError, match="put failed for"):
+            BucketStore(url, retry_seconds=1).put("bob", "a", b"1")
+        BucketStore(url, retry_seconds=0)
+        timer = threading.Timer(1.5, lambda: setattr(faults, "down", False))
+        timer.start()
+        BucketStore(url).put("bob", "a", b"1")
+        faults.down = True
+        with pytest.raises(ExchangeUnreachableError):
+            BucketStore(url).put("bob", "heartbeat", b"1", durable=False)  # the next one will do
+    assert BucketStore(url).get("bob", "a") == b"1"
+
+
+def test_a_bucket_that_is_not_there_is_named_at_once(server: Server) -> None:
+    store = BucketStore("s3://no-such-bucket/run")
+    for request in (store.probe, lambda: store.get("bob", "a"), lambda: store.create("bob", "a", b"")):
+        with pytest.raises(MachineError, match="there is no such bucket"):
+            request()
+
+
+def test_a_store_without_conditional_puts_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with (
+        serving("rclone", tmp_path_factory.mktemp("rclone")) as server,
+        reachable(server),
+        pytest.raises(MachineError, match="accepts a second create"),
+    ):
+        BucketStore(server.bucket()).probe()
+
+
+def test_missing_credentials_are_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = server.bucket()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(MachineError, match="credentials") as caught:
+        BucketStore(url, retry_seconds=0).get("bob", "a")
+    assert os.environ["AWS_ENDPOINT_URL"] not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("ftp://bucket/run", "expected s3://"),
+        ("s3://", "expected s3://"),
+        ("s3://key:secret@bucket/run", "holds credentials"),
+        ("s3://bucket/run?key=1", "without a query"),
+        ("s3://bucket/../other", "'..'"),
+    ],
+)
+def test_a_url_that_cannot_be_right_is_refused(url: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem.replace("?", r"\?")):
+        require_url(url)
+    with pytest.raises(UsageError):
+        open_store(url)
