@@ -20,7 +20,7 @@ FINISHED = "finished"
 PROBE_SECONDS = 20.0  # for the first requests: what is wrong with a bucket is said in seconds
 
 
-def claim_exchange(recipe: Recipe, plan: Fingerprint, policy: str | None) -> str:
+def claim_exchange(recipe: Recipe, plan: Fingerprint, policy: str | None, console: Console) -> str:
     """Return the id of the run that the bucket is to hold: a new one, or for a `policy` that joins the one that is
     there. Raises MachineError where the bucket cannot be used, UsageError where it holds another run."""
     assert recipe.exchange is not None
@@ -35,6 +35,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, policy: str | None) -> str
         )
     if policy is not None:
         require_same_run(store.url, manifest, recipe, plan, policy)
+        require_alone(recipe.exchange, policy, console)
     return manifest.run_id
 
 
@@ -54,13 +55,16 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
         raise UsageError(f"{error} in {url}; give every policy of a run the same recipe and data") from None
 
 
-def require_run(section: ExchangeSection, run_id: str) -> None:
-    """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more."""
+def require_run(section: ExchangeSection, run_id: str, policy: str | None, console: Console) -> None:
+    """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more, UsageError where the
+    `policy` that joins it runs elsewhere."""
     store = BucketStore(section.url, PROBE_SECONDS)
     manifest = read_manifest(store)
     if manifest is None or manifest.run_id != run_id:
         found = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
         raise ExchangeDamagedError(f"{store.url}: holds {found}, expected run {run_id[:8]}, which is resumed")
+    if policy is not None:
+        require_alone(section, policy, console)
 
 
 def require_alone(section: ExchangeSection, policy: str, console: Console) -> None:

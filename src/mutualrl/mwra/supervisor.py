@@ -19,7 +19,7 @@ from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end, launcher
-from mutualrl.mwra.joining import claim_exchange, require_alone, require_run
+from mutualrl.mwra.joining import claim_exchange, require_run
 from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.policy_supervisor import PolicySupervisor
@@ -82,23 +82,21 @@ def _open(
         joined = Node(launch, recipe).join(path, console, request)
         held.enter_context(hold(joined[0].lock(launch.node), str(path)))
         return joined
-    if launch.policy is not None and recipe.exchange is not None:
-        require_alone(recipe.exchange, launch.policy, console)
     if launch.resume:
-        return _take_up(recipe, path, launch, held)
+        return _take_up(recipe, path, launch, console, held)
     if path is not None and not launch.clean:
         check_free(path)
     recipe, placement, plan = planned(recipe, this_machine(), launch)
     models = model_digests(only(recipe, here(recipe, launch)))
     if launch.clean and path is not None:
         clean_run(path, held)
-    run_id = None if recipe.exchange is None else claim_exchange(recipe, plan, launch.policy)
+    run_id = None if recipe.exchange is None else claim_exchange(recipe, plan, launch.policy, console)
     run = start_run(recipe, placement, plan, models, launch, held, run_id)
     return run, placement, list(placement.notes)
 
 
 def _take_up(
-    recipe: Recipe, path: Path | None, launch: Launch, held: ExitStack
+    recipe: Recipe, path: Path | None, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
     if path is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
@@ -110,7 +108,7 @@ def _take_up(
     notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan, models)]
     require_intact(run, recipe)
     if recipe.exchange is not None:
-        require_run(recipe.exchange, run.info().run_id)
+        require_run(recipe.exchange, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock(0), str(run.root)))
     resume_run(run, recipe, placement, models, launch)
     return run, placement, notes

@@ -1,0 +1,147 @@
+"""Runs over a bucket: one command for all policies, or one command for each, which share no directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buckets import Server, reachable, serving
+from conftest import PATIENCE, Cli
+from mutualrl.see import open_store
+from runs import SHORT, FinishedRun, Run, wait_until
+
+SGT = ("--regime", "sgt", "--pool", "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving("moto", tmp_path_factory.mktemp("server")) as server, reachable(server):
+        yield server
+
+
+class Joined:
+    """`mutualrl join` of one policy, in a directory of its own."""
+
+    def __init__(self, directory: Path, url: str, policy: str, *arguments: str, **environment: str) -> None:
+        self.policy = policy
+        self.directory = directory / policy
+        self.directory.mkdir(exist_ok=True)
+        self.path = self.directory / "r"
+        self.command = [sys.executable, "-m", "mutualrl", "join", url, "--policy", policy, *SGT, *SHORT]
+        self.command += ["--run-dir", str(self.path), "--set", "exchange.heartbeat_seconds=1", *arguments]
+        self.environment = {**os.environ, "COLUMNS": "200", **environment}
+        self.begin()
+
+    def begin(self) -> None:
+        with (self.directory / "stderr.txt").open("ab") as errors:
+            self.process = subprocess.Popen(
+                self.command, cwd=self.directory, stdout=subprocess.DEVNULL, stderr=errors, env=self.environment
+            )
+
+    @property
+    def errors(self) -> str:
+        return (self.directory / "stderr.txt").read_text()
+
+    def weights(self) -> str:
+        return FinishedRun(self.directory).weights()[self.policy]
+
+
+def finish(*joined: Joined) -> None:
+    for each in joined:
+        assert each.process.wait(PATIENCE) == 0, each.errors
+
+
+@pytest.mark.slow
+def test_a_run_over_a_bucket_is_the_run_over_a_directory(
+    server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli
+) -> None:
+    url = server.bucket()
+    run = Run(tmp_path, *SHORT, "--set", f"exchange.url={url}")
+    try:
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
+    finally:
+        run.end()
+    assert run.weights() == unbroken.weights()
+    assert not list((run.path / "exchange").glob("*/*.parquet"))  # every record is in the bucket
+    listed, local = (json.loads(cli("exchange", "ls", path, "--json").stdout) for path in (run.path, unbroken.path))
+    assert [entry["last"] for entry in listed["policies"]] == [entry["last"] for entry in local["policies"]] == [2, 2]
+    assert cli("exchange", "verify", run.path).returncode == 0
+    assert cli("exchange", "export", run.path, "--out", tmp_path / "all.jsonl").returncode == 0
+    assert cli("runs", "verify", run.path).returncode == 0
+    again = cli("train", *SGT, *SHORT, "--run-dir", tmp_path / "other", "--set", f"exchange.url={url}")
+    assert again.returncode == 2
+    assert "holds run" in again.stderr
+    assert "give every run a URL of its own" in again.stderr
+    assert not (tmp_path / "other").exists()
+    gone = cli("exchange", "gc", run.path)
+    assert gone.returncode == 0, gone.stderr
+    store = open_store(url)
+    part = next(name for name in store.names("ada") if name.endswith(".parquet"))
+    store.put("ada", part, b"damaged")
+    verified = cli("runs", "verify", run.path)
+    assert verified.returncode == 6
+    assert f"{url}/ada/{part}" in verified.stdout + verified.stderr
+
+
+@pytest.mark.extended
+def test_policies_that_join_from_directories_of_their_own_are_the_run(
+    server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli
+) -> None:
+    url = server.bucket()
+    ada = Joined(tmp_path, url, "ada")
+    store = open_store(url)
+    wait_until(lambda: "000000.json" in store.names("ada"))  # bob comes late, and is waited for
+    bob = Joined(tmp_path, url, "bob")
+    finish(ada, bob)
+    assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
+    assert "waited for" in ada.errors
+    done = cli("join", url, "--policy", "ada", *SGT, *SHORT, "--run-dir", ada.path)
+    assert done.returncode == 0
+    assert "has finished" in done.stderr
+    summary = json.loads((bob.path / "summary.json").read_text())
+    assert list(summary["policies"]) == ["bob"]
+
+
+REFUSED = {
+    "--policy eve: the recipe has ada, bob": ["--policy", "eve", *SGT],
+    "has sgt with policies ada, bob": ["--policy", "bob", "--regime", "xgrpo", "--pool", "tiny"],
+    "seed: 1, the run has 0": ["--policy", "bob", *SGT, "--seed", "1"],
+    "--policy dee: the run in": ["--policy", "dee", "--regime", "sgt", "--pool", "tiny-near"],
+    "policy 'ada' runs already": ["--policy", "ada", *SGT],
+}
+
+
+@pytest.mark.extended
+def test_a_policy_of_another_run_or_of_a_running_process_is_refused(server: Server, tmp_path: Path, cli: Cli) -> None:
+    url = server.bucket()
+    ada = Joined(tmp_path, url, "ada")
+    try:
+        store = open_store(url)
+        wait_until(lambda: "heartbeat.json" in store.names("ada") or ada.process.poll() is not None)
+        for words, arguments in REFUSED.items():
+            done = cli("join", url, *arguments, *SHORT, "--set", "exchange.heartbeat_seconds=1")
+            assert done.returncode == 2, done.stderr
+            assert words in done.stderr
+        assert not (tmp_path / "runs").exists()
+    finally:
+        ada.process.terminate()
+        ada.process.wait(PATIENCE)
+
+
+def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Server) -> None:
+    for url, words in (
+        ("/some/where", "expected s3://"),
+        ("s3://key:secret@bucket/run", "holds credentials"),
+    ):
+        done = cli_here("join", url, "--policy", "ada", *SGT)
+        assert done.returncode == 2, done.stderr
+        assert words in done.stderr
+    done = cli_here("train", *SGT, "--set", "exchange.url=s3://no-such-bucket/run")
+    assert done.returncode == 4
+    assert "there is no such bucket" in done.stderr
