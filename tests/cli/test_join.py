@@ -145,3 +145,29 @@ def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Ser
     done = cli_here("train", *SGT, "--set", "exchange.url=s3://no-such-bucket/run")
     assert done.returncode == 4
     assert "there is no such bucket" in done.stderr
+
+
+def test_doctor_and_dry_run_speak_of_the_bucket(
+    cli_here: Cli, server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    url = server.bucket()
+    checks = {row["check"]: row for row in json.loads(cli_here("doctor", "--exchange", url, "--json").stdout)["checks"]}
+    assert checks["exchange"]["status"] == "ok"
+    wrong = cli_here("doctor", "--exchange", "s3://no-such-bucket/run", "--json")
+    assert wrong.returncode == 4
+    assert "there is no such bucket" in wrong.stdout
+    with serving("rclone", tmp_path_factory.mktemp("rclone")) as rclone, reachable(rclone):
+        unsound = cli_here("doctor", "--exchange", rclone.bucket(), "--json")
+        refused = cli_here("train", *SGT, "--set", f"exchange.url={rclone.bucket()}")
+    assert unsound.returncode == 4
+    assert "accepts a second create" in unsound.stdout
+    assert refused.returncode == 4
+    assert "accepts a second create" in refused.stderr
+    settings = ("--set", f"exchange.url={url}", "--set", "exchange.heartbeat_seconds=20")
+    shown = cli_here("train", *SGT, *settings, "--dry-run")
+    assert "180 puts of heartbeats per hour; 2 puts and at least 7 gets per round" in shown.stdout
+    assert json.loads(cli_here("train", *SGT, *settings, "--dry-run", "--json").stdout)["exchange"] == {
+        "heartbeat_puts_per_hour": 180,
+        "puts_per_round": 2,
+        "gets_per_round": 7,
+    }

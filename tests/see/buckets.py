@@ -223,7 +223,12 @@ def proxied(server: Server, faults: Faults) -> Iterator[Server]:
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
 
     SKIPPED = {"content-length", "transfer-encoding", "connection"}
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    class Proxy(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            return  # a client that was killed
+
+    proxy = Proxy(("127.0.0.1", 0), Handler)
     proxy.daemon_threads = True
     thread = Thread(target=proxy.serve_forever, daemon=True)
     thread.start()

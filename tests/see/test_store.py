@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from conftest import PATIENCE
 from mutualrl.errors import ExchangeDamagedError, FencedError
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore, MissingPeers
+from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.inspection import inspect_policy, writers
 from mutualrl.see.liveness import HeartbeatMonitor, clear_heartbeats, last_beat
 from mutualrl.see.retention import prune_rounds
@@ -20,6 +23,9 @@ ROWS = [Rollout("p", n, float(n), True, text=f"text {n}") for n in range(3)]
 
 class MemoryStore:
     """Objects in a dictionary, behind one lock."""
+
+    poll_seconds = (0.002, 0.05)
+    liveness_seconds = 0.5
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], bytes] = {}
@@ -156,3 +162,49 @@ def test_one_changed_byte_in_any_store_is_found(store: ExchangeStore) -> None:
     store.put("bob", "000000.parquet", data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(ExchangeDamagedError, match="sha256"):
         Exchange(store, "ada", "run").read("bob", 0)
+
+
+class CountingStore(MemoryStore):
+    """Memory that counts requests as a bucket would see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets = self.puts = 0
+
+    def get(self, policy: str, name: str) -> bytes | None:
+        self.gets += 1
+        return super().get(policy, name)
+
+    def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
+        self.puts += 1
+        super().put(policy, name, data, durable=durable)
+
+
+def test_requests_of_a_round_are_those_that_dry_run_says() -> None:
+    store = CountingStore()
+    ada, bob = (Exchange(store, name, "run", attempt=1) for name in ("ada", "bob"))
+    bob.claim()
+    store.gets = store.puts = 0
+    bob.publish(0, ROWS, 0)
+    assert (store.puts, store.gets) == PUBLISH_REQUESTS
+    store.gets = 0
+    ada.wait(["bob"], 0)
+    assert store.gets == READ_REQUESTS
+
+
+def test_heartbeats_are_repeated_to_another_store(tmp_path: Path) -> None:
+    bucket = MemoryStore()
+    heartbeat = Heartbeat(tmp_path, "bob", interval=0.02)
+    heartbeat.start()
+    heartbeat.repeat_to(bucket, 0.02)
+    seen = set()
+    deadline = time.monotonic() + PATIENCE
+    while len(seen) < 3 and time.monotonic() < deadline:
+        beat = last_beat(bucket, "bob")
+        assert beat is not None
+        seen.add(beat["counter"])
+    heartbeat.stop("finished")
+    last = last_beat(bucket, "bob")
+    assert last is not None
+    assert (last["phase"], last["policy"]) == ("finished", "bob")
+    assert len(seen) == 3

@@ -20,10 +20,13 @@ def doctor(
             help="Where a run would be kept: its file system is probed (here by default).", show_default=False
         ),
     ] = None,
+    exchange: Annotated[
+        str | None, typer.Option(help="A bucket (s3://, gs://, az://): may it hold an exchange?", show_default=False)
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check versions, devices, NCCL, vLLM, the hub, shared memory, ports and the file system. Exits 4 when one
-    fails."""
+    """Check versions, devices, NCCL, vLLM, the hub, shared memory, ports, the file system, and a bucket. Exits 4 when
+    one fails."""
     from dataclasses import asdict
 
     from mutualrl.console.display import cell
@@ -35,7 +38,7 @@ def doctor(
     directory = next((p for p in (wanted, *wanted.parents) if p.exists()), Path("/"))
     if not directory.is_dir():
         raise UsageError(f"--run-dir {run_dir}: {directory} is a file")
-    rows = list(examine(directory))
+    rows = list(examine(directory, exchange))
     failed = [row.check for row in rows if row.status == "fail"]
     if as_json:
         emit({"ok": not failed, "checks": [asdict(row) for row in rows]})

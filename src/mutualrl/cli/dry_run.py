@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -17,6 +18,7 @@ from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.session import Launch, counted, stored
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import load_recipe_prompts
+from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
@@ -53,6 +55,7 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
                 "placement": _as_json(planned),
                 "memory": as_numbers,
                 "lacking": missing,
+                "exchange": requests(recipe),
             }
         )
         return
@@ -60,8 +63,31 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     console.print(dump(recipe), markup=False, highlight=False, soft_wrap=True, end="")
     for where, placement in planned.items():
         console.print(_table(where, placement, memory.get(where, {})))
+    if recipe.exchange is not None:
+        each = requests(recipe)
+        console.print(
+            f"Exchange {recipe.exchange.url}, per policy: {each['heartbeat_puts_per_hour']} puts of heartbeats per "
+            f"hour; {each['puts_per_round']} puts and at least {each['gets_per_round']} gets per round, and while it "
+            "waits up to one get per second and peer",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     for line in missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def requests(recipe: Recipe) -> dict[str, int]:
+    """Return the requests that a policy makes to a bucket: heartbeats, and for a round. None over a directory."""
+    if recipe.exchange is None:
+        return {}
+    peers = len(recipe.policies) - 1
+    puts, gets = PUBLISH_REQUESTS
+    return {
+        "heartbeat_puts_per_hour": math.ceil(3600 / recipe.exchange.heartbeat_seconds),
+        "puts_per_round": puts,
+        "gets_per_round": gets + READ_REQUESTS * peers,
+    }
 
 
 def _with_steps(recipe: Recipe, planned: Iterable[Placement | str]) -> Recipe:

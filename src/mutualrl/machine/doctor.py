@@ -45,8 +45,9 @@ class CheckResult:
     advice: str = ""
 
 
-def examine(directory: Path) -> Iterator[CheckResult]:
-    """Yield all rows; the file system that is probed is the one of `directory`, which must exist."""
+def examine(directory: Path, exchange: str | None = None) -> Iterator[CheckResult]:
+    """Yield all rows; the file system that is probed is the one of `directory`, which must exist. `exchange`: the URL
+    of a bucket to be probed."""
     yield _python()
     yield from _packages()
     yield from _devices()
@@ -55,6 +56,19 @@ def examine(directory: Path) -> Iterator[CheckResult]:
     yield _ports()
     yield _open_files()
     yield from _file_system(directory)
+    if exchange is not None:
+        yield _bucket(exchange)
+
+
+def _bucket(url: str) -> CheckResult:
+    """Return whether a bucket may hold an exchange: rights, conditional puts."""
+    from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+
+    try:
+        BucketStore(url, PROBE_SECONDS).probe()
+    except MachineError as error:
+        return CheckResult("exchange", "fail", str(error), "see docs/operations.md, A bucket")
+    return CheckResult("exchange", "ok", f"{url}: put, list, get, delete, create once, replace if unchanged")
 
 
 def _python() -> CheckResult:

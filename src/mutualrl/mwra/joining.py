@@ -11,13 +11,12 @@ from mutualrl.errors import ExchangeDamagedError, PlanMismatchError, UsageError
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.schema import ExchangeSection
-from mutualrl.see.bucket import BucketStore
+from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
 from mutualrl.see.liveness import last_beat
 from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
 from mutualrl.storage.run_info import Fingerprint
 
 FINISHED = "finished"
-PROBE_SECONDS = 20.0  # for the first requests: what is wrong with a bucket is said in seconds
 
 
 def claim_exchange(recipe: Recipe, plan: Fingerprint, policy: str | None, console: Console) -> str:
@@ -58,7 +57,7 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
 def require_run(section: ExchangeSection, run_id: str, policy: str | None, console: Console) -> None:
     """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more, UsageError where the
     `policy` that joins it runs elsewhere."""
-    store = BucketStore(section.url, PROBE_SECONDS)
+    store = BucketStore(section.url)
     manifest = read_manifest(store)
     if manifest is None or manifest.run_id != run_id:
         found = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
@@ -70,7 +69,7 @@ def require_run(section: ExchangeSection, run_id: str, policy: str | None, conso
 def require_alone(section: ExchangeSection, policy: str, console: Console) -> None:
     """Raise UsageError where another process of a policy writes heartbeats into the bucket. Looks for one and a half
     intervals, unless the policy has not started or has finished."""
-    store = BucketStore(section.url, PROBE_SECONDS)
+    store = BucketStore(section.url)
     before = last_beat(store, policy)
     if before is None or before.get("phase") == FINISHED:
         return

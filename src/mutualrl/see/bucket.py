@@ -26,6 +26,7 @@ from mutualrl.storage.bucket_url import require_url
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
+PROBE_SECONDS = 20.0  # the same for the first requests: what is wrong with a bucket is said in seconds
 RETRY_SECONDS = 300.0  # from the first failure of a request to the error that names it
 _PAUSES = (0.2, 10.0)  # first and longest pause between two tries, in seconds
 _REQUEST_SECONDS = 60.0  # for one request; a part of a round is some megabytes

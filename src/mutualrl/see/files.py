@@ -6,6 +6,10 @@ import re
 
 from mutualrl.see.store import ExchangeStore
 
+#: requests to a store: puts and gets of a round's publishing with one part, gets of a peer's round that is there
+PUBLISH_REQUESTS = (2, 5)
+READ_REQUESTS = 2
+
 PART_NAME = re.compile(r"([0-9]{6,})(\.[0-9]+)?(\.a[0-9]+)?\.parquet")
 MARKER_NAME = re.compile(r"([0-9]{6,})\.json")
 
