@@ -44,28 +44,27 @@ STEP_SECONDS = 5.0
 WORDS = [w for w in __doc__.split() if w.isalpha()]
 
 
-def records(prompts: int, rollouts: int, tokens: int, seed: int, fields: frozenset[str] | None = None) -> list[Rollout]:
+def records(prompts: int, rollouts: int, tokens: int, seed: int) -> list[Rollout]:
     """Return a round of made-up rollouts: about 4 characters per token, ids of a vocabulary of 150,000, plausible
     log-probs."""
     rng = np.random.default_rng(seed)
     created = []
     for row in range(prompts * rollouts):
         text = " ".join(rng.choice(WORDS, size=tokens))[: 4 * tokens]
-        all_items: dict[str, Any] = {
-            "x_text": text[:200],
-            "y_text": text,
-            "advantage": float(rng.normal()),
-            "token_ids": tuple(rng.integers(0, 150_000, tokens).tolist()),
-            "logprobs": tuple((-rng.exponential(0.5, tokens)).astype("float32").tolist()),
-        }
-        selected = {k: v for k, v in all_items.items() if fields is None or k in fields}
+        advantage = float(rng.normal())
+        token_ids = tuple(rng.integers(0, 150_000, tokens).tolist())
+        logprobs = tuple((-rng.exponential(0.5, tokens)).astype("float32").tolist())
         created.append(
             Rollout(
                 f"math/train/{row // rollouts}/0123456789ab",
                 row % rollouts,
                 float(rng.random() < 0.4),
-                True,
-                **selected,
+                ended=True,
+                prompt=text[:200],
+                text=text,
+                advantage=advantage,
+                token_ids=token_ids,
+                logprobs=logprobs,
             )
         )
     return created
@@ -85,7 +84,7 @@ class Store(Protocol):
 
 
 def _columns(rows: list[Rollout]) -> dict[str, list[Any]]:
-    names = ("prompt_id", "rollout", "reward", "ended", "x_text", "y_text", "advantage", "token_ids", "logprobs")
+    names = ("prompt_id", "index", "reward", "ended", "prompt", "text", "advantage", "token_ids", "logprobs")
     return {name: [getattr(row, name) for row in rows] for name in names}
 
 

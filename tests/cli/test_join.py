@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli
+from mutualrl.recipes import templates
 from mutualrl.see import open_store
 from runs import SHORT, FinishedRun, Run, wait_until
 
@@ -106,12 +109,23 @@ def test_policies_that_join_from_directories_of_their_own_are_the_run(
     assert "has finished" in done.stderr
     summary = json.loads((bob.path / "summary.json").read_text())
     assert list(summary["policies"]) == ["bob"]
+    for arguments, words in (
+        ((url, "--policy", "bob", "--run-dir", ada.path), "holds ada of the run in"),
+        ((server.bucket(), "--policy", "ada", "--run-dir", ada.path), "holds ada of the run in"),
+        ((url, "--policy", "ada", "--run-dir", tmp_path / "new"), "has published 3 rounds"),
+    ):
+        refused = cli("join", *arguments, *SGT, *SHORT)
+        assert refused.returncode == 2, refused.stderr
+        assert words in refused.stderr
+    with_json = cli("join", url, "--policy", "ada", *SGT, *SHORT, "--run-dir", ada.path, "--json")
+    assert list(json.loads(with_json.stdout)["policies"]) == ["ada"]
 
 
 REFUSED = {
     "--policy eve: the recipe has ada, bob": ["--policy", "eve", *SGT],
     "has sgt with policies ada, bob": ["--policy", "bob", "--regime", "xgrpo", "--pool", "tiny"],
-    "seed: 1, the run has 0": ["--policy", "bob", *SGT, "--seed", "1"],
+    "run.seed: 1, the run has 0": ["--policy", "bob", *SGT, "--seed", "1"],
+    "regime.weight: 0.3, the run has 0.1": ["--policy", "bob", *SGT, "--set", "regime.weight=0.3"],
     "--policy dee: the run in": ["--policy", "dee", "--regime", "sgt", "--pool", "tiny-near"],
     "policy 'ada' runs already": ["--policy", "ada", *SGT],
 }
@@ -138,13 +152,58 @@ def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Ser
     for url, words in (
         ("/some/where", "expected s3://"),
         ("s3://key:secret@bucket/run", "holds credentials"),
+        ("s3://bucket/run?sig=secret", "without a query"),
     ):
-        done = cli_here("join", url, "--policy", "ada", *SGT)
-        assert done.returncode == 2, done.stderr
-        assert words in done.stderr
+        for command in (("join", url, "--policy", "ada", *SGT), ("train", *SGT, "--set", f"exchange.url={url}")):
+            done = cli_here(*command)
+            assert done.returncode == 2, done.stderr
+            assert words in done.stderr
+            assert "secret" not in done.stderr + done.stdout
     done = cli_here("train", *SGT, "--set", "exchange.url=s3://no-such-bucket/run")
     assert done.returncode == 4
     assert "there is no such bucket" in done.stderr
+
+
+def jobs(kind: str, source: Path, directory: Path) -> tuple[str, list[dict[str, str]]]:
+    """Return the shell command of a scheduler's template, and the variables that the scheduler sets for each policy."""
+    if kind == "slurm":
+        return source.read_text(), [{"SLURM_ARRAY_TASK_ID": str(index)} for index in range(2)]
+    job = yaml.safe_load(source.read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    assert container["command"] == ["bash", "-c"]
+    return container["args"][0], [{"JOB_COMPLETION_INDEX": str(index)} for index in range(2)]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("template", [each for each in templates() if each[1] == "join"], ids=lambda each: each[0])
+def test_the_commands_of_a_template_train_the_run(
+    server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli, template: tuple[str, str, Path]
+) -> None:
+    kind, name, source = template
+    assert cli("recipes", "cp", f"{kind}/{name}").returncode == 0
+    script, variables = jobs(kind, tmp_path / source.name, tmp_path)
+    recipe = cli("train", *SGT, *SHORT, "--dry-run", "--json")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(json.loads(recipe.stdout)["recipe"]))
+    url = server.bucket()
+    common = {"EXCHANGE": url, "POLICIES": "ada bob", "RECIPE": "recipe.yaml", "DATA": ""}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    processes = []
+    for each in variables:
+        environment = {**os.environ, **common, **each, "PATH": path}
+        processes.append(subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=environment))
+    for process in processes:
+        assert process.wait(PATIENCE) == 0
+    for policy in ("ada", "bob"):
+        weights = tmp_path / "runs" / f"one-{policy}" / "policies" / policy / "model" / "model.safetensors"
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() == unbroken.weights()[policy]
+
+
+def test_the_kubernetes_job_is_one() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    for kind, _, source in templates():
+        if kind == "kubernetes":
+            validate.validate(yaml.safe_load(source.read_text()), validate.latest_version(), strict=True)
 
 
 def test_doctor_and_dry_run_speak_of_the_bucket(

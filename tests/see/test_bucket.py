@@ -7,12 +7,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from obstore.exceptions import GenericError
 
 from buckets import Faults, Server, proxied, reachable, serving
 from mutualrl.errors import ExchangeUnreachableError, FencedError, MachineError, UsageError
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange, open_store
-from mutualrl.see.bucket import BucketStore
+from mutualrl.see.bucket import BucketStore, _lasting
 from mutualrl.see.retention import prune_rounds
 from mutualrl.storage.bucket_url import require_url
 
@@ -143,6 +144,38 @@ def test_missing_credentials_are_named(server: Server, monkeypatch: pytest.Monke
     with pytest.raises(MachineError, match="credentials") as caught:
         BucketStore(url, retry_seconds=0).get("bob", "a")
     assert os.environ["AWS_ENDPOINT_URL"] not in str(caught.value)
+
+
+ANSWERS = {
+    "status code: 403 Forbidden: <Code>AccessDenied": "lack the right",
+    "status code: 400 Bad Request: <Code>ExpiredToken": "credentials are not accepted",
+    "status code: 403: <Code>RequestTimeTooSkewed": "clock",
+    "Received redirect without LOCATION": "another region",
+    "status code: 501 Not Implemented": "does not know this request",
+    "status code: 404: <Code>NoSuchBucket": "no such bucket",
+    "status code: 503 Slow Down": "",
+    "status code: 429 Too Many Requests": "",
+    "status code: 409 Conflict": "",
+    "error sending request": "",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_no_second_try_can_change_is_told_from_what_may_pass(answer: str) -> None:
+    why = _lasting(GenericError(answer))
+    assert (ANSWERS[answer] in why) and (bool(why) == bool(ANSWERS[answer]))
+
+
+def test_an_endpoint_without_a_scheme_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    with pytest.raises(MachineError, match="AWS_ENDPOINT_URL: found 'localhost:9000'"):
+        BucketStore("s3://bucket/run")
+
+
+@pytest.mark.parametrize("url", ["az://container/run", "s3://bucket/a//b"])
+def test_a_bucket_that_cannot_be_opened_is_an_error_of_ours(url: str) -> None:
+    with pytest.raises(MachineError, match="cannot be opened"):
+        BucketStore(url)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from conftest import PATIENCE
-from mutualrl.errors import ExchangeDamagedError, FencedError
+from fake_clock import Clock
+from mutualrl.errors import ExchangeDamagedError, ExchangeUnreachableError, FencedError
 from mutualrl.records import Rollout
 from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore, MissingPeers
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
@@ -208,3 +209,40 @@ def test_heartbeats_are_repeated_to_another_store(tmp_path: Path) -> None:
     assert last is not None
     assert (last["phase"], last["policy"]) == ("finished", "bob")
     assert len(seen) == 3
+
+
+def test_of_two_processes_with_one_attempt_one_is_fenced(store: ExchangeStore) -> None:
+    first, second = (Exchange(store, "bob", "run", attempt=1) for _ in range(2))
+    first.claim()
+    first.claim()  # its own
+    with pytest.raises(FencedError, match="claimed by another process"):
+        second.claim()
+    Exchange(store, "bob", "run", attempt=2).claim()
+
+
+class AwayStore(MemoryStore):
+    """Memory that cannot be read for a time."""
+
+    away = False
+
+    def get(self, policy: str, name: str) -> bytes | None:
+        if self.away:
+            raise ExchangeUnreachableError("away")
+        return super().get(policy, name)
+
+
+def test_time_in_which_a_reader_could_not_look_is_no_silence_of_its_peer(clock: Clock) -> None:
+    store = AwayStore()
+    heartbeat, monitor = Heartbeat(store, "bob"), HeartbeatMonitor(store, 15)
+    heartbeat.beat()
+    assert monitor.seconds_since("bob")[0] == 0
+    clock.sleep(10)
+    assert monitor.seconds_since("bob")[0] == 10
+    clock.sleep(100)  # a request that was made again and again, or a machine that slept
+    assert monitor.seconds_since("bob")[0] == 10
+    store.away = True
+    clock.sleep(5)
+    assert monitor.seconds_since("bob") == (15, "starting")
+    store.away = False
+    heartbeat.beat()
+    assert monitor.seconds_since("bob")[0] == 0

@@ -40,6 +40,10 @@ def join(
         typer.Option(help="Where this policy's files are kept; runs/PREFIX-POLICY by default.", show_default=False),
     ] = None,
     assignments: AssignmentsOption = None,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Train from the start, though the exchange has rounds of it."),
+    ] = False,
     report: ReportOption = True,
     as_json: JsonFlag = False,
 ) -> None:
@@ -50,10 +54,12 @@ def join(
     --regime sgt --pool tiny
     """
     from mutualrl.cli.post_run import close
-    from mutualrl.cli.resolve_args import recipe_to_join
+    from mutualrl.cli.resolve_args import default_directory, recipe_to_join
     from mutualrl.cli.results import show_summary
     from mutualrl.mwra.supervisor import train as supervise
     from mutualrl.recipes import Request
+    from mutualrl.storage.files import read_json, user_path
+    from mutualrl.storage.rundir import RunDirectory
 
     request = Request(
         recipe=recipe,
@@ -67,10 +73,13 @@ def join(
         assignments=tuple(assignments or ()),
     )
     console = prose()
-    resolved, launch, notes = recipe_to_join(request, exchange, policy)
+    resolved, launch, notes = recipe_to_join(request, exchange, policy, restart=restart)
     for note in notes:
         console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
     if resolved is None:
+        if as_json:
+            stored = RunDirectory(user_path(run_dir or default_directory(exchange, policy)))
+            emit({"run_dir": str(stored.root), **(read_json(stored.summary) or {})})
         return
     run, summary = supervise(resolved, console, launch)
     if not as_json:

@@ -8,24 +8,29 @@ from pathlib import Path
 from mutualrl.errors import UsageError
 from mutualrl.mwra.session import Launch, resumable
 from mutualrl.recipes import Recipe, Request, resolve, revise
-from mutualrl.storage.bucket_url import require_url
+from mutualrl.storage.bucket_url import redacted, require_url
 from mutualrl.storage.files import try_read_json, user_path
+from mutualrl.storage.rundir import RunDirectory
 
 
-def recipe_to_join(request: Request, url: str, policy: str) -> tuple[Recipe | None, Launch, list[str]]:
+def recipe_to_join(
+    request: Request, url: str, policy: str, *, restart: bool
+) -> tuple[Recipe | None, Launch, list[str]]:
     """Return the recipe of one policy that joins an exchange, how it starts, and what to say; no recipe where the
     policy has finished. Raises UsageError and RecipeError."""
     try:
         url = require_url(url)
     except ValueError as error:
-        raise UsageError(f"{url!r} {error}") from None
-    path = user_path(request.run_dir or Path("runs") / f"{url.rpartition('/')[2]}-{policy}")
+        raise UsageError(f"{redacted(url)!r}: {error}") from None
+    path = user_path(request.run_dir or default_directory(url, policy))
     assignments = (*request.assignments, f"exchange.url={url}")
     request = replace(request, run_dir=path, assignments=assignments)
     there = (path / "run.json").exists()
+    if there:
+        require_joined(path, url, policy)
     if there and finished(path):
         return None, Launch(), [f"policy {policy} has finished: its results are in {path}"]
-    launch = Launch(policy=policy, resume=there)
+    launch = Launch(policy=policy, resume=there, restart=restart)
     recipe = revise(resumable(path), request) if there else resolve(request)
     names = [p.name for p in recipe.policies]
     if policy not in names:
@@ -37,6 +42,22 @@ def recipe_to_join(request: Request, url: str, policy: str) -> tuple[Recipe | No
     if recipe.run.keep_rounds is not None:
         notes.append("run.keep_rounds has no effect: from here nobody knows which rounds the others may still need")
     return recipe, launch, notes
+
+
+def default_directory(url: str, policy: str) -> Path:
+    """Return where the files of a policy are kept that joins an exchange."""
+    return Path("runs") / f"{url.rstrip('/').rpartition('/')[2]}-{policy}"
+
+
+def require_joined(path: Path, url: str, policy: str) -> None:
+    """Raise UsageError where a directory holds another run, or another policy of this one."""
+    info = RunDirectory(path).info()
+    if info.exchange != url or list(info.placement) != [policy]:
+        where = info.exchange or "a directory"
+        raise UsageError(
+            f"--run-dir: {path} holds {', '.join(info.placement)} of the run in {where}, expected {policy} of {url}; "
+            "name another directory"
+        )
 
 
 def finished(path: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mutualrl.errors import DataError
 from mutualrl.see.inspection import Reader
-from mutualrl.see.store import ExchangeStore
+from mutualrl.see.store import Location
 
 
 class VerifiedText(NamedTuple):
@@ -33,13 +33,13 @@ class SuccessSet:
     distinct: tuple[VerifiedText, ...]
 
 
-def collect_successes(store: ExchangeStore, run_id: str, policy: str, above: float, expected: int) -> SuccessSet:
+def collect_successes(exchange: Location, run_id: str, policy: str, above: float, expected: int) -> SuccessSet:
     """Return all distinct successes (reward > `above`) that a policy published in its `expected` rounds. Raises
     DataError when it published none, or no texts, or rounds are missing; ExchangeDamagedError when a byte does not
     match its marker."""
-    reader = Reader(store, run_id)
+    reader = Reader(exchange, run_id)
     rounds = reader.rounds(policy)
-    where = store.describe(policy)
+    where = reader.location(policy)
     if rounds and rounds != list(range(expected)):
         raise DataError(
             f"{where}: {len(rounds)} of the run's {expected} rounds are there; all of them are needed: train "

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError, UsageError
+from mutualrl.mwra.session import Launch, flat
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.schema import ExchangeSection
 from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+from mutualrl.see.files import committed_rounds
 from mutualrl.see.liveness import last_beat
 from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
 from mutualrl.storage.run_info import Fingerprint
@@ -19,14 +24,14 @@ from mutualrl.storage.run_info import Fingerprint
 FINISHED = "finished"
 
 
-def claim_exchange(recipe: Recipe, plan: Fingerprint, policy: str | None, console: Console) -> str:
-    """Return the id of the run that the bucket is to hold: a new one, or for a `policy` that joins the one that is
+def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: Console) -> str:
+    """Return the id of the run that the bucket is to hold: a new one, or for a policy that joins the one that is
     there. Raises MachineError where the bucket cannot be used, UsageError where it holds another run."""
     assert recipe.exchange is not None
     store = BucketStore(recipe.exchange.url, PROBE_SECONDS)
     store.probe()
-    names, run_id = [p.name for p in recipe.policies], uuid.uuid4().hex
-    manifest = write_manifest(store, run_id, names, recipe.spec.name, plan)
+    names, run_id, policy = [p.name for p in recipe.policies], uuid.uuid4().hex, launch.policy
+    manifest = write_manifest(store, Manifest(run_id, tuple(names), recipe.spec.name, dict(plan), decisive(recipe)))
     if policy is None and manifest.run_id != run_id:
         raise UsageError(
             f"exchange.url: {store.url} holds run {manifest.run_id[:8]} ({manifest.regime}, begun {manifest.created}, "
@@ -35,6 +40,11 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, policy: str | None, consol
     if policy is not None:
         require_same_run(store.url, manifest, recipe, plan, policy)
         require_alone(recipe.exchange, policy, console)
+        if (rounds := committed_rounds(store, policy)) and not launch.restart:
+            raise UsageError(
+                f"policy {policy!r} has published {len(rounds)} rounds in {store.url}, and {recipe.run.dir} holds no "
+                "run to go on with; name its directory with --run-dir, or train it from the start with --restart"
+            )
     return manifest.run_id
 
 
@@ -48,16 +58,38 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
             f"the run in {url} has {manifest.regime} with policies {', '.join(manifest.policies)}; this recipe has "
             f"{recipe.spec.name} with {', '.join(names)}"
         )
+    if different := changed(manifest.recipe, decisive(recipe)):
+        words = "; ".join(f"{key}: {now!r}, the run has {before!r}" for key, (before, now) in different.items())
+        raise UsageError(f"the run in {url} has another recipe: {words}; give every policy of a run the same")
     try:
         compare(policy, plan, manifest.fingerprint)
     except PlanMismatchError as error:
         raise UsageError(f"{error} in {url}; give every policy of a run the same recipe and data") from None
 
 
+#: keys of a recipe that may differ between the policies of a run: where things are, and how they are kept
+_OF_ONE_MACHINE = re.compile(
+    r"pool|run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\..*|task\.(data|validation_data)|"
+    r"policies\..*\.(model|revision|parameters)|(policies\..*\.)?trainer\.(per_device_.*|gradient_accumulation_steps)"
+)
+
+
+def decisive(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys of a resolved recipe that all policies of a run must have alike."""
+    values = flat(recipe.model_dump(mode="json"))
+    return {key: value for key, value in values.items() if not _OF_ONE_MACHINE.fullmatch(key)}
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which two recipes differ, with both values."""
+    keys = sorted({*before, *now})
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
 def require_run(section: ExchangeSection, run_id: str, policy: str | None, console: Console) -> None:
     """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more, UsageError where the
     `policy` that joins it runs elsewhere."""
-    store = BucketStore(section.url)
+    store = BucketStore(section.url, PROBE_SECONDS)
     manifest = read_manifest(store)
     if manifest is None or manifest.run_id != run_id:
         found = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
@@ -69,7 +101,7 @@ def require_run(section: ExchangeSection, run_id: str, policy: str | None, conso
 def require_alone(section: ExchangeSection, policy: str, console: Console) -> None:
     """Raise UsageError where another process of a policy writes heartbeats into the bucket. Looks for one and a half
     intervals, unless the policy has not started or has finished."""
-    store = BucketStore(section.url)
+    store = BucketStore(section.url, PROBE_SECONDS)
     before = last_beat(store, policy)
     if before is None or before.get("phase") == FINISHED:
         return

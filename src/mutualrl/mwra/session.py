@@ -39,14 +39,16 @@ from mutualrl.storage.trained_model import trained_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Options of a start, beside the recipe. `policy`: the one that joins an exchange alone; None starts all. `nodes`:
-    how many machines; `node`: which of them this is; `address`: where the other nodes reach this one; `device_map`: a
-    file that says which policy runs where."""
+    """Options of a start, beside the recipe. `policy`: the one that joins an exchange alone; None starts all.
+    `restart`: it trains from its start, though the exchange has rounds of it. `nodes`: how many machines; `node`: which
+    of them this is; `address`: where the other nodes reach this one; `device_map`: a file that says which policy runs
+    where."""
 
     resume: bool = False
     clean: bool = False
     device_map: Path | None = None
     policy: str | None = None
+    restart: bool = False
     nodes: int = 1
     node: int = 0
     address: str = "127.0.0.1"
@@ -75,7 +77,7 @@ HARMLESS = frozenset(
 
 def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return keys in which two resolved recipes differ, with both values."""
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
     return {
         key: (before.get(key), after.get(key))
         for key in sorted({*before, *after})
@@ -83,14 +85,15 @@ def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _flat(value: Any, at: str = "") -> dict[str, object]:
+def flat(value: Any, at: str = "") -> dict[str, object]:
+    """Return the leaves of a recipe by dotted key; a policy's by its name."""
     if isinstance(value, dict):
         pairs = [(f"{at}.{key}" if at else key, item) for key, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         pairs = [(f"{at}.{item.get('name', i)}", item) for i, item in enumerate(value)]
     else:
         return {at: value}
-    return {key: leaf for path, item in pairs for key, leaf in _flat(item, path).items()}
+    return {key: leaf for path, item in pairs for key, leaf in flat(item, path).items()}
 
 
 def accept_changes(old: Recipe, new: Recipe) -> list[str]:
@@ -120,6 +123,11 @@ def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, models: Ma
             f"--resume: {error}; data, code and models must be what they were, or start another run with --run-dir"
         ) from None
     notes = []
+    if {each.policy for each in placement.allocations} != set(info.placement):
+        raise UsageError(
+            f"--resume: the directory holds {', '.join(info.placement)} alone, which joined an exchange; go on with: "
+            f"mutualrl join {info.exchange or 'URL'} --policy {next(iter(info.placement), 'NAME')}"
+        )
     for allocation in placement.allocations:
         before, now = info.placement[allocation.policy].to_json(), stored(allocation).to_json()
         for key, words in (("processes", "processes"), ("strategy", "strategy"), ("batch", "batch plan")):
@@ -268,7 +276,7 @@ def require_recipe(run: RunDirectory, info: RunInfo) -> None:
 def _changes(text: str, data: bytes) -> str:
     """Return in which keys two recipes differ, in words; nothing where that cannot be told."""
     try:
-        before, now = _flat(parse(text, "")), _flat(parse(data.decode("utf-8"), ""))
+        before, now = flat(parse(text, "")), flat(parse(data.decode("utf-8"), ""))
     except (RecipeError, UnicodeDecodeError):
         return ""
     lines = [

@@ -88,9 +88,9 @@ def _open(
         check_free(path)
     recipe, placement, plan = planned(recipe, this_machine(), launch)
     models = model_digests(only(recipe, here(recipe, launch)))
+    run_id = None if recipe.exchange is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
-    run_id = None if recipe.exchange is None else claim_exchange(recipe, plan, launch.policy, console)
     run = start_run(recipe, placement, plan, models, launch, held, run_id)
     return run, placement, list(placement.notes)
 
@@ -230,7 +230,7 @@ def run_policies(
                 time.sleep(POLL_SECONDS)
             progress.update()
         if policy_supervisor.stopping or at_once:
-            raise RunInterruptedError(_stopped(run, here(recipe, launch), request))
+            raise RunInterruptedError(_stopped(run, recipe, launch, request))
         status_writer.close("finished")
     except MutualRLError as error:
         status_writer.close(f"{error.kind}: {error}")
@@ -246,14 +246,17 @@ def _ask_to_stop(run: RunDirectory, policy_supervisor: PolicySupervisor, console
     console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop at once)")
 
 
-def _stopped(run: RunDirectory, policies: Sequence[str], request: StopSignals) -> str:
+def _stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSignals) -> str:
     """Return what a stopped run leaves, in words."""
-    steps = {name: max(Checkpoints(run.policy(name).root).steps(), default=None) for name in policies}
+    steps = {name: max(Checkpoints(run.policy(name).root).steps(), default=None) for name in here(recipe, launch)}
     checkpoints = ", ".join(
         f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()
     )
     why = f"by {request.name}" if request.received else "on request of another node"
-    return f"stopped {why}; checkpoints: {checkpoints}; resume with: mutualrl train --resume --run-dir {run.root}"
+    again = f"mutualrl train --resume --run-dir {run.root}"
+    if launch.policy is not None and recipe.exchange is not None:
+        again = f"mutualrl join {recipe.exchange.url} --policy {launch.policy} --run-dir {run.root}"
+    return f"stopped {why}; checkpoints: {checkpoints}; resume with: {again}"
 
 
 def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> dict[str, object]:

@@ -35,9 +35,10 @@ def shipped() -> Iterator[tuple[str, str, Path]]:
 
 
 def templates() -> Iterator[tuple[str, str, Path]]:
-    """Yield what ships beside the recipes, in the same form: batch scripts of cluster schedulers."""
-    for path in sorted((recipe_root() / "slurm").glob("*.sbatch")):
-        yield "slurm", path.stem, path
+    """Yield what ships beside the recipes, in the same form: batch scripts and jobs of cluster schedulers."""
+    for kind, pattern in (("kubernetes", "*.yaml"), ("slurm", "*.sbatch")):
+        for path in sorted((recipe_root() / kind).glob(pattern)):
+            yield kind, path.stem, path
 
 
 def recipe_file(path: Path) -> Path:

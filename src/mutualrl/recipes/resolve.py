@@ -41,6 +41,7 @@ from mutualrl.regimes import (
     regimes,
 )
 from mutualrl.regimes.spec import flat, merged
+from mutualrl.storage.bucket_url import redacted
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TASKS, get_task
@@ -369,7 +370,7 @@ def _one_of(known: list[str], found: str) -> str:
 
 
 def _line(layers: Layers, path: tuple[str, ...], problem: str) -> str:
-    source = layers.source_of(path)
+    source = redacted(layers.source_of(path) or "")
     key = ".".join(path)
     return f"{f'{source}: ' if source else ''}{f'{key}: ' if key else ''}{problem}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mutualrl.console.display import clean
-from mutualrl.errors import ExchangeDamagedError, MutualRLError
+from mutualrl.errors import MutualRLError
 from mutualrl.reporting.run_reader import PolicyRun, Run
 from mutualrl.see.inspection import Reader
 from mutualrl.storage.files import JsonObject, finite_number
@@ -69,10 +69,11 @@ def collect_rescues(runs: Sequence[Run]) -> tuple[list[JsonObject], list[str]]:
 
 def _visits(run: Run, policy: PolicyRun, wanted: set[str], notify: Callable[[str], None]) -> Visits:
     """Return for each prompt the rounds in which the policy was asked it. A damaged round is reported and left out."""
-    reader = Reader(str(run.info.get("exchange") or "") or run.root / "exchange", str(run.info.get("run_id")))
     visits: dict[str, list[Visit]] = {}
     above = run.success_above(policy.name)
     try:
+        place = str(run.info.get("exchange") or "") or run.root / "exchange"
+        reader = Reader(place, str(run.info.get("run_id")))
         rounds = reader.rounds(policy.name)
     except MutualRLError as error:
         notify(f"later answers of {policy.name!r} are not shown: {error}")
@@ -91,7 +92,7 @@ def _visits(run: Run, policy: PolicyRun, wanted: set[str], notify: Callable[[str
             correct = {key: [r for r in rollouts if rewards[r] > above] for key, rollouts in rows.items()}
             shown = {key: good[0] for key, good in correct.items() if good}
             texts = dict(zip(shown, shard.texts(list(shown.values())), strict=True))
-        except ExchangeDamagedError as error:
+        except MutualRLError as error:
             notify(f"round {round_index} of {policy.name!r} is left out: {error}")
             complete = False
             continue

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mutualrl.errors import ExchangeUnreachableError, MachineError, UsageError
-from mutualrl.storage.bucket_url import require_url
+from mutualrl.storage.bucket_url import redacted, require_url
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -45,7 +46,7 @@ class BucketStore:
         try:
             self.url = require_url(url)
         except ValueError as error:
-            raise UsageError(f"{url!r} {error}") from None
+            raise UsageError(f"{redacted(url)!r}: {error}") from None
         self._retry_seconds = retry_seconds
         self._store = _connected(self.url)
 
@@ -174,19 +175,21 @@ class BucketStore:
         """Return what a request answers; one that fails for the moment is made again. Raises FileNotFoundError for an
         object that is not there, MachineError for what no second try can change, ExchangeUnreachableError once
         the time for retries is over."""
-        from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
+        from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
 
         began, pause = time.monotonic(), _PAUSES[0]
         while True:
             try:
                 return request()
-            except (PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
-                raise MachineError(f"{self.url}/{path}: {what} refused ({_words(error)}); see {_CREDENTIALS}") from None
-            except (GenericError, FileNotFoundError) as error:
+            except FileNotFoundError as error:
+                if what != "put" and "NoSuchBucket" not in str(error):
+                    raise
+                raise MachineError(f"{self.url}/{path}: {what} failed: {_lasting(error)} ({_words(error)})") from None
+            except (AlreadyExistsError, PreconditionError, NotSupportedError):
+                raise  # answers to a conditional put
+            except (BaseError, PermissionError) as error:
                 if why := _lasting(error):
                     raise MachineError(f"{self.url}/{path}: {what} failed: {why} ({_words(error)})") from None
-                if isinstance(error, FileNotFoundError):
-                    raise
                 if not again or time.monotonic() + pause - began > self._retry_seconds:
                     seconds = time.monotonic() - began
                     raise ExchangeUnreachableError(
@@ -199,22 +202,36 @@ class BucketStore:
 _CREDENTIALS = "docs/operations.md#a-bucket for the credentials and rights that an exchange needs"
 
 
+#: statuses that a later try may not have: a time-out, a conflict with a write that goes on, too many requests
+_PASSING = (408, 409, 429)
+
+
 def _lasting(error: Exception) -> str:
     """Return why a failure will not pass, in words; nothing where it may."""
     text = str(error)
-    if "NoSuchBucket" in text or "ContainerNotFound" in text:
+    if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text or "ContainerNotFound" in text:
         return "there is no such bucket; make it, or correct exchange.url"
     if "RequestTimeTooSkewed" in text:
         return "this machine's clock is off by more than the store allows; set it (ntp)"
-    if "InvalidAccessKeyId" in text or "SignatureDoesNotMatch" in text or "missing credentials" in text.lower():
-        return f"the credentials are not accepted; see {_CREDENTIALS}"
-    return ""
+    if "Received redirect" in text:
+        return "the bucket is in another region; set AWS_REGION"
+    match = re.search(r"status code: ([0-9]{3})", text)
+    status = 0 if match is None or _asks_the_machine(error) else int(match[1])
+    if status in (401, 403) or isinstance(error, PermissionError) or "ExpiredToken" in text:
+        return f"the credentials are not accepted, or lack the right to do this; see {_CREDENTIALS}"
+    if 400 <= status < 500 and status not in _PASSING:
+        return "the store refuses the request"
+    return "the store does not know this request" if status == 501 else ""
+
+
+def _asks_the_machine(error: Exception) -> bool:
+    """Return whether it was the machine's own role that was asked for credentials."""
+    return any(name in str(error) for name in ("169.254.169.254", "metadata.google.internal"))
 
 
 def _hint(error: Exception) -> str:
     """Return what a failure that may pass would mean if it did not."""
-    asked_the_machine = any(name in str(error) for name in ("169.254.169.254", "metadata.google.internal"))
-    return f"; no credentials were found: see {_CREDENTIALS}" if asked_the_machine else ""
+    return f"; no credentials were found: see {_CREDENTIALS}" if _asks_the_machine(error) else ""
 
 
 def _words(error: Exception) -> str:
@@ -229,13 +246,19 @@ def _path(policy: str, name: str) -> str:
 
 def _connected(url: str) -> S3Store:
     try:
+        from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
         raise MachineError(f"{url}: a bucket needs the extra `cloud`: pip install 'mutualrl[cloud]'") from None
     options: Any = {"timeout": timedelta(seconds=_REQUEST_SECONDS), "connect_timeout": timedelta(seconds=10)}
     endpoint = os.environ.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT", ""))
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise MachineError(f"AWS_ENDPOINT_URL: found {redacted(endpoint)!r}, expected http://HOST or https://HOST")
     if endpoint.startswith("http://"):
         options["allow_http"] = True
     retry: Any = {"max_retries": 0}  # one place decides about retries: `_tried`
-    store: Any = from_url(url, client_options=options, retry_config=retry)
+    try:
+        store: Any = from_url(url, client_options=options, retry_config=retry)
+    except (BaseError, ValueError) as error:
+        raise MachineError(f"{url}: cannot be opened ({_words(error)}); see {_CREDENTIALS}") from None
     return store  # type: ignore[no-any-return]

@@ -7,7 +7,9 @@ Section "Dataflow in One Training Loop", paragraph SEE.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +25,7 @@ from mutualrl.errors import (
 from mutualrl.process.status import StatusReader
 from mutualrl.records import Rollout
 from mutualrl.see.files import committed_rounds, marker_name
-from mutualrl.see.liveness import NOT_STARTED, WAITING, HeartbeatMonitor
+from mutualrl.see.liveness import LONGEST_GAP, NOT_STARTED, WAITING, HeartbeatMonitor
 from mutualrl.see.schema import SCHEMA_VERSION, Marker, Part, combined_hash, encode
 from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store
@@ -31,6 +33,7 @@ from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksum
 
 _SUPERVISED_SECONDS = 3.0  # a supervisor that watches the peer, too, gets so much longer to say what becomes of it
 ATTEMPT = "attempt.json"
+CLAIM = {"run_id", "attempt", "policy", "owner"}  # its keys; older versions wrote neither policy nor owner
 _CONTESTS = 200  # how often a claim or a marker is tried against another writer of the same policy
 
 
@@ -85,8 +88,10 @@ class Exchange:
         self.run_id = run_id
         self.attempt = attempt
         self.timeouts = timeouts or WaitTimeouts()
-        self._heartbeats = HeartbeatMonitor(self.store)
+        remote = not isinstance(self.store, LocalStore)
+        self._heartbeats = HeartbeatMonitor(self.store, LONGEST_GAP if remote else math.inf)
         self._status_reader = status_reader
+        self._owner = uuid.uuid4().hex  # two processes may have counted to the same attempt
 
     def location(self, policy: str) -> str:
         """Return where a policy's rounds lie, for messages."""
@@ -106,7 +111,13 @@ class Exchange:
         for _ in range(_CONTESTS):
             current = self.store.get(self.policy, ATTEMPT)
             self.require_newest()
-            data = checksummed_bytes({"run_id": self.run_id, "policy": self.policy, "attempt": self.attempt})
+            claim: JsonObject = {"run_id": self.run_id, "policy": self.policy, "attempt": self.attempt}
+            data = checksummed_bytes({**claim, "owner": self._owner})
+            if current is not None and self._is_claimed_by_another(current):
+                raise FencedError(
+                    f"policy {self.policy!r}: attempt {self.attempt} was claimed by another process at the same time; "
+                    "this one must stop"
+                )
             if current is None:
                 if self.store.create(self.policy, ATTEMPT, data):
                     return
@@ -114,6 +125,11 @@ class Exchange:
                 return
             time.sleep(self.store.poll_seconds[0])
         raise self._unsettled(ATTEMPT)
+
+    def _is_claimed_by_another(self, claim: bytes) -> bool:
+        """Return whether another process has claimed this very attempt."""
+        value = parse_or_none(claim) or {}
+        return value.get("attempt") == self.attempt and value.get("owner", self._owner) != self._owner
 
     def _unsettled(self, name: str) -> ExchangeDamagedError:
         where = self.store.describe(self.policy, name)
@@ -339,7 +355,7 @@ def claimed_attempt(store: ExchangeStore, policy: str) -> int | None:
         claim = parse_checksummed(data, where)
     except FileDamagedError as error:
         raise ExchangeDamagedError(f"{where}: not an attempt's claim ({error})") from None
-    if not {"run_id", "attempt"} <= claim.keys() <= {"run_id", "attempt", "policy"} or not _is_count(claim["attempt"]):
+    if not {"run_id", "attempt"} <= claim.keys() <= CLAIM or not _is_count(claim["attempt"]):
         raise ExchangeDamagedError(f"{where}: not an attempt's claim (it has {', '.join(claim) or 'nothing'})")
     if claim.get("policy", policy) != policy:  # older versions wrote none
         raise ExchangeDamagedError(f"{where}: a claim of policy {claim['policy']!r}, expected {policy!r}")

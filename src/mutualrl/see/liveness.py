@@ -6,6 +6,7 @@ the policy did something: began a phase, ran its model. A reward function that n
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from mutualrl.storage.files import JsonObject, parse_or_none
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
+LONGEST_GAP = 15.0  # seconds between two looks at a bucket
 WAITING = "waiting"  # how the phase begins while a policy waits for its peers
 LOADING = "loading"  # the phase before the trainer is built
 SCORING = "scoring"  # how the phase begins while a reward function runs
@@ -157,11 +159,14 @@ class _Seen:
 
 
 class HeartbeatMonitor:
-    """Time since each peer's last heartbeat, on this reader's monotonic clock."""
+    """Time since each peer's last heartbeat, on this reader's monotonic clock. `longest_gap`: where two looks lie
+    further apart, in seconds, the reader could not look, and the time between them does not count."""
 
-    def __init__(self, exchange: Location) -> None:
+    def __init__(self, exchange: Location, longest_gap: float = math.inf) -> None:
         self._store = open_store(exchange)
+        self._longest_gap = longest_gap
         self._seen: dict[tuple[str, str], _Seen] = {}
+        self._looked: dict[str, float] = {}
 
     def seconds_since(self, peer: str) -> tuple[float, str]:
         """Return seconds since the counter of the peer's most silent rank last moved (as seen here), and the last
@@ -170,6 +175,7 @@ class HeartbeatMonitor:
         A rank that has never been seen counts from the first call.
         """
         names = sorted({HEARTBEAT, *heartbeats(self._store, peer)})
+        self._forgive_own_silence(peer)
         return max((self._of(peer, name) for name in names), key=lambda entry: entry[0])
 
     def seconds_without_progress(self, peer: str) -> tuple[float, str]:
@@ -185,9 +191,27 @@ class HeartbeatMonitor:
         phase = next((each for each in phases if each.startswith(SCORING)), seen.phase)
         return time.monotonic() - seen.progress_at, phase
 
+    def _forgive_own_silence(self, peer: str) -> None:
+        """Leave out the time in which this reader did not look: it stood still, or waited for a store that was away,
+        which the peer's heartbeats could not reach either."""
+        now = time.monotonic()
+        gap = now - self._looked.get(peer, now)
+        self._looked[peer] = now
+        if gap <= self._longest_gap:
+            return
+        for (policy, _), seen in self._seen.items():
+            if policy == peer:
+                seen.at += gap
+                seen.progress_at += gap
+
     def _of(self, peer: str, name: str) -> tuple[float, str]:
         now = time.monotonic()
-        state = last_beat(self._store, peer, name) or {}
+        before = self._seen.get((peer, name))
+        try:
+            data = self._store.get(peer, name)
+        except OSError:  # nothing is known of it now: the time goes on from what was
+            return (0.0, NOT_STARTED) if before is None else (now - before.at, before.phase)
+        state = parse_or_none(data) or {}
         counter, progress = (_count(state.get(key)) for key in ("counter", "progress"))
         phase = str(state.get("phase", NOT_STARTED))
         seen = self._seen.get((peer, name))
@@ -200,6 +224,7 @@ class HeartbeatMonitor:
 
     def reset(self, peer: str) -> None:
         """Count a peer's silence from the next call on."""
+        self._looked.pop(peer, None)
         for key in [key for key in self._seen if key[0] == peer]:
             del self._seen[key]
 

@@ -11,4 +11,6 @@ def records_of(run: RunDirectory) -> ExchangeStore:
 
     Raises as `RunDirectory.info` does; UsageError for a URL that is none, MachineError where it cannot be opened.
     """
+    if not run.run_json.exists():  # a directory that is no run yet, and names no bucket
+        return open_store(run.exchange)
     return open_store(run.info().exchange or run.exchange)

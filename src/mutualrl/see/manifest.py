@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
@@ -16,16 +15,19 @@ from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
 NAME = "run.json"
 FORMAT = 1
+_CONTESTS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Run of an exchange. `fingerprint`: see `recipes.agreement.fingerprint`."""
+    """Run of an exchange. `fingerprint`: see `recipes.agreement.fingerprint`; `recipe`: what all policies must have
+    alike, by dotted key."""
 
     run_id: str
     policies: tuple[str, ...]
     regime: str
     fingerprint: dict[str, Any]
+    recipe: dict[str, Any]
     created: str = ""
     format: int = FORMAT
 
@@ -41,20 +43,19 @@ def read_manifest(store: ExchangeStore) -> Manifest | None:
             raise ExchangeDamagedError(f"{where}: format {value.get('format')!r}, this version reads {FORMAT}")
         policies = tuple(map(str, value["policies"]))
         run_id, regime, created = (str(value[key]) for key in ("run_id", "regime", "created"))
-        return Manifest(run_id, policies, regime, dict(value["fingerprint"]), created)
+        return Manifest(run_id, policies, regime, dict(value["fingerprint"]), dict(value["recipe"]), created)
     except (FileDamagedError, KeyError, TypeError, ValueError) as error:
         raise ExchangeDamagedError(f"{where}: not the manifest of an exchange ({error})") from None
 
 
-def write_manifest(
-    store: ExchangeStore, run_id: str, policies: Sequence[str], regime: str, fingerprint: Any
-) -> Manifest:
+def write_manifest(store: ExchangeStore, manifest: Manifest) -> Manifest:
     """Create the manifest, or return the one that somebody else has created first."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    manifest = Manifest(run_id, tuple(policies), regime, dict(fingerprint), created)
-    store.create("", NAME, checksummed_bytes(asdict(manifest)))
-    stored = read_manifest(store)
-    if stored is None:
-        where = store.describe("", NAME)
-        raise ExchangeDamagedError(f"{where}: was created, and is not there; is its store sound?")
-    return stored
+    data = checksummed_bytes(asdict(replace(manifest, created=created)))
+    for _ in range(_CONTESTS):
+        store.create("", NAME, data)
+        if (stored := read_manifest(store)) is not None:
+            return stored
+        time.sleep(0.5)  # a store may refuse both of two creates that come at once
+    where = store.describe("", NAME)
+    raise ExchangeDamagedError(f"{where}: was created, and is not there; is its store sound?")

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mutualrl.errors import DataError, ExchangeDamagedError
+from mutualrl.errors import DataError, ExchangeDamagedError, ExchangeUnreachableError
 from mutualrl.see.files import PART_NAME
 from mutualrl.see.schema import SCHEMA, Marker, Part, combined_hash
 from mutualrl.see.store import ExchangeStore
@@ -76,6 +76,8 @@ def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
         raise ExchangeDamagedError(f"{where}: the marker names a file outside its directory: {part.file!r}")
     try:
         data = store.get(policy, part.file)
+    except ExchangeUnreachableError:
+        raise
     except OSError as error:
         why = error.strerror or error
         raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read ({why})") from None

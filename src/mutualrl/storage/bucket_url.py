@@ -13,6 +13,12 @@ def is_bucket(location: object) -> bool:
     return bool(separator) and scheme in SCHEMES
 
 
+def redacted(text: str) -> str:
+    """Return a text without what may be a secret in a URL: what is before an `@`, and a query."""
+    text = re.sub(r"(\b[a-z0-9]+://)[^/@\s]*@", r"\1...@", text)
+    return re.sub(r"(\b[a-z0-9]+://[^?\s]*)\?[^\s'\"]*", r"\1?...", text)
+
+
 def require_url(url: str) -> str:
     """Return a URL of a bucket, without a slash at its end. Raises ValueError for any other, and for one that holds
     credentials: URLs are printed and stored."""

