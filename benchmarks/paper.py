@@ -16,6 +16,8 @@ from pathlib import Path
 
 import sweep_results as sweeps
 
+#: arms that others are compared with on the page
+REFERENCES = ("grpo", "sgt", "xgrpo", "prp", "prp band")
 ARMS = ("grpo", "xgrpo", "prp", "noise", "sgt")
 
 
@@ -27,7 +29,7 @@ def main() -> None:
     claims = sweeps.SWEEPS / "paper-claims.yaml"
     value, comparison = sweeps.of_sweep(given.runs) if given.runs else sweeps.of_results("paper", claims)
     outcomes = sweeps.outcomes_of(value)
-    value |= {"against": sweeps.differences(outcomes, ("grpo", "sgt")), "gates": sweeps.gates(outcomes, "sgt")}
+    value |= {"against": sweeps.differences(outcomes, REFERENCES), "gates": sweeps.gates(outcomes, "sgt")}
     sweeps.write("paper", "python benchmarks/paper.py", value, comparison)
     sweeps.draw([sweeps.curves(outcomes, "paper_curves", ARMS), sweeps.gains(comparison, "paper_gains")])
 

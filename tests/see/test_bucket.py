@@ -68,27 +68,6 @@ def test_a_whole_exchange_runs_over_it(store: BucketStore) -> None:
     assert newer.rounds("bob") == [1]
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.long)])
-def test_of_eight_writers_of_a_marker_one_wins(store: BucketStore, count: int) -> None:
-    stores = [BucketStore(store.url) for _ in range(8)]
-    for number in range(count):
-        won: list[int] = []
-        go = threading.Barrier(8)
-
-        def compete(each: int, name: str = f"m{number}", go: threading.Barrier = go, won: list[int] = won) -> None:
-            go.wait()
-            if stores[each].create("bob", name, b"writer %d" % each):
-                won.append(each)
-
-        threads = [threading.Thread(target=compete, args=(each,)) for each in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(won) == 1
-        assert store.get("bob", f"m{number}") == b"writer %d" % won[0]
-
-
 def test_requests_that_fail_are_made_again_and_nothing_is_done_twice(server: Server) -> None:
     url, faults = server.bucket(), Faults(failing=0.2)
     with proxied(server, faults) as proxy, reachable(proxy):
@@ -123,7 +102,7 @@ def test_a_store_that_is_gone_is_waited_for_and_then_named(server: Server) -> No
 
 def test_a_bucket_that_is_not_there_is_named_at_once(server: Server) -> None:
     store = BucketStore("s3://no-such-bucket/run")
-    for request in (store.probe, lambda: store.get("bob", "a"), lambda: store.create("bob", "a", b"")):
+    for request in (store.probe, lambda: store.create("bob", "a", b"")):  # some stores say only that they refuse
         with pytest.raises(MachineError, match="there is no such bucket"):
             request()
 
@@ -193,3 +172,24 @@ def test_a_url_that_cannot_be_right_is_refused(url: str, problem: str) -> None:
         require_url(url)
     with pytest.raises(UsageError):
         open_store(url)
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_of_eight_writers_of_a_marker_one_wins(store: BucketStore, count: int) -> None:
+    stores = [BucketStore(store.url) for _ in range(8)]
+    for number in range(count):
+        won: list[int] = []
+        go = threading.Barrier(8)
+
+        def compete(each: int, name: str = f"m{number}", go: threading.Barrier = go, won: list[int] = won) -> None:
+            go.wait()
+            if stores[each].create("bob", name, b"writer %d" % each):
+                won.append(each)
+
+        threads = [threading.Thread(target=compete, args=(each,)) for each in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+        assert store.get("bob", f"m{number}") == b"writer %d" % won[0]

@@ -66,7 +66,8 @@ class BucketStore:
         import obstore
 
         listed = self._tried("list", policy, lambda: obstore.list_with_delimiter(self._store, policy or None))
-        return [entry["path"].rpartition("/")[2] for entry in listed["objects"]]
+        begins = f"{policy}/" if policy else ""  # some stores list the emptied prefix itself
+        return [path.removeprefix(begins) for each in listed["objects"] if (path := each["path"]).startswith(begins)]
 
     def get(self, policy: str, name: str) -> bytes | None:
         """Return an object's bytes; None while there is none."""
@@ -218,7 +219,7 @@ def _lasting(error: Exception) -> str:
     match = re.search(r"status code: ([0-9]{3})", text)
     status = 0 if match is None or _asks_the_machine(error) else int(match[1])
     if status in (401, 403) or isinstance(error, PermissionError) or "ExpiredToken" in text:
-        return f"the credentials are not accepted, or lack the right to do this; see {_CREDENTIALS}"
+        return f"the credentials are not accepted, lack the right, or there is no such bucket; see {_CREDENTIALS}"
     if 400 <= status < 500 and status not in _PASSING:
         return "the store refuses the request"
     return "the store does not know this request" if status == 501 else ""
