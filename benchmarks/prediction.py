@@ -80,7 +80,7 @@ def most_seeds(points: list[Point]) -> list[Point]:
     chosen: dict[tuple[str, str], Point] = {}
     for point in points:
         key = point.pool, point.policy
-        if key not in chosen or chosen[key].seeds < point.seeds:
+        if key not in chosen or chosen[key].seeds <= point.seeds:
             chosen[key] = point
     return list(chosen.values())
 
