@@ -116,7 +116,7 @@ def seaweedfs(directory: Path) -> Server:
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-master.volumeSizeLimitMB=64",
-        "-volume.max=20",
+        "-volume.max=1000",
     ]
     server = started(command, s3, directory / "weed.log")
     deadline = time.monotonic() + PATIENCE
