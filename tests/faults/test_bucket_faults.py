@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from buckets import Faults, proxied, reachable, serving
-from conftest import PATIENCE
 from mutualrl.errors import MachineError
 from mutualrl.see import open_store
 from mutualrl.see.inspection import inspect_policy
@@ -38,6 +37,15 @@ def killed(joined: Joined) -> None:
     joined.begin()
 
 
+def ended(joined: Joined) -> bool:
+    """Return whether a policy has finished; one that began while the store was away is started again."""
+    code = joined.process.poll()
+    if code == MachineError.exit_code:
+        joined.begin()
+    assert code in (None, 0, MachineError.exit_code), joined.errors
+    return code == 0
+
+
 @pytest.mark.parametrize("server", ["moto", "seaweedfs"])
 @pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.faults), pytest.param(20, marks=pytest.mark.long)])
 def test_kills_and_a_failing_store_leave_no_trace(
@@ -56,10 +64,7 @@ def test_kills_and_a_failing_store_leave_no_trace(
                     Timer(30, lambda: setattr(faults, "down", False)).start()
                 elif running:
                     killed(rng.choice(running))
-            for each in policies:
-                while each.process.wait(PATIENCE) == MachineError.exit_code:  # it began while the store was away
-                    each.begin()
-                assert each.process.returncode == 0, each.errors
+            wait_until(lambda: all(ended(each) for each in policies))
         finally:
             for each in policies:
                 each.process.kill()
