@@ -64,7 +64,7 @@ def test_kills_and_a_failing_store_leave_no_trace(
                     Timer(30, lambda: setattr(faults, "down", False)).start()
                 elif running:
                     killed(rng.choice(running))
-            wait_until(lambda: all(ended(each) for each in policies))
+            wait_until(lambda: [ended(each) for each in policies] == [True, True])  # each is looked at
         finally:
             for each in policies:
                 each.process.kill()
