@@ -35,6 +35,7 @@ from buckets import reachable, serving  # noqa: E402
 from exchange import PROMPTS, ROLLOUTS, STEP_SECONDS, TOKENS, records, timed  # noqa: E402
 from mutualrl.records import Rollout  # noqa: E402
 from mutualrl.see import Exchange  # noqa: E402
+from mutualrl.see.files import PUBLISH_REQUESTS  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/bucket.py"
@@ -123,7 +124,7 @@ def by_pool(url: str, repeats: int) -> list[dict[str, float]]:
             publish += [timed(partial(door.publish, round_index, rows, 0)) for door in doors]
             with counted() as counts:
                 read.append(timed(partial(doors[0].wait, names[1:], round_index)))
-        gets = counts["get"] + 5  # of its own publish
+        gets = counts["get"] + PUBLISH_REQUESTS[1]
         results.append(
             {
                 "policies": policies,
@@ -131,7 +132,7 @@ def by_pool(url: str, repeats: int) -> list[dict[str, float]]:
                 "read_ms": statistics.median(read),
                 "gets": gets,
                 "kilobytes": counts["bytes got"] / 1e3,
-                "dollars_per_1000_rounds": policies * (2 * PUT_PRICE + gets * GET_PRICE),
+                "dollars_per_1000_rounds": policies * (PUBLISH_REQUESTS[0] * PUT_PRICE + gets * GET_PRICE),
             }
         )
     return results

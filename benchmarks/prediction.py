@@ -21,7 +21,7 @@ from mutualrl.console.markdown import table
 from mutualrl.study.outcomes import Outcomes
 from mutualrl.study.statistics import Estimate, correlation, paired
 
-#: results files; of a policy that several have, the one with most seeds counts
+#: results files; of a policy that several have, the one with most seeds counts, of equally many the later one
 SOURCES = ("study", "paper", "text_source")
 ONE, OTHER = "sgt", "grpo"
 
@@ -76,7 +76,7 @@ def difference(outcomes: Outcomes, pool: str, seeds: list[int], policy: str) -> 
 
 
 def most_seeds(points: list[Point]) -> list[Point]:
-    """Return a point for each policy of each pool: the one with most seeds."""
+    """Return a point for each policy of each pool: the one with most seeds, of equally many the later one."""
     chosen: dict[tuple[str, str], Point] = {}
     for point in points:
         key = point.pool, point.policy
@@ -112,8 +112,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=sweeps.RESULTS)
     out = parser.parse_args().out
-    found = {name: points(name, sweeps.outcomes_of(sweeps.stored(name))) for name in SOURCES if sweeps.there(name)}
-    policies = most_seeds([point for each in found.values() for point in each])
+    measured: list[Point] = []
+    for name in SOURCES:
+        if sweeps.there(name):
+            measured += points(name, sweeps.outcomes_of(sweeps.stored(name)))
+    policies = most_seeds(measured)
     r = correlation([each.gate for each in policies], [each.gain for each in policies])
     value = {
         "command": "python benchmarks/prediction.py",

@@ -10,9 +10,6 @@ questions of the first study. The paper's main claims, with more seeds and corre
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import sweep_results as sweeps
 
 #: arms that others are compared with on the page, beside plain GRPO
@@ -20,18 +17,5 @@ REFERENCES = ("grpo", "sgt", "sgt gold", "prp", "grpo-noise", "xgrpo shuffled", 
 PROBES = ("grpo", "xgrpo", "prp", "sgt")
 
 
-def main() -> None:
-    """Write the results and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, help="directory of the sweep")
-    given = parser.parse_args()
-    claims = sweeps.SWEEPS / "study-claims.yaml"
-    value, comparison = sweeps.of_sweep(given.runs) if given.runs else sweeps.of_results("study", claims)
-    outcomes = sweeps.outcomes_of(value)
-    value |= {"against": sweeps.differences(outcomes, REFERENCES), "gates": sweeps.gates(outcomes, "sgt")}
-    sweeps.write("study", "python benchmarks/study.py", value, comparison)
-    sweeps.draw([sweeps.curves(outcomes, "study_curves", PROBES), sweeps.gains(comparison, "study_gains")])
-
-
 if __name__ == "__main__":
-    main()
+    sweeps.page("study", __doc__, REFERENCES, PROBES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,16 +81,29 @@ def write(name: str, command: str, value: JsonObject, comparison: Compared, out:
     print(markdown(comparison))
 
 
+def page(name: str, description: str | None, references: Sequence[str], probes: Sequence[str]) -> None:
+    """Carry out the command `python benchmarks/NAME.py [--runs DIR]`: tables, figures, every arm minus each of the
+    `references`, the curves of the `probes`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, help="directory of the sweep")
+    runs = parser.parse_args().runs
+    value, comparison = of_sweep(runs) if runs else of_results(name, SWEEPS / f"{name}-claims.yaml")
+    outcomes = outcomes_of(value)
+    value |= {"against": differences(outcomes, references), "gates": gates(outcomes, "sgt")}
+    write(name, f"python benchmarks/{name}.py", value, comparison)
+    draw([curves(outcomes, f"{name}_curves", probes), gains(comparison, f"{name}_gains")])
+
+
 # ---- what a page quotes beside the comparison
 
 
 def differences(outcomes: Outcomes, references: Sequence[str]) -> JsonObject:
     """Return `{reference: {pool: {arm: {measure: estimate}}}}`: every arm minus each of the references."""
-    found: JsonObject = {}
+    against: JsonObject = {}
     for reference in references:
         compared = compare(outcomes, reference).to_json()["differences"]
-        found[reference] = {pool: arms for pool, arms in compared.items() if reference in outcomes.arms(pool)}
-    return found
+        against[reference] = {pool: arms for pool, arms in compared.items() if reference in outcomes.arms(pool)}
+    return against
 
 
 def gates(outcomes: Outcomes, arm: str) -> JsonObject:

@@ -164,7 +164,7 @@ def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Ser
     assert "there is no such bucket" in done.stderr
 
 
-def jobs(kind: str, source: Path, directory: Path) -> tuple[str, list[dict[str, str]]]:
+def jobs(kind: str, source: Path) -> tuple[str, list[dict[str, str]]]:
     """Return the shell command of a scheduler's template, and the variables that the scheduler sets for each policy."""
     if kind == "slurm":
         return source.read_text(), [{"SLURM_ARRAY_TASK_ID": str(index)} for index in range(2)]
@@ -182,7 +182,7 @@ def test_the_commands_of_a_template_train_the_run(
 ) -> None:
     kind, name, source = template
     assert cli("recipes", "cp", f"{kind}/{name}").returncode == 0
-    script, variables = jobs(kind, tmp_path / source.name, tmp_path)
+    script, variables = jobs(kind, tmp_path / source.name)
     recipe = cli("train", *SGT, *SHORT, "--dry-run", "--json")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(json.loads(recipe.stdout)["recipe"]))
     url = server.bucket()

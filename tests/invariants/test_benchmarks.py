@@ -14,13 +14,13 @@ def test_a_store_of_the_benchmark_keeps_a_round(tmp_path: Path, name: str) -> No
     store = exchange.STORES[name](tmp_path)
     rows = exchange.records(2, 2, 5, 0)
     store.publish(0, rows)
-    kept = store.read(0)
+    stored = store.read(0)
     assert len(rows) == 4
     assert (store.size() or 0) > 0
     if name == "mutualrl":
-        assert kept.column("y_text").to_pylist() == [row.text for row in rows]
-        assert kept.column("token_ids").to_pylist() == [list(row.token_ids or ()) for row in rows]
+        assert stored.column("y_text").to_pylist() == [row.text for row in rows]
+        assert stored.column("token_ids").to_pylist() == [list(row.token_ids or ()) for row in rows]
     elif name == "pickle file":
-        assert kept["text"] == [row.text for row in rows]
+        assert stored["text"] == [row.text for row in rows]
     else:
-        assert [row[5] for row in kept] == [row.text for row in rows]
+        assert [row[5] for row in stored] == [row.text for row in rows]

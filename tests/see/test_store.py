@@ -12,14 +12,10 @@ import pytest
 from conftest import PATIENCE
 from fake_clock import Clock
 from mutualrl.errors import ExchangeDamagedError, ExchangeUnreachableError, FencedError
-from mutualrl.records import Rollout
-from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore, MissingPeers
+from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
-from mutualrl.see.inspection import inspect_policy, writers
 from mutualrl.see.liveness import HeartbeatMonitor, clear_heartbeats, last_beat
-from mutualrl.see.retention import prune_rounds
-
-ROWS = [Rollout("p", n, float(n), True, text=f"text {n}") for n in range(3)]
+from store_contract import ROWS, carries_an_exchange, keeps_objects
 
 
 class MemoryStore:
@@ -77,19 +73,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ExchangeStore:
 
 
 def test_objects_are_put_created_once_swapped_and_deleted(store: ExchangeStore) -> None:
-    assert store.get("bob", "a") is None
-    assert (store.names("bob"), store.size("bob", "a")) == ([], 0)
-    assert store.create("bob", "a", b"1")
-    assert not store.create("bob", "a", b"2")
-    assert store.get("bob", "a") == b"1"
-    assert not store.swap("bob", "a", b"2", b"3")
-    assert store.swap("bob", "a", b"1", b"3")
-    assert not store.swap("bob", "b", b"1", b"3")
-    store.put("bob", "a", b"four")
-    store.put("bob", "b", b"5", durable=False)
-    assert (sorted(store.names("bob")), store.policies(), store.size("bob", "a")) == (["a", "b"], ["bob"], 4)
-    store.delete("bob", ["a", "gone"])
-    assert store.names("bob") == ["b"]
+    keeps_objects(store)
 
 
 def test_of_many_creators_and_swappers_one_wins(store: ExchangeStore) -> None:
@@ -122,32 +106,7 @@ def test_of_many_creators_and_swappers_one_wins(store: ExchangeStore) -> None:
 
 
 def test_a_whole_exchange_runs_over_any_store(store: ExchangeStore) -> None:
-    bob, ada = (Exchange(store, name, "run") for name in ("bob", "ada"))
-    bob.claim()
-    marker = bob.publish(0, ROWS, 0)
-    assert bob.publish(0, ROWS, 0) == marker  # again changes nothing
-    shard = ada.wait(["bob"], 0)["bob"]
-    assert shard.texts([0, 2]) == ["text 0", "text 2"]
-    newer = Exchange(store, "bob", "run", attempt=1)
-    newer.claim()
-    with pytest.raises(FencedError):
-        bob.publish(1, ROWS, 1)
-    newer.publish(0, ROWS[:1], 0)  # a restart replaces the round
-    replaced = ada.read("bob", 0)
-    assert replaced is not None
-    assert (len(replaced), replaced.marker.attempt) == (1, 1)
-    newer.publish(1, ROWS, 1)
-
-    result = inspect_policy(store, "run", "bob", verify=True)
-    assert (result.rounds, result.damaged, result.orphaned) == ([0, 1], [], ["000000.parquet"])
-    assert prune_rounds(store, "bob", 1, 1)[0] == [0]
-    assert ada.rounds("bob") == [1]
-    assert writers(store) == ["bob"]
-
-    missing_peers = MissingPeers(store, "ada")
-    missing_peers.mark_missing("bob", 2)
-    assert MissingPeers(store, "ada").is_missing("bob", 5)
-
+    carries_an_exchange(store)
     watch = HeartbeatMonitor(store)
     Heartbeat(store, "bob").beat()
     assert watch.seconds_since("bob") == (0.0, "starting")

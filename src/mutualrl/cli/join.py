@@ -61,6 +61,7 @@ def join(
     from mutualrl.storage.files import read_json, user_path
     from mutualrl.storage.rundir import RunDirectory
 
+    run_dir = run_dir or default_directory(exchange, policy)
     request = Request(
         recipe=recipe,
         regime=regime,
@@ -69,16 +70,15 @@ def join(
         data=data,
         steps=steps,
         seed=seed,
-        run_dir=run_dir,
         assignments=tuple(assignments or ()),
     )
     console = prose()
-    resolved, launch, notes = recipe_to_join(request, exchange, policy, restart=restart)
+    resolved, launch, notes = recipe_to_join(request, exchange, policy, run_dir, restart=restart)
     for note in notes:
         console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
     if resolved is None:
         if as_json:
-            stored = RunDirectory(user_path(run_dir or default_directory(exchange, policy)))
+            stored = RunDirectory(user_path(run_dir))
             emit({"run_dir": str(stored.root), **(read_json(stored.summary) or {})})
         return
     run, summary = supervise(resolved, console, launch)

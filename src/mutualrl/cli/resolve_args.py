@@ -14,7 +14,7 @@ from mutualrl.storage.rundir import RunDirectory
 
 
 def recipe_to_join(
-    request: Request, url: str, policy: str, *, restart: bool
+    request: Request, url: str, policy: str, run_dir: Path, *, restart: bool
 ) -> tuple[Recipe | None, Launch, list[str]]:
     """Return the recipe of one policy that joins an exchange, how it starts, and what to say; no recipe where the
     policy has finished. Raises UsageError and RecipeError."""
@@ -22,7 +22,7 @@ def recipe_to_join(
         url = require_url(url)
     except ValueError as error:
         raise UsageError(f"{redacted(url)!r}: {error}") from None
-    path = user_path(request.run_dir or default_directory(url, policy))
+    path = user_path(run_dir)
     assignments = (*request.assignments, f"exchange.url={url}")
     request = replace(request, run_dir=path, assignments=assignments)
     there = (path / "run.json").exists()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError, UsageError
-from mutualrl.mwra.session import Launch, flat
+from mutualrl.mwra.session import Launch, differing, flat
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.schema import ExchangeSection
@@ -58,7 +57,7 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
             f"the run in {url} has {manifest.regime} with policies {', '.join(manifest.policies)}; this recipe has "
             f"{recipe.spec.name} with {', '.join(names)}"
         )
-    if different := changed(manifest.recipe, decisive(recipe)):
+    if different := differing(manifest.recipe, decisive(recipe)):
         words = "; ".join(f"{key}: {now!r}, the run has {before!r}" for key, (before, now) in different.items())
         raise UsageError(f"the run in {url} has another recipe: {words}; give every policy of a run the same")
     try:
@@ -80,20 +79,14 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in values.items() if not _OF_ONE_MACHINE.fullmatch(key)}
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which two recipes differ, with both values."""
-    keys = sorted({*before, *now})
-    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
-
-
 def require_run(section: ExchangeSection, run_id: str, policy: str | None, console: Console) -> None:
     """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more, UsageError where the
     `policy` that joins it runs elsewhere."""
     store = BucketStore(section.url, PROBE_SECONDS)
     manifest = read_manifest(store)
     if manifest is None or manifest.run_id != run_id:
-        found = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
-        raise ExchangeDamagedError(f"{store.url}: holds {found}, expected run {run_id[:8]}, which is resumed")
+        held = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
+        raise ExchangeDamagedError(f"{store.url}: holds {held}, expected run {run_id[:8]}, which is resumed")
     if policy is not None:
         require_alone(section, policy, console)
 

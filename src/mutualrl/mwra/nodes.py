@@ -106,8 +106,7 @@ class Node:
         ended."""
         assert self._status_reader is not None
         waiting = set()
-        names = [p.name for p in recipe.policies] if self._launch.policy is None else [self._launch.policy]
-        for name in names:
+        for name in self._launch.policies(recipe):
             if not run.policy(name).result.exists() and name not in policy_supervisor.lost():
                 waiting.add(name)
         if not self._others or not waiting:

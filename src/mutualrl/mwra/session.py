@@ -53,6 +53,10 @@ class Launch:
     node: int = 0
     address: str = "127.0.0.1"
 
+    def policies(self, recipe: Recipe) -> list[str]:
+        """Return the policies that this session starts: all, or the one that joins an exchange."""
+        return [p.name for p in recipe.policies] if self.policy is None else [self.policy]
+
 
 #: keys that may change between two sessions: they decide how the run is kept and watched, not what it computes
 HARMLESS = frozenset(
@@ -77,12 +81,15 @@ HARMLESS = frozenset(
 
 def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return keys in which two resolved recipes differ, with both values."""
-    before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
-    return {
-        key: (before.get(key), after.get(key))
-        for key in sorted({*before, *after})
-        if before.get(key) != after.get(key) and key != "run.dir"
-    }
+    changed = differing(flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json")))
+    changed.pop("run.dir", None)
+    return changed
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which two mappings differ, with both values."""
+    keys = sorted({*before, *now})
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
 
 
 def flat(value: Any, at: str = "") -> dict[str, object]:

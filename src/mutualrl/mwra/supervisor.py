@@ -67,7 +67,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         run_policies(run, recipe, placement, launch, session, console, request)
         if launch.node != 0:
             return run, {"node": launch.node}
-        summary = summarize(run, recipe, here(recipe, launch), time.monotonic() - began)
+        summary = summarize(run, recipe, launch.policies(recipe), time.monotonic() - began)
         write_checksummed(run.summary, summary, root=run.root)
     return run, summary
 
@@ -87,7 +87,7 @@ def _open(
     if path is not None and not launch.clean:
         check_free(path)
     recipe, placement, plan = planned(recipe, this_machine(), launch)
-    models = model_digests(only(recipe, here(recipe, launch)))
+    models = model_digests(only(recipe, launch.policies(recipe)))
     run_id = None if recipe.exchange is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
@@ -104,7 +104,7 @@ def _take_up(
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are looked for: they may be another task's
     recipe, placement, plan = planned(recipe, this_machine(), launch)
-    models = model_digests(only(recipe, here(recipe, launch)))
+    models = model_digests(only(recipe, launch.policies(recipe)))
     notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan, models)]
     require_intact(run, recipe)
     if recipe.exchange is not None:
@@ -112,11 +112,6 @@ def _take_up(
     held.enter_context(hold(run.lock(0), str(run.root)))
     resume_run(run, recipe, placement, models, launch)
     return run, placement, notes
-
-
-def here(recipe: Recipe, launch: Launch) -> list[str]:
-    """Return the policies that this session starts: all, or the one that joins an exchange."""
-    return [p.name for p in recipe.policies] if launch.policy is None else [launch.policy]
 
 
 def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
@@ -138,7 +133,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     have. Raises what a look at the machine and the data can find wrong."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
-    placement = place(only(recipe, here(recipe, launch)), machine, launch.nodes, pins)
+    placement = place(only(recipe, launch.policies(recipe)), machine, launch.nodes, pins)
     require_rewards(recipe.task.reward)
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
     for policy in recipe.policies:
@@ -209,7 +204,7 @@ def run_policies(
     try:
         node.meet(run, console, request, status_writer)
         with Progress(
-            run, here(recipe, launch), recipe.run.steps, console, recipe.spec.metric("gate_rate")
+            run, launch.policies(recipe), recipe.run.steps, console, recipe.spec.metric("gate_rate")
         ) as progress:
             policy_supervisor.start()
             deadline = None
@@ -248,7 +243,7 @@ def _ask_to_stop(run: RunDirectory, policy_supervisor: PolicySupervisor, console
 
 def _stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSignals) -> str:
     """Return what a stopped run leaves, in words."""
-    steps = {name: max(Checkpoints(run.policy(name).root).steps(), default=None) for name in here(recipe, launch)}
+    steps = {name: max(Checkpoints(run.policy(name).root).steps(), default=None) for name in launch.policies(recipe)}
     checkpoints = ", ".join(
         f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()
     )
