@@ -9,15 +9,11 @@ Writes benchmarks/results/diagnostics.{json,md}.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
-COMMAND = "python benchmarks/diagnostics.py"
+from printed import keep_printed
+
 COMMANDS = (
     ("eval", "--pool", "tiny", "--engine", "transformers"),
     ("complementarity", "--pool", "tiny", "--save", "rollouts.parquet"),
@@ -31,25 +27,8 @@ COMMANDS = (
 def main() -> None:
     """Run the commands, print and write what they print."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    parts, results = [], {}
     with tempfile.TemporaryDirectory() as directory:
-        for command in COMMANDS:
-            done = subprocess.run(
-                [sys.executable, "-m", "mutualrl", *command],
-                cwd=directory,
-                capture_output=True,
-                text=True,
-                check=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1"},
-            )
-            typed = "mutualrl " + " ".join(command)
-            results[typed] = done.stdout
-            parts.append(f"`{typed}`\n\n{done.stdout.strip()}")
-    text = "\n\n".join(parts) + "\n"
-    print(text)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "diagnostics.md").write_text(text)
-    (RESULTS / "diagnostics.json").write_text(json.dumps({"command": COMMAND, "outputs": results}, indent=1) + "\n")
+        keep_printed("diagnostics", COMMANDS, Path(directory))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         "see.liveness",
         "process.status",
         "mwra.policy_supervisor",
-        "mwra.nodes",
         "mwra.progress",
     )
     for module in modules:

@@ -37,6 +37,14 @@ def absolute_path(text: str) -> str:
     return f"{Path(match['module']).expanduser().resolve()}:{match['name']}"
 
 
+def without_directory(text: str) -> str:
+    """Return an import path whose file, if it names one, is named without its directory: the same on every machine."""
+    match = IMPORT_PATH.fullmatch(text)
+    if match is None or not match["module"].endswith(".py"):
+        return text
+    return f"{Path(match['module']).name}:{match['name']}"
+
+
 def load_object(path: str, what: str, error: type[UsageError] = UsageError, noun: str = "object") -> Any:
     """Return the object that an import path names; the working directory is searched last.
 

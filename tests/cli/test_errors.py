@@ -206,3 +206,21 @@ def test_version(cli: Cli) -> None:
     from mutualrl import __version__
 
     assert cli("--version").stdout.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--regime", "xgrpo", "--set", "exchange.staleness=1"], "needs the peers' rollouts in the round itself"),
+        (["--regime", "grpo", "--set", "exchange.staleness=1"], "waits for no peer"),
+        (["--regime", "sgt", "--set", "exchange.staleness=-1"], "exchange.staleness"),
+        (
+            ["--regime", "sgt", "--set", "exchange.heartbeat_seconds=5"],
+            "heartbeat_seconds is of an exchange in a bucket",
+        ),
+    ],
+)
+def test_a_staleness_that_cannot_be_is_refused(cli: Cli, arguments: list[str], words: str) -> None:
+    refused = cli("train", "--pool", "tiny", "--dry-run", *arguments)
+    assert refused.returncode == 2
+    assert words in " ".join(refused.stderr.split())

@@ -86,21 +86,9 @@ def test_a_damaged_run_json_is_named_and_the_run_can_be_deleted(cli: Cli, tmp_pa
     [
         (("--resume",), "--resume: name the run with --run-dir"),
         (("--clean",), "--clean: name the run to delete"),
-        (("--nnodes", "2"), "--nnodes: name the run's directory"),
-        (("--node-rank", "1"), "--node-rank 1: expected 0 to 0"),
-        (
-            (
-                "--nnodes",
-                "2",
-                "--run-dir",
-                "x",
-                "--set",
-                "policies=[{name: a, model: 'tiny:ada'}]",
-                "--set",
-                "trainer.per_device_train_batch_size=8",
-            ),
-            "'a' spans several nodes, whose processes cannot meet at 127.0.0.1: give --master-addr",
-        ),
+        (("--address", "auto"), "--address is of a Ray cluster"),
+        (("--launcher", "slurm"), "--launcher: found 'slurm', expected local or ray"),
+        (("--launcher", "ray", "--device-map", "map.yaml"), "--device-map is for this machine"),
         (("--device-map", "none.yaml"), "cannot be read"),
         (("--exchange", "all"), "run.publish"),
         (("--set", "policies=[{name: ../up, model: 'tiny:ada'}]"), "policies.0.name"),
@@ -303,7 +291,7 @@ def test_recipes_and_batch_scripts_are_copied_out(cli: Cli, tmp_path: Path) -> N
     assert "already exists" in again.stderr
     unknown = cli("recipes", "cp", "nothing")
     assert unknown.returncode == 2
-    assert "slurm/several-nodes" in unknown.stderr
+    assert "slurm/ray" in unknown.stderr
 
 
 def test_doctor_answers_every_question(cli: Cli, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "run.json").write_text("{")
     with ExitStack() as held:
-        held.enter_context(hold(RunDirectory(live).lock(0), "live"))
+        held.enter_context(hold(RunDirectory(live).lock, "live"))
         result = json.loads(cli_here("runs", "ls", "--json").stdout)
     assert [(Path(run["run"]).name, run["state"]) for run in result["runs"]] == [
         ("live", "running"),
@@ -172,7 +172,7 @@ def test_a_live_run_is_followed_until_its_lock_is_free(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", finished=False)
     environment: dict[str, Any] = {**os.environ, "COLUMNS": "200"}
     with ExitStack() as held:
-        held.enter_context(hold(RunDirectory(run).lock(0), "live"))
+        held.enter_context(hold(RunDirectory(run).lock, "live"))
         watcher = subprocess.Popen(
             [sys.executable, "-m", "mutualrl", "runs", "watch", str(run)],
             env=environment,

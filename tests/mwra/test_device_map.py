@@ -46,20 +46,18 @@ def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("policies: {ada: {gpus: [0]}, bob: {gpus: [0]}}", "GPU 0 of node 0 is used by ada, bob; policies that share"),
+        ("policies: {ada: {gpus: [0]}, bob: {gpus: [0]}}", "GPU 0 is used by ada, bob; policies that share"),
         ("policies: {ada: {gpus: [0], memory: 0.7}, bob: {gpus: [0], memory: 0.5}}", "0.7 + 0.5 = 1.2, more than 1"),
         ("policies: {ada: {gpus: [9]}, bob: {gpus: [0]}}", "no GPU 9 here (GPUs of this machine: 0, 1, 2, 3)"),
         ("policies: {ada: {gpus: [1, 1]}, bob: {gpus: [0]}}", "'ada' names GPU 1 twice"),
         ("policies: {ada: {gpus: [1]}}", "no entry for policy 'bob'"),
         ("policies: {ada: {gpus: [1]}, bob: {gpus: [0]}, eve: {gpus: [2]}}", "'eve' is no policy of the pool"),
-        ("policies: {ada: {gpus: [1], node: 1}, bob: {gpus: [0]}}", "no node 1 (--nnodes 1"),
-        ("policies: {ada: {gpus: [1], nodes: [0, 0]}, bob: {gpus: [0]}}", "'ada' names a node twice (0, 0)"),
+        ("policies: {ada: {gpus: [1], node: 1}, bob: {gpus: [0]}}", "policies.ada.node"),
         ("policies: {ada: {gpus: [1], processes: 2}, bob: {gpus: [0]}}", "processes are for the CPU"),
         ("policies: {ada: {processes: 2}, bob: {gpus: [0]}}", "'ada' names no GPU"),
         ("policies: {ada: {gpu: [1]}, bob: {gpus: [0]}}", "policies.ada.gpu"),
         ("policies: {ada: {gpus: [-1]}, bob: {gpus: [0]}}", "policies.ada.gpus.0"),
         ("policies: {ada: {gpus: [1], memory: 2.0}, bob: {gpus: [0]}}", "policies.ada.memory"),
-        ("policies: {ada: {gpus: [1], node: 0, nodes: [0]}, bob: {gpus: [0]}}", "both node and nodes"),
         ("policies: {}", "policies"),
         ("gpus: [0]", "gpus"),
         ("- a", "expected keys and values"),
@@ -72,11 +70,11 @@ def test_a_wrong_map_is_refused_with_what_was_expected(tmp_path: Path, text: str
     assert words in str(caught.value)
 
 
-def test_on_cpu_a_map_gives_processes_and_nodes(tmp_path: Path) -> None:
-    pins = read_device_map(written(tmp_path, "policies:\n  ada: {processes: 2}\n  bob: {nodes: [0, 1]}\n"))
-    assert pins == {"ada": DevicePin(processes=2), "bob": DevicePin(nodes=(0, 1))}
-    ada, bob = place(recipe(), Machine((), 8), 2, pins).allocations
-    assert (ada.processes, ada.nodes, bob.processes, bob.nodes, bob.processes_per_node) == (2, (0,), 2, (0, 1), 1)
+def test_on_cpu_a_map_gives_processes(tmp_path: Path) -> None:
+    pins = read_device_map(written(tmp_path, "policies:\n  ada: {processes: 2}\n  bob: {}\n"))
+    assert pins == {"ada": DevicePin(processes=2), "bob": DevicePin()}
+    ada, bob = place(recipe(), Machine((), 8), pins).allocations
+    assert (ada.processes, bob.processes) == (2, 1)
 
 
 def test_weights_split_unevenly_as_near_as_the_batch_allows() -> None:
@@ -97,14 +95,6 @@ def test_more_policies_than_gpus_are_refused_with_the_arithmetic_and_allowed_on_
     ):
         place(recipe(), Machine(("0",), 4))
     assert "4 processes share 1 CPU cores" in place(recipe("launch.processes=2"), Machine((), 1)).notes[0]
-
-
-def test_whole_policies_are_dealt_to_nodes_and_few_policies_span_them() -> None:
-    apart = place(recipe(), FOUR, nodes=2)
-    assert [(s.nodes, s.gpus, s.processes) for s in apart.allocations] == [((0,), FOUR.gpus, 4), ((1,), FOUR.gpus, 4)]
-    assert [s.policy for s in apart.on(1)] == ["bob"]
-    spanning = place(recipe(), FOUR, nodes=4)
-    assert [(s.nodes, s.processes, s.processes_per_node) for s in spanning.allocations] == [((0, 1, 2, 3), 8, 2)] * 2
 
 
 def test_the_estimate_by_hand() -> None:

@@ -50,33 +50,31 @@ class Launcher:
         self.started: list[tuple[str, int]] = []
         self.groups: dict[str, Scripted] = {}
 
-    def start(self, run: RunDirectory, allocation: Allocation, attempt: int, node: int, rendezvous: str) -> Scripted:
+    def start(self, run: RunDirectory, allocation: Allocation, attempt: int) -> Scripted:
         group = Scripted(allocation.policy, run.policy(allocation.policy).logs / f"attempt-{attempt}.log")
         self.started.append((allocation.policy, attempt))
         self.groups[allocation.policy] = group
         return group
 
 
-class Node:
-    """Supervisor of one node with its launcher, console and run directory."""
+class Supervised:
+    """Supervisor with its launcher, console and run directory."""
 
     def __init__(self, root: Path, *assignments: str) -> None:
         self.run = RunDirectory(root)
         self.recipe: Recipe = resolve(Request(pool="tiny", regime="sgt", assignments=assignments))
         self.launcher = Launcher()
         self.screen = io.StringIO()
-        writer = StatusWriter(root, 0, session=0)
+        writer = StatusWriter(root, session=0)
         console = Console(file=self.screen, width=400)
         allocations = place(self.recipe, Machine((), 2)).allocations
         self.supervisor = PolicySupervisor(
             self.run,
             self.recipe,
             allocations,
-            0,
-            "127.0.0.1",
             writer,
             console,
-            self.launcher,  # type: ignore[arg-type]
+            self.launcher.start,  # type: ignore[arg-type]
         )
         self.supervisor.start()
 
@@ -92,12 +90,14 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path, clock: Clock) -> Callable[..., Node]:
-    return lambda *assignments: Node(tmp_path, *assignments)
+def supervised(tmp_path: Path, clock: Clock) -> Callable[..., Supervised]:
+    return lambda *assignments: Supervised(tmp_path, *assignments)
 
 
-def test_a_policy_that_dies_is_restarted_after_a_pause_that_doubles(node: Callable[..., Node], clock: Clock) -> None:
-    n = node("run.max_restarts=3")
+def test_a_policy_that_dies_is_restarted_after_a_pause_that_doubles(
+    supervised: Callable[..., Supervised], clock: Clock
+) -> None:
+    n = supervised("run.max_restarts=3")
     for attempt, pause in enumerate((1, 2, 4), 1):
         n.dies("bob")
         n.supervisor.poll()
@@ -117,14 +117,14 @@ def test_a_policy_that_dies_is_restarted_after_a_pause_that_doubles(node: Callab
     assert [name for name, _ in n.launcher.started] == ["ada", "bob", "bob", "bob", "bob"]
 
 
-def result_of(n: Node, policy: str) -> None:
+def result_of(n: Supervised, policy: str) -> None:
     path = n.run.policy(policy).result
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{}")
 
 
-def test_exit_0_without_a_result_is_a_death(node: Callable[..., Node], clock: Clock) -> None:
-    n = node("run.max_restarts=1", "run.on_peer_loss=continue")
+def test_exit_0_without_a_result_is_a_death(supervised: Callable[..., Supervised], clock: Clock) -> None:
+    n = supervised("run.max_restarts=1", "run.on_peer_loss=continue")
     n.dies("bob", 0)
     n.supervisor.poll()
     assert n.states() == {"ada": "running", "bob": "restarting"}
@@ -143,8 +143,10 @@ def test_exit_0_without_a_result_is_a_death(node: Callable[..., Node], clock: Cl
         n.supervisor.poll()
 
 
-def test_a_policy_with_a_result_is_finished_however_it_ends(node: Callable[..., Node], clock: Clock) -> None:
-    n = node("run.max_restarts=0")
+def test_a_policy_with_a_result_is_finished_however_it_ends(
+    supervised: Callable[..., Supervised], clock: Clock
+) -> None:
+    n = supervised("run.max_restarts=0")
     result_of(n, "bob")
     n.dies("bob", -6)
     n.supervisor.poll()
@@ -158,8 +160,8 @@ def test_a_policy_with_a_result_is_finished_however_it_ends(node: Callable[..., 
     assert "did not end: no heartbeat" in n.screen.getvalue()
 
 
-def test_the_pause_between_restarts_is_at_most_a_minute(node: Callable[..., Node], clock: Clock) -> None:
-    n = node("run.max_restarts=12")
+def test_the_pause_between_restarts_is_at_most_a_minute(supervised: Callable[..., Supervised], clock: Clock) -> None:
+    n = supervised("run.max_restarts=12")
     for _ in range(9):
         n.dies("bob")
         n.supervisor.poll()
@@ -170,8 +172,10 @@ def test_the_pause_between_restarts_is_at_most_a_minute(node: Callable[..., Node
     assert "Starting it again in 64 s" not in n.screen.getvalue()
 
 
-def test_an_error_of_a_policy_ends_the_run_with_its_kind_and_is_not_restarted(node: Callable[..., Node]) -> None:
-    n = node("run.max_restarts=3")
+def test_an_error_of_a_policy_ends_the_run_with_its_kind_and_is_not_restarted(
+    supervised: Callable[..., Supervised],
+) -> None:
+    n = supervised("run.max_restarts=3")
     n.dies("ada", 4, ("environment", "no space left"))
     with pytest.raises(MutualRLError, match=r"policy 'ada' failed \(exit code 4\): no space left") as caught:
         n.supervisor.poll()
@@ -179,16 +183,16 @@ def test_an_error_of_a_policy_ends_the_run_with_its_kind_and_is_not_restarted(no
     assert [name for name, _ in n.launcher.started] == ["ada", "bob"]
 
 
-def test_a_kind_that_nobody_knows_is_a_lost_peer(node: Callable[..., Node]) -> None:
-    n = node()
+def test_a_kind_that_nobody_knows_is_a_lost_peer(supervised: Callable[..., Supervised]) -> None:
+    n = supervised()
     n.dies("ada", 1, ("from another version", "what is this"))
     with pytest.raises(MutualRLError, match="what is this") as caught:
         n.supervisor.poll()
     assert caught.value.exit_code == PeerLostError.exit_code
 
 
-def test_who_only_lost_its_peer_is_not_blamed(node: Callable[..., Node]) -> None:
-    n = node("run.max_restarts=0")
+def test_who_only_lost_its_peer_is_not_blamed(supervised: Callable[..., Supervised]) -> None:
+    n = supervised("run.max_restarts=0")
     n.dies("ada", 5, ("peer-lost", "ada lost bob"))
     n.dies("bob", -9)
     with pytest.raises(PeerLostError, match="policy 'bob' died"):
@@ -197,8 +201,10 @@ def test_who_only_lost_its_peer_is_not_blamed(node: Callable[..., Node]) -> None
     assert "ada lost bob" not in n.supervisor.lost().get("bob", "")
 
 
-def test_who_lost_a_peer_that_is_restarted_is_restarted_too(node: Callable[..., Node], clock: Clock) -> None:
-    n = node("run.max_restarts=1")
+def test_who_lost_a_peer_that_is_restarted_is_restarted_too(
+    supervised: Callable[..., Supervised], clock: Clock
+) -> None:
+    n = supervised("run.max_restarts=1")
     n.dies("ada", 5, ("peer-lost", "ada lost bob"))
     n.dies("bob", -9)
     n.supervisor.poll()
@@ -208,8 +214,8 @@ def test_who_lost_a_peer_that_is_restarted_is_restarted_too(node: Callable[..., 
     assert n.states() == {"ada": "running", "bob": "running"}
 
 
-def test_a_frozen_policy_is_found_by_its_heartbeat(node: Callable[..., Node], clock: Clock) -> None:
-    n = node("run.max_restarts=1", "run.peer_timeout=30")
+def test_a_frozen_policy_is_found_by_its_heartbeat(supervised: Callable[..., Supervised], clock: Clock) -> None:
+    n = supervised("run.max_restarts=1", "run.peer_timeout=30")
     beats = {name: Heartbeat(n.run.exchange, name) for name in ("ada", "bob")}
     for name, beat in beats.items():
         beat.set("training", 3)
@@ -228,9 +234,9 @@ def test_a_frozen_policy_is_found_by_its_heartbeat(node: Callable[..., Node], cl
 
 
 def test_a_policy_that_lives_and_makes_no_progress_is_named_with_what_it_does(
-    node: Callable[..., Node], clock: Clock
+    supervised: Callable[..., Supervised], clock: Clock
 ) -> None:
-    n = node("run.max_restarts=1", "run.peer_timeout=30", "run.step_timeout=400")
+    n = supervised("run.max_restarts=1", "run.peer_timeout=30", "run.step_timeout=400")
     beats = {name: Heartbeat(n.run.exchange, name) for name in ("ada", "bob")}
     second_rank = Heartbeat(n.run.exchange, "bob", rank=1)
     beats["ada"].set("generating", 3)
@@ -258,8 +264,10 @@ def test_a_policy_that_lives_and_makes_no_progress_is_named_with_what_it_does(
 
 
 @pytest.mark.parametrize("phase", ["waiting for round 3 of ada", "loading"])
-def test_waiting_for_a_peer_and_loading_have_other_limits(node: Callable[..., Node], clock: Clock, phase: str) -> None:
-    n = node("run.max_restarts=0", "run.step_timeout=100")
+def test_waiting_for_a_peer_and_loading_have_other_limits(
+    supervised: Callable[..., Supervised], clock: Clock, phase: str
+) -> None:
+    n = supervised("run.max_restarts=0", "run.step_timeout=100")
     for name in ("ada", "bob"):
         beat = Heartbeat(n.run.exchange, name)
         beat.set(phase, 3)
@@ -271,9 +279,9 @@ def test_waiting_for_a_peer_and_loading_have_other_limits(node: Callable[..., No
 
 
 def test_a_policy_that_falls_silent_on_a_full_disk_is_the_disks_fault_and_not_restarted(
-    node: Callable[..., Node], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    supervised: Callable[..., Supervised], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n = node("run.max_restarts=5", "run.peer_timeout=30")
+    n = supervised("run.max_restarts=5", "run.peer_timeout=30")
     for name in ("ada", "bob"):
         beat = Heartbeat(n.run.exchange, name)
         beat.set("training", 3)
@@ -294,8 +302,10 @@ def test_a_policy_that_falls_silent_on_a_full_disk_is_the_disks_fault_and_not_re
     assert not list(n.run.root.rglob("*.tmp"))
 
 
-def test_what_a_killed_writer_left_is_removed_before_the_next_attempt(node: Callable[..., Node], clock: Clock) -> None:
-    n = node("run.max_restarts=1")
+def test_what_a_killed_writer_left_is_removed_before_the_next_attempt(
+    supervised: Callable[..., Supervised], clock: Clock
+) -> None:
+    n = supervised("run.max_restarts=1")
     left = n.run.exchange / "bob" / ".000003.parquet.17.18.tmp"
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_bytes(b"half of it")
@@ -308,9 +318,9 @@ def test_what_a_killed_writer_left_is_removed_before_the_next_attempt(node: Call
 
 
 def test_a_policy_that_is_starting_has_five_minutes_to_its_first_heartbeat(
-    node: Callable[..., Node], clock: Clock
+    supervised: Callable[..., Supervised], clock: Clock
 ) -> None:
-    n = node("run.max_restarts=0", "run.peer_timeout=30")
+    n = supervised("run.max_restarts=0", "run.peer_timeout=30")
     n.supervisor.poll()
     clock.sleep(290)
     n.supervisor.poll()
@@ -320,8 +330,8 @@ def test_a_policy_that_is_starting_has_five_minutes_to_its_first_heartbeat(
         n.supervisor.poll()
 
 
-def test_under_continue_the_others_go_on_and_the_last_one_is_an_error(node: Callable[..., Node]) -> None:
-    n = node("run.on_peer_loss=continue", "run.max_restarts=0")
+def test_under_continue_the_others_go_on_and_the_last_one_is_an_error(supervised: Callable[..., Supervised]) -> None:
+    n = supervised("run.on_peer_loss=continue", "run.max_restarts=0")
     n.dies("bob")
     n.supervisor.poll()
     assert n.states() == {"ada": "running", "bob": "lost"}
@@ -332,8 +342,8 @@ def test_under_continue_the_others_go_on_and_the_last_one_is_an_error(node: Call
         n.supervisor.poll()
 
 
-def test_under_wait_restarts_go_on_until_the_round_timeout(node: Callable[..., Node], clock: Clock) -> None:
-    n = node("run.on_peer_loss=wait", "run.max_restarts=0", "run.round_timeout=100")
+def test_under_wait_restarts_go_on_until_the_round_timeout(supervised: Callable[..., Supervised], clock: Clock) -> None:
+    n = supervised("run.on_peer_loss=wait", "run.max_restarts=0", "run.round_timeout=100")
     with pytest.raises(PeerLostError):
         for _ in range(200):
             if n.states()["bob"] == "running":
@@ -349,7 +359,7 @@ def test_a_finished_policy_is_not_started_again_and_stopping_restarts_nobody(tmp
     result = RunDirectory(tmp_path).policy("ada").result
     result.parent.mkdir(parents=True)
     result.write_text("{}")
-    n = Node(tmp_path, "run.max_restarts=3")
+    n = Supervised(tmp_path, "run.max_restarts=3")
     assert n.states() == {"ada": "finished", "bob": "running"}
     assert n.launcher.started == [("bob", 0)]
     n.supervisor.stopping = True
@@ -359,8 +369,8 @@ def test_a_finished_policy_is_not_started_again_and_stopping_restarts_nobody(tmp
     assert not n.supervisor.active
 
 
-def test_a_policy_that_is_to_be_restarted_is_stopped_when_the_run_stops(node: Callable[..., Node]) -> None:
-    n = node("run.max_restarts=3")
+def test_a_policy_that_is_to_be_restarted_is_stopped_when_the_run_stops(supervised: Callable[..., Supervised]) -> None:
+    n = supervised("run.max_restarts=3")
     n.dies("bob")
     n.supervisor.poll()
     n.supervisor.stopping = True
@@ -368,15 +378,8 @@ def test_a_policy_that_is_to_be_restarted_is_stopped_when_the_run_stops(node: Ca
     assert n.states()["bob"] == "stopped"
 
 
-def test_the_policies_of_a_lost_node_are_lost(node: Callable[..., Node]) -> None:
-    n = node()
-    n.supervisor.mark_node_lost(0)
-    assert n.supervisor.lost() == dict.fromkeys(("ada", "bob"), "node 0, which led it, is lost")
-    assert all(group.closed for group in n.launcher.groups.values())
-
-
-def test_what_a_supervisor_publishes_is_what_another_reads(node: Callable[..., Node]) -> None:
-    n = node("run.max_restarts=1")
+def test_what_a_supervisor_publishes_is_what_another_reads(supervised: Callable[..., Supervised]) -> None:
+    n = supervised("run.max_restarts=1")
     reader = StatusReader(n.run.root)
     reader.of("bob")
     n.dies("bob")

@@ -18,7 +18,6 @@ from mutualrl.mwra.session import (
     changed_keys,
     counted,
     next_session,
-    require_address,
     resumable,
     resume_run,
     same_plan,
@@ -109,7 +108,7 @@ def begun(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
 def test_a_begun_run_says_who_runs_where_and_keeps_its_recipe_without_the_directory(tmp_path: Path) -> None:
     run, resolved = begun(tmp_path / "r")
     info = run.info()
-    assert (info.regime, info.pool, info.seed, info.nodes) == ("sgt", "tiny", 0, 1)
+    assert (info.regime, info.pool, info.seed) == ("sgt", "tiny", 0)
     assert {name: a.processes for name, a in info.placement.items()} == {"ada": 1, "bob": 1}
     stored = load_run(run)
     assert stored.run.dir is None
@@ -236,16 +235,3 @@ def test_a_link_and_nothing_at_all_cannot_be_resumed(tmp_path: Path) -> None:
         resumable(tmp_path / "link")
     with pytest.raises(UsageError, match="there is no directory"):
         resumable(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize(("address", "refused"), [("127.0.0.1", True), ("localhost", True), ("10.0.0.1", False)])
-def test_a_policy_over_several_nodes_needs_an_address_that_others_reach(address: str, refused: bool) -> None:
-    spread_out = recipe("trainer.per_device_train_batch_size=16")
-    placement = place(spread_out, Machine((), 4), 4)
-    launch = Launch(nodes=4, address=address)
-    assert all(len(allocation.nodes) == 4 for allocation in placement.allocations)
-    if not refused:
-        require_address(placement, launch)
-        return
-    with pytest.raises(UsageError, match=r"policy 'ada' spans several nodes.*--master-addr"):
-        require_address(placement, launch)

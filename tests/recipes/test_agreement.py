@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mutualrl.errors import DataError, PlanMismatchError
+from mutualrl.mwra.joining import decisive
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.agreement import (
     compare,
@@ -69,7 +70,21 @@ def test_the_source_of_a_reward_is_part_of_the_fingerprint(tmp_path: Path) -> No
     before = fingerprint(own, PLAN, prompts(5), prompts(2))
     file.write_text(file.read_text().replace("1.0", "0.0"))
     after = fingerprint(own, PLAN, prompts(5), prompts(2))
-    assert {key for key in before if before[key] != after[key]} == {f"reward {file}:score"}
+    assert {key for key in before if before[key] != after[key]} == {f"reward {file.name}:score"}
+
+
+def test_the_same_code_in_another_directory_is_the_same_run(tmp_path: Path) -> None:
+    """The policies of a run may train on several machines, each with its own copy of the user's code."""
+    made = []
+    for name in ("here", "there"):
+        judge = tmp_path / name / "judge.py"
+        judge.parent.mkdir()
+        judge.write_text("def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
+        own = recipe(f"task.reward=[{judge}:score, boxed]")
+        made.append((fingerprint(own, PLAN, prompts(5), prompts(2)), decisive(own)))
+    assert made[0] == made[1]
+    other = recipe("task.reward=[boxed]")
+    assert decisive(other) != made[0][1]
 
 
 def test_another_base_model_is_named_and_one_that_is_not_known_is_not_compared() -> None:

@@ -232,3 +232,18 @@ def test_set_reaches_one_policy_by_its_name(tmp_path: Path) -> None:
 def test_a_policy_that_is_not_there_is_refused_with_those_there_are(key: str) -> None:
     with pytest.raises(RecipeError, match="expected a policy and a key: ada, bob"):
         resolve(Request(regime="sgt", pool="tiny", assignments=(f"{key}=1",)))
+
+
+def test_reward_files_of_a_pool_lie_beside_it(tmp_path: Path) -> None:
+    """As its data and models do; what is not there is left for the working directory."""
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "judge.py").write_text("def score(completions, **columns):\n    return [0.0 for _ in completions]\n")
+    (there / "pool.yaml").write_text(
+        "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
+        "task: {name: arithmetic, reward: [judge.py:score, elsewhere.py:score, boxed, package.module:score]}\n"
+    )
+    layers = Layers()
+    layers.add_file(there / "pool.yaml")
+    rewards = [f"{there / 'judge.py'}:score", "elsewhere.py:score", "boxed", "package.module:score"]
+    assert layers.value["task"]["reward"] == rewards

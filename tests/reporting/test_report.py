@@ -161,7 +161,7 @@ def test_every_pair_that_was_learnt_is_in_the_browser_of_rescues(cli_here: Cli, 
 def test_a_live_run_a_crashed_one_and_a_failed_one_have_their_pages(cli_here: Cli, tmp_path: Path) -> None:
     live = made_run(tmp_path / "live", "sgt", finished=False)
     with ExitStack() as held:
-        held.enter_context(hold(RunDirectory(live).lock(0), "live"))
+        held.enter_context(hold(RunDirectory(live).lock, "live"))
         page, data, summary = reported(cli_here, live)
         assert data["runs"][0]["state"] == "running"
         assert any("still going on" in note for note in summary["notes"])

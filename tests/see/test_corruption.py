@@ -15,7 +15,7 @@ from mutualrl.records import Rollout
 from mutualrl.see import Exchange
 from mutualrl.see.inspection import decode
 from mutualrl.storage.artifacts import MARKER, file_sum, relative_files
-from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_needed
 from mutualrl.storage.files import read_checksummed, write_checksummed
 
 N = 1000
@@ -181,11 +181,13 @@ def test_pruning_keeps_the_newest_and_leaves_none_half_there(tmp_path: Path) -> 
     assert store.newest_cursor() == 4
 
 
-def test_the_oldest_cursor_is_the_smallest_that_any_kept_checkpoint_has(tmp_path: Path) -> None:
+def test_the_oldest_needed_is_the_smallest_that_any_kept_checkpoint_has(tmp_path: Path) -> None:
     for step in (4, 8):
         checkpoint(tmp_path / "ada", step)
     store = checkpoint(tmp_path / "bob", 12)
-    assert oldest_cursor([tmp_path / "ada", tmp_path / "bob"]) == 2
-    assert oldest_cursor([tmp_path / "ada", tmp_path / "bob", tmp_path / "new"]) == 0
+    assert oldest_needed([tmp_path / "ada", tmp_path / "bob"]) == 2
+    assert oldest_needed([tmp_path / "ada", tmp_path / "bob"], staleness=1) == 1
+    assert oldest_needed([tmp_path / "ada", tmp_path / "bob"], staleness=4) == 0
+    assert oldest_needed([tmp_path / "ada", tmp_path / "bob", tmp_path / "new"]) == 0
     (store.path(12) / MARKER).write_bytes(b"{}")
-    assert oldest_cursor([tmp_path / "ada", tmp_path / "bob"]) == 0
+    assert oldest_needed([tmp_path / "ada", tmp_path / "bob"]) == 0

@@ -120,7 +120,7 @@ def test_a_patient_reader_waits_beyond_the_peer_timeout(tmp_path: Path, clock: C
 
 
 def test_the_status_of_a_living_supervisor_counts_and_a_dead_ones_does_not(tmp_path: Path, clock: Clock) -> None:
-    status_writer = StatusWriter(tmp_path, 0, session=0)
+    status_writer = StatusWriter(tmp_path, session=0)
     status_writer.publish("bob", PolicyStatus("lost", 2))
     status_reader = StatusReader(tmp_path)
     assert status_reader.of("bob") == PolicyStatus()  # nobody has seen it move: it may be of an earlier session
@@ -147,7 +147,7 @@ def test_the_status_of_a_living_supervisor_counts_and_a_dead_ones_does_not(tmp_p
 def test_a_policy_that_is_starting_under_a_supervisor_is_not_lost_for_having_no_heartbeat_yet(
     tmp_path: Path, clock: Clock
 ) -> None:
-    status_writer = StatusWriter(tmp_path, 0, session=0)
+    status_writer = StatusWriter(tmp_path, session=0)
     status_reader = StatusReader(tmp_path)
     status_writer.publish("bob", PolicyStatus("running", 1))
     status_reader.of("bob")
@@ -160,7 +160,7 @@ def test_a_supervised_peer_has_three_seconds_more_so_that_its_supervisor_speaks_
     tmp_path: Path, clock: Clock
 ) -> None:
     Heartbeat(tmp_path / "exchange", "bob").beat()
-    status_writer = StatusWriter(tmp_path, 0, session=0)
+    status_writer = StatusWriter(tmp_path, session=0)
     status_reader = StatusReader(tmp_path)
     status_writer.publish("bob", PolicyStatus("running", 0))
     status_reader.of("bob")

@@ -29,14 +29,14 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
 
     def add(where: str, machine: Machine) -> None:
         try:
-            planned[where] = place(recipe, machine, launch.nodes, pins)
+            planned[where] = place(recipe, machine, pins)
         except MutualRLError as error:
             planned[where] = str(error)
 
     if recipe.hardware.gpus:
         meant = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
-        add(f"the recipe's hardware: {recipe.hardware.gpus} GPUs" + _a_node(launch), meant)
-    add(f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores" + _a_node(launch), machine)
+        add(f"the recipe's hardware: {recipe.hardware.gpus} GPUs", meant)
+    add(f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores", machine)
     recipe = _with_steps(recipe, planned.values())
     missing = lacking(recipe, machine)
     memory: dict[str, dict[str, Estimate | None]] = {}
@@ -63,28 +63,55 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     console.print(dump(recipe), markup=False, highlight=False, soft_wrap=True, end="")
     for where, placement in planned.items():
         console.print(_table(where, placement, memory.get(where, {})))
-    if recipe.exchange is not None:
+    if recipe.bucket is not None:
         each = requests(recipe)
         console.print(
-            f"Exchange {recipe.exchange.url}, per policy: {each['heartbeat_puts_per_hour']} puts of heartbeats per "
+            f"Exchange {recipe.bucket.url}, per policy: {each['heartbeat_puts_per_hour']} puts of heartbeats per "
             f"hour; {each['puts_per_round']} puts and at least {each['gets_per_round']} gets per round, and while it "
             "waits up to one get per second and peer",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
+    here = next((each for each in planned.values() if isinstance(each, Placement)), None)
+    if (sentence := waiting(recipe, here)) is not None:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for line in missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+#: policies whose weights per device differ by less are of about equal speed
+UNEVEN = 1.2
+
+
+def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
+    """Return who waits for whom in words: the policy with the most weights per device, where the pool says how many
+    each has. None where nobody waits."""
+    if not recipe.spec.reads_peers:
+        return None
+    staleness = recipe.exchange.staleness
+    behind = "each policy of the pool" if not staleness else f"policies more than {staleness} round(s) behind"
+    text = f"A round waits for {behind} (exchange.staleness: {staleness})"
+    weights: dict[str, float] = {}
+    for allocation in () if placement is None else placement.allocations:
+        if (parameters := recipe.policy(allocation.policy).parameters) is not None:
+            weights[allocation.policy] = parameters / allocation.processes
+    if len(weights) == len(recipe.policies):
+        slowest, fastest = max(weights, key=lambda name: weights[name]), min(weights, key=lambda name: weights[name])
+        ratio = weights[slowest] / weights[fastest]
+        if ratio >= UNEVEN:
+            text += f"; {slowest} has {ratio:.1f} times the weights per device of {fastest}, and is waited for"
+    return f"{text}. `mutualrl report` of a run says what other values would have saved"
+
+
 def requests(recipe: Recipe) -> dict[str, int]:
     """Return the requests that a policy makes to a bucket: heartbeats, and for a round. None over a directory."""
-    if recipe.exchange is None:
+    if recipe.bucket is None:
         return {}
     peers = len(recipe.policies) - 1
     puts, gets = PUBLISH_REQUESTS
     return {
-        "heartbeat_puts_per_hour": math.ceil(3600 / recipe.exchange.heartbeat_seconds),
+        "heartbeat_puts_per_hour": math.ceil(3600 / recipe.bucket.heartbeat_seconds),
         "puts_per_round": puts,
         "gets_per_round": gets + READ_REQUESTS * peers,
     }
@@ -99,10 +126,6 @@ def _with_steps(recipe: Recipe, planned: Iterable[Placement | str]) -> Recipe:
         return counted(recipe, allocation.batch, len(load_recipe_prompts(recipe, "train")))
     except DataError:
         return recipe
-
-
-def _a_node(launch: Launch) -> str:
-    return f" a node, {launch.nodes} nodes" if launch.nodes > 1 else ""
 
 
 def _as_json(planned: dict[str, Placement | str]) -> dict[str, object]:

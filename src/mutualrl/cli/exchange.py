@@ -110,14 +110,14 @@ def gc(
     from mutualrl.see.inspection import writers
     from mutualrl.see.location import records_of
     from mutualrl.see.retention import prune_rounds
-    from mutualrl.storage.checkpoints import oldest_cursor
+    from mutualrl.storage.checkpoints import oldest_needed
     from mutualrl.storage.rundir import hold
 
     directory = _open(run)
-    policies = [p.name for p in load_run(directory).policies]
-    needed = oldest_cursor([directory.policy(name).root for name in policies])
+    recipe = load_run(directory)
+    needed = oldest_needed([directory.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness)
     gone: dict[str, Any] = {}
-    with hold(directory.lock(0), str(directory.root)):
+    with hold(directory.lock, str(directory.root)):
         store = records_of(directory)
         for name in writers(store):
             rounds, size = prune_rounds(store, name, needed, keep_rounds, dry_run=dry_run)

@@ -56,6 +56,9 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
         emit({**RegimeInfo.of(spec).model_dump(mode="json"), "settings": described})
         return
     screen().print(f"{spec.name}: {spec.summary}", markup=False, highlight=False, soft_wrap=True)
+    if spec.reads_peers:
+        behind = "may be rounds behind" if spec.late else "must keep up"
+        screen().print(f"Peers {behind} (exchange.staleness)", markup=False, highlight=False, soft_wrap=True)
     table = Table("setting", "default", "meaning")
     for row in described:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))

@@ -66,18 +66,25 @@ def finished(path: Path) -> bool:
     return summary is not None and not summary.get("lost")
 
 
+def cluster_address(launcher: str, address: str | None) -> str | None:
+    """Return the address of the Ray cluster that runs the policies, None for this machine. Raises UsageError."""
+    if launcher not in ("local", "ray"):
+        raise UsageError(f"--launcher: found {launcher!r}, expected local or ray")
+    if launcher == "local" and address is not None:
+        raise UsageError("--address is of a Ray cluster; add --launcher ray, or leave it out")
+    return (address or "auto") if launcher == "ray" else None
+
+
 def recipe_of(request: Request, launch: Launch) -> Recipe:
     """Return the resolved recipe of a command. Raises UsageError for flags that contradict each other, and
     RecipeError."""
     if launch.resume and launch.clean:
         raise UsageError("--resume continues a run, --clean deletes it; give one of them")
-    if launch.node >= launch.nodes:
-        raise UsageError(f"--node-rank {launch.node}: expected 0 to {launch.nodes - 1} (--nnodes {launch.nodes})")
-    if launch.nodes > 1 and request.run_dir is None:
-        raise UsageError("--nnodes: name the run's directory, on a file system that all nodes share, with --run-dir")
+    if launch.ray is not None and launch.device_map is not None:
+        raise UsageError("--device-map is for this machine; on a Ray cluster Ray places the policies: leave it out")
     if launch.clean and request.run_dir is None:
         raise UsageError("--clean: name the run to delete with --run-dir DIR")
-    if not launch.resume or launch.node > 0:
+    if not launch.resume:
         return resolve(request)
     if request.run_dir is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")

@@ -85,7 +85,7 @@ def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
     if read.state == "running":
         gate_key = read.rule.metric("gate_rate")
         with Progress(directory, list(read.policies), read.planned_steps or 0, screen(), gate_key) as progress:
-            while holder_of(directory.lock(0)) is not None:
+            while holder_of(directory.lock) is not None:
                 progress.update()
                 time.sleep(WATCH_SECONDS)
         read = read_run(run, logs=False)

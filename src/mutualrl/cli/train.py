@@ -60,9 +60,12 @@ PushToHubOption = Annotated[
 DeviceMapOption = Annotated[
     Path | None, typer.Option(help="A YAML file: which policy on which devices.", show_default=False)
 ]
-NnodesOption = Annotated[int, typer.Option(min=1, help="Machines of the run; one command on each.")]
-NodeRankOption = Annotated[int, typer.Option(min=0, help="Which of them this is.")]
-MasterAddrOption = Annotated[str, typer.Option(help="This machine's address for the other nodes' processes.")]
+LauncherOption = Annotated[
+    str, typer.Option(help="What starts the policies: local (this machine), or ray (a Ray cluster).")
+]
+AddressOption = Annotated[
+    str | None, typer.Option(help="The Ray cluster: HOST:PORT, or auto (RAY_ADDRESS).", show_default=False)
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Show the resolved recipe and the placement; start nothing.")
 ]
@@ -86,9 +89,8 @@ def train(
     report: ReportOption = True,
     push_to_hub: PushToHubOption = None,
     device_map: DeviceMapOption = None,
-    nnodes: NnodesOption = 1,
-    node_rank: NodeRankOption = 0,
-    master_addr: MasterAddrOption = "127.0.0.1",
+    launcher: LauncherOption = "local",
+    address: AddressOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -96,7 +98,8 @@ def train(
 
     Without arguments: the embedded `tiny` pool under plain GRPO. Example: mutualrl train --regime sgt --pool tiny
     """
-    from mutualrl.cli.resolve_args import recipe_of
+    from mutualrl.cli.post_run import close
+    from mutualrl.cli.resolve_args import cluster_address, recipe_of
     from mutualrl.mwra.session import Launch
     from mutualrl.recipes import Request
 
@@ -104,9 +107,7 @@ def train(
         assignments = [*(assignments or ()), f"run.publish={exchange}"]
     if report_to:
         assignments = [*(assignments or ()), f"run.report_to=[{', '.join(report_to)}]"]
-    launch = Launch(
-        resume=resume, clean=clean, device_map=device_map, nodes=nnodes, node=node_rank, address=master_addr
-    )
+    launch = Launch(resume=resume, clean=clean, device_map=device_map, ray=cluster_address(launcher, address))
     request = Request(
         recipe=recipe,
         regime=regime,
@@ -133,11 +134,8 @@ def train(
         require_hub(push_to_hub)
     console = prose()
     run, summary = supervise(resolved, console, launch)
-    if not as_json and node_rank == 0:
+    if not as_json:
         show_summary(summary, run.root)
-    if node_rank == 0:
-        from mutualrl.cli.post_run import close
-
-        close(run.root, console, report=report, push_to=push_to_hub)
+    close(run.root, console, report=report, push_to=push_to_hub)
     if as_json:
         emit({"run_dir": str(run.root), **summary})

@@ -1,7 +1,6 @@
 """Agent of one policy's process group: torch.distributed.run, or the only worker, watching the supervisor above it.
 
 python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --attempt A --processes N --parent PID
-    [--nodes N --node-rank R --rendezvous HOST:PORT]      (a group over several nodes: N agents, one each)
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", required=True)
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--node-rank", type=int, default=0)
-    parser.add_argument("--rendezvous", default="")
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
     watch_parent(given.parent)
@@ -45,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"--parent={os.getpid()}",
     ]
     try:
-        code = _run_one(worker) if given.nodes * given.processes == 1 else _run_group(given, worker)
+        code = _run_one(worker) if given.processes == 1 else _run_group(given.processes, worker)
     finally:
         end_children()  # what a worker started and left
     sys.exit(code if code >= 0 else 128 - code)
@@ -65,17 +61,18 @@ def _run_one(worker: list[str]) -> int:
     return subprocess.call([sys.executable, "-m", *worker], env={**os.environ, **group_of_one})
 
 
-def _run_group(given: argparse.Namespace, worker: list[str]) -> int:
-    """Run a group under torch.distributed.run. Returns 0, or the exit code of the first process that failed, negative
-    for a signal."""
+def _run_group(processes: int, worker: list[str]) -> int:
+    """Run a group under torch.distributed.run; its processes meet on a port that the system chooses, so that two runs
+    never collide. Returns 0, or the exit code of the first process that failed, negative for a signal."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
         run.main(
             [
-                *_meeting(given),
-                f"--nproc-per-node={given.processes}",
+                "--standalone",
+                f"--local-addr={LOOPBACK}",
+                f"--nproc-per-node={processes}",
                 "--max-restarts=0",
                 "--signals-to-handle=SIGQUIT",
                 "--module",
@@ -86,20 +83,6 @@ def _run_group(given: argparse.Namespace, worker: list[str]) -> int:
         print(error, file=sys.stderr)
         return int(error.get_first_failure()[1].exitcode)
     return 0
-
-
-def _meeting(given: argparse.Namespace) -> list[str]:
-    """Return how the group's processes find each other: on one node on a port that the system chooses, so that two
-    runs never collide; over several nodes where the policy's first node said."""
-    if given.nodes == 1:
-        return ["--standalone", f"--local-addr={LOOPBACK}"]
-    host, _, port = given.rendezvous.rpartition(":")
-    return [
-        f"--nnodes={given.nodes}",
-        f"--node-rank={given.node_rank}",
-        f"--master-addr={host}",
-        f"--master-port={port}",
-    ]
 
 
 if __name__ == "__main__":

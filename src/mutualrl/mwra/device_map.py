@@ -3,7 +3,7 @@
 policies:
   qwen3: {gpus: [0, 1]}
   phi4: {gpus: [2, 3], memory: 0.6}   # a part of each GPU's memory, where policies share one
-  ada: {node: 1, processes: 2}        # on CPU: how many processes; `nodes: [0, 1]` spans both
+  ada: {processes: 2}                 # on CPU: how many processes
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from mutualrl.recipes import yaml_file
 
 @dataclass(frozen=True, slots=True)
 class DevicePin:
-    """Devices of a policy: GPUs on each of its nodes, or processes on CPU; its share of the GPUs' memory."""
+    """Devices of a policy: GPUs, or processes on CPU; its share of the GPUs' memory."""
 
     gpus: tuple[str, ...] = ()
-    nodes: tuple[int, ...] = (0,)
     processes: int | None = None
     memory: float | None = None
 
@@ -34,8 +33,6 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     gpus: Annotated[list[Annotated[int, Field(ge=0)] | str], Field(max_length=1024)] = []
-    node: Annotated[int, Field(ge=0)] | None = None
-    nodes: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
     processes: Annotated[int, Field(ge=1)] | None = None
     memory: Annotated[float, Field(gt=0, le=1)] | None = None
 
@@ -53,21 +50,18 @@ def read_device_map(path: Path) -> dict[str, DevicePin]:
     except ValidationError as error:
         raise RecipeError(
             [
-                f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}; expected policies: {{NAME: {{gpus: [0, 1], node: "
-                "0, memory: 0.5}}"
+                f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}; expected policies: {{NAME: {{gpus: [0, 1], "
+                "memory: 0.5}}"
                 for e in error.errors(include_url=False)
             ]
         ) from None
     pins = {}
     for name, entry in result.policies.items():
-        if entry.node is not None and entry.nodes is not None:
-            raise RecipeError([f"{path}: policies.{name}: both node and nodes; give one"])
-        nodes = entry.nodes if entry.nodes is not None else [entry.node or 0]
-        pins[name] = DevicePin(tuple(map(str, entry.gpus)), tuple(nodes), entry.processes, entry.memory)
+        pins[name] = DevicePin(tuple(map(str, entry.gpus)), entry.processes, entry.memory)
     return pins
 
 
-def pin_problems(policies: Sequence[str], machine: Machine, nodes: int, pins: Mapping[str, DevicePin]) -> list[str]:
+def pin_problems(policies: Sequence[str], machine: Machine, pins: Mapping[str, DevicePin]) -> list[str]:
     """Return what is wrong with a device map on this machine, one line each: policies missing or unknown, devices
     that are absent or used twice without memory fractions, fractions over 1."""
     lines = [f"device map: no entry for policy {name!r}" for name in policies if name not in pins]
@@ -82,10 +76,6 @@ def pin_problems(policies: Sequence[str], machine: Machine, nodes: int, pins: Ma
             lines.append(f"device map: policy {name!r}: no GPU {', '.join(absent)} here (GPUs of this machine: {have})")
         if twice := sorted({gpu for gpu in pin.gpus if pin.gpus.count(gpu) > 1}):
             lines.append(f"device map: policy {name!r} names GPU {', '.join(twice)} twice")
-        if len(set(pin.nodes)) < len(pin.nodes):
-            lines.append(f"device map: policy {name!r} names a node twice ({', '.join(map(str, pin.nodes))})")
-        if far := [node for node in pin.nodes if node >= nodes]:
-            lines.append(f"device map: policy {name!r}: no node {far[0]} (--nnodes {nodes}: nodes 0 to {nodes - 1})")
         if pin.gpus and pin.processes is not None:
             lines.append(f"device map: policy {name!r}: processes are for the CPU; on GPUs there is one per GPU")
         if machine.gpus and not pin.gpus:
@@ -95,18 +85,18 @@ def pin_problems(policies: Sequence[str], machine: Machine, nodes: int, pins: Ma
 
 def _shared(pins: Mapping[str, DevicePin]) -> list[str]:
     lines = []
-    for node, gpu in sorted({(node, gpu) for pin in pins.values() for node in pin.nodes for gpu in pin.gpus}):
-        users = {name: pin.memory for name, pin in pins.items() if node in pin.nodes and gpu in pin.gpus}
+    for gpu in sorted({gpu for pin in pins.values() for gpu in pin.gpus}):
+        users = {name: pin.memory for name, pin in pins.items() if gpu in pin.gpus}
         if len(users) < 2:
             continue
         fractions = [share for share in users.values() if share is not None]
         if len(fractions) < len(users):
             lines.append(
-                f"device map: GPU {gpu} of node {node} is used by {', '.join(users)}; policies that share a GPU need a "
+                f"device map: GPU {gpu} is used by {', '.join(users)}; policies that share a GPU need a "
                 "memory fraction each, such as memory: 0.5"
             )
         elif sum(fractions) > 1 + 1e-9:
             terms = " + ".join(f"{fraction:g}" for fraction in fractions)
             total = f"{sum(fractions):g}"
-            lines.append(f"device map: GPU {gpu} of node {node}: memory fractions {terms} = {total}, more than 1")
+            lines.append(f"device map: GPU {gpu}: memory fractions {terms} = {total}, more than 1")
     return lines

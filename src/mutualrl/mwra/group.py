@@ -10,17 +10,20 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 import psutil
 
 from mutualrl.mwra.placement import Allocation
 from mutualrl.see.exchange import claimed_attempt
+from mutualrl.see.liveness import clear_heartbeats
 from mutualrl.see.location import records_of
-from mutualrl.storage.files import try_read_json
+from mutualrl.storage.files import remove_temporaries, try_read_json
 from mutualrl.storage.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+#: a worker ends with these when a peer of its ended: consequences, not causes
+CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
 
 
 class ProcessGroup:
@@ -58,35 +61,8 @@ class ProcessGroup:
         self._output.close()
 
 
-class Launcher(Protocol):
-    """Way to start the process group of one policy; the only thing that the supervisor asks of it."""
-
-    def start(
-        self, run: RunDirectory, allocation: Allocation, attempt: int, node: int, rendezvous: str
-    ) -> ProcessGroup:
-        """Start a policy's part on this node and return it. `rendezvous`: where the parts of a policy over several
-        nodes meet."""
-        ...
-
-
-class LocalLauncher:
-    """Starts a policy's agent as a child of the supervisor."""
-
-    def start(
-        self, run: RunDirectory, allocation: Allocation, attempt: int, node: int, rendezvous: str
-    ) -> ProcessGroup:
-        """Start the agent."""
-        return agent(run, allocation, attempt, node, rendezvous)
-
-
-def launcher() -> Launcher:
-    """Return the way in which policies are started."""
-    return LocalLauncher()
-
-
-def agent(run: RunDirectory, allocation: Allocation, attempt: int, node: int = 0, rendezvous: str = "") -> ProcessGroup:
-    """Start the agent of a policy's process group on its devices; `node` is this machine, `rendezvous` where the
-    agents of a policy over several nodes meet."""
+def agent(run: RunDirectory, allocation: Allocation, attempt: int) -> ProcessGroup:
+    """Start the agent of a policy's process group on its devices."""
     command = [
         sys.executable,
         "-m",
@@ -94,16 +70,11 @@ def agent(run: RunDirectory, allocation: Allocation, attempt: int, node: int = 0
         f"--run-dir={run.root}",
         f"--policy={allocation.policy}",
         f"--attempt={attempt}",
-        f"--processes={allocation.processes_per_node}",
+        f"--processes={allocation.processes}",
         f"--parent={os.getpid()}",
     ]
-    suffix = ""
-    if len(allocation.nodes) > 1:
-        rank = allocation.nodes.index(node)
-        command += [f"--nodes={len(allocation.nodes)}", f"--node-rank={rank}", f"--rendezvous={rendezvous}"]
-        suffix = f".node-{node}"
-    log = run.policy(allocation.policy).logs / f"attempt-{attempt}{suffix}.log"
-    tag = ProcessTag(str(run.root), allocation.policy, node)
+    log = run.policy(allocation.policy).logs / f"attempt-{attempt}.log"
+    tag = ProcessTag(str(run.root), allocation.policy)
     return ProcessGroup(
         allocation.policy, command, log, {**environment(allocation.threads, allocation.gpus), **tag.variables()}
     )
@@ -116,6 +87,14 @@ def next_attempt(run: RunDirectory, policy: str) -> int:
     logs = max((int(match[1]) for match in names if match), default=-1)
     claim = claimed_attempt(records_of(run), policy)
     return max(logs, -1 if claim is None else claim) + 1
+
+
+def clear_attempt(run: RunDirectory, policy: str) -> None:
+    """Remove what an earlier attempt of a policy left for others to see: temporary files, its error, heartbeats."""
+    for directory in (run.exchange / policy, run.policy(policy).root):
+        remove_temporaries(directory)
+    run.policy(policy).failure.unlink(missing_ok=True)
+    clear_heartbeats(run.exchange, policy)
 
 
 def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
@@ -134,17 +113,15 @@ def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
 @dataclass(frozen=True, slots=True)
 class ProcessTag:
     """Environment variables by which processes of a run are recognised when their parent is gone: its directory, and
-    which policy's or node's they are, where that matters. Every process of a run, and whatever it starts, has it in its
+    which policy's they are, where that matters. Every process of a run, and whatever it starts, has it in its
     environment."""
 
     run: str
     policy: str | None = None
-    node: int | None = None
 
     def variables(self) -> dict[str, str]:
         """Return the mark as environment variables."""
-        results = {"MUTUALRL_RUN": self.run, "MUTUALRL_POLICY": self.policy, "MUTUALRL_NODE": self.node}
-        return {name: str(value) for name, value in results.items() if value is not None}
+        return {"MUTUALRL_RUN": self.run} | ({} if self.policy is None else {"MUTUALRL_POLICY": self.policy})
 
     def processes(self) -> set[psutil.Process]:
         """Return all living processes with this mark; this process and its parents are spared."""

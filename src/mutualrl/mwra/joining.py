@@ -11,9 +11,11 @@ from rich.console import Console
 
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError, UsageError
 from mutualrl.mwra.session import Launch, differing, flat
+from mutualrl.plugins import without_directory
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
-from mutualrl.recipes.schema import ExchangeSection
+from mutualrl.recipes.schema import Bucket
+from mutualrl.regimes.channels import SEPARATOR
 from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
 from mutualrl.see.files import committed_rounds
 from mutualrl.see.liveness import last_beat
@@ -26,8 +28,8 @@ FINISHED = "finished"
 def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: Console) -> str:
     """Return the id of the run that the bucket is to hold: a new one, or for a policy that joins the one that is
     there. Raises MachineError where the bucket cannot be used, UsageError where it holds another run."""
-    assert recipe.exchange is not None
-    store = BucketStore(recipe.exchange.url, PROBE_SECONDS)
+    assert recipe.bucket is not None
+    store = BucketStore(recipe.bucket.url, PROBE_SECONDS)
     store.probe()
     names, run_id, policy = [p.name for p in recipe.policies], uuid.uuid4().hex, launch.policy
     manifest = write_manifest(store, Manifest(run_id, tuple(names), recipe.spec.name, dict(plan), decisive(recipe)))
@@ -38,7 +40,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
         )
     if policy is not None:
         require_same_run(store.url, manifest, recipe, plan, policy)
-        require_alone(recipe.exchange, policy, console)
+        require_alone(recipe.bucket, policy, console)
         if (rounds := committed_rounds(store, policy)) and not launch.restart:
             raise UsageError(
                 f"policy {policy!r} has published {len(rounds)} rounds in {store.url}, and {recipe.run.dir} holds no "
@@ -68,41 +70,45 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
 
 #: keys of a recipe that may differ between the policies of a run: where things are, and how they are kept
 _OF_ONE_MACHINE = re.compile(
-    r"pool|run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\..*|task\.(data|validation_data)|"
+    r"pool|run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\.(?!staleness).*|task\.(data|validation_data)|"
     r"policies\..*\.(model|revision|parameters)|(policies\..*\.)?trainer\.(per_device_.*|gradient_accumulation_steps)"
 )
 
 
 def decisive(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys of a resolved recipe that all policies of a run must have alike."""
+    """Return the keys of a resolved recipe that all policies of a run must have alike. Of the user's code not where it
+    lies: its content is in the fingerprint."""
     values = flat(recipe.model_dump(mode="json"))
+    code = {"task.name": recipe.task.name, "regime.name": recipe.regime_name}
+    values |= {key: SEPARATOR.join(map(without_directory, name.split(SEPARATOR))) for key, name in code.items()}
+    values["task.reward"] = [without_directory(path) for path in recipe.task.reward]
     return {key: value for key, value in values.items() if not _OF_ONE_MACHINE.fullmatch(key)}
 
 
-def require_run(section: ExchangeSection, run_id: str, policy: str | None, console: Console) -> None:
+def require_run(bucket: Bucket, run_id: str, policy: str | None, console: Console) -> None:
     """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more, UsageError where the
     `policy` that joins it runs elsewhere."""
-    store = BucketStore(section.url, PROBE_SECONDS)
+    store = BucketStore(bucket.url, PROBE_SECONDS)
     manifest = read_manifest(store)
     if manifest is None or manifest.run_id != run_id:
         held = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
         raise ExchangeDamagedError(f"{store.url}: holds {held}, expected run {run_id[:8]}, which is resumed")
     if policy is not None:
-        require_alone(section, policy, console)
+        require_alone(bucket, policy, console)
 
 
-def require_alone(section: ExchangeSection, policy: str, console: Console) -> None:
+def require_alone(bucket: Bucket, policy: str, console: Console) -> None:
     """Raise UsageError where another process of a policy writes heartbeats into the bucket. Looks for one and a half
     intervals, unless the policy has not started or has finished."""
-    store = BucketStore(section.url, PROBE_SECONDS)
+    store = BucketStore(bucket.url, PROBE_SECONDS)
     before = last_beat(store, policy)
     if before is None or before.get("phase") == FINISHED:
         return
-    seconds = 1.5 * section.heartbeat_seconds
+    seconds = 1.5 * bucket.heartbeat_seconds
     console.print(f"Looking for {seconds:.0f} s whether {policy} runs elsewhere", markup=False, highlight=False)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        time.sleep(min(1.0, section.heartbeat_seconds))
+        time.sleep(min(1.0, bucket.heartbeat_seconds))
         now = last_beat(store, policy)
         if now is not None and now.get("counter") != before.get("counter"):
             raise UsageError(

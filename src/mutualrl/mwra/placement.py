@@ -17,9 +17,8 @@ from mutualrl.recipes.schema import Policy, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One policy's share: its GPUs on each of its nodes (empty on CPU), processes in all, threads per process,
-    strategy, batch plan, how many policies run on each of its GPUs, the nodes, and its share of each GPU's memory where
-    one was given."""
+    """One policy's share: its GPUs (empty on CPU), processes, threads per process, strategy, batch plan, how many
+    policies run on each of its GPUs, and its share of each GPU's memory where one was given."""
 
     policy: str
     gpus: tuple[str, ...]
@@ -28,23 +27,15 @@ class Allocation:
     strategy: str
     batch: BatchPlan
     policies_per_gpu: int = 1
-    nodes: tuple[int, ...] = (0,)
     memory: float | None = None
-
-    @property
-    def processes_per_node(self) -> int:
-        """Return processes on each of its nodes."""
-        return self.processes // len(self.nodes)
 
     @property
     def devices(self) -> str:
         """Return the devices in words."""
-        where = f" on node {','.join(map(str, self.nodes))}" if self.nodes != (0,) else ""
         if self.gpus:
-            return "GPU " + ",".join(self.gpus) + where
-        each = self.processes_per_node
+            return "GPU " + ",".join(self.gpus)
         threads = f"{self.threads} thread" + ("s" if self.threads > 1 else "")
-        return f"CPU, {each} process{'es' if each > 1 else ''} x {threads}{where}"
+        return f"CPU, {self.processes} process{'es' if self.processes > 1 else ''} x {threads}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,45 +49,24 @@ class Placement:
         """Return the allocation of a policy."""
         return next(s for s in self.allocations if s.policy == policy)
 
-    def on(self, node: int) -> tuple[Allocation, ...]:
-        """Return the allocations that have a part on a node."""
-        return tuple(s for s in self.allocations if node in s.nodes)
 
-
-def place(recipe: Recipe, machine: Machine, nodes: int = 1, pins: Mapping[str, DevicePin] | None = None) -> Placement:
+def place(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin] | None = None) -> Placement:
     """Split the machine over the policies: `hardware.gpus` of its GPUs (all of them by default), else its cores.
 
-    With several `nodes` (all like this machine), whole policies are dealt to the nodes in turn; with fewer policies
-    than nodes each policy spans all of them. `pins` (a device map) say where each policy runs instead. Raises
-    MachineError when there are fewer GPUs than policies, RecipeError when no split divides the batch or a pin does not
-    fit."""
-    gpus = machine.gpus[: recipe.hardware.gpus]
-    here = Machine(gpus, machine.cores)
+    `pins` (a device map) say where each policy runs instead. Raises MachineError when there are fewer GPUs than
+    policies, RecipeError when no split divides the batch or a pin does not fit."""
+    here = Machine(machine.gpus[: recipe.hardware.gpus], machine.cores)
     if pins is not None:
-        allocations, notes = _pinned(recipe, here, nodes, pins)
-    elif nodes == 1 or len(recipe.policies) < nodes:
-        allocations, notes = _on_a_node(recipe, recipe.policies, here, tuple(range(nodes)))
+        allocations, notes = _pinned(recipe, here, pins)
+    elif here.gpus:
+        allocations, notes = _on_gpus(recipe, recipe.policies, here)
     else:
-        allocations, notes = [], []
-        share = -(-len(recipe.policies) // nodes)
-        for node in range(nodes):
-            part = recipe.policies[node * share : (node + 1) * share]
-            more, words = _on_a_node(recipe, part, here, (node,)) if part else ([], [f"node {node} stays idle"])
-            allocations.extend(more)
-            notes.extend(words)
+        allocations, notes = _on_cpu(recipe, recipe.policies, here)
     _same_rounds(recipe, allocations)
     return Placement(tuple(allocations), tuple(notes))
 
 
-def _on_a_node(
-    recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
-) -> tuple[list[Allocation], list[str]]:
-    return (_on_gpus if machine.gpus else _on_cpu)(recipe, policies, machine, nodes)
-
-
-def _on_cpu(
-    recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
-) -> tuple[list[Allocation], list[str]]:
+def _on_cpu(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tuple[list[Allocation], list[str]]:
     processes = recipe.launch.processes or 1
     share = machine.cores // (len(policies) * processes)
     notes = []
@@ -106,9 +76,8 @@ def _on_cpu(
             "do not change"
         )
     strategy = _strategy(recipe, "ddp")
-    total = processes * len(nodes)
     return [
-        Allocation(p.name, (), total, max(share, 1), strategy, plan_batch(recipe, p.name, total), nodes=nodes)
+        Allocation(p.name, (), processes, max(share, 1), strategy, plan_batch(recipe, p.name, processes))
         for p in policies
     ], notes
 
@@ -117,24 +86,13 @@ def _strategy(recipe: Recipe, default: str) -> str:
     return default if recipe.launch.strategy == "auto" else recipe.launch.strategy
 
 
-def _on_gpus(
-    recipe: Recipe, policies: Sequence[Policy], machine: Machine, nodes: tuple[int, ...]
-) -> tuple[list[Allocation], list[str]]:
-    strategy, span = _strategy(recipe, "zero3"), len(nodes)
+def _on_gpus(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tuple[list[Allocation], list[str]]:
+    strategy = _strategy(recipe, "zero3")
     if recipe.launch.share_gpus:
         count = len(machine.gpus)
         threads = max(machine.cores // (count * len(policies)), 1)
         return [
-            Allocation(
-                p.name,
-                machine.gpus,
-                count * span,
-                threads,
-                strategy,
-                plan_batch(recipe, p.name, count * span),
-                len(policies),
-                nodes,
-            )
+            Allocation(p.name, machine.gpus, count, threads, strategy, plan_batch(recipe, p.name, count), len(policies))
             for p in policies
         ], [f"{len(policies)} policies share every GPU"]
     if len(machine.gpus) < len(policies):
@@ -146,9 +104,7 @@ def _on_gpus(
         )
     sizes = [p.parameters or 0.0 for p in policies]
     weights = [recipe.launch.weights.get(p.name, 1.0) for p in policies] if recipe.launch.weights else None
-    counts = best_split(
-        len(machine.gpus), sizes, lambda i, n: _divides(recipe, policies[i].name, n * span), weights=weights
-    )
+    counts = best_split(len(machine.gpus), sizes, lambda i, n: _divides(recipe, policies[i].name, n), weights=weights)
     if counts is None:
         raise RecipeError([f"no split of {len(machine.gpus)} GPUs over {len(policies)} policies divides the batch"])
     allocations, start = [], 0
@@ -156,37 +112,32 @@ def _on_gpus(
         gpus = machine.gpus[start : start + count]
         start += count
         threads = max(machine.cores // len(machine.gpus), 1)
-        batch = plan_batch(recipe, policy.name, count * span)
-        allocations.append(Allocation(policy.name, gpus, count * span, threads, strategy, batch, nodes=nodes))
+        batch = plan_batch(recipe, policy.name, count)
+        allocations.append(Allocation(policy.name, gpus, count, threads, strategy, batch))
     idle = len(machine.gpus) - start
     return allocations, [f"{idle} GPU(s) stay idle: no split uses them"] if idle else []
 
 
-def _pinned(
-    recipe: Recipe, machine: Machine, nodes: int, pins: Mapping[str, DevicePin]
-) -> tuple[list[Allocation], list[str]]:
-    problems = pin_problems([p.name for p in recipe.policies], machine, nodes, pins)
+def _pinned(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin]) -> tuple[list[Allocation], list[str]]:
+    problems = pin_problems([p.name for p in recipe.policies], machine, pins)
     if problems:
         raise RecipeError(problems)
     allocations = []
     for policy in recipe.policies:
         pin = pins[policy.name]
         count = len(pin.gpus) or pin.processes or 1
-        total = count * len(pin.nodes)
-        users = [p for p in pins.values() if set(p.gpus) & set(pin.gpus) and set(p.nodes) & set(pin.nodes)]
-        here = [p for p in pins.values() if set(p.nodes) & set(pin.nodes)]
+        users = [p for p in pins.values() if set(p.gpus) & set(pin.gpus)]
         strategy = _strategy(recipe, "zero3" if pin.gpus else "ddp")
-        threads = max(machine.cores // sum(len(p.gpus) or p.processes or 1 for p in here), 1)
+        threads = max(machine.cores // sum(len(p.gpus) or p.processes or 1 for p in pins.values()), 1)
         allocations.append(
             Allocation(
                 policy.name,
                 pin.gpus,
-                total,
+                count,
                 threads,
                 strategy,
-                plan_batch(recipe, policy.name, total),
+                plan_batch(recipe, policy.name, count),
                 max(len(users), 1),
-                pin.nodes,
                 pin.memory,
             )
         )

@@ -1,48 +1,53 @@
-"""Policies of a run as one node's supervisor sees them: started, watched, started again, given up."""
+"""Policies of a run as the supervisor sees them: started, watched, started again, given up."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from mutualrl.console.display import clean
 from mutualrl.errors import MutualRLError, PeerLostError, exit_code_of
-from mutualrl.mwra.group import Launcher, ProcessGroup, ProcessTag, end, failure_of, next_attempt, tail
+from mutualrl.mwra.group import (
+    CONSEQUENCES,
+    ProcessGroup,
+    ProcessTag,
+    agent,
+    clear_attempt,
+    end,
+    failure_of,
+    next_attempt,
+    tail,
+)
 from mutualrl.mwra.placement import Allocation
-from mutualrl.process.ports import free_port
-from mutualrl.process.status import PolicyStatus, StatusReader, StatusWriter, node_file, status_of
+from mutualrl.mwra.watch import Watch
+from mutualrl.process.status import PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
-from mutualrl.see.liveness import LOADING, NOT_STARTED, HeartbeatMonitor, clear_heartbeats
 from mutualrl.storage.checkpoints import Checkpoints
-from mutualrl.storage.files import remove_temporaries, require_writable
+from mutualrl.storage.files import require_writable
 from mutualrl.storage.rundir import RunDirectory
 
 #: a policy that ends because a peer ended is not the cause; the others get so long to be found.
 CAUSE_SECONDS = 1.0
 BACK_OFF_SECONDS = 1.0  # before the first restart; twice as long before each further one
 LONGEST_BACK_OFF_SECONDS = 60.0
-START_SECONDS = 300.0  # from the start of a process group to its first heartbeat, at most
-#: a worker ends with these when a peer of its ended: consequences, not causes
-_CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
 
 
 @dataclass
 class ManagedPolicy:
-    """Policy with a part on this node. `due`: when it is started again, on the monotonic clock; `died`: when it last
-    died; `reason`: why it was given up; `warned`: whether its lack of progress was reported."""
+    """Policy that is supervised. `due`: when it is started again, on the monotonic clock; `died`: when it last died;
+    `reason`: why it was given up."""
 
     allocation: Allocation
+    watch: Watch
     attempt: int = 0
     state: str = "starting"
     group: ProcessGroup | None = None
     restarts: int = 0
     due: float | None = None
     died: float | None = None
-    rendezvous: str = ""
     reason: str = ""
-    warned: bool = False
 
     @property
     def name(self) -> str:
@@ -51,31 +56,27 @@ class ManagedPolicy:
 
 
 class PolicySupervisor:
-    """Supervisor of the policies on one node: starts, polls and restarts them, or gives them up. A policy over several
-    nodes is led by the first of them, whose status the others follow."""
+    """Supervisor of the policies: starts, polls and restarts them, or gives them up."""
 
     def __init__(
         self,
         run: RunDirectory,
         recipe: Recipe,
         allocations: tuple[Allocation, ...],
-        node: int,
-        address: str,
         status_writer: StatusWriter,
         console: Console,
-        launcher: Launcher,
+        start: Callable[[RunDirectory, Allocation, int], ProcessGroup] = agent,
     ) -> None:
         self.run = run
         self.recipe = recipe
-        self.managed_policies = [ManagedPolicy(allocation) for allocation in allocations]
+        self.managed_policies = [
+            ManagedPolicy(allocation, Watch(run.exchange, allocation.policy, recipe.run, self._print))
+            for allocation in allocations
+        ]
         self.stopping = False
-        self._node = node
-        self._address = address
         self._status_writer = status_writer
         self._console = console
-        self._launcher = launcher
-        self._heartbeats = HeartbeatMonitor(run.exchange)
-        self._status_reader = StatusReader(run.root)
+        self._start_group = start
 
     @property
     def groups(self) -> list[ProcessGroup]:
@@ -87,27 +88,19 @@ class PolicySupervisor:
         """Return whether a policy runs, or will."""
         return any(m.state in ("starting", "running", "restarting") for m in self.managed_policies)
 
-    def is_leader(self, managed: ManagedPolicy) -> bool:
-        """Return whether this node decides about a policy."""
-        return managed.allocation.nodes[0] == self._node
-
     def start(self) -> None:
         """Start every policy that has not finished in an earlier session."""
         for managed in self.managed_policies:
             if self.run.policy(managed.name).result.exists():
                 self._set_state(managed, "finished")
-            elif self.is_leader(managed):
+            else:
                 self._start(managed)
 
     def poll(self) -> None:
         """Poll every policy once. Raises the error that ends the run."""
         self._status_writer.beat()
-        for policy in self.recipe.policies:
-            self._status_reader.of(policy.name)  # a supervisor is believed once its counter was seen to move
         for managed in sorted(self.managed_policies, key=self._is_consequence):  # causes first
-            if not self.is_leader(managed):
-                self._follow(managed)
-            elif managed.state == "running":
+            if managed.state == "running":
                 self._poll_one(managed)
             elif managed.state == "restarting" and self.stopping:
                 self._set_state(managed, "stopped")
@@ -123,32 +116,25 @@ class PolicySupervisor:
     def _start(self, managed: ManagedPolicy) -> None:
         if managed.group is not None:  # its agent is dead; a worker below it may have a moment left
             end([managed.group], self._tag(managed), grace=0)
-        for directory in (self.run.exchange / managed.name, self.run.policy(managed.name).root):
-            remove_temporaries(directory)
         managed.attempt = next_attempt(self.run, managed.name)
-        self.run.policy(managed.name).failure.unlink(missing_ok=True)
-        if len(managed.allocation.nodes) > 1:
-            managed.rendezvous = f"{self._address}:{free_port()}"
-        clear_heartbeats(self.run.exchange, managed.name)
-        self._heartbeats.reset(managed.name)
-        managed.group = self._launcher.start(
-            self.run, managed.allocation, managed.attempt, self._node, managed.rendezvous
-        )
+        clear_attempt(self.run, managed.name)
+        managed.watch.reset()
+        managed.group = self._start_group(self.run, managed.allocation, managed.attempt)
         managed.due = None
         self._set_state(managed, "running")
 
     def _tag(self, managed: ManagedPolicy) -> ProcessTag:
-        return ProcessTag(str(self.run.root), managed.name, self._node)
+        return ProcessTag(str(self.run.root), managed.name)
 
     def _set_state(self, managed: ManagedPolicy, state: str) -> None:
         managed.state = state
-        self._status_writer.publish(managed.name, PolicyStatus(state, managed.attempt, managed.rendezvous))
+        self._status_writer.publish(managed.name, PolicyStatus(state, managed.attempt))
 
     def _poll_one(self, managed: ManagedPolicy) -> None:
         assert managed.group is not None
         code = managed.group.exit_code()
-        silent = self._frozen_for(managed) if code is None else None
-        stalled = self._stalled_for(managed) if code is None and silent is None else None
+        silent = managed.watch.frozen_for() if code is None else None
+        stalled = managed.watch.stalled_for() if code is None and silent is None else None
         if (code is not None or silent is not None) and self.run.policy(managed.name).result.exists():
             self._finish(managed, silent)
         elif code == 0:  # a reward function that calls os._exit(0), say
@@ -161,8 +147,6 @@ class PolicySupervisor:
             self._ended(managed, f"is frozen: no heartbeat for {silent}")
         elif stalled is not None:
             self._ended(managed, f"lives, and hangs: {stalled}")
-        elif self._died_elsewhere(managed):
-            self._ended(managed, "died on another node")
 
     def _finish(self, managed: ManagedPolicy, silent: str | None) -> None:
         """Note a policy as finished: its result is written, and it only had to leave."""
@@ -173,37 +157,6 @@ class PolicySupervisor:
         elif code := managed.group.exit_code():
             self._print(f"policy {managed.name!r} had its result, and ended with exit code {code}")
         self._set_state(managed, "finished")
-
-    def _frozen_for(self, managed: ManagedPolicy) -> str | None:
-        """Return how long a policy that runs has been frozen, in words; None while it is not."""
-        silent, phase = self._heartbeats.seconds_since(managed.name)
-        limit = self.recipe.run.peer_timeout
-        if silent <= (max(limit, START_SECONDS) if phase.startswith(NOT_STARTED) else limit):
-            return None
-        return f"{silent:.0f} s (last seen: {phase})"
-
-    def _stalled_for(self, managed: ManagedPolicy) -> str | None:
-        """Return for how long a policy that lives has made no progress, and in what, in words; None while it makes
-        some. Half-way to the limit, it is printed."""
-        idle, phase = self._heartbeats.seconds_without_progress(managed.name)
-        limit = self.recipe.run.step_timeout
-        words = f"no progress for {idle:.0f} s in {clean(phase, 200)}"
-        if idle > limit:
-            return f"{words} (run.step_timeout: {limit:g} s)"
-        if idle <= limit / 2:
-            managed.warned = False
-        elif not managed.warned:
-            managed.warned = True
-            self._print(f"policy {managed.name!r}: {words}; it is ended after {limit:g} s (run.step_timeout)")
-        return None
-
-    def _died_elsewhere(self, managed: ManagedPolicy) -> bool:
-        statuses = (self._status_of(managed, node) for node in managed.allocation.nodes[1:])
-        return any(status.state == "died" and status.attempt == managed.attempt for status in statuses)
-
-    def _status_of(self, managed: ManagedPolicy, node: int) -> PolicyStatus:
-        message = self._status_reader.read(node_file(self.run.root, node))
-        return PolicyStatus() if message is None else status_of(message, managed.name)
 
     def _ended(self, managed: ManagedPolicy, what: str) -> None:
         """Handle the end of a process group: nothing to do when it was asked to stop, an error of the run, or a
@@ -220,12 +173,8 @@ class PolicySupervisor:
             require_writable(directory)  # a policy on a full disk looks like a frozen one, and says nothing
         text = f"policy {managed.name!r} {what}; log: {managed.group.log}\n{tail(managed.group.log)}"
         end([managed.group], self._tag(managed), grace=0)  # what is left of it: a frozen worker, other ranks, an engine
-        managed.died = time.monotonic() if managed.died is None or self._got_past_its_start(managed) else managed.died
+        managed.died = time.monotonic() if managed.died is None or managed.watch.past_its_start() else managed.died
         self._restart_or_give_up(managed, text)
-
-    def _got_past_its_start(self, managed: ManagedPolicy) -> bool:
-        """Return whether its last attempt got further than its start: its trouble is new then."""
-        return self._heartbeats.seconds_since(managed.name)[1] not in (NOT_STARTED, LOADING)
 
     def _restart_or_give_up(self, managed: ManagedPolicy, text: str) -> None:
         section, now = self.recipe.run, time.monotonic()
@@ -249,25 +198,9 @@ class PolicySupervisor:
         raise PeerLostError(f"{text.partition(chr(10))[0]}{spent}\n{text.partition(chr(10))[2]}")
 
     def _others_left(self, managed: ManagedPolicy) -> bool:
-        """Return whether a policy of the run, on whatever node, is still there to go on."""
-        here = {m.name: m for m in self.managed_policies}
-        return any(
-            here[p.name].state in ("starting", "running", "restarting", "finished")
-            if p.name in here
-            else self.run.policy(p.name).result.exists()
-            or self._status_reader.of(p.name).state in ("running", "restarting")
-            for p in self.recipe.policies
-            if p.name != managed.name
-        )
-
-    def mark_node_lost(self, node: int) -> None:
-        """Mark the policies that the supervisor of `node` led, and that have a part here, as lost."""
-        for managed in self.managed_policies:
-            if managed.allocation.nodes[0] == node and managed.state not in ("finished", "lost"):
-                if managed.group is not None:
-                    end([managed.group], self._tag(managed), grace=0)
-                managed.reason = f"node {node}, which led it, is lost"
-                self._set_state(managed, "lost")
+        """Return whether another policy is still there to go on."""
+        there = ("starting", "running", "restarting", "finished")
+        return any(other.state in there for other in self.managed_policies if other is not managed)
 
     def _error_of(self, managed: ManagedPolicy) -> MutualRLError | None:
         """Return the error that a policy, or another that failed with it, left; None for a death that a restart may
@@ -276,7 +209,7 @@ class PolicySupervisor:
         if failure is None or failure[0] == "died":
             return None
         kind, message = failure
-        if kind in _CONSEQUENCES:
+        if kind in CONSEQUENCES:
             time.sleep(CAUSE_SECONDS)  # whoever caused it is found first
             if self._another_died(managed):
                 return None
@@ -296,7 +229,7 @@ class PolicySupervisor:
         if managed.state != "running" or managed.group is None or not managed.group.exit_code():
             return False
         failure = failure_of(self.run, managed.name)
-        return failure is not None and failure[0] in _CONSEQUENCES
+        return failure is not None and failure[0] in CONSEQUENCES
 
     def _another_died(self, managed: ManagedPolicy) -> bool:
         """Return whether another policy died that is to be restarted, or was not yet looked at."""
@@ -310,32 +243,9 @@ class PolicySupervisor:
                 and other.group.exit_code()
             ):
                 failure = failure_of(self.run, other.name)
-                if failure is None or failure[0] not in _CONSEQUENCES:
+                if failure is None or failure[0] not in CONSEQUENCES:
                     return True
         return False
-
-    # ---- a policy that another node leads
-
-    def _follow(self, managed: ManagedPolicy) -> None:
-        status = self._status_of(managed, managed.allocation.nodes[0])
-        if status.state == "running" and status.attempt >= managed.attempt and managed.rendezvous != status.rendezvous:
-            if managed.group is not None:
-                end([managed.group], self._tag(managed), grace=0)
-            managed.attempt, managed.rendezvous = status.attempt, status.rendezvous
-            managed.group = self._launcher.start(
-                self.run, managed.allocation, managed.attempt, self._node, managed.rendezvous
-            )
-            self._set_state(managed, "running")
-        elif (
-            managed.state == "running" and managed.group is not None and (code := managed.group.exit_code()) is not None
-        ):
-            ended = "stopped" if self.stopping else "died"
-            self._set_state(managed, "finished" if code == 0 else ended)
-        elif status.state in ("restarting", "lost", "finished", "stopped") and managed.state != status.state:
-            if managed.group is not None and status.state != "finished":
-                end([managed.group], grace=0)
-            if status.state != "finished" or managed.group is None or managed.group.exit_code() is not None:
-                self._set_state(managed, status.state)
 
     def _print(self, words: str) -> None:
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)

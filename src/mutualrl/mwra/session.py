@@ -40,18 +40,15 @@ from mutualrl.storage.trained_model import trained_model
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Options of a start, beside the recipe. `policy`: the one that joins an exchange alone; None starts all.
-    `restart`: it trains from its start, though the exchange has rounds of it. `nodes`: how many machines; `node`: which
-    of them this is; `address`: where the other nodes reach this one; `device_map`: a file that says which policy runs
-    where."""
+    `restart`: it trains from its start, though the exchange has rounds of it. `device_map`: a file that
+    says which policy runs where. `ray`: address of the Ray cluster that the policies run on; None: this machine."""
 
     resume: bool = False
     clean: bool = False
     device_map: Path | None = None
     policy: str | None = None
     restart: bool = False
-    nodes: int = 1
-    node: int = 0
-    address: str = "127.0.0.1"
+    ray: str | None = None
 
     def policies(self, recipe: Recipe) -> list[str]:
         """Return the policies that this session starts: all, or the one that joins an exchange."""
@@ -145,7 +142,7 @@ def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, models: Ma
                     "checkpoints are one part a process: give it the devices that it had (--set hardware.gpus=N, "
                     "--set launch.processes=N, --device-map FILE), or start another run with --run-dir"
                 )
-        for key in ("gpus", "nodes", "threads"):
+        for key in ("gpus", "threads"):
             if before.get(key, now[key]) != now[key]:
                 digits = "; sums may differ in the last digits" if key == "threads" else ""
                 notes.append(f"policy {allocation.policy} runs on {key} {now[key]} (before: {before[key]}){digits}")
@@ -183,11 +180,10 @@ def start_run(
         regime=recipe.spec.name,
         regime_info=RegimeInfo.of(recipe.spec).model_dump(mode="json"),
         pool=recipe.pool,
-        nodes=launch.nodes,
         fingerprint=plan,
         models=models,
         placement=_by_policy(placement),
-        exchange="" if recipe.exchange is None else recipe.exchange.url,
+        exchange="" if recipe.bucket is None else recipe.bucket.url,
         recipe=text,
         recipe_sha256=_sha256(text),
     )
@@ -229,16 +225,6 @@ def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
                 raise
 
 
-def require_address(placement: Placement, launch: Launch) -> None:
-    """Raise UsageError when a policy spans nodes and this one gives the others an address that is their own."""
-    spanning = [allocation.policy for allocation in placement.allocations if len(allocation.nodes) > 1]
-    if spanning and (launch.address.startswith("127.") or launch.address in ("localhost", "::1", "0.0.0.0")):
-        raise UsageError(
-            f"policy {spanning[0]!r} spans several nodes, whose processes cannot meet at {launch.address}: give "
-            "--master-addr, on each node the address at which the others reach it"
-        )
-
-
 def resumable(path: Path) -> RunDirectory:
     """Return the run in `path`, if there is one to resume. Raises UsageError saying why not."""
     run = RunDirectory(path)
@@ -255,7 +241,7 @@ def resumable(path: Path) -> RunDirectory:
         raise UsageError(
             f"--resume: {run.run_json} lacks {', '.join(absent)}: it was changed; restore it, or use --clean"
         )
-    if (holder := holder_of(run.lock(0))) is not None:
+    if (holder := holder_of(run.lock)) is not None:
         raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
     require_recipe(run, info)
     if run.summary.exists() and not (read_checksummed(run.summary, root=run.root) or {}).get("lost"):
@@ -314,7 +300,6 @@ def resume_run(
         MissingPeers(records_of(run), allocation.policy).readmit_all(cursor)
     info, text = run.info(), recipe_text(recipe)
     changes = {
-        "nodes": launch.nodes,
         "placement": _by_policy(placement),
         "models": {**models, **{policy: digest for policy, digest in info.models.items() if digest}},
         "recipe": text,

@@ -1,13 +1,11 @@
-"""Supervisor of a run on one node: claims or takes up the directory, starts the policies, watches, collects."""
+"""Supervisor of a run: claims or takes up the directory, starts the policies, watches, collects."""
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -18,28 +16,28 @@ from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end, launcher
+from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.mwra.joining import claim_exchange, require_run
-from mutualrl.mwra.nodes import Node
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.policy_supervisor import PolicySupervisor
 from mutualrl.mwra.progress import Progress
+from mutualrl.mwra.ray_launcher import join_cluster, require_room, run_on_cluster
 from mutualrl.mwra.session import (
     Launch,
     accept_changes,
     counted,
     next_session,
-    require_address,
     require_intact,
     resumable,
     resume_run,
     same_plan,
     start_run,
 )
+from mutualrl.mwra.stop import StopSignals, ask_to_stop, stop_signals, stopped
+from mutualrl.process.status import StatusWriter
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
-from mutualrl.storage.checkpoints import Checkpoints
-from mutualrl.storage.files import write_checksummed, write_json
+from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.run_info import Fingerprint, policy_result
 from mutualrl.storage.rundir import RunDirectory, check_free, clean_run, hold
 from mutualrl.tasks.rewards import require_rewards
@@ -55,40 +53,38 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
     RunInterruptedError, PeerLostError, or the error of the policy that failed; no process is left then.
     """
     launch, began = launch or Launch(), time.monotonic()
+    machine = this_machine() if launch.ray is None else join_cluster(launch.ray)
     with ExitStack() as held, stop_signals() as request:
-        run, placement, notes = _open(recipe, launch, console, request, held)
+        run, placement, notes = _open(recipe, machine, launch, console, held)
         request.raise_if_any()
-        recipe = load_run(run, run_code=True)  # as node 0 has settled it
-        session = next_session(run) if launch.node == 0 else 0
-        end([], _tag(run, launch), grace=0)  # what a supervisor that was killed a moment ago left
+        recipe = load_run(run, run_code=True)  # with its steps counted
+        session = next_session(run)
+        end([], ProcessTag(str(run.root)), grace=0)  # what a supervisor that was killed a moment ago left
         console.print(f"Run directory: {clean(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
         for note in notes:
             console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
-        run_policies(run, recipe, placement, launch, session, console, request)
-        if launch.node != 0:
-            return run, {"node": launch.node}
+        if launch.ray is None:
+            run_policies(run, recipe, placement, launch, session, console, request)
+        else:
+            run_on_cluster(run, recipe, placement, console, request)
         summary = summarize(run, recipe, launch.policies(recipe), time.monotonic() - began)
         write_checksummed(run.summary, summary, root=run.root)
     return run, summary
 
 
 def _open(
-    recipe: Recipe, launch: Launch, console: Console, request: StopSignals, held: ExitStack
+    recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
     """Return the run's directory, made or taken up and locked, after every check that needs no model; where the
     policies run; what to say."""
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
-    if launch.node > 0:
-        joined = Node(launch, recipe).join(path, console, request)
-        held.enter_context(hold(joined[0].lock(launch.node), str(path)))
-        return joined
     if launch.resume:
-        return _take_up(recipe, path, launch, console, held)
+        return _take_up(recipe, path, machine, launch, console, held)
     if path is not None and not launch.clean:
         check_free(path)
-    recipe, placement, plan = planned(recipe, this_machine(), launch)
+    recipe, placement, plan = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
-    run_id = None if recipe.exchange is None else claim_exchange(recipe, plan, launch, console)
+    run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
     run = start_run(recipe, placement, plan, models, launch, held, run_id)
@@ -96,20 +92,20 @@ def _open(
 
 
 def _take_up(
-    recipe: Recipe, path: Path | None, launch: Launch, console: Console, held: ExitStack
+    recipe: Recipe, path: Path | None, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
     if path is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
     run = resumable(path)
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are looked for: they may be another task's
-    recipe, placement, plan = planned(recipe, this_machine(), launch)
+    recipe, placement, plan = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan, models)]
     require_intact(run, recipe)
-    if recipe.exchange is not None:
-        require_run(recipe.exchange, run.info().run_id, launch.policy, console)
-    held.enter_context(hold(run.lock(0), str(run.root)))
+    if recipe.bucket is not None:
+        require_run(recipe.bucket, run.info().run_id, launch.policy, console)
+    held.enter_context(hold(run.lock, str(run.root)))
     resume_run(run, recipe, placement, models, launch)
     return run, placement, notes
 
@@ -122,25 +118,20 @@ def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
     return recipe.model_copy(update={"policies": policies, "launch": launch})
 
 
-def _tag(run: RunDirectory, launch: Launch) -> ProcessTag:
-    """Return the tag of the run's processes. Over several nodes this node's alone: two of them
-    may share a process table."""
-    return ProcessTag(str(run.root), node=launch.node if launch.nodes > 1 else None)
-
-
 def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint]:
     """Return the recipe with its steps counted, where the policies run, and the batch plan that all of them must
     have. Raises what a look at the machine and the data can find wrong."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
-    placement = place(only(recipe, launch.policies(recipe)), machine, launch.nodes, pins)
+    placement = place(only(recipe, launch.policies(recipe)), machine, pins)
+    if launch.ray is not None:
+        require_room(placement)
     require_rewards(recipe.task.reward)
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
     for policy in recipe.policies:
         solutions(recipe, policy.name, prompts)
     batch = placement.allocations[0].batch
     require_enough(prompts, batch)
-    require_address(placement, launch)
     recipe = counted(recipe, batch, len(prompts))
     return recipe, placement, fingerprint(recipe, batch, prompts, validation)
 
@@ -152,39 +143,6 @@ def model_digests(recipe: Recipe) -> dict[str, str]:
     return {name: digests[key] for name, key in models.items()}
 
 
-class StopSignals:
-    """SIGINT and SIGTERM of this process, counted: the first asks for a checkpoint, the second for an end at once."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-
-    @property
-    def name(self) -> str:
-        """Return the first signal's name."""
-        return signal.Signals(self.received[0]).name
-
-    def raise_if_any(self) -> None:
-        """Raise RunInterruptedError once a signal has come."""
-        if self.received:
-            raise RunInterruptedError(f"stopped by {self.name}")
-
-
-@contextmanager
-def stop_signals() -> Iterator[StopSignals]:
-    """Yield explicit handlers for SIGINT and SIGTERM. (A job started in the background inherits SIGINT as ignored.)"""
-    signals = StopSignals()
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        signals.received.append(number)
-
-    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, old in previous.items():
-            signal.signal(number, old)
-
-
 def run_policies(
     run: RunDirectory,
     recipe: Recipe,
@@ -194,64 +152,38 @@ def run_policies(
     console: Console,
     request: StopSignals,
 ) -> None:
-    """Start this node's policies and see them through; end every process when the run fails or is stopped."""
-    node = Node(launch, recipe)
-    status_writer = node.status_writer(run, session)
-    policy_supervisor = PolicySupervisor(
-        run, recipe, placement.on(launch.node), launch.node, launch.address, status_writer, console, launcher()
-    )
+    """Start the policies and see them through; end every process when the run fails or is stopped."""
+    status_writer = StatusWriter(run.root, session)
+    policy_supervisor = PolicySupervisor(run, recipe, placement.allocations, status_writer, console)
     at_once = False
     try:
-        node.meet(run, console, request, status_writer)
         with Progress(
             run, launch.policies(recipe), recipe.run.steps, console, recipe.spec.metric("gate_rate")
         ) as progress:
             policy_supervisor.start()
             deadline = None
-            while policy_supervisor.active or not (
-                policy_supervisor.stopping or node.settled(run, recipe, policy_supervisor)
-            ):
+            while policy_supervisor.active:
                 if request.received and deadline is None:
                     deadline = time.monotonic() + recipe.run.round_timeout
-                    _ask_to_stop(run, policy_supervisor, console)
+                    policy_supervisor.stopping = True
+                    ask_to_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     at_once = True
                     break
                 if run.stop_file.exists():
                     policy_supervisor.stopping = True
                 policy_supervisor.poll()
-                node.check(run, recipe, policy_supervisor)
                 progress.update()
                 time.sleep(POLL_SECONDS)
             progress.update()
         if policy_supervisor.stopping or at_once:
-            raise RunInterruptedError(_stopped(run, recipe, launch, request))
+            raise RunInterruptedError(stopped(run, recipe, launch, request))
         status_writer.close("finished")
     except MutualRLError as error:
         status_writer.close(f"{error.kind}: {error}")
         raise
     finally:
-        end(policy_supervisor.groups, _tag(run, launch), grace=0.0 if at_once else GRACE_SECONDS)
-
-
-def _ask_to_stop(run: RunDirectory, policy_supervisor: PolicySupervisor, console: Console) -> None:
-    """Ask every worker of every node for a checkpoint and an end."""
-    policy_supervisor.stopping = True
-    write_json(run.stop_file, {"at": time.time()}, durable=False)
-    console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop at once)")
-
-
-def _stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSignals) -> str:
-    """Return what a stopped run leaves, in words."""
-    steps = {name: max(Checkpoints(run.policy(name).root).steps(), default=None) for name in launch.policies(recipe)}
-    checkpoints = ", ".join(
-        f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()
-    )
-    why = f"by {request.name}" if request.received else "on request of another node"
-    again = f"mutualrl train --resume --run-dir {run.root}"
-    if launch.policy is not None and recipe.exchange is not None:
-        again = f"mutualrl join {recipe.exchange.url} --policy {launch.policy} --run-dir {run.root}"
-    return f"stopped {why}; checkpoints: {checkpoints}; resume with: {again}"
+        end(policy_supervisor.groups, ProcessTag(str(run.root)), grace=0.0 if at_once else GRACE_SECONDS)
 
 
 def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> dict[str, object]:

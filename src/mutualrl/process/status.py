@@ -1,6 +1,5 @@
-"""Status of the policies of a run, as its supervisors publish it. One file per node, `<run>/supervisor/node-<k>.json`,
-which that node's supervisor alone writes; peers read it to tell a policy that is being restarted from one that is gone
-for good."""
+"""Status of the policies of a run, as its supervisor publishes it in `<run>/supervisor/node-0.json`; peers read it to
+tell a policy that is being restarted from one that is gone for good."""
 
 from __future__ import annotations
 
@@ -21,24 +20,22 @@ STALE_SECONDS = 5.0  # a supervisor whose counter stood still for so long says n
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """Last word about a policy: `state` is running, restarting, lost or finished; `attempt` counts its starts;
-    `rendezvous` is where the agents of a group over several nodes meet."""
+    """Last word about a policy: `state` is running, restarting, lost or finished; `attempt` counts its starts."""
 
     state: str = "unknown"
     attempt: int = 0
-    rendezvous: str = ""
 
 
-def node_file(run: Path, node: int) -> Path:
-    """Return where the supervisor of a node speaks."""
-    return run / "supervisor" / f"node-{node}.json"
+def status_file(run: Path) -> Path:
+    """Return where the supervisor of a run speaks."""
+    return run / "supervisor" / "node-0.json"
 
 
 class StatusWriter:
     """Supervisor's own file: call `beat` when something changed, and at least twice per second."""
 
-    def __init__(self, run: Path, node: int, session: int) -> None:
-        self._path = node_file(run, node)
+    def __init__(self, run: Path, session: int) -> None:
+        self._path = status_file(run)
         self._session = session
         self._counter = 0
         self._next = 0.0
@@ -95,37 +92,34 @@ def _is_state(value: JsonObject) -> bool:
 
 
 def _is_status(entry: object) -> bool:
-    kinds = {"state": str, "attempt": int, "rendezvous": str}
+    kinds = {"state": str, "attempt": int}
     return isinstance(entry, dict) and set(entry) == set(kinds) and all(type(entry[k]) is kinds[k] for k in kinds)
 
 
 class StatusReader:
-    """Reader of all supervisors' words, on its own monotonic clock. A word of a supervisor that fell silent, or of
-    one that has not spoken since this reader began, is not believed."""
+    """Reader of the supervisor's words, on its own monotonic clock. A word of a supervisor that fell silent, or of one
+    that has not spoken since this reader began, is not believed."""
 
     def __init__(self, run: Path) -> None:
-        self._directory = run / "supervisor"
-        self._seen: dict[str, tuple[Any, float, bool]] = {}
+        self._path = status_file(run)
+        self._seen: tuple[Any, float, bool] | None = None
 
     def of(self, policy: str) -> PolicyStatus:
         """Return the last word about a policy; state `unknown` when no living supervisor speaks of it."""
-        for path in sorted(self._directory.glob("node-*.json"), key=lambda p: (len(p.name), p.name)):
-            state = self.read(path)
-            if state is not None and policy in state["policies"]:
-                return status_of(state, policy)
-        return PolicyStatus()
+        state = self.read()
+        return PolicyStatus() if state is None else status_of(state, policy)
 
-    def read(self, path: Path) -> JsonObject | None:
-        """Return what a supervisor says, or None when it is not (yet) known to be alive, or what lies there is not what
-        a supervisor writes."""
+    def read(self) -> JsonObject | None:
+        """Return what the supervisor says, or None when it is not (yet) known to be alive, or what lies there is not
+        what a supervisor writes."""
         now = time.monotonic()
-        state = try_read_json(path)
+        state = try_read_json(self._path)
         if state is None or not _is_state(state):
             return None
         mark = (state["session"], state["counter"])
-        before, at, moved = self._seen.get(path.name, (mark, now, False))
+        before, at, moved = self._seen or (mark, now, False)
         if mark != before:
             at, moved = now, True
-        self._seen[path.name] = (mark, at, moved)
+        self._seen = (mark, at, moved)
         alive = now - at < STALE_SECONDS or state["outcome"] is not None
         return state if moved and alive else None

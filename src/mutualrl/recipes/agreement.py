@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from mutualrl.errors import DataError, PlanMismatchError
-from mutualrl.plugins import entry_points, is_import_path, source_digest
+from mutualrl.plugins import entry_points, is_import_path, source_digest, without_directory
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt, content_digest
@@ -92,12 +92,13 @@ def fingerprint(
         group = entry_points(f"mutualrl.{key.partition(' ')[0]}s")
         if is_import_path(name) or name in group:  # a run whose code has changed is another run
             code[f"{key}_sha256"] = source_digest(group[name].value if name in group else name)
-    for path in recipe.task.reward:
+    for number, path in enumerate(recipe.task.reward):
         if is_import_path(path):
-            code[f"reward {path}"] = source_digest(path)
+            several = f" {number}" if len(recipe.task.reward) > 1 else ""
+            code[f"reward{several} {without_directory(path)}"] = source_digest(path)
     return {
         **code,
-        "task": recipe.task.name,
+        "task": without_directory(recipe.task.name),
         "data_sha256": content_digest(prompts),
         "validation_sha256": content_digest(validation),
         "prompts": len(prompts),

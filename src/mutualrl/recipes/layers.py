@@ -216,6 +216,22 @@ def _with_data(section: Layer, anchor: Callable[[Any], Any]) -> Layer:
     return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
 
 
+def _with_rewards(section: Layer, directory: Path) -> Layer:
+    """Return a task's section with the files of its reward functions that lie beside the recipe made absolute."""
+
+    def anchor(path: Any) -> Any:
+        if not isinstance(path, str):
+            return path
+        file, _, name = path.rpartition(":")
+        beside = directory / file
+        return f"{beside.resolve()}:{name}" if file.endswith(".py") and beside.is_file() else path
+
+    rewards = section.get("reward")
+    if rewards is None:
+        return section
+    return {**section, "reward": [anchor(each) for each in rewards] if isinstance(rewards, list) else anchor(rewards)}
+
+
 def _anchored_member(member: Any, anchor: Callable[[Any], Any]) -> Any:
     if isinstance(member, dict):
         return _with_data(member, anchor)
@@ -261,7 +277,7 @@ def _anchored(layer: Layer, directory: Path) -> Layer:
     anchor_code(layer, directory)
     task = layer.get("task")
     if isinstance(task, dict):
-        layer["task"] = _with_data(task, anchor)
+        layer["task"] = _with_rewards(_with_data(task, anchor), directory)
         if isinstance(members := layer["task"].get("members"), dict):
             layer["task"]["members"] = {name: _anchored_member(member, anchor) for name, member in members.items()}
     return layer

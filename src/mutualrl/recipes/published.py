@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from mutualrl.recipes.resolve import load_run
 from mutualrl.regimes.info import RegimeInfo
-from mutualrl.storage.checkpoints import Checkpoints, oldest_cursor
+from mutualrl.storage.checkpoints import Checkpoints, oldest_needed
 from mutualrl.storage.rundir import RunDirectory
 
 
@@ -17,7 +17,7 @@ def missing_rounds(run: RunDirectory, rounds: Mapping[str, Collection[int]]) -> 
     if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
         return []  # nothing is published
     stores = {p.name: run.policy(p.name).root for p in recipe.policies}
-    needed, lines = oldest_cursor(list(stores.values())), []
+    needed, lines = oldest_needed(list(stores.values()), recipe.exchange.staleness), []
     for name, root in stores.items():
         present = set(rounds.get(name, ()))
         published = Checkpoints(root).newest_cursor()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -209,14 +209,29 @@ class LaunchSection(Section):
     )
 
 
-class ExchangeSection(Section):
-    """Section `exchange`: the exchange in a bucket, in place of the run's directory.
+class Bucket(NamedTuple):
+    """Bucket that a run's exchange is in."""
 
-    `url`: where; one run per URL. Credentials come from the environment.
+    url: str
+    heartbeat_seconds: float
+
+
+class ExchangeSection(Section):
+    """Section `exchange`: where the exchange is, and how far apart its policies may be.
+
+    `url`: a bucket in place of the run's directory; one run per URL. Credentials come from the environment.
+    `staleness`: how many rounds a peer may be behind before it is waited for.
     """
 
-    url: Annotated[str, AfterValidator(require_url)]
+    url: Annotated[str, AfterValidator(require_url)] | None = None
     heartbeat_seconds: float = Field(10.0, ge=1, description="seconds between two heartbeats of a policy in the bucket")
+    staleness: int = Field(0, ge=0, description="rounds that a peer may be behind before it is waited for")
+
+    @model_validator(mode="after")
+    def _acts(self) -> ExchangeSection:
+        if self.url is None and self.heartbeat_seconds != ExchangeSection.model_fields["heartbeat_seconds"].default:
+            raise ValueError("heartbeat_seconds is of an exchange in a bucket; give url as well, or leave it out")
+        return self
 
 
 class Recipe(Section):
@@ -232,7 +247,7 @@ class Recipe(Section):
     hardware: HardwareSection = HardwareSection()
     launch: LaunchSection = LaunchSection()
     lora: LoraSection | None = None
-    exchange: ExchangeSection | None = None
+    exchange: ExchangeSection = ExchangeSection()
 
     @model_validator(mode="after")
     def _names_differ(self) -> Recipe:
@@ -245,6 +260,12 @@ class Recipe(Section):
                 f"launch.weights names {', '.join(map(repr, unknown))}; the policies are {', '.join(names)}"
             )
         return self
+
+    @property
+    def bucket(self) -> Bucket | None:
+        """Return the bucket that the exchange is in; None for the run's directory."""
+        url = self.exchange.url
+        return None if url is None else Bucket(url, self.exchange.heartbeat_seconds)
 
     @property
     def regime_name(self) -> str:

@@ -157,6 +157,7 @@ SPEC = RegimeSpec(
     publishes=publishes,
     plan=plan,
     prefixes=prefixes,
+    late=True,
     check=check,
     metrics=(
         Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),

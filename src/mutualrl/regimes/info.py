@@ -22,6 +22,7 @@ class RegimeInfo(BaseModel):
     control: bool = False
     reads_peers: bool = True
     shares: bool = True
+    late: bool = False
     defaults: dict[str, Any] = {}
     metrics: tuple[Metric, ...] = ()
     acts_when: dict[str, tuple[str, Any]] = {}
@@ -37,6 +38,7 @@ class RegimeInfo(BaseModel):
             control=spec.control,
             reads_peers=spec.reads_peers,
             shares=spec.plan is not None,
+            late=spec.late,
             defaults=spec.settings().model_dump(mode="json"),
             metrics=spec.metrics,
             acts_when=dict(spec.acts_when),

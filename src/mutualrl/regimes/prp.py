@@ -342,6 +342,7 @@ SPEC = RegimeSpec(
     moves_advantages=True,
     pools=True,
     needs=needs,
+    late=True,
     check=check,
     metrics=(
         Metric("prp/rows", "rows", "peer rows that joined the batch"),

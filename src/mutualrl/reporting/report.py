@@ -53,7 +53,8 @@ def write_report(paths: Sequence[Path], out: Path, command: str) -> Report:
             run = comparison.runs[0]
             prefix = "" if len(groups) == 1 else f"{number}-"
             made = [replace(figure, name=f"{prefix}{figure.name}") for figure in single_run.figures(run)]
-            tables = [table for table in (report_tables.accuracy(run), report_tables.sharing(run)) if table.rows]
+            tables = [report_tables.accuracy(run), report_tables.sharing(run), report_tables.pace(run)]
+            tables = [table for table in tables if table.rows]
             sections.append(PageSection(f"Run {run.name}", run.notes, tables, drawing(made)))
         else:
             slug = f"{number}-{_slug(comparison.name)}"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from mutualrl.regimes import baseline
 from mutualrl.reporting.comparability import Comparison
-from mutualrl.reporting.run_reader import Point, Run, part
+from mutualrl.reporting.pace import busy_seconds, simulate
+from mutualrl.reporting.run_reader import Point, PolicyRun, Run, part
 from mutualrl.reporting.series import first_reaching, mean_of, over_runs, policies_of, standard_deviation
 from mutualrl.storage.files import finite_number
 
@@ -93,12 +94,37 @@ def sharing(run: Run) -> Table:
                 f"{pairs:.0f}",
                 str(result.get("rescued_prompts", "")),
                 f"{waited:.1f}",
+                _waited_for(policy),
                 str(result.get("attempts", "")),
                 ", ".join(part(result, "lost_peers")),
             ]
         )
-    head = ("policy", "model", "steps", "rescued pairs", "on prompts", "waited (s)", "attempts", "peers lost")
+    head = ("policy", "model", "steps", "rescued pairs", "on prompts", "waited (s)", "for", "attempts", "peers lost")
     return Table("Policies", head, rows)
+
+
+def _waited_for(policy: PolicyRun) -> str:
+    """Return the peers that a finished policy waited for, with the seconds; a round's wait counts for each late one."""
+    seconds = part(policy.result or {}, "waited_for_seconds")
+    known = {peer: value for peer, each in seconds.items() if (value := finite_number(each)) is not None}
+    return ", ".join(f"{peer} {value:.1f}" for peer, value in sorted(known.items(), key=lambda item: -item[1]))
+
+
+STALENESS = (0, 1, 2, 4, 8)
+
+
+def pace(run: Run) -> Table:
+    """Return what letting peers be behind by some rounds would save, simulated from the run's rounds; no rows where it
+    shares nothing, or lacks the times."""
+    busy = {name: busy_seconds(policy) for name, policy in run.policies.items()}
+    rows = []
+    if len(busy) > 1 and all(busy.values()):
+        for staleness in STALENESS:
+            simulated = simulate(busy, staleness)
+            shares = [f"{100 * simulated.waiting[name]:.0f} %" for name in busy]
+            rows.append([str(staleness), f"{simulated.seconds:.0f}", *shares])
+    head = ("staleness", "seconds", *(f"{name} waits" for name in busy))
+    return Table("Rounds that peers may be behind (exchange.staleness), simulated from this run's", head, rows)
 
 
 def arms(comparison: Comparison) -> Table:

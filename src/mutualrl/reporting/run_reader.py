@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mutualrl.errors import FileDamagedError, RecipeError, UsageError
-from mutualrl.process.status import node_file
+from mutualrl.process.status import status_file
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.schema import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
@@ -459,14 +459,14 @@ def _state(run: RunDirectory, summary: Row | None, notes: list[str]) -> str:
     if summary is not None:
         return "finished"
     try:
-        holder = holder_of(run.lock(0))
+        holder = holder_of(run.lock)
     except OSError as error:
-        notes.append(f"whether it is going on cannot be seen ({error.strerror}: {run.lock(0).name})")
+        notes.append(f"whether it is going on cannot be seen ({error.strerror}: {run.lock.name})")
         return "unknown"
     if holder is not None:
         notes.append("it is still going on: this page shows it as it was when the page was made")
         return "running"
-    outcome = (try_read_json(node_file(run.root, 0)) or {}).get("outcome")
+    outcome = (try_read_json(status_file(run.root)) or {}).get("outcome")
     if not isinstance(outcome, str):
         notes.append("it ended without a last word (killed, or on another machine); `mutualrl train --resume` goes on")
         return "ended"

@@ -12,6 +12,7 @@ from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
 from mutualrl.see.location import records_of
 from mutualrl.see.missing_peers import MissingPeers
+from mutualrl.see.read_log import ReadLog
 from mutualrl.see.store import ExchangeStore
 from mutualrl.storage.artifacts import verify_directory
 from mutualrl.storage.checkpoints import Checkpoints
@@ -133,3 +134,4 @@ def verify_exchange(run: RunDirectory, result: Verification) -> None:
 def _claims(store: ExchangeStore, policy: str) -> None:
     claimed_attempt(store, policy)
     MissingPeers(store, policy)
+    ReadLog(store, policy)

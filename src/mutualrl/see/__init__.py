@@ -3,6 +3,7 @@
 from mutualrl.see.exchange import Exchange, WaitCallbacks, WaitTimeouts
 from mutualrl.see.liveness import Heartbeat
 from mutualrl.see.missing_peers import MissingPeers
+from mutualrl.see.read_log import ReadLog
 from mutualrl.see.schema import Marker
 from mutualrl.see.shard import Shard
 from mutualrl.see.store import ExchangeStore, LocalStore, open_store
@@ -14,6 +15,7 @@ __all__ = [
     "LocalStore",
     "Marker",
     "MissingPeers",
+    "ReadLog",
     "Shard",
     "WaitCallbacks",
     "WaitTimeouts",

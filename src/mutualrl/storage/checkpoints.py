@@ -198,9 +198,10 @@ class AnotherFormatError(CheckpointDamagedError):
     """Checkpoint that another version of mutualrl wrote."""
 
 
-def oldest_cursor(policies: Sequence[Path]) -> int:
-    """Return the first round that some policy may still need: the smallest cursor in any policy's oldest kept
-    complete checkpoint; 0 where a policy has none. `policies` are the directories of all policies of the pool."""
+def oldest_needed(policies: Sequence[Path], staleness: int = 0) -> int:
+    """Return the first round that some policy may still need: `staleness` rounds before the smallest cursor in any
+    policy's oldest kept complete checkpoint; 0 where a policy has none. `policies` are the directories of all policies
+    of the pool."""
     cursors = []
     for policy in policies:
         store = Checkpoints(policy)
@@ -211,4 +212,4 @@ def oldest_cursor(policies: Sequence[Path]) -> int:
             except CheckpointDamagedError:
                 return 0  # what cannot be read cannot be said to have passed anything
         cursors.append(min(rounds, default=0))
-    return min(cursors, default=0)
+    return max(min(cursors, default=0) - staleness, 0)

@@ -44,7 +44,7 @@ class StoredAllocation(Stored):
     strategy: str
     batch: StoredBatch
     policies_per_gpu: int = Field(1, alias="tenants")
-    nodes: tuple[int, ...] = (0,)
+    nodes: tuple[int, ...] = (0,)  # one; earlier versions ran on several
     memory: float | None = None
 
 

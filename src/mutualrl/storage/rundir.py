@@ -136,9 +136,10 @@ class RunDirectory:
         """Return the files of one policy."""
         return PolicyFiles(self.root / "policies" / name)
 
-    def lock(self, node: int) -> Path:
-        """Return the file that the supervisor of a node holds while it lives."""
-        return self.root / f".node-{node}.lock"
+    @property
+    def lock(self) -> Path:
+        """Return the file that the run's supervisor holds while it lives."""
+        return self.root / ".node-0.lock"
 
     def info(self) -> RunInfo:
         """Return run.json. Raises UsageError when the directory is not a run's, or a newer version's, FileDamagedError
@@ -205,7 +206,7 @@ def check_free(path: Path) -> None:
 
 def _what_run(path: Path) -> str:
     run = RunDirectory(path)
-    if (holder := holder_of(run.lock(0))) is not None:
+    if (holder := holder_of(run.lock)) is not None:
         return f"it is running now: {holder}"
     return "finished" if run.summary.exists() else "not finished"
 
@@ -233,10 +234,7 @@ def clean_run(path: Path, held: ExitStack) -> None:
         )
     if try_read_json(run.run_json) is not None:  # else cut off by a kill: there is nothing in it to be careful about
         run.info()
-    held.enter_context(hold(run.lock(0), f"{path}"))
-    for lock in path.glob(".node-*.lock"):
-        if lock != run.lock(0) and (holder := holder_of(lock)) is not None:
-            raise RunDirectoryError(f"--clean: the run in {path} is running ({holder}); stop it there first")
+    held.enter_context(hold(run.lock, f"{path}"))
     for name in CONTENT:
         entry = path / name
         if entry.is_dir() and not entry.is_symlink():
@@ -306,7 +304,7 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
     check_free(run.root)
     try:
         run.root.mkdir(parents=True, exist_ok=True)
-        held.enter_context(hold(run.lock(0), str(path)))
+        held.enter_context(hold(run.lock, str(path)))
         check_free(run.root)  # whoever held the lock a moment ago may have begun a run
         write_checksummed(run.run_json, info.to_json(), root=run.root)
     except (OSError, DiskError) as error:

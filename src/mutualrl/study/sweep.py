@@ -21,7 +21,7 @@ from rich.console import Console
 from mutualrl.console.display import clean
 from mutualrl.errors import FileDamagedError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import this_machine
-from mutualrl.mwra.supervisor import StopSignals, stop_signals
+from mutualrl.mwra.stop import StopSignals, stop_signals
 from mutualrl.process.parent_watch import PARENT
 from mutualrl.reporting.run_reader import read_run
 from mutualrl.storage.files import JsonObject, read_checksummed, remove_temporaries, write_checksummed
@@ -138,7 +138,7 @@ class _Pieces:
                 break
             if not all(other in self.done for other in _sources(self.sweep, piece)):
                 continue
-            holder = holder_of(RunDirectory(self.root / piece.place).lock(0))
+            holder = holder_of(RunDirectory(self.root / piece.place).lock)
             if holder is not None:
                 held_elsewhere = True
                 if piece not in self.named:

@@ -10,13 +10,11 @@ from safetensors import SafetensorError
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
 
-from mutualrl.engines.model_files import model_digest
 from mutualrl.engines.scoring import check_vocabulary
 from mutualrl.errors import DataError, ModelError
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import (
     compare,
-    compare_models,
     fingerprint,
     load_recipe_prompts,
     require_enough,
@@ -25,7 +23,7 @@ from mutualrl.recipes.agreement import (
 from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
 from mutualrl.records import Prompt
 from mutualrl.regimes import get_regime
-from mutualrl.see import Exchange, Heartbeat, MissingPeers
+from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
 from mutualrl.seeds import policy_seed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
@@ -68,7 +66,6 @@ def build_trainer(
     batch = plan_batch(recipe, policy, allocation.processes)
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
     compare(policy, fingerprint(recipe, batch, prompts, validation), info.fingerprint)
-    _require_model(recipe, policy, info)
     tokenizers = load_tokenizers(recipe)
     prompts, validation = _fitting(recipe, prompts, validation, tokenizers, batch)
     cpu = not torch.cuda.is_available() or not allocation.gpus
@@ -95,6 +92,8 @@ def build_trainer(
             heartbeat=heartbeat,
             stopping=stopping,
             missing_peers=MissingPeers(exchange.store, policy),
+            staleness=recipe.exchange.staleness,
+            reads=ReadLog(exchange.store, policy),
         ),
         spec=spec,
         settings=recipe.regime_settings(policy),
@@ -123,15 +122,6 @@ def build_trainer(
     hear_steps(trainer, sharing.link.advance)
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
     return BuiltTrainer(trainer, sharing, validation)
-
-
-def _require_model(recipe: Recipe, policy: str, info: RunInfo) -> None:
-    """Raise PlanMismatchError when a policy's base model is not the run's. The supervisor of node 0 has compared what
-    it sees; another machine may see other files."""
-    if info.placement[policy].nodes[0] == 0 or not info.models.get(policy):
-        return
-    section = recipe.policy(policy)
-    compare_models({policy: model_digest(located(section.model), section.revision)}, info.models)
 
 
 def _fitting(

@@ -15,7 +15,7 @@ from mutualrl.recipes import Recipe
 from mutualrl.see import retention
 from mutualrl.see.location import records_of
 from mutualrl.storage.artifacts import FileSum
-from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_cursor
+from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_needed
 from mutualrl.storage.files import write_atomic
 from mutualrl.storage.run_info import PolicyResult, Validation
 from mutualrl.storage.run_logs import LOGS, current_sums, log_paths, require_log
@@ -49,7 +49,9 @@ class PolicyProgress:
 
         def free_rounds() -> None:
             if recipe.run.keep_rounds is not None:
-                needed = oldest_cursor([self.run.policy(p.name).root for p in recipe.policies])
+                needed = oldest_needed(
+                    [self.run.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness
+                )
                 retention.prune_rounds(records_of(self.run), self.policy, needed, recipe.run.keep_rounds)
 
         return Checkpointer(
@@ -160,9 +162,10 @@ def _require_rounds(sharing: Sharing, cursor: int) -> None:
     """Raise ExchangeDamagedError when a peer has rounds, but no longer those that a policy at `cursor` will ask for."""
     link = sharing.link
     for peer in link.peers if sharing.spec.reads_peers else ():
-        rounds = link.exchange.rounds(peer)
-        if rounds and rounds[0] > cursor and not link.missing_peers.is_missing(peer, cursor):
+        rounds, wanted = link.exchange.rounds(peer), link.first_wanted(peer, cursor)
+        if rounds and rounds[0] > wanted and not link.missing_peers.is_missing(peer, cursor):
             raise ExchangeDamagedError(
-                f"policy {link.policy!r} resumes from round {cursor}, and the exchange has rounds of {peer!r} from "
-                f"{rounds[0]} on only: the ones before were deleted. Restore a newer checkpoint, or train anew"
+                f"policy {link.policy!r} resumes from round {cursor} and reads from {wanted} on, and the exchange has "
+                f"rounds of {peer!r} from {rounds[0]} on only: the ones before were deleted. Restore a newer "
+                "checkpoint, or train anew"
             )

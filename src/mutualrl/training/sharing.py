@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,8 +29,8 @@ from mutualrl.regimes import (
 )
 from mutualrl.regimes.advantages import success_share
 from mutualrl.regimes.spec import needs_nothing
-from mutualrl.see import Exchange, Heartbeat, Shard
-from mutualrl.training.peers import PeerLink
+from mutualrl.see import Exchange, Heartbeat, ReadLog, Shard
+from mutualrl.training.peers import PeerLink, PeerRounds
 from mutualrl.training.rescues import RescueLog
 
 if TYPE_CHECKING:
@@ -47,14 +47,27 @@ class OwnBatch(NamedTuple):
     prompts: PromptTokens
 
 
+@dataclass(frozen=True, slots=True)
+class PastRound:
+    """Own round that peers may still publish theirs of: its rollouts, on the main rank alone and without log-probs, and
+    the prompts that it has given nll rows."""
+
+    number: int
+    rollouts: tuple[Rollout, ...]
+    taught: tuple[str, ...] = ()
+
+
 class SharedRound(NamedTuple):
-    """Round after the exchange: all ranks' own rollouts and prompts; the peers' rounds, on the main rank alone."""
+    """Round after the exchange: all ranks' own rollouts and prompts; the peers' rounds, on the main rank alone. `late`:
+    own earlier rounds that peers have published now. `lags`: how many rounds each peer is behind."""
 
     number: int
     rollouts: Sequence[Rollout]
     prompts: PromptTokens
     peers: Mapping[str, Shard]
     waited: float
+    late: tuple[SharedRound, ...] = ()
+    lags: Mapping[str, int] = {}
 
 
 @dataclass
@@ -66,8 +79,8 @@ class Sharing:
     the trainer's `max_completion_length`. `tokenizers` are the peers', by name, for regimes that align traces.
     `solutions` are the correct completions that come with the prompts, by prompt id. `rescues` writes down what is
     learnt from whom. `resume`: the next training claims the policy as a new attempt. `state` is the regime's, `uses`
-    counts the nll rows that each prompt has given, `dead` are the prompts whose last group had no reward above 0; all
-    three are kept in checkpoints.
+    counts the nll rows that each prompt has given, `dead` are the prompts whose last group had no reward above 0,
+    `past` the own rounds that peers may still be behind in; all four are kept in checkpoints.
     """
 
     link: PeerLink
@@ -83,6 +96,7 @@ class Sharing:
     state: dict[str, Any] = field(default_factory=dict)
     uses: Counter[str] = field(default_factory=Counter)
     dead: set[str] = field(default_factory=set)
+    past: dict[int, PastRound] = field(default_factory=dict)
 
     @classmethod
     def over(
@@ -98,6 +112,7 @@ class Sharing:
         tokenizers: Mapping[str, PreTrainedTokenizerBase] | None = None,
         resume: bool = False,
         solutions: Mapping[str, str] | None = None,
+        staleness: int = 0,
         **settings: object,
     ) -> Sharing:
         """Share over a directory, for use with `MutualGRPOTrainer` in one's own script.
@@ -105,7 +120,8 @@ class Sharing:
         All policies of a run give the same `root` and `run_id`. `regime`: a name, an import path, or a RegimeSpec. A
         regime that aligns traces needs the peers' `tokenizers` by name; one that learns the data's solutions needs
         `solutions` by prompt id. A script that resumes from a checkpoint (`train(resume_from_checkpoint=...)`) gives
-        `resume=True`, and is a new attempt of its policy: the one before it can publish nothing any more.
+        `resume=True`, and is a new attempt of its policy: the one before it can publish nothing any more. A peer may be
+        `staleness` rounds behind before it is waited for.
         Raises UsageError when this policy has already published there (rounds of an earlier run must not be taken for
         this one's), and when a tokenizer is missing.
         """
@@ -129,7 +145,13 @@ class Sharing:
                 f"regime {spec.describe(chosen)!r} learns the data's solutions: give solutions={{prompt_id: text}}"
             )
         return cls(
-            link=PeerLink(exchange, peers, Heartbeat(exchange.store, policy)),
+            link=PeerLink(
+                exchange,
+                peers,
+                Heartbeat(exchange.store, policy),
+                staleness=staleness,
+                reads=ReadLog(exchange.store, policy),
+            ),
             spec=spec,
             settings=chosen,
             schema=schema,
@@ -204,23 +226,42 @@ class Sharing:
             for prompt_id, ids in prompts_of_rank.items():
                 remember(prompts, prompt_id, ids)
         require_one_group_per_id(rollouts)
-        peers: dict[str, Shard] = {}
-        waited = 0.0
+        read = PeerRounds({}, {}, 0.0, {})
         aborted = [False]
         if accelerator.is_main_process:
             if self.schema is not None:
                 self.link.exchange.commit(round_index, [entry[0] for entry in everyone], step)
             if self.spec.reads_peers:
                 try:
-                    peers, waited = self.link.read(round_index)
+                    read = self.link.read(round_index)
                 except RoundAbortedError as error:
                     notify(error)
                     aborted = [True]
         if broadcast_object_list(aborted, from_process=0)[0]:  # every rank leaves the round together
             raise RoundAbortedError(f"asked to stop in round {round_index}")
         if self.same_prompts:
-            require_same_prompts(self.link.policy, round_index, prompts, peers)
-        return SharedRound(round_index, rollouts, prompts, peers, waited)
+            require_same_prompts(self.link.policy, round_index, prompts, read.current)
+        late = self._late(round_index, read, rollouts if accelerator.is_main_process else ())
+        return SharedRound(round_index, rollouts, prompts, read.current, read.waited, late, read.lags)
+
+    def _late(self, round_index: int, read: PeerRounds, rollouts: Sequence[Rollout]) -> tuple[SharedRound, ...]:
+        """Return own earlier rounds that peers have published now, the same ones on all ranks; remember this one."""
+        staleness = self.link.staleness
+        if staleness == 0:
+            return ()
+        numbers: list[list[int]] = [sorted(read.late)]
+        late = []
+        for number in broadcast_object_list(numbers, from_process=0)[0]:
+            if (past := self.past.get(number)) is None:  # before this policy began to remember
+                continue
+            peers = read.late.get(number, {})
+            if self.same_prompts:
+                seen = {rollout.prompt_id for rollout in past.rollouts}
+                require_same_prompts(self.link.policy, number, seen, peers)
+            late.append(SharedRound(number, past.rollouts, {}, peers, 0.0))
+        self.past[round_index] = PastRound(round_index, tuple(replace(r, text=None, logprobs=None) for r in rollouts))
+        self.past = {number: past for number, past in self.past.items() if number > round_index - staleness}
+        return tuple(late)
 
     def view(self, shared: SharedRound, transfer: Transfer, **facts: Any) -> RoundView:
         """Return the round as the regime sees it; whole on the main rank, which has the peers. `facts`: further fields
@@ -263,12 +304,17 @@ class Sharing:
         return answer
 
     def plan(self, view: RoundView, shared: SharedRound, accelerator: Accelerator) -> Plan:
-        """Return the regime's plan for the round, the same on all ranks, and take its state over."""
+        """Return the regime's plan for the round, the same on all ranks, and take its state over. A prompt of an
+        earlier round that has given nll rows gives none again."""
         plans: list[Plan | None] = [self._planned(view, shared) if accelerator.is_main_process else None]
         plan: Plan | None = broadcast_object_list(plans, from_process=0)[0]
         assert plan is not None
         if plan.state is not None:
             self.state = plain_state(plan.state, self.spec.name)
+        if (past := self.past.get(shared.number)) is not None:
+            plan = _without_taught(plan, past)
+            taught = {row.prompt_id for row in plan.rows if row.loss == "nll"}
+            self.past[shared.number] = replace(past, taught=tuple(sorted({*past.taught, *taught})))
         self.uses.update(row.prompt_id for row in plan.rows if row.loss == "nll")
         return plan
 
@@ -287,6 +333,8 @@ class Sharing:
             "see/wait_seconds": shared.waited,
             **capabilities(view),
         }
+        if self.link.staleness:
+            metrics["see/lag"] = max(shared.lags.values(), default=0.0)
         return replace(plan, metrics=metrics)
 
     def follow(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -300,6 +348,12 @@ class Sharing:
         revived = alive & self.dead
         self.dead = (self.dead - revived) | (set(groups) - alive)
         return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
+
+
+def _without_taught(plan: Plan, past: PastRound) -> Plan:
+    """Return a plan without nll rows of prompts that gave some when the round was planned before."""
+    rows = tuple(row for row in plan.rows if row.loss != "nll" or row.prompt_id not in past.taught)
+    return plan if len(rows) == len(plan.rows) else replace(plan, rows=rows)
 
 
 def capabilities(view: RoundView) -> dict[str, float]:
@@ -340,9 +394,7 @@ def require_one_group_per_id(rollouts: Sequence[Rollout]) -> None:
         )
 
 
-def require_same_prompts(
-    learner: str, round_index: int, prompts: Mapping[str, object], peers: Mapping[str, Shard]
-) -> None:
+def require_same_prompts(learner: str, round_index: int, prompts: Iterable[str], peers: Mapping[str, Shard]) -> None:
     """Raise PlanMismatchError naming the first peer that saw other prompts."""
     own = set(prompts)
     for peer, shard in peers.items():

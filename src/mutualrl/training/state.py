@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mutualrl.errors import CheckpointDamagedError
+from mutualrl.records import Rollout
 from mutualrl.regimes import BOUNDS, Bound, ExtraRow, RowSource
+from mutualrl.training.sharing import PastRound
 from mutualrl.training.trl_compat import buffered_batches, micro_step, restore_position, round_in_use
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ def trainer_state(trainer: MutualGRPOTrainer) -> dict[str, object]:
         state["regime_state"] = json.dumps(sharing.state, allow_nan=False)
         state["uses"] = dict(sharing.uses)
         state["dead"] = sorted(sharing.dead)
+        state["past"] = [_pack_past(past) for past in sharing.past.values()]
         state["wait_seconds"] = sharing.link.wait_seconds
         state["waited_for"] = dict(sharing.link.waited_for)
         state["rows"] = [pack(row) for row in extra.rows] if in_use else []
@@ -82,10 +85,28 @@ def restore(trainer: MutualGRPOTrainer, state: Mapping[str, Any]) -> None:
     sharing.state = json.loads(state["regime_state"])
     sharing.uses = Counter(state["uses"])
     sharing.dead = set(state.get("dead", ()))
+    sharing.past = {past.number: past for past in map(_unpack_past, state.get("past", ()))}
     sharing.link.waited_for = Counter(state["waited_for"])
     sharing.link.wait_seconds = state["wait_seconds"]
     rows = [unpack(row) for row in state["rows"]]
     trainer.extra_rows.restore(rows, state["prompts"], state["snapshot"])
+
+
+def _pack_past(past: PastRound) -> dict[str, object]:
+    """Return an own round as plain values."""
+    rollouts = []
+    for rollout in past.rollouts:
+        values = {field.name: getattr(rollout, field.name) for field in fields(Rollout)}
+        rollouts.append({**values, "token_ids": torch.tensor(rollout.token_ids or (), dtype=torch.int64)})
+    return {"number": past.number, "rollouts": rollouts, "taught": list(past.taught)}
+
+
+def _unpack_past(packed: Mapping[str, Any]) -> PastRound:
+    """Return the round that `_pack_past` was given."""
+    rollouts = []
+    for values in packed["rollouts"]:
+        rollouts.append(Rollout(**{**values, "token_ids": tuple(values["token_ids"].tolist())}))
+    return PastRound(packed["number"], tuple(rollouts), tuple(packed["taught"]))
 
 
 _BOUNDS: dict[str, type[Bound]] = {kind.__name__: kind for kind in BOUNDS}

@@ -111,6 +111,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         ]
         problems += self._dropout_problem(sharing)
         problems += [f"{key}: {problem}" for key, problem in spec.check(sharing.settings, settings)]
+        if (stale := spec.staleness_problem(sharing.link.staleness)) is not None:
+            problems.append(f"staleness: {stale}")
         problems += [f"regime.{key}: {problem}" for key, problem in spec.idle_settings(sharing.settings)]
         if spec.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
@@ -191,15 +193,27 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         round_index = micro_step(self) // micro_steps_per_round(self)
         own = self._collect(sharing, batch)  # TRL's batch as our nouns
         shared = sharing.sync(round_index, self.state.global_step, own, self.accelerator)  # SEE: publish, wait, read
-        view = self._view(sharing, shared)
-        view = replace(view, answers=self._answers(sharing, view, shared))
-        plan = sharing.plan(view, shared, self.accelerator)  # pure; THL through `transfer`
+        late = [(past, self._plan(sharing, past)) for past in shared.late]  # rounds of peers that were behind
+        plan = self._plan(sharing, shared)  # pure; THL through `transfer`
         if plan.advantages is not None:
             replace_advantages(self, batch, plan.advantages)
-        prompts = {row.prompt_id: self.prompt_rows.tokens(row.prompt_id, shared.prompts) for row in plan.rows}
-        self.extra_rows.load(plan.rows, prompts, batch)
-        self._log_round(sharing, shared, plan)
+        rows = [row for _, planned in (*late, (shared, plan)) for row in planned.rows]
+        prompts = {row.prompt_id: self.prompt_rows.tokens(row.prompt_id, shared.prompts) for row in rows}
+        self.extra_rows.load(rows, prompts, batch)
+        for past, planned in late:
+            self._log_rescues(sharing, past, planned)
+        self._log_rescues(sharing, shared, plan)
+        for name, value in plan.metrics.items():
+            log_value(self, name, value)
+        if sharing.link.staleness:
+            log_value(self, "see/late_rows", float(len(rows) - len(plan.rows)))
         self._follow(sharing, shared.rollouts)
+
+    def _plan(self, sharing: Sharing, shared: SharedRound) -> Plan:
+        """Return the regime's plan for a round, this one or an earlier one that peers have published now."""
+        view = self._view(sharing, shared)
+        view = replace(view, answers=self._answers(sharing, view, shared))
+        return sharing.plan(view, shared, self.accelerator)
 
     def _view(self, sharing: Sharing, shared: SharedRound) -> RoundView:
         """Return the round as the regime sees it."""
@@ -313,12 +327,10 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             logps = token_logps(self, self.model, ids, mask, keep, batch_size=size)
         return logps.cpu()
 
-    def _log_round(self, sharing: Sharing, shared: SharedRound, plan: Plan) -> None:
+    def _log_rescues(self, sharing: Sharing, shared: SharedRound, plan: Plan) -> None:
         if sharing.rescues is not None and self.accelerator.is_main_process:
             text_of = self.transfer.text_of
             sharing.rescues.write(shared.number, self.state.global_step + 1, plan.rows, shared.rollouts, text_of)
-        for name, value in plan.metrics.items():
-            log_value(self, name, value)
 
     def _log_ppo_kl(self, inputs: Inputs) -> None:
         """Log `ppo_kl`: mean over own tokens of log pi_old - log pi (paper, Section "Optimization Diagnostics")."""

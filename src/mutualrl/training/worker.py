@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mutualrl.console.lines import notify
+from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
 from mutualrl.process.loading import importing
 from mutualrl.process.parent_watch import watch_parent
 from mutualrl.process.status import StatusReader
 from mutualrl.process.stopping import StopRequest
 from mutualrl.recipes import Recipe, load_run
+from mutualrl.recipes.agreement import compare_models
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.see.liveness import LOADING
 from mutualrl.see.location import records_of
@@ -30,6 +32,7 @@ from mutualrl.storage.files import is_disk_failure, write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
+from mutualrl.tiny import located
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -44,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", required=True)
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--parent", required=True, type=int)
+    parser.add_argument("--elsewhere", action="store_true", help="not on the supervisor's machine")
     given = parser.parse_args(arguments)
     watch_parent(given.parent)
     run = RunDirectory(given.run_dir)
@@ -51,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stop = StopRequest(run.stop_file)
     stop.install()
     try:
-        work(run, given.policy, given.attempt, stop)
+        work(run, given.policy, given.attempt, stop, elsewhere=given.elsewhere)
     except MutualRLError as error:
         notify(error)
         if not isinstance(error, RunInterruptedError):  # who was told to stop is not the cause of anything
@@ -70,12 +74,16 @@ def _report(files: PolicyFiles, kind: str, message: str) -> None:
         json.dump({"kind": kind, "message": message}, file)
 
 
-def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoReturn:
+def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, elsewhere: bool = False) -> NoReturn:
     """Return the life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest
-    checkpoint on, if there is one."""
+    checkpoint on, if there is one. `elsewhere`: the supervisor has compared the base model on another machine, which
+    may see other files."""
     info = run.info()
     recipe = load_run(run, run_code=True)
     rank = int(os.environ.get("RANK", "0"))
+    if elsewhere and info.models.get(policy):
+        base = recipe.policy(policy)
+        compare_models({policy: model_digest(located(base.model), base.revision)}, info.models)
     if _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
@@ -85,8 +93,8 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest) -> NoR
         exchange.claim()
     heartbeat.set(LOADING)
     heartbeat.start()
-    if recipe.exchange is not None and rank == 0:
-        heartbeat.repeat_to(exchange.store, recipe.exchange.heartbeat_seconds)
+    if recipe.bucket is not None and rank == 0:
+        heartbeat.repeat_to(exchange.store, recipe.bucket.heartbeat_seconds)
 
     with importing():
         from mutualrl.training.adapters import save_model

@@ -1,0 +1,32 @@
+"""The boxed reward behind a delay, for the benchmark of peers of unequal speed: `MUTUALRL_POLICY` says whose it is.
+
+- `half_speed`: a round takes 0.5 s longer for `ada` and 1.5 s longer for any other policy, which is about half as fast.
+- `uneven`: a round takes up to 4 s longer, by an exponential distribution of mean 0.75 s, drawn anew for each policy
+  and call; every run draws the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import Any
+
+from mutualrl.seeds import seeded
+from mutualrl.tasks.boxed import boxed_reward
+
+POLICY = os.environ.get("MUTUALRL_POLICY", "")
+_calls = itertools.count()
+
+
+def half_speed(completions: list[Any], answer: list[str], **columns: object) -> list[float]:
+    """Score completions, later where the policy is slow."""
+    time.sleep(0.5 if POLICY == "ada" else 1.5)
+    return boxed_reward(completions, answer)
+
+
+def uneven(completions: list[Any], answer: list[str], **columns: object) -> list[float]:
+    """Score completions after a delay that changes from call to call."""
+    delay = float(seeded(0, next(_calls), "uneven", POLICY).exponential(0.75))
+    time.sleep(min(delay, 4.0))
+    return boxed_reward(completions, answer)

@@ -1,0 +1,35 @@
+"""Run commands as a user types them, and keep what they print. For the benchmarks beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def keep_printed(name: str, commands: Iterable[Sequence[str]], directory: Path) -> None:
+    """Run each command of mutualrl in `directory`, print what it prints, and write `results/NAME.{json,md}`. Raises
+    CalledProcessError where one fails."""
+    parts, outputs = [], {}
+    for command in commands:
+        typed = "mutualrl " + " ".join(command)
+        print(typed, flush=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "mutualrl", *command],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        outputs[typed] = done.stdout
+        parts.append(f"`{typed}`\n\n{done.stdout.strip()}")
+        print(done.stdout, flush=True)
+    content = {"command": f"python benchmarks/{name}.py", "outputs": outputs}
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (RESULTS / f"{name}.md").write_text("\n\n".join(parts) + "\n")

@@ -1,0 +1,95 @@
+"""Specialists of a real pretrained chat model under GRPO and SGT: problems, two SFT runs, the sweep, its table.
+
+    python benchmarks/smol.py --model DIR     # all of it; goes on where it was stopped
+    python benchmarks/smol.py --table         # the table of the pieces that are there
+
+DIR is SmolLM2-135M-Instruct as `save_pretrained` wrote it. Below `benchmarks/sweeps/smol/` it writes
+
+- `train.jsonl` and `held_out.jsonl`: word problems of both skills of word_problems.py, none in both files;
+- `sft/shop` and `sft/share`: the model after a short supervised training on one skill's solutions each.
+
+Then it runs `mutualrl sweep benchmarks/sweeps/smol.yaml`, whose claims were written before the runs, and writes
+`benchmarks/results/smol.json` and `.md`. The models have the same weights to begin with and the same tokenizer; what
+each lacks, its peer was taught. The training problems are the same for every seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import sweep_results as sweeps
+from text_source import write_rows
+from word_problems import SKILLS, problems
+
+OUT = sweeps.SWEEPS / "smol"
+TAUGHT, TRAINED, HELD_OUT = 384, 512, 64  # problems of each skill
+#: one epoch of SFT on a skill's solutions
+SFT = {"num_train_epochs": 1, "per_device_train_batch_size": 16, "learning_rate": 3e-5, "seed": 0, "data_seed": 0}
+
+
+def fine_tune(model: Path, rows: Sequence[Mapping[str, str]], target: Path) -> None:
+    """Train the model on solutions as an assistant's turns, with TRL's SFTTrainer."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    examples = []
+    for each in rows:
+        prompt = [{"role": "user", "content": each["prompt"]}]
+        examples.append({"prompt": prompt, "completion": [{"role": "assistant", "content": each["solution"]}]})
+    settings = SFTConfig(
+        output_dir=str(target),
+        use_cpu=True,
+        bf16=True,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to=[],
+        logging_steps=4,
+        lr_scheduler_type="cosine",
+        completion_only_loss=True,
+        model_init_kwargs={"dtype": "float32"},
+        **SFT,
+    )
+    trainer = SFTTrainer(model=str(model), args=settings, train_dataset=Dataset.from_list(examples))
+    trainer.train()
+    trainer.save_model(str(target))
+
+
+def make(model: Path) -> None:
+    """Make the problems and the specialists. The problems of SFT, of the training and held out differ."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    trained: list[dict[str, str]] = []
+    held_out: list[dict[str, str]] = []
+    for skill in SKILLS:
+        rows = problems(skill, TAUGHT + TRAINED + HELD_OUT, seed=0)
+        trained += rows[TAUGHT:-HELD_OUT]
+        held_out += rows[-HELD_OUT:]
+        if not (OUT / "sft" / skill / "model.safetensors").is_file():
+            fine_tune(model, rows[:TAUGHT], OUT / "sft" / skill)
+    write_rows(OUT / "train.jsonl", trained)
+    write_rows(OUT / "held_out.jsonl", held_out)
+
+
+def main() -> None:
+    """Make what is missing, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct")
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "smol", help="directory of the sweep")
+    parser.add_argument("--table", action="store_true", help="run nothing: write the table of what is there")
+    given = parser.parse_args()
+    if not given.table:
+        if not (OUT / "held_out.jsonl").is_file():
+            if given.model is None:
+                parser.error("--model DIR: the model that the specialists are made of")
+            make(given.model)
+        sweep = ["sweep", str(sweeps.SWEEPS / "smol.yaml"), "--out", str(given.runs)]
+        subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
+    value, comparison = sweeps.of_sweep(given.runs)
+    sweeps.write("smol", "python benchmarks/smol.py", value, comparison)
+
+
+if __name__ == "__main__":
+    main()

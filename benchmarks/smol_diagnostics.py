@@ -1,0 +1,72 @@
+"""Two real chat models before any training: their tokenizers, and all diagnostics on short arithmetic and BoolQ.
+
+    python benchmarks/smol_diagnostics.py --models DIR --boolq FILE    # about half an hour on two cores
+
+DIR has `smollm2-135m-instruct` and `minimind2-small`, directories that `save_pretrained` wrote; FILE is BoolQ's
+validation split. Their completions are in words of their own: the rewards are those of word_problems.py, not a box.
+Writes benchmarks/results/smol_diagnostics.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from printed import keep_printed
+from sweep_results import HERE
+from text_source import write_rows
+from word_problems import problems
+
+MODELS = {"smollm2": "smollm2-135m-instruct", "minimind2": "minimind2-small"}
+PROMPTS = 96
+SAMPLES = 4
+
+
+def write_inputs(directory: Path, models: Path, boolq: Path) -> None:
+    """Lay models, rewards, rows and pools side by side, so that the commands read as a user's in that directory."""
+    for model in MODELS.values():
+        (directory / model).symlink_to((models / model).resolve(strict=True))
+    (directory / "boolq.jsonl").symlink_to(boolq.resolve(strict=True))
+    (directory / "word_problems.py").symlink_to(HERE / "word_problems.py")
+    write_rows(directory / "sums.jsonl", problems("sums", PROMPTS, seed=0))
+    tasks = {
+        "sums": {"name": "dataset", "data": "sums.jsonl", "reward": "word_problems.py:last_number"},
+        "boolq": {"name": "boolq", "data": "boolq.jsonl", "reward": "word_problems.py:yes_or_no"},
+    }
+    for name, task in tasks.items():
+        policies = [{"name": policy, "model": f"./{model}"} for policy, model in MODELS.items()]
+        pool = {"policies": policies, "task": task, "hardware": {"gpus": 0}}
+        (directory / f"{name}.yaml").write_text(yaml.safe_dump(pool, sort_keys=False))
+
+
+def commands() -> Iterator[Sequence[str]]:
+    """Yield the commands: the tokenizers, then each diagnostic on each task."""
+    yield ("thl-check", "--pool", "sums.yaml", "--suite", "tokenizers")
+    models = [part for policy, model in MODELS.items() for part in ("--model", f"{policy}=./{model}")]
+    for pool in ("sums", "boolq"):
+        rollouts = ("--rollouts", f"{pool}.parquet")
+        sampling = ("--prompts", str(PROMPTS), "--samples", str(SAMPLES), "--max-new-tokens", "48")
+        yield ("complementarity", "--pool", f"{pool}.yaml", *sampling, "--save", f"{pool}.parquet")
+        yield ("xgrpo-check", *rollouts)
+        yield ("sgt-check", *rollouts, *models)
+        yield ("channels", *rollouts, *models)
+        yield ("cost", *rollouts, *models)
+
+
+def main() -> None:
+    """Run the commands, print and write what they print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=Path, required=True, help="directory of the two models")
+    parser.add_argument("--boolq", type=Path, required=True, help="BoolQ's validation split, JSON Lines")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        write_inputs(Path(directory), given.models, given.boolq)
+        keep_printed("smol_diagnostics", commands(), Path(directory))
+
+
+if __name__ == "__main__":
+    main()

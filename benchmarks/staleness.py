@@ -1,0 +1,133 @@
+"""Peers of unequal speed: what `exchange.staleness` saves, and what it costs in accuracy.
+
+    python benchmarks/staleness.py            # 24 runs of two to three minutes; goes on where it was stopped
+    python benchmarks/staleness.py --table    # the table of the runs that are there
+
+Pool tiny under SGT, 64 rounds, three seeds. In `half` the rounds of one policy take twice as long as the other's; in
+`uneven` every round's time is drawn. The delays are sleeps in the reward function (paced_rewards.py). Beside each
+measured time stands the one that the report of the run without staleness predicts (mutualrl.reporting.pace). Writes
+benchmarks/results/staleness.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import sweep_results as sweeps
+from mutualrl.reporting.pace import WAIT, busy_seconds, simulate
+from mutualrl.reporting.run_reader import Run, read_runs
+from mutualrl.storage.files import JsonObject
+from mutualrl.storage.rundir import versions
+from mutualrl.study.statistics import Estimate
+
+PACES = ("half", "uneven")
+STALENESS = (0, 1, 2, 4)
+FAST = "ada"
+PROBLEMS = 64  # held out
+
+
+def measured(run: Run) -> JsonObject:
+    """Return a run's rounds per second and waiting shares, its policies' accuracy, and the fast one's largest lag."""
+    waiting, seconds = {}, {}
+    for name, policy in run.policies.items():
+        waited = sum(point.value for point in policy.series(WAIT))
+        seconds[name] = sum(busy_seconds(policy)) + waited
+        waiting[name] = waited / seconds[name]
+    fast = run.policies[FAST]
+    return {
+        "seed": run.seed,
+        "seconds": max(seconds.values()),
+        "rounds_per_second": len(fast.series(WAIT)) / seconds[FAST],
+        "waiting": waiting,
+        "largest_lag": max((point.value for point in fast.series("see/lag")), default=0.0),
+        "late_rows": {name: sum(p.value for p in each.series("see/late_rows")) for name, each in run.policies.items()},
+        "accuracy": {name: policy.final for name, policy in run.policies.items()},
+        "simulated": {
+            str(k): simulate({name: busy_seconds(each) for name, each in run.policies.items()}, k).seconds
+            for k in STALENESS
+        },
+    }
+
+
+def collect(pieces: Path) -> JsonObject:
+    """Return the measurements of the finished runs, `{pace: {staleness: [by seed]}}`."""
+    found: JsonObject = {}
+    for pace in PACES:
+        for staleness in STALENESS:
+            paths = sorted(path for path in pieces.glob(f"{pace}*{staleness}-*") if (path / "summary.json").is_file())
+            found.setdefault(pace, {})[str(staleness)] = [measured(run) for run in read_runs(paths)] if paths else []
+    return found
+
+
+def summarised(found: JsonObject) -> list[JsonObject]:
+    """Return a row per pace and staleness: means over seeds, and accuracy minus that of the same seed at 0."""
+    rows = []
+    for pace, by_staleness in found.items():
+        baseline = {run["seed"]: run for run in by_staleness["0"]}
+        for staleness, runs in by_staleness.items():
+            if not runs:
+                continue
+            pool = {run["seed"]: statistics.fmean(run["accuracy"].values()) for run in runs}
+            before = {seed: statistics.fmean(baseline[seed]["accuracy"].values()) for seed in pool if seed in baseline}
+            gained = [pool[seed] - before[seed] for seed in before]
+            difference = Estimate.of(gained, resolution=1 / PROBLEMS) if len(gained) > 1 else None
+            predicted = [run["simulated"][staleness] for run in baseline.values()]
+            rows.append(
+                {
+                    "pace": pace,
+                    "staleness": int(staleness),
+                    "seeds": len(runs),
+                    "seconds": statistics.fmean(run["seconds"] for run in runs),
+                    "predicted_seconds": statistics.fmean(predicted) if predicted else None,
+                    "rounds_per_second": statistics.fmean(run["rounds_per_second"] for run in runs),
+                    "waiting": statistics.fmean(run["waiting"][FAST] for run in runs),
+                    "accuracy": statistics.fmean(pool.values()),
+                    "difference": difference
+                    and {"mean": difference.mean, "low": difference.low, "high": difference.high},
+                }
+            )
+    return rows
+
+
+def table(rows: list[JsonObject]) -> str:
+    """Return the rows as Markdown."""
+    lines = [
+        "| rounds | staleness | seconds of the run | predicted | rounds per second of the fast policy | it waits | "
+        "accuracy | minus that at 0 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        difference = row["difference"] if row["staleness"] else None
+        words = "" if difference is None else "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**difference)
+        lines.append(
+            f"| {row['pace']} | {row['staleness']} | {row['seconds']:.1f} | {row['predicted_seconds']:.1f} | "
+            f"{row['rounds_per_second']:.2f} | {100 * row['waiting']:.0f} % | {row['accuracy']:.3f} | {words} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run what is missing, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="directory of the sweep")
+    parser.add_argument("--table", action="store_true", help="run nothing: write the table of what is there")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once; they sleep for most of their time")
+    given = parser.parse_args()
+    if not given.table:
+        sweep = ["sweep", str(sweeps.SWEEPS / "staleness.yaml"), "--out", str(given.runs), "--jobs", str(given.jobs)]
+        subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
+    found = collect(given.runs / "pieces" / "tiny")
+    rows = summarised(found)
+    content = {"command": "python benchmarks/staleness.py", "versions": versions(), "rows": rows, "runs": found}
+    (sweeps.RESULTS / "staleness.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    (sweeps.RESULTS / "staleness.md").write_text(table(rows), encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Policies of a run on a Ray cluster, one Ray Train run each: Ray places them, starts them again and keeps their logs.
+
+The run's directory lies on a file system that all nodes share, as Ray Train's own storage does. Rounds, checkpoints and
+results are as on one machine, and a policy that is started again goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RunInterruptedError, exit_code_of
+from mutualrl.machine.devices import Machine
+from mutualrl.mwra.group import CONSEQUENCES, failure_of
+from mutualrl.mwra.placement import Allocation, Placement
+from mutualrl.mwra.progress import Progress
+from mutualrl.mwra.session import Launch
+from mutualrl.mwra.stop import StopSignals, ask_to_stop, stopped
+from mutualrl.recipes import Recipe
+from mutualrl.storage.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    import ray
+
+POLL_SECONDS = 0.2
+
+
+def join_cluster(address: str) -> Machine:
+    """Connect to a Ray cluster and return its GPUs and cores as those of one machine: Ray decides which node has which.
+
+    Raises MachineError where Ray is not installed, or no cluster answers.
+    """
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MachineError("--launcher ray: Ray is not installed (pip install 'mutualrl[ray]')") from None
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, ignore_reinit_error=True)
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise MachineError(
+            f"--address {address}: no Ray cluster answers ({line}); start one with `ray start --head`, or name one "
+            "with --address HOST:PORT"
+        ) from None
+    there = ray.cluster_resources()
+    return Machine(tuple(str(index) for index in range(int(there.get("GPU", 0)))), int(there.get("CPU", 0)))
+
+
+def run_on_cluster(
+    run: RunDirectory, recipe: Recipe, placement: Placement, console: Console, request: StopSignals
+) -> None:
+    """Carry out the policies on the cluster that was joined, and see them through; end all of them when the run fails
+    or is stopped."""
+    names = [policy.name for policy in recipe.policies]
+    waiting = {name for name in names if not run.policy(name).result.exists()}
+    fits = {_start(run, recipe, placement.allocation(name)): name for name in names if name in waiting}
+    try:
+        with Progress(run, names, recipe.run.steps, console, recipe.spec.metric("gate_rate")) as progress:
+            deadline = None
+            while fits:
+                if request.received and deadline is None:
+                    deadline = time.monotonic() + recipe.run.round_timeout
+                    ask_to_stop(run, console)
+                if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
+                    break
+                _collect(run, recipe, fits, console)
+                progress.update()
+        if request.received or run.stop_file.exists():
+            raise RunInterruptedError(stopped(run, recipe, Launch(), request))
+    finally:
+        _end(fits)
+
+
+def require_room(placement: Placement) -> None:
+    """Raise MachineError where the cluster has less than the policies are given: Ray would wait for more for ever."""
+    import ray
+
+    asked: dict[str, float] = {}
+    for allocation in placement.allocations:
+        for kind, amount in _resources(allocation).items():
+            asked[kind] = asked.get(kind, 0.0) + amount * allocation.processes
+    there = ray.cluster_resources()
+    short = {kind: amount for kind, amount in asked.items() if there.get(kind, 0.0) < amount - 1e-6}
+    if short:
+        words = ", ".join(f"{amount:g} {kind}s asked, {there.get(kind, 0.0):g} there" for kind, amount in short.items())
+        raise MachineError(
+            f"the Ray cluster is too small for the pool: {words} (nodes: {sum(n['Alive'] for n in ray.nodes())})"
+        )
+
+
+def _resources(allocation: Allocation) -> dict[str, float]:
+    """Return what a process of a policy takes of its node: its threads, and its GPU or its part of one."""
+    resources = {"CPU": float(allocation.threads)}
+    if allocation.gpus:
+        resources["GPU"] = allocation.memory or 1.0 / allocation.policies_per_gpu
+    return resources
+
+
+def _start(run: RunDirectory, recipe: Recipe, allocation: Allocation) -> ray.ObjectRef[None]:
+    """Start a policy's Ray Train run, from a task on this node: Ray Train takes signals, and waits."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    patient = recipe.run.on_peer_loss == "wait"
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=here)(_fit)
+    reference: ray.ObjectRef[None] = task.options(name=f"mutualrl {allocation.policy}").remote(
+        {
+            "run_dir": str(run.root),
+            "policy": allocation.policy,
+            "threads": allocation.threads,
+            "host": ray.util.get_node_ip_address(),
+        },
+        allocation.processes,
+        _resources(allocation),
+        -1 if patient else recipe.run.max_restarts,
+    )
+    return reference
+
+
+def _fit(config: dict[str, Any], workers: int, resources: dict[str, float], restarts: int) -> None:
+    """Carry out a policy as a Ray Train run of its own; `restarts` of it at most, -1 for no limit."""
+    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
+    from pathlib import Path
+
+    import ray.train
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    from mutualrl.mwra.ray_worker import train_policy
+
+    DataParallelTrainer(
+        train_policy,
+        train_loop_config=config,
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=workers, use_gpu="GPU" in resources, resources_per_worker=resources, placement_strategy="PACK"
+        ),
+        run_config=ray.train.RunConfig(
+            name=str(config["policy"]),
+            storage_path=str(Path(config["run_dir"]) / "ray"),
+            failure_config=ray.train.FailureConfig(max_failures=restarts),
+        ),
+    ).fit()
+
+
+def _collect(run: RunDirectory, recipe: Recipe, fits: dict[ray.ObjectRef[None], str], console: Console) -> None:
+    """Take the policies that have ended out of `fits`. Raises the error of one that failed."""
+    import ray
+
+    done, _ = ray.wait(list(fits), timeout=POLL_SECONDS)
+    for reference in done:
+        name, why = fits.pop(reference), ""
+        try:
+            ray.get(reference)
+        except ray.exceptions.RayError as error:
+            why = str(error).strip().splitlines()[-1]
+        if run.policy(name).result.exists() or run.stop_file.exists():
+            continue
+        failure = _failure(run, name, why)
+        if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not fits:
+            raise failure
+        console.print(f"{failure}\nIt is lost; the others go on without it (run.on_peer_loss: continue)", markup=False)
+
+
+def _failure(run: RunDirectory, policy: str, why: str) -> MutualRLError:
+    """Return what a policy ended with: the error that it left, else that it died as often as it may."""
+    left = failure_of(run, policy)
+    where = "its log is in the session's directory of Ray on its node, and in the dashboard"
+    if left is None or left[0] in ("died", *CONSEQUENCES):
+        words = why if left is None else left[1]
+        return PeerLostError(f"policy {policy!r} died as often as it may (run.max_restarts): {words}; {where}")
+    kind, message = left
+    error = MutualRLError(f"policy {policy!r} failed: {message}; {where}")
+    error.kind, error.exit_code = kind, exit_code_of(kind) or MutualRLError.exit_code
+    return error
+
+
+def _end(fits: dict[ray.ObjectRef[None], str]) -> None:
+    """End what still runs. A task that ends takes its Ray Train run with it, and each worker its process."""
+    import ray
+
+    for reference in fits:
+        ray.cancel(reference, force=True)

@@ -1,0 +1,71 @@
+"""A Ray cluster of several raylets on this machine, in a process of its own.
+
+    python ray_cluster.py CPUS...     # a raylet with so many CPUs each, the first is the head
+
+Prints the address. Reads from stdin: `kill N` kills raylet N as a machine that goes away, anything else ends it all.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class RayCluster:
+    """Cluster that `python ray_cluster.py` keeps."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.address = self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("answer "):
+                return line.removeprefix("answer ").strip()
+        raise AssertionError("the cluster has ended")
+
+    def kill(self, raylet: int) -> None:
+        """Kill a raylet."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"kill {raylet}\n")
+        self._process.stdin.flush()
+        assert self._answer() == "killed"
+
+
+@contextmanager
+def ray_cluster(*cpus: int) -> Iterator[RayCluster]:
+    """Keep a cluster for as long as the block lasts."""
+    command = [sys.executable, str(Path(__file__)), *map(str, cpus)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield RayCluster(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()  # which ends it, and its raylets
+            process.wait()
+
+
+def main() -> None:
+    """Start the raylets and do what stdin says."""
+    from ray.cluster_utils import Cluster
+
+    cpus = [int(each) for each in sys.argv[1:]]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
+    nodes = [cluster.head_node, *(cluster.add_node(num_cpus=each) for each in cpus[1:])]
+    cluster.wait_for_nodes()
+    print(f"answer {cluster.address}", flush=True)
+    for line in sys.stdin:
+        verb, _, number = line.strip().partition(" ")
+        if verb != "kill":
+            break
+        cluster.remove_node(nodes[int(number)], allow_graceful=False)
+        print("answer killed", flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

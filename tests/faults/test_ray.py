@@ -1,0 +1,167 @@
+"""Runs on a Ray cluster of several raylets: the run of one machine, whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conftest import PATIENCE, Cli
+from ray_cluster import RayCluster, ray_cluster
+from runs import SHORT, FinishedRun, Run, members, verified, wait_until
+
+pytest.importorskip("ray", reason="Ray is not installed (pip install 'mutualrl[ray]')")
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
+
+SGT = ("--regime", "sgt", "--pool", "tiny")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Three raylets with a CPU each: two policies of a thread each, and room for one whose raylet dies."""
+    with ray_cluster(1, 1, 1) as cluster:
+        yield cluster
+
+
+def on(cluster: RayCluster) -> tuple[str, ...]:
+    return ("--launcher", "ray", "--address", cluster.address)
+
+
+def finished(run: Run) -> None:
+    try:
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
+    finally:
+        run.end()
+
+
+def raylet_of(process: psutil.Process) -> int:
+    """Return the process id of the raylet above a worker."""
+    return next(parent.pid for parent in process.parents() if "raylet" in parent.name())
+
+
+def test_a_policy_per_raylet_is_the_run_of_one_machine(
+    cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, *SHORT, *on(cluster))
+    try:
+        run.until_training()
+        assert raylet_of(run.worker("ada")) != raylet_of(run.worker("bob"))
+    finally:
+        finished(run)
+    assert run.weights() == unbroken.weights()
+    assert verified(run.path)
+    assert not members(run.path)
+
+
+def test_a_policy_over_two_raylets_is_the_run_of_one_machine(tmp_path: Path) -> None:
+    arguments = (*SHORT, "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=16")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "ray").mkdir()
+    local = Run(tmp_path / "local", *arguments)
+    finished(local)
+    with ray_cluster(3, 1) as cluster:
+        run = Run(tmp_path / "ray", *arguments, *on(cluster))
+        try:
+            run.until_training()
+            workers = [p for p in members(run.path) if "mutualrl.training.worker" in p.cmdline()]
+            assert len(workers) == 4
+            raylets = {}
+            for worker in workers:
+                policy = next(each for each in worker.cmdline() if each.startswith("--policy="))
+                raylets.setdefault(policy, set()).add(raylet_of(worker))
+            assert sorted(map(len, raylets.values())) == [1, 2]
+        finally:
+            finished(run)
+    assert run.weights() == local.weights()
+
+
+@pytest.mark.parametrize("policy", ["ada", "bob"])
+def test_a_killed_worker_is_started_again_by_ray(
+    cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path, policy: str
+) -> None:
+    run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *on(cluster))
+    run.until_training()
+    run.worker(policy).kill()
+    finished(run)
+    assert run.weights() == unbroken.weights()
+    assert [row["step"] for row in run.metrics(policy)] == [row["step"] for row in unbroken.metrics(policy)]
+    assert verified(run.path)
+
+
+def test_a_killed_raylet_costs_nothing_but_time(unbroken: FinishedRun, tmp_path: Path) -> None:
+    with ray_cluster(1, 1, 1) as cluster:
+        run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *on(cluster))
+        run.until_training()
+        cluster.kill(1)
+        finished(run)
+    assert run.weights() == unbroken.weights()
+    assert verified(run.path)
+
+
+def test_ctrl_c_saves_checkpoints_and_the_run_goes_on(
+    cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, *SHORT, *on(cluster))
+    run.until_training()
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
+    assert "checkpoints: ada at step" in run.errors.read_text()
+    wait_until(lambda: not members(run.path))
+    run.begin("--resume", *on(cluster))
+    finished(run)
+    assert run.weights() == unbroken.weights()
+
+
+def test_a_driver_that_is_killed_leaves_no_process(cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path) -> None:
+    run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *on(cluster))
+    run.until_training()
+    run.process.kill()
+    wait_until(lambda: not members(run.path))
+    run.begin("--resume", *on(cluster))
+    finished(run)
+    assert run.weights() == unbroken.weights()
+
+
+def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster, tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(
+        "def broken(completions, answer, **columns):\n    raise ValueError('no judge today')\n"
+    )
+    run = Run(tmp_path, *SHORT, "--set", f"task.reward={tmp_path / 'judge.py'}:broken", *on(cluster))
+    code = run.process.wait(PATIENCE)
+    run.end()
+    errors = run.errors.read_text()
+    assert code == 3, errors
+    assert "no judge today" in errors
+    assert not list((run.path / "policies").glob("*/result.json"))
+
+
+def test_a_cluster_that_is_too_small_or_not_there_is_named(cluster: RayCluster, tmp_path: Path, cli: Cli) -> None:
+    small = cli("train", *SGT, *on(cluster), "--set", "launch.processes=4", "--run-dir", tmp_path / "a")
+    assert small.returncode == 4
+    assert "8 CPUs asked, 3 there" in " ".join(small.stderr.split())
+    absent = cli("train", *SGT, "--launcher", "ray", "--address", "127.0.0.1:1", "--run-dir", tmp_path / "b")
+    assert absent.returncode == 4
+    assert "no Ray cluster answers" in " ".join(absent.stderr.split())
+    gpus = cli("train", *SGT, *on(cluster), "--set", "hardware.gpus=2", "--run-dir", tmp_path / "c")
+    assert gpus.returncode == 4
+    assert "2 of the 2 GPUs" in " ".join(gpus.stderr.split())
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('not here')\n")
+    answer = subprocess.run(
+        [sys.executable, "-m", "mutualrl", "train", *SGT, "--launcher", "ray"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        check=False,
+    )
+    assert answer.returncode == 4
+    assert "pip install 'mutualrl[ray]'" in answer.stderr

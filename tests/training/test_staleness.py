@@ -1,0 +1,202 @@
+"""Peers that are behind: read when they come, at most `staleness` rounds later, and the same ones when replayed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.errors import UsageError
+from mutualrl.regimes import regimes
+from mutualrl.see import Exchange, Heartbeat, ReadLog
+from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.training.rescues import RescueLog
+from mutualrl.training.sharing import Sharing
+from training_harness import (
+    STEPS,
+    ReplayedMutual,
+    publish_rollouts,
+    same_training,
+    sampled_rounds,
+    sharing,
+    train,
+    trainer_keys,
+)
+
+pytestmark = pytest.mark.slow
+
+LATE = sorted(name for name, spec in regimes().items() if spec.late)
+
+
+@pytest.fixture
+def ready(tiny: dict[str, Path], tmp_path: Path) -> Path:
+    """Return an exchange in which `bob` has published every round."""
+    publish_rollouts(tmp_path / "ready", load_tokenizer(str(tiny["bob"])), sampled_rounds(8, STEPS))
+    return tmp_path / "ready"
+
+
+def stale(root: Path, tiny: dict[str, Path], staleness: int, regime: str = "sgt", **settings: Any) -> Sharing:
+    """Return a learner that waits for no peer less than `staleness` rounds behind."""
+    shared = sharing(root, regime, tokenizers={"bob": load_tokenizer(str(tiny["bob"]))}, **settings)
+    shared.link.staleness = staleness
+    shared.link.reads = ReadLog(shared.link.exchange.store, "ada")
+    return shared
+
+
+def arriving(ready: Path, target: Path, arrivals: Sequence[Sequence[int]]) -> Callable[..., list[float]]:
+    """Return a reward function in whose n-th call the peer's rounds `arrivals[n]` come into `target`."""
+    (target / "bob").mkdir(parents=True)
+    calls = iter(arrivals)
+
+    def reward(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+        for number in next(calls, ()):
+            for suffix in ("parquet", "json"):
+                shutil.copy(ready / "bob" / f"{number:06d}.{suffix}", target / "bob")
+        return boxed_reward(completions, answer, **columns)
+
+    return reward
+
+
+@pytest.mark.parametrize("regime", LATE)
+def test_where_every_peer_keeps_up_staleness_changes_nothing(
+    tiny: dict[str, Path], tmp_path: Path, ready: Path, regime: str
+) -> None:
+    runs = []
+    for staleness in (0, 2):
+        root = tmp_path / f"x{staleness}"
+        shutil.copytree(ready, root)
+        shared = stale(root, tiny, staleness, regime)
+        runs.append(train(ReplayedMutual, tiny["ada"], tmp_path / f"a{staleness}", shared, **trainer_keys(regime)))
+    same_training(*runs)
+    assert "see/lag" not in runs[0].kept[0]
+    assert [row["see/lag"] for row in runs[1].kept] == [0.0] * STEPS
+
+
+def test_a_late_success_is_learnt_once_and_names_its_own_round(
+    tiny: dict[str, Path], tmp_path: Path, ready: Path
+) -> None:
+    on_time = stale(ready, tiny, 0)
+    train(ReplayedMutual, tiny["ada"], tmp_path / "a", on_time)
+    root = tmp_path / "x"
+    late = stale(root, tiny, 1)
+    late.rescues = RescueLog(tmp_path / "rescues.jsonl")
+    reward = arriving(ready, root, [(), (0,), (1, 2)])
+    learner = train(ReplayedMutual, tiny["ada"], tmp_path / "b", late, reward=reward)
+    assert [row["see/lag"] for row in learner.kept] == [1.0, 1.0, 0.0]
+    assert [row["see/late_rows"] > 0 for row in learner.kept] == [False, True, True]
+    assert late.uses == on_time.uses  # each success as often as if it had come in time
+    import json
+
+    lines = [json.loads(line) for line in (tmp_path / "rescues.jsonl").read_text().splitlines()]
+    assert {(line["step"], line["round"]) for line in lines} <= {(2, 0), (3, 1), (3, 2)}
+    assert all(line["prompt"] and line["own"] for line in lines)
+
+
+def test_late_rows_have_the_loss_that_they_would_have_had(tiny: dict[str, Path], tmp_path: Path, ready: Path) -> None:
+    """At a learning rate of 0 the NLL of a round's pairs is the same one round later."""
+    keys = {"learning_rate": 0.0}
+    on_time = train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(ready, tiny, 0), **keys)
+    root = tmp_path / "x"
+    reward = arriving(ready, root, [(), (0,), (1,)])
+    late = train(ReplayedMutual, tiny["ada"], tmp_path / "b", stale(root, tiny, 1), reward=reward, **keys)
+    assert "sgt/nll" not in late.kept[0]
+    for then, now in zip(on_time.kept, late.kept[1:], strict=False):
+        assert now["sgt/nll"] == pytest.approx(then["sgt/nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize("regime", LATE)
+def test_a_replayed_run_reads_what_was_read(tiny: dict[str, Path], tmp_path: Path, ready: Path, regime: str) -> None:
+    """With every round of the peer there from the start, the log alone says which were read when."""
+    root = tmp_path / "x"
+    keys = trainer_keys(regime)
+    reward = arriving(ready, root, [(), (0, 1), ()])
+    first = train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(root, tiny, 2, regime), reward=reward, **keys)
+    shutil.rmtree(root / "bob")
+    shutil.copytree(ready / "bob", root / "bob")
+    again = train(ReplayedMutual, tiny["ada"], tmp_path / "b", stale(root, tiny, 2, regime), **keys)
+    same_training(first, again)
+    assert [row["see/lag"] for row in again.kept] == [1.0, 0.0, 1.0]
+
+
+def test_a_checkpoint_keeps_the_own_rounds_that_peers_are_behind_in(
+    tiny: dict[str, Path], tmp_path: Path, ready: Path
+) -> None:
+    root = tmp_path / "x"
+    reward = arriving(ready, root, [(), (), (0, 1, 2)])
+    keys: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2}
+    whole = train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(root, tiny, 2), reward=reward, **keys)
+    assert whole.kept[2]["see/late_rows"] > 0
+    checkpoint = tmp_path / "a" / "checkpoint-2"
+    resumed = train(ReplayedMutual, tiny["ada"], tmp_path / "b", stale(root, tiny, 2), resume=checkpoint, **keys)
+    assert resumed.kept[-1]["see/late_rows"] == whole.kept[2]["see/late_rows"]
+    weights = whole.model.state_dict()
+    assert all(torch.equal(weights[key], value) for key, value in resumed.model.state_dict().items())
+
+
+def test_a_peer_further_behind_is_waited_for(tiny: dict[str, Path], tmp_path: Path, ready: Path) -> None:
+    """The peer's first round comes by a thread, once the learner has said that it waits for it."""
+    import threading
+
+    root = tmp_path / "x"
+    (root / "bob").mkdir(parents=True)
+    shared = stale(root, tiny, 1)
+    heartbeat = Heartbeat(root, "bob")
+    heartbeat.start()
+    waiting = threading.Event()
+    shared.link.heartbeat = Heartbeat(root, "ada")
+    say = shared.link.heartbeat.set
+
+    def heard(phase: str, step: int | None = None) -> None:
+        say(phase, step)
+        if "round 0" in phase:
+            waiting.set()
+
+    shared.link.heartbeat.set = heard  # type: ignore[method-assign]
+
+    def arrive() -> None:
+        assert waiting.wait(60)
+        for number in range(STEPS):
+            for suffix in ("parquet", "json"):
+                shutil.copy(ready / "bob" / f"{number:06d}.{suffix}", root / "bob")
+
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    learner = train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared)
+    thread.join()
+    heartbeat.stop("finished")
+    assert learner.kept[0]["see/lag"] == 1.0  # round 0 is planned without the peer
+    assert learner.kept[1]["see/lag"] <= 1.0
+    assert learner.kept[1]["see/late_rows"] > 0
+
+
+@pytest.mark.parametrize(
+    ("regime", "words"),
+    [
+        ("xgrpo", "needs the peers' rollouts in the round itself"),
+        ("hacpo", "needs the peers' rollouts in the round itself"),
+        ("grpo", "waits for no peer"),
+        ("xgrpo+sgt", "needs the peers' rollouts in the round itself"),
+    ],
+)
+def test_a_regime_that_cannot_use_late_rounds_is_refused(
+    tiny: dict[str, Path], tmp_path: Path, regime: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(tmp_path / "x", tiny, 1, regime))
+
+
+def test_other_prompts_in_a_late_round_are_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+    from mutualrl.errors import PlanMismatchError
+
+    root = tmp_path / "x"
+    rounds = sampled_rounds(8, STEPS)
+    publish_rollouts(tmp_path / "other", load_tokenizer(str(tiny["bob"])), [rounds[1], rounds[0], rounds[2]])
+    reward = arriving(tmp_path / "other", root, [(), (0,)])
+    with pytest.raises(PlanMismatchError, match="round 0: 'ada' and 'bob' did not see the same prompts"):
+        train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(root, tiny, 1), reward=reward)
+    assert Exchange(root, "eve", "script").rounds("ada") == [0, 1]
