@@ -117,6 +117,9 @@ def test_policies_that_join_from_directories_of_their_own_are_the_run(
         refused = cli("join", *arguments, *SGT, *SHORT)
         assert refused.returncode == 2, refused.stderr
         assert words in refused.stderr
+    watched = json.loads(cli("runs", "watch", url, "--json").stdout)
+    assert watched["state"] == "finished"
+    assert {name: each["step"] for name, each in watched["policies"].items()} == {"ada": 6, "bob": 6}
     with_json = cli("join", url, "--policy", "ada", *SGT, *SHORT, "--run-dir", ada.path, "--json")
     assert list(json.loads(with_json.stdout)["policies"]) == ["ada"]
 
@@ -224,9 +227,13 @@ def test_doctor_and_dry_run_speak_of_the_bucket(
     assert "accepts a second create" in refused.stderr
     settings = ("--set", f"exchange.url={url}", "--set", "exchange.heartbeat_seconds=20")
     shown = cli_here("train", *SGT, *settings, "--dry-run")
-    assert "180 puts of heartbeats per hour; 2 puts and at least 7 gets per round" in shown.stdout
+    assert (
+        "180 puts of heartbeats per hour, and at most 60 of files to watch it by; 2 puts and at least 7 gets"
+        in shown.stdout
+    )
     assert json.loads(cli_here("train", *SGT, *settings, "--dry-run", "--json").stdout)["exchange"] == {
         "heartbeat_puts_per_hour": 180,
+        "mirror_puts_per_hour": 60,
         "puts_per_round": 2,
         "gets_per_round": 7,
     }

@@ -19,6 +19,7 @@ from mutualrl.mwra.session import Launch, counted, stored
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import load_recipe_prompts
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
+from mutualrl.see.mirror import BEATS
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
@@ -65,17 +66,15 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
         console.print(_table(where, placement, memory.get(where, {})))
     if recipe.bucket is not None:
         each = requests(recipe)
-        console.print(
-            f"Exchange {recipe.bucket.url}, per policy: {each['heartbeat_puts_per_hour']} puts of heartbeats per "
-            f"hour; {each['puts_per_round']} puts and at least {each['gets_per_round']} gets per round, and while it "
-            "waits up to one get per second and peer",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+        sentence = (
+            f"Exchange {recipe.bucket.url}, per policy: {each['heartbeat_puts_per_hour']} puts of heartbeats per hour, "
+            f"and at most {each['mirror_puts_per_hour']} of files to watch it by; {each['puts_per_round']} puts and at "
+            f"least {each['gets_per_round']} gets per round, and while it waits up to one get per second and peer"
         )
-    here = next((each for each in planned.values() if isinstance(each, Placement)), None)
-    if (sentence := waiting(recipe, here)) is not None:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    here = next((each for each in planned.values() if isinstance(each, Placement)), None)
+    if (waits := waiting(recipe, here)) is not None:
+        console.print(waits, markup=False, highlight=False, soft_wrap=True)
     for line in missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
 
@@ -104,6 +103,9 @@ def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
     return f"{text}. `mutualrl report` of a run says what other values would have saved"
 
 
+MIRRORED = 2  # files that grow all the time: metrics, rescues
+
+
 def requests(recipe: Recipe) -> dict[str, int]:
     """Return the requests that a policy makes to a bucket: heartbeats, and for a round. None over a directory."""
     if recipe.bucket is None:
@@ -112,6 +114,7 @@ def requests(recipe: Recipe) -> dict[str, int]:
     puts, gets = PUBLISH_REQUESTS
     return {
         "heartbeat_puts_per_hour": math.ceil(3600 / recipe.bucket.heartbeat_seconds),
+        "mirror_puts_per_hour": MIRRORED * math.ceil(3600 / (BEATS * recipe.bucket.heartbeat_seconds)),
         "puts_per_round": puts,
         "gets_per_round": gets + READ_REQUESTS * peers,
     }

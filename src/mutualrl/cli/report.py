@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,18 @@ from mutualrl.cli.output import emit, prose, reports_errors
 @reports_errors
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run directories, in any state, and directories of `distill`.", show_default=False),
+        list[str],
+        typer.Argument(
+            help="Run directories, in any state, URLs of runs in a bucket, and directories of `distill`.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory of the page; RUN/report of a single run, else report.", show_default=False),
+        typer.Option(
+            help="Directory of the page; RUN/report of a single run (RUN-report of one in a bucket), else report.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -28,12 +35,18 @@ def report(
     Example: mutualrl report runs/grpo-0 runs/sgt-0 --out page
     """
     from mutualrl.console.display import clean
+    from mutualrl.mwra.remote_run import run_directory, run_name
     from mutualrl.reporting.report import write_report
+    from mutualrl.storage.bucket_url import is_bucket
     from mutualrl.storage.files import user_path
     from mutualrl.storage.rundir import command_line
 
-    where = out or (user_path(runs[0]) / "report" if len(runs) == 1 else Path("report"))
-    written = write_report(runs, where, " ".join(command_line()))
+    where = out or Path("report")
+    if out is None and len(runs) == 1:
+        where = Path(f"{run_name(runs[0])}-report") if is_bucket(runs[0]) else user_path(Path(runs[0])) / "report"
+    with ExitStack() as fetched:
+        directories = [fetched.enter_context(run_directory(run)) for run in runs]
+        written = write_report(directories, where, " ".join(command_line()))
     for note in written.notes:
         prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
     if as_json:

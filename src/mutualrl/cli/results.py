@@ -11,7 +11,7 @@ from mutualrl.cli.output import screen, show_table
 from mutualrl.console.display import cell, clean
 
 
-def show_summary(summary: dict[str, Any], run_dir: Path) -> None:
+def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     """Print accuracy before and after, by group, for every policy."""
     console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 runs = typer.Typer(help="Runs: list them, watch one, verify its files, push its models.", no_args_is_help=True)
 RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
 WATCH_SECONDS = 0.5
+REMOTE_SECONDS = 10.0  # between two looks at a bucket
 
 
 @runs.command("ls")
@@ -68,30 +69,45 @@ def ls(
 
 @runs.command("watch")
 @reports_errors
-def watch(run: RunArgument, as_json: JsonFlag = False) -> None:
-    """Follow a run from another terminal until it ends. With --json: how it stands now, once."""
+def watch(
+    run: Annotated[str, typer.Argument(help="The run's directory, or its URL in a bucket.", show_default=False)],
+    as_json: JsonFlag = False,
+) -> None:
+    """Follow a run from another terminal until it ends. With --json: how it stands now, once.
+
+    Of a run in a bucket it shows what its policies mirror there, every minute by default.
+    """
     from mutualrl.cli.results import show_summary
     from mutualrl.errors import MutualRLError
     from mutualrl.mwra.progress import Progress
+    from mutualrl.mwra.remote_run import fetch_run, run_directory
     from mutualrl.reporting.run_reader import read_overview, read_run
+    from mutualrl.storage.bucket_url import is_bucket
     from mutualrl.storage.rundir import RunDirectory, holder_of
 
-    if as_json:
-        overview = read_overview(run)
-        emit(_row(overview))
-        return
-    read = read_run(run, logs=False)
-    directory = RunDirectory(read.root)
-    if read.state == "running":
-        gate_key = read.rule.metric("gate_rate")
-        with Progress(directory, list(read.policies), read.planned_steps or 0, screen(), gate_key) as progress:
-            while holder_of(directory.lock) is not None:
-                progress.update()
-                time.sleep(WATCH_SECONDS)
-        read = read_run(run, logs=False)
-    if read.summary is None or read.state != "finished":
-        raise MutualRLError(f"the run {clean(str(run))} is {read.state}: {'; '.join(read.notes)}")
-    show_summary(read.summary, read.root)
+    with run_directory(run) as path:
+        if as_json:
+            emit({**_row(read_overview(path)), "run": run if is_bucket(run) else str(path)})
+            return
+        read = read_run(path, logs=False)
+        directory = RunDirectory(read.root)
+
+        def goes_on() -> bool:
+            if not is_bucket(run):
+                return holder_of(directory.lock) is not None
+            fetch_run(run, path)
+            return not directory.summary.exists()
+
+        if read.state in ("running", "elsewhere"):
+            gate_key = read.rule.metric("gate_rate")
+            with Progress(directory, list(read.policies), read.planned_steps or 0, screen(), gate_key) as progress:
+                while goes_on():
+                    progress.update()
+                    time.sleep(REMOTE_SECONDS if is_bucket(run) else WATCH_SECONDS)
+            read = read_run(path, logs=False)
+        if read.summary is None or read.state != "finished":
+            raise MutualRLError(f"the run {clean(run)} is {read.state}: {'; '.join(read.notes)}")
+        show_summary(read.summary, run if is_bucket(run) else read.root)
 
 
 @runs.command("verify")

@@ -15,6 +15,7 @@ from mutualrl.errors import DiskError
 from mutualrl.storage.files import JsonObject, try_read_json, write_json
 
 BEAT_SECONDS = 0.5
+ELSEWHERE = "elsewhere"  # the outcome, before a colon, of a run that is looked at from another machine
 STALE_SECONDS = 5.0  # a supervisor whose counter stood still for so long says nothing any more
 
 

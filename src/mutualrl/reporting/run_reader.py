@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mutualrl.errors import FileDamagedError, RecipeError, UsageError
-from mutualrl.process.status import status_file
+from mutualrl.process.status import ELSEWHERE, status_file
 from mutualrl.recipes import yaml_file
 from mutualrl.recipes.schema import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
@@ -474,5 +474,8 @@ def _state(run: RunDirectory, summary: Row | None, notes: list[str]) -> str:
         notes.append("it finished, and has no summary that can be read")
         return "ended"
     kind, _, words = outcome.partition(": ")
+    if kind == ELSEWHERE:
+        notes.append(words)
+        return "elsewhere"
     notes.append(f"it ended before its last step: {words or kind}")
     return "stopped" if kind == "interrupted" else "failed"

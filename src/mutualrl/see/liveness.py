@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass
 
 from mutualrl.console.lines import notify
-from mutualrl.errors import DiskError, MachineError
+from mutualrl.errors import DiskError
+from mutualrl.process.repeating import Repeater
 from mutualrl.see.store import ExchangeStore, Location, open_store
 from mutualrl.storage.files import JsonObject, parse_or_none
 
@@ -38,6 +39,7 @@ class Heartbeat:
         self._store = open_store(exchange)
         self._name = f"heartbeat.{rank}.json" if rank else HEARTBEAT
         self._policy = policy
+        self.rank = rank
         self._interval = interval
         self._counter = 0
         self._phase = "starting"
@@ -46,7 +48,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._repeater: _Repeater | None = None
+        self._repeater: Repeater | None = None
 
     def start(self) -> None:
         """Write the first beat now, then one every interval until `stop`. Starting again changes nothing."""
@@ -58,7 +60,8 @@ class Heartbeat:
     def repeat_to(self, store: ExchangeStore, interval: float) -> None:
         """Write the newest beat to another store too, every `interval` seconds from a thread of its own: a bucket that
         does not answer must not hold up the beats that the run's supervisor watches."""
-        self._repeater = _Repeater(self, store, interval)
+        what = f"the heartbeat of {self._policy!r} in the bucket"
+        self._repeater = Repeater(what, lambda: self.write_to(store), interval)
         self._repeater.start()
 
     def set(self, phase: str, step: int | None = None) -> None:
@@ -113,38 +116,6 @@ class Heartbeat:
                 if written:
                     notify(f"the heartbeat of {self._policy!r} cannot be written: {error}")
                 written = False
-
-
-class _Repeater:
-    """Thread that writes a policy's newest beat to a bucket."""
-
-    def __init__(self, heartbeat: Heartbeat, store: ExchangeStore, interval: float) -> None:
-        self._heartbeat = heartbeat
-        self._store = store
-        self._interval = interval
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat to the bucket", daemon=True)
-
-    def start(self) -> None:
-        """Write the first beat now, then one every interval."""
-        self._write()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread, and write the last beat."""
-        self._stop.set()
-        self._thread.join(timeout=5)
-        self._write()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval):
-            self._write()
-
-    def _write(self) -> None:
-        try:
-            self._heartbeat.write_to(self._store)
-        except (OSError, MachineError) as error:  # the next beat may get through
-            notify(f"the heartbeat cannot be written: {error}")
 
 
 @dataclass(slots=True)

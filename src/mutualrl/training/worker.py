@@ -21,13 +21,16 @@ from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
 from mutualrl.process.loading import importing
 from mutualrl.process.parent_watch import watch_parent
+from mutualrl.process.repeating import Repeater
 from mutualrl.process.status import StatusReader
 from mutualrl.process.stopping import StopRequest
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import compare_models
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
+from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
 from mutualrl.see.liveness import LOADING
 from mutualrl.see.location import records_of
+from mutualrl.see.mirror import BEATS, Mirror
 from mutualrl.storage.files import is_disk_failure, write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
@@ -75,7 +78,7 @@ def _report(files: PolicyFiles, kind: str, message: str) -> None:
 
 
 def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, elsewhere: bool = False) -> NoReturn:
-    """Return the life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest
+    """Live the life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest
     checkpoint on, if there is one. `elsewhere`: the supervisor has compared the base model on another machine, which
     may see other files."""
     info = run.info()
@@ -95,7 +98,37 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     heartbeat.start()
     if recipe.bucket is not None and rank == 0:
         heartbeat.repeat_to(exchange.store, recipe.bucket.heartbeat_seconds)
+    mirroring = _mirroring(run, recipe, policy) if rank == 0 else None
+    try:
+        trainer = _trained(run, recipe, policy, attempt, stop, info, exchange, heartbeat)
+    finally:
+        if mirroring is not None:
+            mirroring.stop()
+    leave_group(trainer, heartbeat)
 
+
+def _mirroring(run: RunDirectory, recipe: Recipe, policy: str) -> Repeater | None:
+    """Mirror the policy's small files where its exchange is in a bucket."""
+    if recipe.bucket is None:
+        return None
+    mirror = Mirror(BucketStore(recipe.bucket.url, PROBE_SECONDS), run, policy)
+    repeater = Repeater(f"the mirror of {policy!r}", mirror.write, BEATS * recipe.bucket.heartbeat_seconds)
+    repeater.start()
+    return repeater
+
+
+def _trained(
+    run: RunDirectory,
+    recipe: Recipe,
+    policy: str,
+    attempt: int,
+    stop: StopRequest,
+    info: RunInfo,
+    exchange: Exchange,
+    heartbeat: Heartbeat,
+) -> GRPOTrainer:
+    """Build the trainer, train, and leave model and result; return it for the end of its process group."""
+    rank = heartbeat.rank
     with importing():
         from mutualrl.training.adapters import save_model
         from mutualrl.training.build import build_trainer, seed_policy
@@ -130,7 +163,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     if rank == 0:
         result = progress.result(final, trainer.state.global_step).to_json()
         write_checksummed(files.result, {**result, LOGS: current_sums(files)}, root=run.root)
-    leave_group(trainer, heartbeat)
+    return trainer
 
 
 def _train(

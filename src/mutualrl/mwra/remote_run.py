@@ -1,0 +1,109 @@
+"""Run whose policies joined a bucket, put together from what each of them mirrors there."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.process.status import ELSEWHERE, status_file
+from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+from mutualrl.see.liveness import HEARTBEAT, last_beat
+from mutualrl.see.manifest import read_manifest
+from mutualrl.see.mirror import RUN_JSON, mirrored, policy_files
+from mutualrl.storage.bucket_url import is_bucket, redacted, require_url
+from mutualrl.storage.files import JsonObject, parse_checksummed, write_atomic, write_checksummed, write_json
+from mutualrl.storage.run_info import RunInfo, policy_result
+from mutualrl.storage.rundir import RunDirectory
+
+
+@contextmanager
+def run_directory(where: str) -> Iterator[Path]:
+    """Yield the directory of a run: the one named, or for the URL of a bucket a temporary one (`fetch_run`)."""
+    if not is_bucket(where):
+        yield Path(where)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        yield fetch_run(where, Path(directory) / run_name(where)).root
+
+
+def run_name(url: str) -> str:
+    """Return what a run in a bucket is called: the last part of its URL."""
+    return url.rstrip("/").rpartition("/")[2]
+
+
+def fetch_run(url: str, root: Path) -> RunDirectory:
+    """Write what the policies of a run mirror in a bucket into the directory `root`, as a run directory that reports
+    read; a finished one has its summary. Nothing that lies in the bucket is carried out.
+
+    Raises UsageError where the bucket holds no run, or none of its policies has begun; FileDamagedError.
+    """
+    try:
+        store = BucketStore(require_url(url), PROBE_SECONDS)
+    except ValueError as error:
+        raise UsageError(f"{redacted(url)!r}: {error}") from None
+    manifest = read_manifest(store)
+    if manifest is None:
+        raise UsageError(f"{store.url}: holds no run (no {RUN_JSON}); `mutualrl join` makes one")
+    run, infos = RunDirectory(root), []
+    for policy in manifest.policies:
+        if (info := _info(store, policy)) is None or info.run_id != manifest.run_id:
+            continue
+        infos.append(info)
+        files = run.policy(policy)
+        files.root.mkdir(parents=True, exist_ok=True)
+        for name, path in policy_files(files).items():
+            if (data := mirrored(store, policy, name)) is not None:
+                write_atomic(path, data, durable=False)
+        if (beat := last_beat(store, policy)) is not None:
+            (run.exchange / policy).mkdir(parents=True, exist_ok=True)
+            write_json(run.exchange / policy / HEARTBEAT, beat, durable=False)
+    if not infos:
+        raise UsageError(
+            f"{store.url}: no policy of run {manifest.run_id[:8]} ({', '.join(manifest.policies)}) has begun"
+        )
+    placement = {policy: each for info in infos for policy, each in info.placement.items()}
+    models = {policy: each for info in infos for policy, each in info.models.items()}
+    merged = infos[0].model_copy(update={"placement": placement, "models": models})
+    write_checksummed(run.run_json, merged.to_json(), root=run.root)
+    write_atomic(run.recipe, merged.recipe.encode(), durable=False)
+    _close(run, merged, manifest.policies, store.url)
+    return run
+
+
+def _info(store: BucketStore, policy: str) -> RunInfo | None:
+    """Return what a policy's run directory says of the run; None where it has not begun. Raises FileDamagedError."""
+    data, where = mirrored(store, policy, RUN_JSON), store.describe(policy, RUN_JSON)
+    if data is None:
+        return None
+    try:
+        return RunInfo.model_validate(parse_checksummed(data, where))
+    except ValidationError as error:
+        raise FileDamagedError(f"{where}: not what `mutualrl join` mirrors ({error.errors()[0]['msg']})") from None
+
+
+def _close(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) -> None:
+    """Write the summary of a run whose policies have all finished, else where it is going on."""
+    results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
+    finished = {policy: result for policy, result in results.items() if result is not None}
+    if len(finished) == len(results):
+        summary: JsonObject = {
+            "regime": info.regime,
+            "pool": info.pool,
+            "task": info.fingerprint.get("task"),
+            "seed": info.seed,
+            "steps": info.fingerprint.get("steps"),
+            "seconds": max(result.train_seconds for result in finished.values()),
+            "policies": {policy: result.to_json() for policy, result in finished.items()},
+            "lost": [],
+        }
+        write_checksummed(run.summary, summary, root=run.root)
+        return
+    status_file(run.root).parent.mkdir(parents=True, exist_ok=True)
+    words = f"its policies joined {url}; this is how it stood at {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    write_json(status_file(run.root), {"outcome": f"{ELSEWHERE}: {words}"}, durable=False)

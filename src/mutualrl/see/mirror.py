@@ -1,0 +1,55 @@
+"""Copies of a policy's small files in the bucket of its run, so that the run can be followed from anywhere.
+
+Objects `mirror.NAME` in the policy's namespace: run.json, what it validated before training, its metrics and rescues,
+its result. They are for people: nothing that trains reads them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mutualrl.see.store import ExchangeStore
+from mutualrl.storage.files import read_regular
+from mutualrl.storage.rundir import PolicyFiles, RunDirectory
+
+PREFIX = "mirror."
+RUN_JSON = "run.json"
+LARGEST = 2**30  # bytes of a file
+#: heartbeats in the bucket between two looks at the files
+BEATS = 6
+
+
+def policy_files(files: PolicyFiles) -> dict[str, Path]:
+    """Return the files of a policy's directory that are mirrored, by name."""
+    return {path.name: path for path in (files.before, files.metrics, files.rescues, files.result)}
+
+
+class Mirror:
+    """Small files of a policy; those that have changed are put into the bucket again."""
+
+    def __init__(self, store: ExchangeStore, run: RunDirectory, policy: str) -> None:
+        self._store = store
+        self._policy = policy
+        self._files = {RUN_JSON: run.run_json, **policy_files(run.policy(policy))}
+        self._written: dict[str, tuple[int, int]] = {}
+
+    def write(self) -> None:
+        """Put the files that are new or have changed. Raises OSError, MachineError where one cannot be put."""
+        for name, path in self._files.items():
+            try:
+                state = path.stat()
+                changed = (state.st_mtime_ns, state.st_size)
+                if changed == self._written.get(name) or state.st_size > LARGEST:
+                    continue
+                data = read_regular(path, LARGEST)
+            except FileNotFoundError:
+                continue
+            self._store.put(self._policy, PREFIX + name, data, durable=False)
+            self._written[name] = changed
+
+
+def mirrored(store: ExchangeStore, policy: str, name: str) -> bytes | None:
+    """Return a file of a policy as it was put last; None where it was not, or is larger than any that is put."""
+    if store.size(policy, PREFIX + name) > LARGEST:
+        return None
+    return store.get(policy, PREFIX + name)
