@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli
 from mutualrl.recipes import templates
 from mutualrl.see import open_store
-from runs import SHORT, FinishedRun, Run, wait_until
+from runs import SHORT, FinishedRun, Run, members, wait_until
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
 
@@ -171,6 +172,14 @@ def jobs(kind: str, source: Path) -> tuple[str, list[dict[str, str]]]:
     """Return the shell command of a scheduler's template, and the variables that the scheduler sets for each policy."""
     if kind == "slurm":
         return source.read_text(), [{"SLURM_ARRAY_TASK_ID": str(index)} for index in range(2)]
+    if kind == "skypilot":
+        group, *tasks = yaml.safe_load_all(source.read_text())
+        assert group["execution"] == "parallel"
+        assert len({task["name"] for task in tasks}) == 2
+        assert {task["envs"].pop("POLICY") for task in tasks} == {"qwen2.5-math-1.5b", "qwen3-1.7b-base"}
+        assert tasks[0]["envs"] == tasks[1]["envs"]
+        assert tasks[0]["run"] == tasks[1]["run"]
+        return tasks[0]["run"], [{"POLICY": "ada"}, {"POLICY": "bob"}]
     job = yaml.safe_load(source.read_text())
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
@@ -237,3 +246,45 @@ def test_doctor_and_dry_run_speak_of_the_bucket(
         "puts_per_round": 2,
         "gets_per_round": 7,
     }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("server_kind", ["moto", "seaweedfs"])
+@pytest.mark.parametrize("regime", ["xgrpo", "prp"])
+def test_other_regimes_share_over_a_bucket_as_over_a_directory(tmp_path: Path, server_kind: str, regime: str) -> None:
+    arguments = (*SHORT, "--regime", regime)  # the last --regime counts
+    (tmp_path / "local").mkdir()
+    local = Run(tmp_path / "local", *arguments)
+    assert local.process.wait(PATIENCE) == 0, local.errors.read_text()
+    with serving(server_kind, tmp_path / "server") as server, reachable(server):
+        url = server.bucket()
+        ada, bob = (Joined(tmp_path, url, name, "--regime", regime) for name in ("ada", "bob"))
+        finish(ada, bob)
+    assert {"ada": ada.weights(), "bob": bob.weights()} == local.weights()
+
+
+@pytest.mark.extended
+def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucket(
+    server: Server, tmp_path: Path
+) -> None:
+    """Twice: killed on the way, and after its end; the second machine has nothing of the first."""
+    longer = ("--steps", "24", "--set", "run.save_every=2")
+    (tmp_path / "local").mkdir()
+    local = Run(tmp_path / "local", *SHORT, *longer)
+    assert local.process.wait(PATIENCE) == 0, local.errors.read_text()
+    url = server.bucket()
+    ada, bob = (Joined(tmp_path, url, name, *longer, "--set", "exchange.checkpoints=true") for name in ("ada", "bob"))
+    store = open_store(url)
+    wait_until(lambda: "checkpoint.json" in store.names("ada"))
+    ada.process.kill()
+    ada.process.wait()
+    wait_until(lambda: not members(ada.path))
+    shutil.rmtree(ada.directory)
+    ada = Joined(tmp_path, url, "ada", *longer, "--set", "exchange.checkpoints=true")
+    finish(ada, bob)
+    assert "was made from the bucket: policy ada goes on from its checkpoint" in ada.errors
+    assert {"ada": ada.weights(), "bob": bob.weights()} == local.weights()
+    shutil.rmtree(ada.directory)
+    again = Joined(tmp_path, url, "ada", *longer, "--set", "exchange.checkpoints=true")
+    finish(again)
+    assert again.weights() == local.weights()["ada"]

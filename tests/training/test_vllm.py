@@ -170,3 +170,49 @@ def test_without_vllm_it_is_named_with_what_to_type(cli: Any) -> None:
     done = cli("train", "--pool", "tiny", "--set", "trainer.use_vllm=true")
     assert done.returncode == 4
     assert "vllm, for trainer.use_vllm (pip install 'mutualrl[node]'" in done.stderr
+
+
+def test_engines_on_shared_gpus_take_turns_and_say_what_they_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a GPU whose free memory is scripted; the lock is held while the trainer is built, and only then."""
+    import fcntl
+
+    from mutualrl.training import vllm_generation
+
+    free = iter([80 * 2**30, 30 * 2**30])
+    monkeypatch.setattr(vllm_generation, "_free_memory", lambda: next(free))
+    words: list[str] = []
+    lock = tmp_path / "engines.lock"
+
+    def is_held() -> bool:
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    with vllm_generation.engine_turn({"use_vllm": True}, lock, shared=True, say=words.append):
+        assert is_held()
+    assert not is_held()
+    assert words == ["engine and trainer took 50.0 GiB of the GPU; 30.0 GiB are free"]
+    for settings, shared in (
+        ({"use_vllm": True}, False),
+        ({}, True),
+        ({"use_vllm": True, "vllm_mode": "server"}, True),
+    ):
+        with vllm_generation.engine_turn(settings, lock, shared=shared, say=words.append):
+            assert not is_held()
+    assert len(words) == 1
+
+
+def test_sleep_mode_reaches_trl(tmp_path: Path) -> None:
+    """Sleep and wake-up are TRL's, around each generation: validation generates through it too."""
+    from mutualrl.recipes import Request, resolve
+
+    recipe = resolve(Request(pool="tiny", assignments=("trainer.use_vllm=true", "trainer.vllm_enable_sleep_mode=true")))
+    from trl import GRPOConfig
+
+    args = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **recipe.trainer_settings("ada"))
+    assert args.vllm_enable_sleep_mode

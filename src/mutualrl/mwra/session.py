@@ -70,6 +70,7 @@ HARMLESS = frozenset(
         "run.validate_every",
         "run.dir",
         "exchange.heartbeat_seconds",
+        "exchange.checkpoints",
         "hardware.gpus",
         "pool",
     }

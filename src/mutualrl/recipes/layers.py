@@ -36,7 +36,7 @@ def shipped() -> Iterator[tuple[str, str, Path]]:
 
 def templates() -> Iterator[tuple[str, str, Path]]:
     """Yield what ships beside the recipes, in the same form: batch scripts and jobs of cluster schedulers."""
-    for kind, pattern in (("kubernetes", "*.yaml"), ("slurm", "*.sbatch")):
+    for kind, pattern in (("kubernetes", "*.yaml"), ("skypilot", "*.yaml"), ("slurm", "*.sbatch")):
         for path in sorted((recipe_root() / kind).glob(pattern)):
             yield kind, path.stem, path
 

@@ -210,10 +210,11 @@ class LaunchSection(Section):
 
 
 class Bucket(NamedTuple):
-    """Bucket that a run's exchange is in."""
+    """Bucket that a run's exchange is in. `checkpoints`: whether a policy's newest checkpoint is copied there."""
 
     url: str
     heartbeat_seconds: float
+    checkpoints: bool = False
 
 
 class ExchangeSection(Section):
@@ -225,12 +226,16 @@ class ExchangeSection(Section):
 
     url: Annotated[str, AfterValidator(require_url)] | None = None
     heartbeat_seconds: float = Field(10.0, ge=1, description="seconds between two heartbeats of a policy in the bucket")
+    checkpoints: bool = Field(
+        False, description="copy each policy's newest checkpoint into the bucket, so that another machine may go on"
+    )
     staleness: int = Field(0, ge=0, description="rounds that a peer may be behind before it is waited for")
 
     @model_validator(mode="after")
     def _acts(self) -> ExchangeSection:
-        if self.url is None and self.heartbeat_seconds != ExchangeSection.model_fields["heartbeat_seconds"].default:
-            raise ValueError("heartbeat_seconds is of an exchange in a bucket; give url as well, or leave it out")
+        for key in ("heartbeat_seconds", "checkpoints"):
+            if self.url is None and getattr(self, key) != ExchangeSection.model_fields[key].default:
+                raise ValueError(f"{key} is of an exchange in a bucket; give url as well, or leave it out")
         return self
 
 
@@ -265,7 +270,7 @@ class Recipe(Section):
     def bucket(self) -> Bucket | None:
         """Return the bucket that the exchange is in; None for the run's directory."""
         url = self.exchange.url
-        return None if url is None else Bucket(url, self.exchange.heartbeat_seconds)
+        return None if url is None else Bucket(url, self.exchange.heartbeat_seconds, self.exchange.checkpoints)
 
     @property
     def regime_name(self) -> str:

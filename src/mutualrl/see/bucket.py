@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mutualrl.errors import ExchangeUnreachableError, MachineError, UsageError
@@ -90,6 +91,26 @@ class BucketStore:
 
         path = _path(policy, name)
         self._tried("put", path, lambda: obstore.put(self._store, path, data), again=durable)
+
+    def put_file(self, policy: str, name: str, path: Path) -> None:
+        """Put a file of any size, in parts where it is large."""
+        import obstore
+
+        key = _path(policy, name)
+        self._tried("put", key, lambda: obstore.put(self._store, key, path))
+
+    def get_file(self, policy: str, name: str, path: Path) -> None:
+        """Write an object of any size to a file. Raises FileNotFoundError where there is none."""
+        import obstore
+
+        key = _path(policy, name)
+
+        def read() -> None:
+            with path.open("wb") as file:
+                for chunk in obstore.get(self._store, key).stream():
+                    file.write(chunk)
+
+        self._tried("get", key, read)
 
     def create(self, policy: str, name: str, data: bytes) -> bool:
         """Put the object if there is none."""

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
 
+from mutualrl.console.lines import notify
 from mutualrl.engines.scoring import check_vocabulary
 from mutualrl.errors import DataError, ModelError
 from mutualrl.recipes import Recipe
@@ -40,7 +41,7 @@ from mutualrl.training.safe_deepspeed import keep_loads_safe
 from mutualrl.training.sharing import Sharing, publish_schema
 from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
-from mutualrl.training.vllm_generation import hear_steps, prepare_vllm
+from mutualrl.training.vllm_generation import engine_turn, hear_steps, prepare_vllm
 
 
 class BuiltTrainer(NamedTuple):
@@ -105,16 +106,23 @@ def build_trainer(
         rescues=RescueLog(run.policy(policy).rescues),
     )
     model = located(recipe.policy(policy).model)
+    one_at_a_time = engine_turn(
+        recipe.trainer_settings(policy),
+        run.root / "supervisor" / "engines.lock",
+        shared=allocation.policies_per_gpu > 1,
+        say=notify,
+    )
     try:
-        trainer = MutualGRPOTrainer(
-            model=model,
-            reward_funcs=load_rewards(recipe.task.reward),
-            args=args,
-            train_dataset=as_dataset(prompts, tokenizers[policy]),
-            processing_class=tokenizers[policy],
-            peft_config=lora_config(recipe.lora_settings(policy)),
-            sharing=sharing,
-        )
+        with one_at_a_time:
+            trainer = MutualGRPOTrainer(
+                model=model,
+                reward_funcs=load_rewards(recipe.task.reward),
+                args=args,
+                train_dataset=as_dataset(prompts, tokenizers[policy]),
+                processing_class=tokenizers[policy],
+                peft_config=lora_config(recipe.lora_settings(policy)),
+                sharing=sharing,
+            )
     except (OSError, SafetensorError) as error:
         raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
     own = prompt_ids([p.content for p in prompts], tokenizers[policy], trainer.chat_template_kwargs)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from accelerate import PartialState
 
 from mutualrl.errors import MachineError
 from mutualrl.process.ports import free_port
+from mutualrl.process.turns import turn
 from mutualrl.records import Completion
 from mutualrl.thl import ended
 from mutualrl.training.trl_compat import load_weights_into_engine, tokenizer_of
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 DEFAULT_MEMORY_SHARE = 0.3  # TRL's
+GIB = 2**30
 
 
 def vllm_keys(settings: Mapping[str, Any], policies_per_gpu: int, memory: float | None = None) -> dict[str, Any]:
@@ -40,6 +46,35 @@ def prepare_vllm(settings: Mapping[str, Any], *, cpu: bool) -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # TRL loads weights into the engine of this process
     if cpu:
         keep_weights_loadable()
+
+
+@contextmanager
+def engine_turn(settings: Mapping[str, Any], lock: Path, *, shared: bool, say: Callable[[str], None]) -> Iterator[None]:
+    """Start the engines of policies that share GPUs one after another: a vLLM engine measures the free memory of its
+    GPU while it starts, and another that starts meanwhile makes it fail, or take the wrong share (vLLM issues 55827,
+    56830). All ranks of a policy call this; the main one takes the turn for all. Says what memory the engine and the
+    trainer took of this rank's GPU, and what is left. Without vLLM in the process, or where nobody shares, nothing is
+    done."""
+    if not shared or not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") != "colocate":
+        yield
+        return
+    state = PartialState()
+    with ExitStack() as held:
+        if state.is_main_process:
+            held.enter_context(turn(lock, lambda: say("waiting for another policy's engine on the same GPUs to start")))
+        state.wait_for_everyone()
+        before = _free_memory()
+        yield
+        state.wait_for_everyone()
+        if before is not None and (after := _free_memory()) is not None:
+            say(f"engine and trainer took {(before - after) / GIB:.1f} GiB of the GPU; {after / GIB:.1f} GiB are free")
+
+
+def _free_memory() -> int | None:
+    """Return the free bytes of this rank's GPU; None on CPU."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
 
 
 def keep_weights_loadable() -> None:

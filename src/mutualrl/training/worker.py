@@ -28,6 +28,7 @@ from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import compare_models
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+from mutualrl.see.checkpoint_copies import CheckpointCopies
 from mutualrl.see.liveness import LOADING
 from mutualrl.see.location import records_of
 from mutualrl.see.mirror import BEATS, Mirror
@@ -108,11 +109,13 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
 
 
 def _mirroring(run: RunDirectory, recipe: Recipe, policy: str) -> Repeater | None:
-    """Mirror the policy's small files where its exchange is in a bucket."""
+    """Mirror the policy's small files where its exchange is in a bucket, and its checkpoints where that is asked."""
     if recipe.bucket is None:
         return None
-    mirror = Mirror(BucketStore(recipe.bucket.url, PROBE_SECONDS), run, policy)
-    repeater = Repeater(f"the mirror of {policy!r}", mirror.write, BEATS * recipe.bucket.heartbeat_seconds)
+    store = BucketStore(recipe.bucket.url, PROBE_SECONDS)
+    mirror = Mirror(store, run, policy)
+    write = CheckpointCopies(store, run, policy, mirror).write if recipe.bucket.checkpoints else mirror.write
+    repeater = Repeater(f"the mirror of {policy!r}", write, BEATS * recipe.bucket.heartbeat_seconds)
     repeater.start()
     return repeater
 
