@@ -19,7 +19,7 @@ from mutualrl.storage.rundir import versions
 from mutualrl.study.claims import RegisteredClaims, claims_of, read_claims
 from mutualrl.study.comparison import Compared, compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
-from mutualrl.study.sweep_directory import results
+from mutualrl.study.sweep_directory import registered_claims, results, stored_grid
 
 HERE = Path(__file__).parent
 SWEEPS = HERE / "sweeps"
@@ -55,6 +55,32 @@ def of_sweep(runs: Path) -> tuple[JsonObject, Compared]:
     return {"versions": versions(), **values}, comparison
 
 
+def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
+    """Return the results file's content with the pieces of a sweep's directory added, or in place of those of the same
+    pool, arm and seed, compared anew: for a grid that is made in several parts, on several days. Raises ValueError
+    where the sweep began with other claims than the results have."""
+    value, _ = of_sweep(runs)
+    before, registered = stored(name), registered_claims(runs)
+    then = before["comparison"]["registered"]["sha256"]
+    if registered is None or registered.sha256 != then:
+        now = "none" if registered is None else registered.sha256[:12]
+        raise ValueError(f"{runs}: its claims ({now}) are not those of {name}.json ({then[:12]}); sweep with those")
+    new = {_key(piece) for piece in value["pieces"]}
+    earlier = [piece for piece in before["pieces"] if _key(piece) not in new]
+    value["pieces"] = sorted([*earlier, *value["pieces"]], key=_key)
+    grid = stored_grid(runs)
+    declared = len(grid.pools) * len(grid.arms) * registered.seeds
+    notes = [f"{len(earlier)} of {len(value['pieces'])} pieces were made by an earlier part of the sweep"]
+    if (missing := declared - len(value["pieces"])) > 0:
+        notes.insert(0, f"{missing} of {declared} pieces are not there")
+    comparison = compare(outcomes_of(value), grid.reference, registered, notes)
+    return {**value, "comparison": comparison.to_json()}, comparison
+
+
+def _key(piece: Mapping[str, Any]) -> tuple[str, str, int]:
+    return piece["pool"], piece["arm"], piece["seed"]
+
+
 def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
     """Return the same from the raw values in the results file, compared anew: for where the runs are no more."""
     value = stored(name)
@@ -70,7 +96,8 @@ def _dated(claims: RegisteredClaims, changed: str) -> RegisteredClaims:
 
 def _of_directory(value: Mapping[str, Any]) -> list[str]:
     """Return the notes of pieces that were not there, which raw values alone do not tell."""
-    return [note for note in value["comparison"]["notes"] if "pieces are not there" in note]
+    kept = ("pieces are not there", "by an earlier part of the sweep")
+    return [note for note in value["comparison"]["notes"] if any(words in note for words in kept)]
 
 
 def write(name: str, command: str, value: JsonObject, comparison: Compared, out: Path = RESULTS) -> None:
@@ -86,8 +113,12 @@ def page(name: str, description: str | None, references: Sequence[str], probes: 
     `references`, the curves of the `probes`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="directory of the sweep")
-    runs = parser.parse_args().runs
-    value, comparison = of_sweep(runs) if runs else of_results(name, SWEEPS / f"{name}-claims.yaml")
+    parser.add_argument("--add", action="store_true", help="add them to the pieces that the results file has")
+    given = parser.parse_args()
+    if given.runs is None:
+        value, comparison = of_results(name, SWEEPS / f"{name}-claims.yaml")
+    else:
+        value, comparison = added_to(name, given.runs) if given.add else of_sweep(given.runs)
     outcomes = outcomes_of(value)
     value |= {"against": differences(outcomes, references), "gates": gates(outcomes, "sgt")}
     write(name, f"python benchmarks/{name}.py", value, comparison)

@@ -255,7 +255,7 @@ def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) 
 @pytest.mark.parametrize(
     ("function", "code", "message"),
     [
-        ("raises", 1, "reward function raises: KeyError: 'no such column'"),
+        ("raises", 1, "reward function raises: KeyError: 'no such column' (rewards.py, line"),
         pytest.param("words", 1, "reward function words", marks=pytest.mark.long),
     ],
 )

@@ -412,3 +412,23 @@ def test_a_run_from_elsewhere_is_compared_without_the_models_that_it_began_with(
     assert done.returncode == 2
     assert "needs the models of ada: add --model ada=PATH" in done.stderr
     assert found(cli_here, "channels", "--run", copy, "--model", "ada=tiny:ada")["responses"] > 100
+
+
+def test_without_a_terminal_progress_is_a_line_per_quarter(capsys: pytest.CaptureFixture[str]) -> None:
+    import io
+
+    from rich.console import Console
+
+    from mutualrl.diagnostics.load_rollouts import ProgressBars
+
+    advance = ProgressBars(Console(file=io.StringIO())).track("sampling ada", 40)
+    for _ in range(8):
+        advance(5)
+    words = capsys.readouterr().err.splitlines()
+    assert [line.partition("sampling ada: ")[2] for line in words] == [
+        "begins, 40 to do",
+        "10 of 40",
+        "20 of 40",
+        "30 of 40",
+        "40 of 40",
+    ]

@@ -42,16 +42,16 @@ def join(
     assignments: AssignmentsOption = None,
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Train from the start, though the exchange has rounds of it."),
+        typer.Option("--restart", help="Train from the start, even if the exchange has rounds of it."),
     ] = False,
     report: ReportOption = True,
     as_json: JsonFlag = False,
 ) -> None:
     """Train one policy, sharing with the others through a bucket; each is started where and when it suits.
 
-    The first to come makes the run, the others compare their recipe and data with it. The same command goes on after a
-    stop or a crash, from this policy's last checkpoint. Example: mutualrl join s3://my-bucket/run-1 --policy ada
-    --regime sgt --pool tiny
+    The first process creates the run, the others compare their recipe and data with it. The same command goes on
+    after a stop or a crash, from this policy's last checkpoint. Example: mutualrl join s3://my-bucket/run-1 --policy
+    ada --regime sgt --pool tiny
     """
     from mutualrl.cli.post_run import close
     from mutualrl.cli.resolve_args import default_directory, recipe_to_join

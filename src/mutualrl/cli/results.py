@@ -15,7 +15,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     """Print accuracy before and after, by group, for every policy."""
     console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
-    shown = groups if len(groups) <= 4 else []
+    shown = groups if 1 < len(groups) <= 4 else []
     table = Table(
         "policy",
         "all",
@@ -28,8 +28,11 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
         cells = [f"{before['accuracy']:.2f} -> {after['accuracy']:.2f}"]
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
         table.add_row(cell(name), *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
+    validations = [result["validation"] for result in summary["policies"].values()]
+    rewarded = any(validation["no_box"] is None for validation in validations)  # by reward functions of one's own
+    measure = "Mean reward of greedy completions" if rewarded else "Greedy accuracy"
     heading = (
-        f"Greedy accuracy on held-out {summary['task']}, before -> after training\n"
+        f"{measure} on held-out {summary['task']}, before -> after training\n"
         f"({summary['regime']}, {summary['steps']} steps, seed {summary['seed']})"
     )
     console.print(clean(heading), markup=False, highlight=False, soft_wrap=True)

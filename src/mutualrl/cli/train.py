@@ -19,7 +19,10 @@ PoolOption = Annotated[
     str | None, typer.Option(help="A shipped pool, or a YAML file with `policies:`.", show_default=False)
 ]
 TaskOption = Annotated[
-    str | None, typer.Option(help="What they train on: arithmetic, math, dataset.", show_default=False)
+    str | None,
+    typer.Option(
+        help="What they train on: a name of `tasks ls`, dataset for your own rows, FILE.py:TASK.", show_default=False
+    ),
 ]
 DataOption = Annotated[Path | None, typer.Option(help="Training rows, for tasks that read a file.", show_default=False)]
 StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.", show_default=False)]
@@ -38,9 +41,9 @@ AssignmentsOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run in --run-dir, each policy from its last checkpoint.")
+    bool, typer.Option("--resume", help="Resume the run in --run-dir, each policy from its last checkpoint.")
 ]
-CleanOption = Annotated[bool, typer.Option("--clean", help="Throw away the run in --run-dir first, if there is one.")]
+CleanOption = Annotated[bool, typer.Option("--clean", help="Delete the run in --run-dir first, if there is one.")]
 ExchangeOption = Annotated[
     str | None,
     typer.Option(help="What the policies publish: regime (what it reads), or full.", show_default=False),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from mutualrl.console.display import cell
+from mutualrl.console.lines import notify
 from mutualrl.diagnostics.diagnostic_request import DiagnosticRequest, Recorded, Sampled
 from mutualrl.diagnostics.model_pool import ModelPool
 from mutualrl.diagnostics.rollout_reader import TYPES, read_rollouts
@@ -31,16 +32,33 @@ if TYPE_CHECKING:
 
 
 class ProgressBars:
-    """Progress bars on the console, when it is a terminal."""
+    """Progress bars on the console; where it is no terminal, a line at the beginning and after each quarter."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def track(self, label: str, total: int) -> Any:
         """Return a new bar; returns a callback that receives how many are done."""
+        if not self._console.is_terminal:
+            return self._lines(label, total)
         bar = self.progress.add_task(cell(label), total=total or None)
         return lambda done: self.progress.advance(bar, done)
+
+    def _lines(self, label: str, total: int) -> Any:
+        """Return a callback that prints a line when a further quarter is done."""
+        done = quarters = 0
+
+        def advance(more: int) -> None:
+            nonlocal done, quarters
+            done += more
+            if total and 4 * done // total > quarters:
+                quarters = 4 * done // total
+                notify(f"{label}: {done} of {total}")
+
+        notify(f"{label}: begins" + (f", {total} to do" if total else ""))
+        return advance
 
 
 def load_rollouts(request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollouts, ModelPool]:

@@ -19,6 +19,7 @@ from mutualrl.storage.rundir import RunDirectory
 
 LONGEST_PHASE = 200  # characters
 PLAIN_SECONDS = 15.0  # between two lines where there is no terminal to redraw
+REPEAT_SECONDS = 120.0  # before a line that says nothing new is printed again
 
 
 @dataclass(slots=True)
@@ -80,6 +81,7 @@ class Progress:
         self._states = {name: DisplayState(gate_key=gate_key) for name in policies}
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._next_line = time.monotonic() + PLAIN_SECONDS
+        self._last_line, self._repeat_at = "", 0.0
 
     def __enter__(self) -> Progress:
         if self._live is not None:
@@ -100,7 +102,10 @@ class Progress:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
-            self._console.print("; ".join(map(self._line, self._states)), markup=False, highlight=False, soft_wrap=True)
+            line = "; ".join(map(self._line, self._states))
+            if line != self._last_line or time.monotonic() >= self._repeat_at:
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._last_line, self._repeat_at = line, time.monotonic() + REPEAT_SECONDS
 
     def _line(self, name: str) -> str:
         state = self._states[name]

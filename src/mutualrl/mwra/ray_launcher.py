@@ -35,7 +35,7 @@ def join_cluster(address: str) -> Machine:
     Raises MachineError where Ray is not installed, or no cluster answers.
     """
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray hides the GPUs from its own tasks
     try:
         import ray
     except ImportError:

@@ -76,7 +76,9 @@ def accuracy(run: Run) -> Table:
             last = points[-1]
             change = "" if before is None else f"{last.value - before:+.4f}"
             rows.append([policy.name, group_label(group), figure(before), figure(last.value), str(last.step), change])
-    return Table("Greedy accuracy", ("policy", "group", "before training", "last", "at step", "change"), rows)
+    boxed = part(run.recipe, "task").get("reward", ["boxed"]) in ("boxed", ["boxed"])
+    title = "Greedy accuracy" if boxed else "Mean reward of greedy completions"
+    return Table(title, ("policy", "group", "before training", "last", "at step", "change"), rows)
 
 
 def sharing(run: Run) -> Table:

@@ -87,7 +87,10 @@ class Task(Protocol):
 def require_no_data(task: str, source: TaskSource) -> None:
     """Raise UsageError when a data file is named for a task whose problems are generated."""
     if source.data is not None or source.validation_data is not None:
-        raise UsageError(f"task {task!r} makes its own problems; leave --data out, or choose another --task")
+        raise UsageError(
+            f"task {task!r} makes its own problems; leave --data out, or name the task of the "
+            "data (--task dataset for rows with prompt and answer)"
+        )
 
 
 def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import RewardError, UsageError
@@ -81,7 +83,9 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        raise RewardError(f"reward function {name}: {type(error).__name__}: {error} ({where})") from error
 
 
 def weighted(

@@ -127,9 +127,21 @@ def build_trainer(
         raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
     own = prompt_ids([p.content for p in prompts], tokenizers[policy], trainer.chat_template_kwargs)
     check_vocabulary(trainer.model, max(max(row) for row in own))
+    _warn_of_context(policy, trainer, max(map(len, own)))
     hear_steps(trainer, sharing.link.advance)
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
     return BuiltTrainer(trainer, sharing, validation)
+
+
+def _warn_of_context(policy: str, trainer: MutualGRPOTrainer, longest: int) -> None:
+    """Say where prompts and completions together may be longer than what the model was made for."""
+    context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+    completion = trainer.args.max_completion_length
+    if isinstance(context, int) and longest + completion > context:
+        notify(
+            f"policy {policy!r}: a prompt of {longest} tokens and trainer.max_completion_length ({completion}) are "
+            f"more than the {context} positions of its model; what lies beyond them is not what it learnt"
+        )
 
 
 def _fitting(

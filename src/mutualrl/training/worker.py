@@ -61,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         work(run, given.policy, given.attempt, stop, elsewhere=given.elsewhere)
     except MutualRLError as error:
+        if error.__cause__ is not None:  # the user's own code, say: the log has where it failed
+            traceback.print_exception(error.__cause__)
         notify(error)
         if not isinstance(error, RunInterruptedError):  # who was told to stop is not the cause of anything
             _report(files, error.kind, str(error))

@@ -1,0 +1,35 @@
+"""Progress where there is no terminal: a line when there is news, and now and then when there is none."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from fake_clock import Clock
+from mutualrl.mwra.progress import Progress
+from mutualrl.storage.rundir import RunDirectory
+
+
+def test_a_line_that_says_nothing_new_is_not_repeated_for_two_minutes(tmp_path: Path, clock: Clock) -> None:
+    screen = io.StringIO()
+    run = RunDirectory(tmp_path)
+    metrics = run.policy("ada").metrics
+    metrics.parent.mkdir(parents=True)
+    with Progress(run, ["ada"], 10, Console(file=screen, width=200)) as progress:
+
+        def lines_after(seconds: float) -> int:
+            before = len(screen.getvalue().splitlines())
+            for _ in range(int(seconds)):
+                clock.sleep(1)
+                progress.update()
+            return len(screen.getvalue().splitlines()) - before
+
+        assert lines_after(16) == 1
+        assert lines_after(90) == 0
+        metrics.write_text(json.dumps({"step": 1}) + "\n")
+        assert lines_after(16) == 1
+        assert lines_after(100) == 0
+        assert lines_after(60) == 1
