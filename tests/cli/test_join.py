@@ -288,3 +288,18 @@ def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucke
     again = Joined(tmp_path, url, "ada", *longer, "--set", "exchange.checkpoints=true")
     finish(again)
     assert again.weights() == local.weights()["ada"]
+
+
+@pytest.mark.extended
+def test_policies_share_over_a_directory_that_both_mount(unbroken: FinishedRun, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "mount").mkdir()
+    url = f"file://{tmp_path}/mount/one"
+    ada, bob = (Joined(tmp_path, url, name, "--set", "exchange.checkpoints=true") for name in ("ada", "bob"))
+    finish(ada, bob)
+    assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
+    assert json.loads(cli("runs", "watch", url, "--json").stdout)["state"] == "finished"
+    assert cli("doctor", "--exchange", url, "--json").returncode in (0, 4)  # of the machine; the exchange is sound
+    shutil.rmtree(ada.directory)
+    again = Joined(tmp_path, url, "ada")
+    finish(again)
+    assert again.weights() == unbroken.weights()["ada"]

@@ -12,7 +12,7 @@ import pytest
 from conftest import PATIENCE
 from fake_clock import Clock
 from mutualrl.errors import ExchangeDamagedError, ExchangeUnreachableError, FencedError
-from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore
+from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore, open_store
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.liveness import HeartbeatMonitor, clear_heartbeats, last_beat
 from store_contract import ROWS, carries_an_exchange, keeps_objects
@@ -67,8 +67,10 @@ class MemoryStore:
                 self.objects.pop((policy, name), None)
 
 
-@pytest.fixture(params=["files", "memory"])
+@pytest.fixture(params=["files", "memory", "shared directory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ExchangeStore:
+    if request.param == "shared directory":
+        return open_store(f"file://{tmp_path}/run%20one")
     return LocalStore(tmp_path / "x") if request.param == "files" else MemoryStore()
 
 
@@ -205,3 +207,29 @@ def test_time_in_which_a_reader_could_not_look_is_no_silence_of_its_peer(clock: 
     store.away = False
     heartbeat.beat()
     assert monitor.seconds_since("bob")[0] == 0
+
+
+def test_a_shared_directory_is_probed_and_carries_files(tmp_path: Path) -> None:
+    from mutualrl.errors import MachineError
+    from mutualrl.see.shared_directory import remote_store
+
+    store = remote_store(f"file://{tmp_path}/run")
+    store.probe()
+    assert store.names("") == []
+    (tmp_path / "here").write_bytes(b"weights")
+    store.put_file("ada", "model", tmp_path / "here")
+    store.get_file("ada", "model", tmp_path / "there")
+    assert (tmp_path / "there").read_bytes() == b"weights"
+    assert store.names("ada") == ["model"]
+    with pytest.raises(FileNotFoundError):
+        store.get_file("ada", "gone", tmp_path / "nowhere")
+    with pytest.raises(MachineError, match="is the file system mounted"):
+        remote_store(f"file://{tmp_path}/not/mounted/run").probe()
+
+
+@pytest.mark.parametrize("url", ["file://host/run", "file:///a/../b", "file:///", "file:///a?b"])
+def test_a_url_that_is_no_shared_directory_is_refused(url: str) -> None:
+    from mutualrl.storage.bucket_url import require_url
+
+    with pytest.raises(ValueError, match="expected"):
+        require_url(url)

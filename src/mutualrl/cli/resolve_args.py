@@ -8,9 +8,10 @@ from pathlib import Path
 from mutualrl.errors import UsageError
 from mutualrl.mwra.session import Launch, resumable
 from mutualrl.recipes import Recipe, Request, resolve, revise
-from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import restore
 from mutualrl.see.manifest import read_manifest
+from mutualrl.see.shared_directory import remote_store
 from mutualrl.storage.bucket_url import redacted, require_url
 from mutualrl.storage.files import try_read_json, user_path
 from mutualrl.storage.rundir import RunDirectory
@@ -53,7 +54,7 @@ def _restored(url: str, policy: str, path: Path) -> int | None:
     """Make a policy's run directory from its checkpoint in the bucket, where it has one; return the step."""
     if path.exists() and any(path.iterdir()):
         return None  # refused where the directory is claimed, with what it holds
-    store = BucketStore(url, PROBE_SECONDS)
+    store = remote_store(url, PROBE_SECONDS)
     manifest = read_manifest(store)
     if manifest is None or policy not in manifest.policies:
         return None

@@ -62,10 +62,11 @@ def examine(directory: Path, exchange: str | None = None) -> Iterator[CheckResul
 
 def _bucket(url: str) -> CheckResult:
     """Return whether a bucket may hold an exchange: rights, conditional puts."""
-    from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+    from mutualrl.see.bucket import PROBE_SECONDS
+    from mutualrl.see.shared_directory import remote_store
 
     try:
-        BucketStore(url, PROBE_SECONDS).probe()
+        remote_store(url, PROBE_SECONDS).probe()
     except MachineError as error:
         return CheckResult("exchange", "fail", str(error), "see docs/operations.md, A bucket")
     return CheckResult("exchange", "ok", f"{url}: put, list, get, delete, create once, replace if unchanged")

@@ -16,10 +16,11 @@ from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.schema import Bucket
 from mutualrl.regimes.channels import SEPARATOR
-from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.files import committed_rounds
 from mutualrl.see.liveness import last_beat
 from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
+from mutualrl.see.shared_directory import remote_store
 from mutualrl.storage.run_info import Fingerprint
 
 FINISHED = "finished"
@@ -29,7 +30,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
     """Return the id of the run that the bucket is to hold: a new one, or for a policy that joins the one that is
     there. Raises MachineError where the bucket cannot be used, UsageError where it holds another run."""
     assert recipe.bucket is not None
-    store = BucketStore(recipe.bucket.url, PROBE_SECONDS)
+    store = remote_store(recipe.bucket.url, PROBE_SECONDS)
     store.probe()
     names, run_id, policy = [p.name for p in recipe.policies], uuid.uuid4().hex, launch.policy
     manifest = write_manifest(store, Manifest(run_id, tuple(names), recipe.spec.name, dict(plan), decisive(recipe)))
@@ -88,7 +89,7 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
 def require_run(bucket: Bucket, run_id: str, policy: str | None, console: Console) -> None:
     """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more, UsageError where the
     `policy` that joins it runs elsewhere."""
-    store = BucketStore(bucket.url, PROBE_SECONDS)
+    store = remote_store(bucket.url, PROBE_SECONDS)
     manifest = read_manifest(store)
     if manifest is None or manifest.run_id != run_id:
         held = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
@@ -100,7 +101,7 @@ def require_run(bucket: Bucket, run_id: str, policy: str | None, console: Consol
 def require_alone(bucket: Bucket, policy: str, console: Console) -> None:
     """Raise UsageError where another process of a policy writes heartbeats into the bucket. Looks for one and a half
     intervals, unless the policy has not started or has finished."""
-    store = BucketStore(bucket.url, PROBE_SECONDS)
+    store = remote_store(bucket.url, PROBE_SECONDS)
     before = last_beat(store, policy)
     if before is None or before.get("phase") == FINISHED:
         return

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
-from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_beat
 from mutualrl.see.manifest import read_manifest
 from mutualrl.see.mirror import RUN_JSON, mirrored, policy_files
+from mutualrl.see.shared_directory import RemoteStore, remote_store
 from mutualrl.storage.bucket_url import is_bucket, redacted, require_url
 from mutualrl.storage.files import JsonObject, parse_checksummed, write_atomic, write_checksummed, write_json
 from mutualrl.storage.run_info import RunInfo, policy_result
@@ -44,7 +45,7 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
     Raises UsageError where the bucket holds no run, or none of its policies has begun; FileDamagedError.
     """
     try:
-        store = BucketStore(require_url(url), PROBE_SECONDS)
+        store = remote_store(require_url(url), PROBE_SECONDS)
     except ValueError as error:
         raise UsageError(f"{redacted(url)!r}: {error}") from None
     manifest = read_manifest(store)
@@ -76,7 +77,7 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
     return run
 
 
-def _info(store: BucketStore, policy: str) -> RunInfo | None:
+def _info(store: RemoteStore, policy: str) -> RunInfo | None:
     """Return what a policy's run directory says of the run; None where it has not begun. Raises FileDamagedError."""
     data, where = mirrored(store, policy, RUN_JSON), store.describe(policy, RUN_JSON)
     if data is None:

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError, FileDamagedError
-from mutualrl.see.bucket import BucketStore
 from mutualrl.see.mirror import RUN_JSON, Mirror, mirrored, policy_files
+from mutualrl.see.shared_directory import RemoteStore
 from mutualrl.storage.artifacts import MARKER
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed, write_atomic
@@ -28,7 +28,7 @@ _FILE = re.compile(r"checkpoint\.([0-9]{6,})\.([0-9]+)")
 class CheckpointCopies:
     """Copies of a policy's newest checkpoint. `write` is called again and again, beside the training."""
 
-    def __init__(self, store: BucketStore, run: RunDirectory, policy: str, mirror: Mirror) -> None:
+    def __init__(self, store: RemoteStore, run: RunDirectory, policy: str, mirror: Mirror) -> None:
         self._store = store
         self._policy = policy
         self._checkpoints = Checkpoints(run.policy(policy).root)
@@ -76,7 +76,7 @@ def _object(step: int, number: int) -> str:
     return f"checkpoint.{step:06d}.{number}"
 
 
-def restore(store: BucketStore, policy: str, run_id: str, root: Path) -> int | None:
+def restore(store: RemoteStore, policy: str, run_id: str, root: Path) -> int | None:
     """Make the run directory of a policy from what is in the bucket: its files, and its newest checkpoint, compared
     with the checkpoint's marker. Return the checkpoint's step; None, and nothing is made, where there is none of this
     run.

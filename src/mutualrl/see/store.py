@@ -164,7 +164,7 @@ def open_store(location: Location) -> ExchangeStore:
     if isinstance(location, Path):
         return LocalStore(location)
     if isinstance(location, str):
-        from mutualrl.see.bucket import BucketStore
+        from mutualrl.see.shared_directory import remote_store
 
-        return BucketStore(location)
+        return remote_store(location)
     return location

@@ -27,11 +27,12 @@ from mutualrl.process.stopping import StopRequest
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import compare_models
 from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
-from mutualrl.see.bucket import PROBE_SECONDS, BucketStore
+from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import CheckpointCopies
 from mutualrl.see.liveness import LOADING
 from mutualrl.see.location import records_of
 from mutualrl.see.mirror import BEATS, Mirror
+from mutualrl.see.shared_directory import remote_store
 from mutualrl.storage.files import is_disk_failure, write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
@@ -114,7 +115,7 @@ def _mirroring(run: RunDirectory, recipe: Recipe, policy: str) -> Repeater | Non
     """Mirror the policy's small files where its exchange is in a bucket, and its checkpoints where that is asked."""
     if recipe.bucket is None:
         return None
-    store = BucketStore(recipe.bucket.url, PROBE_SECONDS)
+    store = remote_store(recipe.bucket.url, PROBE_SECONDS)
     mirror = Mirror(store, run, policy)
     write = CheckpointCopies(store, run, policy, mirror).write if recipe.bucket.checkpoints else mirror.write
     repeater = Repeater(f"the mirror of {policy!r}", write, BEATS * recipe.bucket.heartbeat_seconds)
