@@ -15,6 +15,8 @@ from typing import Any
 
 from mutualrl.errors import UsageError
 
+POLICY_NAME = r"^[a-z0-9][a-z0-9._-]*$"  # it is a directory, and a part of a URL
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

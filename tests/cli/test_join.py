@@ -32,8 +32,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 class Joined:
     """`mutualrl join` of one policy, in a directory of its own."""
 
-    def __init__(self, directory: Path, url: str, policy: str, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self, directory: Path, url: str, policy: str, *arguments: str, core: int | None = None, **environment: str
+    ) -> None:
         self.policy = policy
+        self.core = core  # the only one that it may run on: a policy has as many threads as cores
         self.directory = directory / policy
         self.directory.mkdir(exist_ok=True)
         self.path = self.directory / "r"
@@ -45,8 +48,17 @@ class Joined:
     def begin(self) -> None:
         with (self.directory / "stderr.txt").open("ab") as errors:
             self.process = subprocess.Popen(
-                self.command, cwd=self.directory, stdout=subprocess.DEVNULL, stderr=errors, env=self.environment
+                self.command,
+                cwd=self.directory,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=self.environment,
+                preexec_fn=None if self.core is None else self._stay,  # noqa: PLW1509  (no threads yet)
             )
+
+    def _stay(self) -> None:
+        assert self.core is not None
+        os.sched_setaffinity(0, {self.core})
 
     @property
     def errors(self) -> str:
@@ -273,19 +285,22 @@ def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucke
     local = Run(tmp_path / "local", *SHORT, *longer)
     assert local.process.wait(PATIENCE) == 0, local.errors.read_text()
     url = server.bucket()
-    ada, bob = (Joined(tmp_path, url, name, *longer, "--set", "exchange.checkpoints=true") for name in ("ada", "bob"))
+    longer += ("--set", "exchange.checkpoints=true")
+    cores = sorted(os.sched_getaffinity(0))
+    ada = Joined(tmp_path, url, "ada", *longer, core=cores[0])
+    bob = Joined(tmp_path, url, "bob", *longer, core=cores[-1])
     store = open_store(url)
     wait_until(lambda: "checkpoint.json" in store.names("ada"))
     ada.process.kill()
     ada.process.wait()
     wait_until(lambda: not members(ada.path))
     shutil.rmtree(ada.directory)
-    ada = Joined(tmp_path, url, "ada", *longer, "--set", "exchange.checkpoints=true")
+    ada = Joined(tmp_path, url, "ada", *longer, core=cores[0])
     finish(ada, bob)
-    assert "was made from the bucket: policy ada goes on from its checkpoint" in ada.errors
+    assert "policy ada goes on from its checkpoint of step" in ada.errors
     assert {"ada": ada.weights(), "bob": bob.weights()} == local.weights()
     shutil.rmtree(ada.directory)
-    again = Joined(tmp_path, url, "ada", *longer, "--set", "exchange.checkpoints=true")
+    again = Joined(tmp_path, url, "ada", *longer, core=cores[0])
     finish(again)
     assert again.weights() == local.weights()["ada"]
 

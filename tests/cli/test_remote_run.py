@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from buckets import Server, reachable, serving
 from conftest import Cli
-from mutualrl.errors import UsageError
+from mutualrl.errors import ExchangeDamagedError, UsageError
 from mutualrl.mwra.remote_run import fetch_run
 from mutualrl.reporting.run_reader import read_run
 from mutualrl.see import LocalStore, open_store
 from mutualrl.see.manifest import Manifest, write_manifest
 from mutualrl.see.mirror import Mirror, mirrored
+from mutualrl.storage.files import checksummed_bytes
 from mutualrl.storage.rundir import RunDirectory
 from runs import FinishedRun
 
@@ -110,3 +112,17 @@ def test_only_what_has_changed_is_put_again(unbroken: FinishedRun, tmp_path: Pat
         file.write('{"step": 7}\n')
     copies.write()
     assert puts[5:] == ["mirror.metrics.jsonl"]
+
+
+def test_policies_of_a_manifest_are_names_and_no_paths(server: Server, unbroken: FinishedRun, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    url = server.bucket()
+    store, info = open_store(url), RunDirectory(unbroken.path).info()
+    write_manifest(store, Manifest(info.run_id, ("ada", "bob"), info.regime, dict(info.fingerprint), {}))
+    for name in (str(victim), "../victim", ".."):
+        forged = Manifest(info.run_id, (name,), info.regime, {}, {})
+        store.put("", "run.json", checksummed_bytes(asdict(forged)))
+        with pytest.raises(ExchangeDamagedError, match="no policy can be called"):
+            fetch_run(url, tmp_path / "one")
+    assert not list(victim.iterdir())

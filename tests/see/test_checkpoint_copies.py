@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from buckets import Server, reachable, serving
-from mutualrl.errors import CheckpointDamagedError
-from mutualrl.see.bucket import BucketStore
-from mutualrl.see.checkpoint_copies import POINTER, CheckpointCopies, restore
+from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError
+from mutualrl.see.checkpoint_copies import POINTER, CheckpointCopies, forget, has_copy, stage
 from mutualrl.see.mirror import Mirror
+from mutualrl.see.store import RemoteStore, remote_store
 from mutualrl.storage.artifacts import file_sum, relative_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
-from mutualrl.storage.files import write_checksummed
+from mutualrl.storage.files import checksummed_bytes, write_checksummed
 from mutualrl.storage.rundir import RunDirectory
 
 
@@ -39,53 +40,87 @@ def saved(root: Path, step: int, **contents: bytes) -> RunDirectory:
     return run
 
 
-def copies(store: BucketStore, run: RunDirectory) -> CheckpointCopies:
-    return CheckpointCopies(store, run, "ada", Mirror(store, run, "ada"))
+def copies(store: RemoteStore, run: RunDirectory, attempt: int = 0, newest: int = 0) -> CheckpointCopies:
+    def is_newest() -> bool:
+        return attempt >= newest
+
+    mirror = Mirror(store, run, "ada", is_newest)
+    return CheckpointCopies(store, run, "ada", mirror, attempt=attempt, model="base", is_newest=is_newest)
 
 
-def test_what_is_restored_is_what_was_saved_and_older_copies_are_gone(server: Server, tmp_path: Path) -> None:
-    store = BucketStore(server.bucket())
-    assert restore(store, "ada", "run-1", tmp_path / "none") is None
-    writer = copies(store, saved(tmp_path / "here", 2, optimizer=b"x" * 20_000_000))  # put in parts
+def test_what_is_fetched_is_what_was_saved_and_older_copies_are_gone(server: Server, tmp_path: Path) -> None:
+    store = remote_store(server.bucket())
+    assert stage(store, "ada", "run-1", tmp_path / "none") is None
+    assert not has_copy(store, "ada")
+    writer = copies(store, saved(tmp_path / "here", 2, optimizer=b"x" * 80_000_000))  # in several parts
     writer.write()
+    first = stage(store, "ada", "run-1", tmp_path / "first")
+    assert first is not None
+    assert (tmp_path / "first" / "files" / "below" / "optimizer").stat().st_size == 80_000_000
     saved(tmp_path / "here", 4, optimizer=b"y" * 1000, further=b"")
     writer.write()
-    assert sorted(name for name in store.names("ada") if name.startswith("checkpoint.000")) == [
-        f"checkpoint.000004.{number}" for number in range(3)
-    ]
-    assert restore(store, "ada", "run-1", tmp_path / "there") == 4
+    left = sorted(name for name in store.names("ada") if name.startswith("checkpoint.0"))
+    assert left == [f"checkpoint.000004.a0.{number}" for number in range(3)]
+    fetched = stage(store, "ada", "run-1", tmp_path / "fetched")
+    assert fetched is not None
+    assert (fetched.marker.step, fetched.model) == (4, "base")
     there = RunDirectory(tmp_path / "there")
+    fetched.install(there)
     marker = Checkpoints(there.policy("ada").root).verify(4)
     assert marker == Checkpoints(tmp_path / "here" / "policies" / "ada").marker(4)
     assert there.policy("ada").metrics.read_text() == '{"step": 1}\n'
-    assert there.recipe.read_text() == "a: 1\n"
-    assert there.run_json.read_bytes() == (tmp_path / "here" / "run.json").read_bytes()
-    assert restore(store, "ada", "run-2", tmp_path / "another run") is None
-    assert not (tmp_path / "another run").exists()
+    assert not there.run_json.exists()  # recipe and code are the user's
+    assert not (tmp_path / "fetched").exists()
+    assert stage(store, "ada", "run-2", tmp_path / "another run") is None
+    forget(store, "ada")
+    assert store.names("ada") == []
+
+
+def test_an_attempt_that_was_fenced_off_writes_and_deletes_nothing(server: Server, tmp_path: Path) -> None:
+    store = remote_store(server.bucket())
+    copies(store, saved(tmp_path / "new", 6), attempt=1, newest=1).write()
+    before = sorted(store.names("ada"))
+    copies(store, saved(tmp_path / "old", 4), attempt=0, newest=1).write()
+    assert sorted(store.names("ada")) == before
+    fetched = stage(store, "ada", "run-1", tmp_path / "fetched")
+    assert fetched is not None
+    assert fetched.marker.step == 6
 
 
 def test_a_copy_that_is_damaged_or_incomplete_is_refused(server: Server, tmp_path: Path) -> None:
-    store = BucketStore(server.bucket())
+    store = remote_store(server.bucket())
     copies(store, saved(tmp_path / "here", 2)).write()
-    store.put("ada", "checkpoint.000002.0", b"weighty")
+    store.put("ada", "checkpoint.000002.a0.0", b"WEIGHTS")
     with pytest.raises(CheckpointDamagedError, match="below/model"):
-        restore(store, "ada", "run-1", tmp_path / "a")
-    store.delete("ada", ["checkpoint.000002.0"])
+        stage(store, "ada", "run-1", tmp_path / "a")
+    store.put("ada", "checkpoint.000002.a0.0", b"weights and much more")  # larger than its marker says
+    with pytest.raises(CheckpointDamagedError, match="has another size"):
+        stage(store, "ada", "run-1", tmp_path / "a")
+    store.delete("ada", ["checkpoint.000002.a0.0"])
     with pytest.raises(CheckpointDamagedError, match="'below/model' is not there"):
-        restore(store, "ada", "run-1", tmp_path / "b")
+        stage(store, "ada", "run-1", tmp_path / "b")
 
 
-def test_a_marker_that_names_files_elsewhere_is_refused(server: Server, tmp_path: Path) -> None:
-    from dataclasses import asdict
-
-    from mutualrl.storage.files import checksummed_bytes
-
-    store = BucketStore(server.bucket())
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"../../../evil": {"bytes": 7, "sha256": "0" * 64}}},
+        {"files": {"/tmp/evil": {"bytes": 7, "sha256": "0" * 64}}},
+        {"files": {"evil.py": {"bytes": 7, "sha256": "0" * 64}}},
+        {"step": "../2"},
+        {"ranks": -1},
+    ],
+    ids=str,
+)
+def test_a_marker_that_names_files_elsewhere_or_is_none_is_refused(
+    server: Server, tmp_path: Path, change: dict[str, object]
+) -> None:
+    store = remote_store(server.bucket())
     run = saved(tmp_path / "here", 2)
     copies(store, run).write()
-    marker = Checkpoints(run.policy("ada").root).marker(2)
-    files = {"../../../evil": asdict(marker)["files"]["below/model"]}
-    store.put("ada", POINTER, checksummed_bytes({**asdict(marker), "files": files}))
-    with pytest.raises(CheckpointDamagedError, match="outside of the checkpoint"):
-        restore(store, "ada", "run-1", tmp_path / "a" / "b")
-    assert not list(tmp_path.rglob("evil"))
+    marker = {**asdict(Checkpoints(run.policy("ada").root).marker(2)), **change}
+    pointer = {"prefix": "checkpoint.000002.a0.", "model": "base", "marker": marker}
+    store.put("ada", POINTER, checksummed_bytes(pointer))
+    with pytest.raises(ExchangeDamagedError, match="not a checkpoint's marker"):
+        stage(store, "ada", "run-1", tmp_path / "a" / "b")
+    assert not list(tmp_path.rglob("evil*"))

@@ -211,7 +211,7 @@ def test_time_in_which_a_reader_could_not_look_is_no_silence_of_its_peer(clock: 
 
 def test_a_shared_directory_is_probed_and_carries_files(tmp_path: Path) -> None:
     from mutualrl.errors import MachineError
-    from mutualrl.see.shared_directory import remote_store
+    from mutualrl.see.store import remote_store
 
     store = remote_store(f"file://{tmp_path}/run")
     store.probe()

@@ -30,7 +30,7 @@ from training_harness import (
 
 pytestmark = pytest.mark.slow
 
-LATE = sorted(name for name, spec in regimes().items() if spec.late)
+LATE = sorted(name for name, spec in regimes().items() if spec.late(spec.settings()))
 
 
 @pytest.fixture
@@ -200,3 +200,55 @@ def test_other_prompts_in_a_late_round_are_refused(tiny: dict[str, Path], tmp_pa
     with pytest.raises(PlanMismatchError, match="round 0: 'ada' and 'bob' did not see the same prompts"):
         train(ReplayedMutual, tiny["ada"], tmp_path / "a", stale(root, tiny, 1), reward=reward)
     assert Exchange(root, "eve", "script").rounds("ada") == [0, 1]
+
+
+def test_a_prompt_that_was_taught_spends_its_uses_once(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """Of two peers with the same successes one comes in time and one a round late: the late one teaches nothing."""
+    tokenizer = load_tokenizer(str(tiny["bob"]))
+    ready, root = tmp_path / "ready", tmp_path / "x"
+    for peer in ("bob", "eve"):
+        publish_rollouts(ready, tokenizer, sampled_rounds(8, STEPS), name=peer)
+    shutil.copytree(ready / "bob", root / "bob")
+    (root / "eve").mkdir()
+
+    def learner(name: str, staleness: int) -> Sharing:
+        shared = sharing(tmp_path / name, "sgt", peers=("bob", "eve"), max_uses_per_prompt=3)
+        shared.link.staleness = staleness
+        shared.link.reads = ReadLog(shared.link.exchange.store, "ada")
+        return shared
+
+    calls = iter([(), (0,), (1, 2)])
+
+    def reward(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+        for number in next(calls, ()):
+            for suffix in ("parquet", "json"):
+                shutil.copy(ready / "eve" / f"{number:06d}.{suffix}", root / "eve")
+        return boxed_reward(completions, answer, **columns)
+
+    late = learner("x", 1)
+    train(ReplayedMutual, tiny["ada"], tmp_path / "b", late, reward=reward)
+    assert late.uses
+    assert late.state["uses"] == dict(late.uses)  # what the cap counts is what was learnt
+
+
+def test_the_learners_own_successes_are_no_late_lessons(tiny: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"teacher=own.*needs the peers' rollouts in the round itself"):
+        shared = stale(tmp_path / "x", tiny, 1, "sgt", teacher="own", memory=2)
+        train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared)
+
+
+def test_a_peer_that_fails_again_in_a_replayed_round_is_left_out(tiny: dict[str, Path], tmp_path: Path) -> None:
+    """`on_peer_loss: continue`: the log says that the peer was read, and the peer is gone."""
+    from mutualrl.see import MissingPeers, WaitTimeouts
+
+    root = tmp_path / "x"
+    shared = stale(root, tiny, 1)
+    link = shared.link
+    link.exchange = Exchange(root, "ada", "script", timeouts=WaitTimeouts(0.2, 20.0, "continue"))
+    link.missing_peers = MissingPeers(link.exchange.store, "ada")
+    (root / "ada").mkdir(parents=True)
+    link.reads.write(0, {"bob": -1})
+    link.reads.write(1, {"bob": 0})
+    read = link.read(1)
+    assert (read.current, read.late, read.lags) == ({}, {}, {})
+    assert link.missing_peers.is_missing("bob", 1)

@@ -23,7 +23,10 @@ from mutualrl.cli.train import (
 
 @reports_errors
 def join(
-    exchange: Annotated[str, typer.Argument(help="Where the run's exchange is: s3://, gs:// or az://BUCKET/PREFIX, or file:///DIRECTORY.")],
+    exchange: Annotated[
+        str,
+        typer.Argument(help="Where the run's exchange is: s3://, gs:// or az://BUCKET/PREFIX, or file:///DIRECTORY."),
+    ],
     policy: Annotated[str, typer.Option(help="The policy of the recipe that trains here.", show_default=False)],
     recipe: Annotated[
         Path | None,

@@ -57,7 +57,7 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
         return
     screen().print(f"{spec.name}: {spec.summary}", markup=False, highlight=False, soft_wrap=True)
     if spec.reads_peers:
-        behind = "may be rounds behind" if spec.late else "must keep up"
+        behind = "may be rounds behind" if spec.late(spec.settings()) else "must keep up"
         screen().print(f"Peers {behind} (exchange.staleness)", markup=False, highlight=False, soft_wrap=True)
     table = Table("setting", "default", "meaning")
     for row in described:

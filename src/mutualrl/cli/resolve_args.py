@@ -8,10 +8,6 @@ from pathlib import Path
 from mutualrl.errors import UsageError
 from mutualrl.mwra.session import Launch, resumable
 from mutualrl.recipes import Recipe, Request, resolve, revise
-from mutualrl.see.bucket import PROBE_SECONDS
-from mutualrl.see.checkpoint_copies import restore
-from mutualrl.see.manifest import read_manifest
-from mutualrl.see.shared_directory import remote_store
 from mutualrl.storage.bucket_url import redacted, require_url
 from mutualrl.storage.files import try_read_json, user_path
 from mutualrl.storage.rundir import RunDirectory
@@ -29,10 +25,7 @@ def recipe_to_join(
     path = user_path(run_dir)
     assignments = (*request.assignments, f"exchange.url={url}")
     request = replace(request, run_dir=path, assignments=assignments)
-    there, notes = (path / "run.json").exists(), []
-    if not there and not restart and (step := _restored(url, policy, path)) is not None:
-        there = True
-        notes.append(f"{path} was made from the bucket: policy {policy} goes on from its checkpoint of step {step}")
+    there = (path / "run.json").exists()
     if there:
         require_joined(path, url, policy)
     if there and finished(path):
@@ -42,23 +35,13 @@ def recipe_to_join(
     names = [p.name for p in recipe.policies]
     if policy not in names:
         raise UsageError(f"--policy {policy}: the recipe has {', '.join(names)}")
+    notes = []
     if recipe.run.on_peer_loss == "fail":
         notes.append("a policy that is lost is waited for (run.on_peer_loss=wait): it may come back")
         recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"on_peer_loss": "wait"})})
     if recipe.run.keep_rounds is not None:
         notes.append("run.keep_rounds has no effect: from here nobody knows which rounds the others may still need")
     return recipe, launch, notes
-
-
-def _restored(url: str, policy: str, path: Path) -> int | None:
-    """Make a policy's run directory from its checkpoint in the bucket, where it has one; return the step."""
-    if path.exists() and any(path.iterdir()):
-        return None  # refused where the directory is claimed, with what it holds
-    store = remote_store(url, PROBE_SECONDS)
-    manifest = read_manifest(store)
-    if manifest is None or policy not in manifest.policies:
-        return None
-    return restore(store, policy, manifest.run_id, path)
 
 
 def default_directory(url: str, policy: str) -> Path:

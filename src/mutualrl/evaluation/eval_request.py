@@ -13,9 +13,9 @@ from mutualrl.engines.base import Sampling, check_temperature
 from mutualrl.errors import UsageError
 from mutualrl.recipes import Recipe, Request, resolve
 from mutualrl.recipes.resolve import data_path
-from mutualrl.recipes.schema import POLICY_NAME, Policy, TaskSection, known_model
+from mutualrl.recipes.schema import Policy, TaskSection, known_model
 from mutualrl.recipes.yaml_file import parse_mapping
-from mutualrl.records import Prompt
+from mutualrl.records import POLICY_NAME, Prompt
 from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import trained_model

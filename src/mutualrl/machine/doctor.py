@@ -63,7 +63,7 @@ def examine(directory: Path, exchange: str | None = None) -> Iterator[CheckResul
 def _bucket(url: str) -> CheckResult:
     """Return whether a bucket may hold an exchange: rights, conditional puts."""
     from mutualrl.see.bucket import PROBE_SECONDS
-    from mutualrl.see.shared_directory import remote_store
+    from mutualrl.see.store import remote_store
 
     try:
         remote_store(url, PROBE_SECONDS).probe()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,12 +18,17 @@ from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
 from mutualrl.recipes.schema import Bucket
 from mutualrl.regimes.channels import SEPARATOR
+from mutualrl.see import MissingPeers
 from mutualrl.see.bucket import PROBE_SECONDS
+from mutualrl.see.checkpoint_copies import Staged, forget, has_copy, stage
 from mutualrl.see.files import committed_rounds
 from mutualrl.see.liveness import last_beat
+from mutualrl.see.location import records_of
 from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
-from mutualrl.see.shared_directory import remote_store
+from mutualrl.see.store import remote_store
+from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.run_info import Fingerprint
+from mutualrl.storage.rundir import RunDirectory
 
 FINISHED = "finished"
 
@@ -42,12 +49,41 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
     if policy is not None:
         require_same_run(store.url, manifest, recipe, plan, policy)
         require_alone(recipe.bucket, policy, console)
-        if (rounds := committed_rounds(store, policy)) and not launch.restart:
+        if launch.restart:
+            forget(store, policy)
+        elif (rounds := committed_rounds(store, policy)) and not has_copy(store, policy):
             raise UsageError(
                 f"policy {policy!r} has published {len(rounds)} rounds in {store.url}, and {recipe.run.dir} holds no "
                 "run to go on with; name its directory with --run-dir, or train it from the start with --restart"
             )
     return manifest.run_id
+
+
+def fetch_checkpoint(
+    recipe: Recipe, launch: Launch, run_id: str, path: Path, models: Mapping[str, str]
+) -> Staged | None:
+    """Fetch the checkpoint of a policy that joins beside its run directory `path`, where that has none; None where the
+    bucket has none, or the policy trains from its start. Raises UsageError where it was made with another model."""
+    if recipe.bucket is None or launch.policy is None or launch.restart:
+        return None
+    policy = launch.policy
+    if Checkpoints(RunDirectory(path).policy(policy).root).steps():
+        return None
+    staged = stage(remote_store(recipe.bucket.url), policy, run_id, path.with_name(f".{path.name}.fetched"))
+    if staged is not None and staged.model and models.get(policy, staged.model) != staged.model:
+        raise UsageError(
+            f"--policy {policy}: its checkpoint in {recipe.bucket.url} was trained from another base model than "
+            f"{recipe.policy(policy).model!r}; give the model that it began with, or train it from the start with "
+            "--restart"
+        )
+    return staged
+
+
+def install_checkpoint(staged: Staged, run: RunDirectory) -> str:
+    """Put a fetched checkpoint into a run's directory; return what to say. Lost peers are waited for again."""
+    staged.install(run)
+    MissingPeers(records_of(run), staged.marker.policy).readmit_all(staged.marker.round)
+    return f"policy {staged.marker.policy} goes on from its checkpoint of step {staged.marker.step} in the bucket"
 
 
 def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerprint, policy: str) -> None:

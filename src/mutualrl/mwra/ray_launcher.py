@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,13 +21,16 @@ from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.session import Launch
 from mutualrl.mwra.stop import StopSignals, ask_to_stop, stopped
+from mutualrl.process.status import PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
+from mutualrl.see.liveness import NOT_STARTED, HeartbeatMonitor
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
     import ray
 
 POLL_SECONDS = 0.2
+SILENT_SECONDS = 5.0  # without a heartbeat: Ray is about to start the policy again, or its own watch will end it
 
 
 def join_cluster(address: str) -> Machine:
@@ -53,13 +57,14 @@ def join_cluster(address: str) -> Machine:
 
 
 def run_on_cluster(
-    run: RunDirectory, recipe: Recipe, placement: Placement, console: Console, request: StopSignals
+    run: RunDirectory, recipe: Recipe, placement: Placement, session: int, console: Console, request: StopSignals
 ) -> None:
     """Carry out the policies on the cluster that was joined, and see them through; end all of them when the run fails
     or is stopped."""
     names = [policy.name for policy in recipe.policies]
     waiting = {name for name in names if not run.policy(name).result.exists()}
     fits = {_start(run, recipe, placement.allocation(name)): name for name in names if name in waiting}
+    status = _Status(run, session)
     try:
         with Progress(run, names, recipe.run.steps, console, recipe.spec.metric("gate_rate")) as progress:
             deadline = None
@@ -69,12 +74,42 @@ def run_on_cluster(
                     ask_to_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     break
-                _collect(run, recipe, fits, console)
+                _collect(run, recipe, fits, status, console)
+                status.update(fits.values())
                 progress.update()
         if request.received or run.stop_file.exists():
             raise RunInterruptedError(stopped(run, recipe, Launch(), request))
+        status.close("finished")
+    except MutualRLError as error:
+        status.close(f"{error.kind}: {error}")
+        raise
     finally:
         _end(fits)
+
+
+class _Status:
+    """What the peers are told of each policy: one that is silent while Ray has it is being started again."""
+
+    def __init__(self, run: RunDirectory, session: int) -> None:
+        self._writer = StatusWriter(run.root, session)
+        self._heartbeats = HeartbeatMonitor(run.exchange)
+
+    def publish(self, policy: str, state: str) -> None:
+        """Say something new about a policy."""
+        if self._writer.statuses.get(policy) != PolicyStatus(state):
+            self._writer.publish(policy, PolicyStatus(state))
+
+    def update(self, policies: Iterable[str]) -> None:
+        """Say of the policies that Ray has whether they are heard of."""
+        for policy in policies:
+            silent, phase = self._heartbeats.seconds_since(policy)
+            away = silent > SILENT_SECONDS or phase.startswith(NOT_STARTED)
+            self.publish(policy, "restarting" if away else "running")
+        self._writer.beat()
+
+    def close(self, outcome: str) -> None:
+        """Say how the run ended here."""
+        self._writer.close(outcome)
 
 
 def require_room(placement: Placement) -> None:
@@ -148,7 +183,9 @@ def _fit(config: dict[str, Any], workers: int, resources: dict[str, float], rest
     ).fit()
 
 
-def _collect(run: RunDirectory, recipe: Recipe, fits: dict[ray.ObjectRef[None], str], console: Console) -> None:
+def _collect(
+    run: RunDirectory, recipe: Recipe, fits: dict[ray.ObjectRef[None], str], status: _Status, console: Console
+) -> None:
     """Take the policies that have ended out of `fits`. Raises the error of one that failed."""
     import ray
 
@@ -160,7 +197,9 @@ def _collect(run: RunDirectory, recipe: Recipe, fits: dict[ray.ObjectRef[None], 
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[-1]
         if run.policy(name).result.exists() or run.stop_file.exists():
+            status.publish(name, "finished" if run.policy(name).result.exists() else "stopped")
             continue
+        status.publish(name, "lost")
         failure = _failure(run, name, why)
         if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not fits:
             raise failure

@@ -21,6 +21,7 @@ from mutualrl.recipes import load_run
 from mutualrl.storage.rundir import RunDirectory
 
 POLL_SECONDS = 0.5
+SIBLING_SECONDS = 10.0  # after another rank of the policy has failed: this one may wait for it in a collective
 
 
 class PolicyDiedError(RuntimeError):
@@ -81,8 +82,13 @@ def _see_through(process: subprocess.Popen[bytes], run: RunDirectory, policy: st
     """Wait until a rank's process ends; the main one's worker also looks for a policy that is frozen, or makes no
     progress. Return what went wrong, in words."""
     watch = Watch(run.exchange, policy, load_run(run, without_models=True).run, notify)
+    failed_at = None
     while (code := process.poll()) is None:
         time.sleep(POLL_SECONDS)
+        if failed_at is None and failure_of(run, policy) is not None:
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() > failed_at + SIBLING_SECONDS:
+            return "was left waiting by another rank, which failed"
         if not watching:
             continue
         if (silent := watch.frozen_for()) is not None:

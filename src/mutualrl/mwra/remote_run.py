@@ -16,7 +16,7 @@ from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.liveness import HEARTBEAT, last_beat
 from mutualrl.see.manifest import read_manifest
 from mutualrl.see.mirror import RUN_JSON, mirrored, policy_files
-from mutualrl.see.shared_directory import RemoteStore, remote_store
+from mutualrl.see.store import RemoteStore, remote_store
 from mutualrl.storage.bucket_url import is_bucket, redacted, require_url
 from mutualrl.storage.files import JsonObject, parse_checksummed, write_atomic, write_checksummed, write_json
 from mutualrl.storage.run_info import RunInfo, policy_result

@@ -17,7 +17,7 @@ from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
-from mutualrl.mwra.joining import claim_exchange, require_run
+from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.policy_supervisor import PolicySupervisor
 from mutualrl.mwra.progress import Progress
@@ -66,7 +66,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         if launch.ray is None:
             run_policies(run, recipe, placement, launch, session, console, request)
         else:
-            run_on_cluster(run, recipe, placement, console, request)
+            run_on_cluster(run, recipe, placement, session, console, request)
         summary = summarize(run, recipe, launch.policies(recipe), time.monotonic() - began)
         write_checksummed(run.summary, summary, root=run.root)
     return run, summary
@@ -87,8 +87,10 @@ def _open(
     run_id = None if recipe.bucket is None else claim_exchange(recipe, plan, launch, console)
     if launch.clean and path is not None:
         clean_run(path, held)
+    staged = None if run_id is None or path is None else fetch_checkpoint(recipe, launch, run_id, path, models)
     run = start_run(recipe, placement, plan, models, launch, held, run_id)
-    return run, placement, list(placement.notes)
+    fetched = [] if staged is None else [install_checkpoint(staged, run)]
+    return run, placement, [*placement.notes, *fetched]
 
 
 def _take_up(
@@ -106,7 +108,10 @@ def _take_up(
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
+    staged = fetch_checkpoint(recipe, launch, run.info().run_id, run.root, models)
     resume_run(run, recipe, placement, models, launch)
+    if staged is not None:
+        notes.append(install_checkpoint(staged, run))
     return run, placement, notes
 
 

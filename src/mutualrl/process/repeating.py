@@ -18,6 +18,7 @@ class Repeater:
         self._action = action
         self._interval = interval
         self._failing = False
+        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
 
@@ -28,10 +29,10 @@ class Repeater:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and call the action once more."""
+        """End the thread, when what it does is done, and call the action once more."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=5)
+            self._thread.join()
         self._call()
 
     def _run(self) -> None:
@@ -39,10 +40,11 @@ class Repeater:
             self._call()
 
     def _call(self) -> None:
-        try:
-            self._action()
-            self._failing = False
-        except (OSError, DiskError, MachineError) as error:
-            if not self._failing:
-                notify(f"{self._what} cannot be written: {error}")
-            self._failing = True
+        with self._lock:
+            try:
+                self._action()
+                self._failing = False
+            except (OSError, DiskError, MachineError) as error:
+                if not self._failing:
+                    notify(f"{self._what} cannot be written: {error}")
+                self._failing = True

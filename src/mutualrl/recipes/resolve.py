@@ -244,8 +244,11 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
             f"regime {spec.name!r} shares between policies, and this pool has one ({recipe.policies[0].name!r}); "
             f"add a policy, or use --regime {baseline().name}"
         )
-    if (problem := spec.staleness_problem(recipe.exchange.staleness)) is not None:
-        lines.append(_line(layers, ("exchange", "staleness"), problem))
+    for policy in recipe.policies:
+        problem = spec.staleness_problem(recipe.regime_settings(policy.name), recipe.exchange.staleness)
+        if problem is not None:
+            lines.append(_line(layers, ("exchange", "staleness"), problem))
+            break
     for index, policy in enumerate(recipe.policies):
         settings = recipe.trainer_settings(policy.name)
         problems = ratio_problems(settings, traced=traced)

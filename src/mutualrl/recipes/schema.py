@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mutualrl.plugins import absolute_path, is_import_path
-from mutualrl.records import PublishSchema
+from mutualrl.records import POLICY_NAME, PublishSchema
 from mutualrl.regimes import RegimeSettings, RegimeSpec, baseline, get_regime
 from mutualrl.regimes.spec import merged
 from mutualrl.storage.bucket_url import require_url
@@ -21,7 +21,6 @@ from mutualrl.tasks.rewards import FORM
 
 HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
-POLICY_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 
 
 class Section(BaseModel):

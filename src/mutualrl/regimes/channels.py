@@ -88,7 +88,7 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         pools=any(spec.pools for spec in parts),
         needs=needs if any(spec.needs is not needs_nothing for spec in parts) else needs_nothing,
         prefixes=None if guide is None else prefixes,
-        late=all(spec.late for spec in parts),
+        late=lambda settings: all(spec.late(own) for spec, own in each(settings)),
         same_prompts=lambda settings: all(spec.same_prompts(own) for spec, own in each(settings)),
         solution_column=solution_column,
         check=check,

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.round import GuideView, Plan, RoundView
 from mutualrl.regimes.sgt import Candidate, Fitted, SGTSettings, draw_candidate, gated_prompts, supply
-from mutualrl.regimes.spec import SUCCESS_ABOVE, Metric, Problem, RegimeSettings, RegimeSpec
+from mutualrl.regimes.spec import SUCCESS_ABOVE, Metric, Problem, RegimeSettings, RegimeSpec, always_late
 from mutualrl.seeds import seeded
 
 
@@ -157,7 +157,7 @@ SPEC = RegimeSpec(
     publishes=publishes,
     plan=plan,
     prefixes=prefixes,
-    late=True,
+    late=always_late,
     check=check,
     metrics=(
         Metric("guided/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),

@@ -38,7 +38,7 @@ class RegimeInfo(BaseModel):
             control=spec.control,
             reads_peers=spec.reads_peers,
             shares=spec.plan is not None,
-            late=spec.late,
+            late=spec.late(spec.settings()),
             defaults=spec.settings().model_dump(mode="json"),
             metrics=spec.metrics,
             acts_when=dict(spec.acts_when),

@@ -30,7 +30,7 @@ from mutualrl.regimes.round import (
     RowStatistics,
     Trace,
 )
-from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
+from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec, always_late
 
 Graded = tuple[ExtraRow, float]
 #: of a row's alignment: |R| in nats, C_mis in tokens, the mass that the clip took away in nats
@@ -342,7 +342,7 @@ SPEC = RegimeSpec(
     moves_advantages=True,
     pools=True,
     needs=needs,
-    late=True,
+    late=always_late,
     check=check,
     metrics=(
         Metric("prp/rows", "rows", "peer rows that joined the batch"),

@@ -506,7 +506,7 @@ SPEC = RegimeSpec(
     publishes=publishes,
     plan=plan,
     needs=needs,
-    late=True,
+    late=lambda settings: _settings(settings).teacher != "own",
     solution_column=lambda settings: _settings(settings).solution if _settings(settings).teacher == "gold" else None,
     metrics=(
         Metric("sgt/gate_rate", "fraction", "prompts whose gate opened", role="gate_rate"),

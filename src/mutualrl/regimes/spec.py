@@ -65,6 +65,16 @@ def needs_same_prompts(settings: RegimeSettings) -> bool:
     return True
 
 
+def never_late(settings: RegimeSettings) -> bool:
+    """Return False: the peers' rollouts are needed in the round itself."""
+    return False
+
+
+def always_late(settings: RegimeSettings) -> bool:
+    """Return True: a peer's round may come after the learner's own."""
+    return True
+
+
 def no_row_metrics(statistics: RowStatistics) -> Mapping[str, float]:
     """Log nothing about the extra rows."""
     return {}
@@ -87,8 +97,9 @@ class RegimeSpec:
     prefixes: token ids that each rollout to come begins with, () for one that the learner samples from its start. They
         are masked from the loss; `Rollout.prefix` is their number.
     same_prompts: whether all policies must have seen the same prompts in a round.
-    late: whether it can use a peer's round after its own round of that number (`exchange.staleness`): it is planned
-        again with that peer's rollouts, and the rows and the state of that plan are used.
+    late: whether with these settings it can use a peer's round after its own round of that number
+        (`exchange.staleness`): it is planned again with that peer's rollouts, without the prompts that have given nll
+        rows, and the rows and the state of that plan are used.
     solution_column: column of the data whose texts it learns; `solution` is the task's own, None where it learns none.
     check: settings of the trainer that it cannot run with.
     metrics: what it logs. row_metrics: what it logs of the extra rows of an optimizer step.
@@ -111,7 +122,7 @@ class RegimeSpec:
     needs: Callable[[RoundView, Any], Needs] = needs_nothing
     prefixes: Callable[[GuideView, Any], list[tuple[int, ...]]] | None = None
     same_prompts: Callable[[Any], bool] = needs_same_prompts
-    late: bool = False
+    late: Callable[[Any], bool] = never_late
     solution_column: Callable[[Any], str | None] = learns_no_solutions
     check: Callable[[Any, Mapping[str, Any]], Sequence[Problem]] = no_problems
     metrics: tuple[Metric, ...] = ()
@@ -137,15 +148,15 @@ class RegimeSpec:
                 problems.append((key, f"{why} (only under {under}); leave it out"))
         return problems
 
-    def staleness_problem(self, staleness: int) -> str | None:
+    def staleness_problem(self, settings: RegimeSettings, staleness: int) -> str | None:
         """Return why peers cannot be so many rounds behind, None where they can."""
-        if staleness == 0 or self.late:
+        if staleness == 0 or self.late(settings):
             return None
         if not self.reads_peers:
             return f"found {staleness}, and regime {self.name!r} waits for no peer; leave it out"
         return (
-            f"found {staleness}, and regime {self.name!r} needs the peers' rollouts in the round itself; expected 0, "
-            "or a regime that can use them late (`mutualrl regimes show NAME` says which)"
+            f"found {staleness}, and regime {self.describe(settings)!r} needs the peers' rollouts in the round itself; "
+            "expected 0, or a regime that can use them late (`mutualrl regimes show NAME` says which)"
         )
 
     def metric(self, role: str) -> str | None:

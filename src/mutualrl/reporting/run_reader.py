@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mutualrl.errors import FileDamagedError, RecipeError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
 from mutualrl.recipes import yaml_file
-from mutualrl.recipes.schema import POLICY_NAME
+from mutualrl.records import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE, flat
 from mutualrl.storage.artifacts import FileSum

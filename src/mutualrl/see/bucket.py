@@ -32,6 +32,7 @@ PROBE_SECONDS = 20.0  # the same for the first requests: what is wrong with a bu
 RETRY_SECONDS = 300.0  # from the first failure of a request to the error that names it
 _PAUSES = (0.2, 10.0)  # first and longest pause between two tries, in seconds
 _REQUEST_SECONDS = 60.0  # for one request; a part of a round is some megabytes
+_PART_BYTES = 2**25  # of a large object that is read in one request
 _WORDS = 300  # characters of a server's answer in a message
 
 T = TypeVar("T")
@@ -105,12 +106,12 @@ class BucketStore:
 
         key = _path(policy, name)
 
-        def read() -> None:
-            with path.open("wb") as file:
-                for chunk in obstore.get(self._store, key).stream():
-                    file.write(chunk)
-
-        self._tried("get", key, read)
+        size = int(self._tried("head", key, lambda: obstore.head(self._store, key))["size"])
+        with path.open("wb") as file:
+            for start in range(0, size, _PART_BYTES):
+                end = min(start + _PART_BYTES, size)
+                part = partial(obstore.get_range, self._store, key, start=start, end=end)
+                file.write(bytes(self._tried("get", key, part)))  # each part has its own time and its own retries
 
     def create(self, policy: str, name: str, data: bytes) -> bool:
         """Put the object if there is none."""

@@ -1,43 +1,65 @@
 """A policy's newest checkpoint in the bucket of its run, from which another machine may go on.
 
-Objects of the policy's namespace: `checkpoint.STEP.N`, the N-th of the checkpoint's files in the order of their names,
-then `checkpoint.json`, the checkpoint's own marker with the size and sha256 of each. Before that one the mirror is
-written, so that the logs there hold what the checkpoint's marker says of them. Older files are deleted last.
+Objects of the policy's namespace: `checkpoint.STEP.aATTEMPT.N`, the N-th of the checkpoint's files in the order of
+their names, then `checkpoint.json`, which names them with the checkpoint's own marker (the size and sha256 of each).
+Before that one the mirror is written, so that the logs there hold what the marker says of them. Older files are deleted
+last. An attempt that a newer one has fenced off writes nothing.
+
+What comes from the bucket is data: files below the checkpoint's own directory, and logs. The recipe, and with it all
+code, is the user's.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 
 from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError, FileDamagedError
-from mutualrl.see.mirror import RUN_JSON, Mirror, mirrored, policy_files
-from mutualrl.see.shared_directory import RemoteStore
-from mutualrl.storage.artifacts import MARKER
+from mutualrl.see.mirror import PREFIX as MIRROR
+from mutualrl.see.mirror import Mirror, mirrored, policy_files
+from mutualrl.see.store import RemoteStore
+from mutualrl.storage.artifacts import MARKER, compare_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed, write_atomic
 from mutualrl.storage.rundir import RunDirectory
 
 POINTER = "checkpoint.json"
-_FILE = re.compile(r"checkpoint\.([0-9]{6,})\.([0-9]+)")
+COPY = "checkpoint."
+LARGEST_POINTER = 2**26  # bytes
 
 
 class CheckpointCopies:
-    """Copies of a policy's newest checkpoint. `write` is called again and again, beside the training."""
+    """Copies of a policy's newest checkpoint. `write` is called again and again, beside the training. `model`: what its
+    base model is; `is_newest`: whether no newer attempt of the policy has started."""
 
-    def __init__(self, store: RemoteStore, run: RunDirectory, policy: str, mirror: Mirror) -> None:
+    def __init__(
+        self,
+        store: RemoteStore,
+        run: RunDirectory,
+        policy: str,
+        mirror: Mirror,
+        *,
+        attempt: int,
+        model: str,
+        is_newest: Callable[[], bool],
+    ) -> None:
         self._store = store
         self._policy = policy
         self._checkpoints = Checkpoints(run.policy(policy).root)
         self._links = run.policy(policy).root / ".copying"
         self._mirror = mirror
+        self._attempt = attempt
+        self._model = model
+        self._is_newest = is_newest
         self._written: int | None = None
 
     def write(self) -> None:
         """Write the mirror, and the newest checkpoint if it has not been copied. Raises OSError, MachineError."""
+        if not self._is_newest():
+            return
         self._mirror.write()
         step = max(self._checkpoints.steps(), default=None)
         if step is None or step == self._written:
@@ -46,15 +68,18 @@ class CheckpointCopies:
             marker = self._linked(step)
         except (FileNotFoundError, CheckpointDamagedError):
             return  # a newer one has taken its place
-        names = sorted(marker.files)
-        for number, name in enumerate(names):
-            self._store.put_file(self._policy, _object(step, number), self._links / name)
+        prefix = f"{COPY}{step:06d}.a{self._attempt}."
+        for number, name in enumerate(sorted(marker.files)):
+            self._store.put_file(self._policy, f"{prefix}{number}", self._links / name)
+        if not self._is_newest():
+            return
         self._mirror.write()
-        self._store.put(self._policy, POINTER, checksummed_bytes(asdict(marker)))
+        pointer = {"prefix": prefix, "model": self._model, "marker": asdict(marker)}
+        self._store.put(self._policy, POINTER, checksummed_bytes(pointer))
         self._written = step
         shutil.rmtree(self._links)
-        matches = [_FILE.fullmatch(name) for name in self._store.names(self._policy)]
-        self._store.delete(self._policy, [match[0] for match in matches if match and int(match[1]) != step])
+        names = [name for name in self._store.names(self._policy) if name.startswith(COPY) and name != POINTER]
+        self._store.delete(self._policy, [name for name in names if not name.startswith(prefix)])
 
     def _linked(self, step: int) -> CheckpointMarker:
         """Link a checkpoint's files into a directory of our own, from which the training removes none; return its
@@ -72,45 +97,85 @@ class CheckpointCopies:
         return marker
 
 
-def _object(step: int, number: int) -> str:
-    return f"checkpoint.{step:06d}.{number}"
+def forget(store: RemoteStore, policy: str) -> None:
+    """Delete a policy's copies and its mirror: it trains from its start again. The pointer goes first."""
+    store.delete(policy, [POINTER])
+    store.delete(policy, [name for name in store.names(policy) if name.startswith((COPY, MIRROR))])
 
 
-def restore(store: RemoteStore, policy: str, run_id: str, root: Path) -> int | None:
-    """Make the run directory of a policy from what is in the bucket: its files, and its newest checkpoint, compared
-    with the checkpoint's marker. Return the checkpoint's step; None, and nothing is made, where there is none of this
-    run.
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Checkpoint that was fetched into a directory, with the logs of its policy. `model`: what its base model was."""
 
-    Raises ExchangeDamagedError, CheckpointDamagedError.
-    """
-    data, where = store.get(policy, POINTER), store.describe(policy, POINTER)
-    run_json = mirrored(store, policy, RUN_JSON)
-    if data is None or run_json is None:
+    directory: Path
+    marker: CheckpointMarker
+    model: str
+
+    def install(self, run: RunDirectory) -> None:
+        """Move everything into a run's directory, the checkpoint last, and remove the directory."""
+        policy = run.policy(self.marker.policy)
+        checkpoints = Checkpoints(policy.root)
+        policy.root.mkdir(parents=True, exist_ok=True)
+        for name, path in policy_files(policy).items():
+            if (source := self.directory / "logs" / name).is_file():
+                write_atomic(path, source.read_bytes())
+        checkpoints.clear_partial()
+        staged = checkpoints.staged(self.marker.step)
+        staged.parent.mkdir(parents=True, exist_ok=True)
+        (self.directory / "files").replace(staged)
+        checkpoints.commit(self.marker)
+        shutil.rmtree(self.directory)
+
+
+def has_copy(store: RemoteStore, policy: str) -> bool:
+    """Return whether a checkpoint of a policy is in the bucket."""
+    return store.size(policy, POINTER) > 0
+
+
+def stage(store: RemoteStore, policy: str, run_id: str, directory: Path) -> Staged | None:
+    """Fetch a policy's newest checkpoint into `directory`, what is there removed, and compare it with its marker. None
+    where there is none of this run. Raises ExchangeDamagedError, CheckpointDamagedError."""
+    where = store.describe(policy, POINTER)
+    if store.size(policy, POINTER) > LARGEST_POINTER:
+        raise ExchangeDamagedError(f"{where}: larger than {LARGEST_POINTER:,} bytes")
+    if (data := store.get(policy, POINTER)) is None:
         return None
     try:
-        marker = CheckpointMarker.from_json(parse_checksummed(data, where))
-        info = parse_checksummed(run_json, store.describe(policy, RUN_JSON))
-    except (FileDamagedError, KeyError, TypeError, ValueError) as error:
+        value = parse_checksummed(data, where)
+        marker, prefix, model = _checked(CheckpointMarker.from_json(value["marker"])), value["prefix"], value["model"]
+        if not isinstance(prefix, str) or not prefix.startswith(COPY) or "/" in prefix or not isinstance(model, str):
+            raise ValueError(f"prefix {prefix!r:.80}")
+    except (FileDamagedError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ExchangeDamagedError(f"{where}: not a checkpoint's marker ({error})") from None
-    if (marker.run_id, marker.policy, info.get("run_id")) != (run_id, policy, run_id):
+    if (marker.run_id, marker.policy) != (run_id, policy):
         return None
-    run = RunDirectory(root)
-    checkpoints = Checkpoints(run.policy(policy).root)
-    staging = checkpoints.staged(marker.step)
+    shutil.rmtree(directory, ignore_errors=True)
     for number, name in enumerate(sorted(marker.files)):
-        target = staging / name
-        if not target.resolve().is_relative_to(staging.resolve()) or name == MARKER:
-            raise CheckpointDamagedError(f"{where}: names a file outside of the checkpoint: {name!r}")
+        target = directory / "files" / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            store.get_file(policy, _object(marker.step, number), target)
-        except FileNotFoundError:
-            raise CheckpointDamagedError(f"{where}: its file {name!r} is not there") from None
-    checkpoints.commit(marker)
-    checkpoints.verify(marker.step)
-    for name, path in policy_files(run.policy(policy)).items():
-        if name != run.policy(policy).result.name and (content := mirrored(store, policy, name)) is not None:
-            write_atomic(path, content)
-    write_atomic(run.recipe, str(info.get("recipe", "")).encode())
-    write_atomic(run.run_json, run_json)
-    return marker.step
+        if store.size(policy, f"{prefix}{number}") != marker.files[name].bytes:
+            raise CheckpointDamagedError(f"{where}: its file {name!r} is not there, or has another size")
+        store.get_file(policy, f"{prefix}{number}", target)
+    try:
+        compare_files(directory / "files", marker.files)
+    except FileDamagedError as error:
+        raise CheckpointDamagedError(f"{where}: {error}") from None
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    for name in ("before.json", "metrics.jsonl", "rescues.jsonl"):
+        if (content := mirrored(store, policy, name)) is not None:
+            (directory / "logs" / name).write_bytes(content)
+    return Staged(directory, marker, model)
+
+
+def _checked(marker: CheckpointMarker) -> CheckpointMarker:
+    """Return a marker whose numbers are numbers and whose files lie below the checkpoint. Raises ValueError."""
+    for key in ("step", "round", "attempt", "ranks"):
+        value = getattr(marker, key)
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{key}: found {value!r:.80}")
+    for name, entry in marker.files.items():
+        path = PurePosixPath(name)
+        plain = not path.is_absolute() and ".." not in path.parts and "\x00" not in name and "\\" not in name
+        if not plain or name == MARKER or path.suffix == ".py" or type(entry.bytes) is not int:
+            raise ValueError(f"a file outside of the checkpoint, or code: {name!r:.80}")
+    return marker

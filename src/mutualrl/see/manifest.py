@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError
+from mutualrl.records import POLICY_NAME
 from mutualrl.see.store import ExchangeStore
 from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
 NAME = "run.json"
 FORMAT = 1
 _CONTESTS = 20
+_POLICY = re.compile(POLICY_NAME)  # policies are directories here
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ def read_manifest(store: ExchangeStore) -> Manifest | None:
         if value.get("format") != FORMAT:
             raise ExchangeDamagedError(f"{where}: format {value.get('format')!r}, this version reads {FORMAT}")
         policies = tuple(map(str, value["policies"]))
+        if strange := [name for name in policies if not _POLICY.fullmatch(name)]:
+            raise ExchangeDamagedError(f"{where}: no policy can be called {strange[0]!r:.80}")
         run_id, regime, created = (str(value[key]) for key in ("run_id", "regime", "created"))
         return Manifest(run_id, policies, regime, dict(value["fingerprint"]), dict(value["recipe"]), created)
     except (FileDamagedError, KeyError, TypeError, ValueError) as error:

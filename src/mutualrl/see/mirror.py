@@ -6,6 +6,7 @@ its result. They are for people: nothing that trains reads them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from mutualrl.see.store import ExchangeStore
@@ -27,14 +28,20 @@ def policy_files(files: PolicyFiles) -> dict[str, Path]:
 class Mirror:
     """Small files of a policy; those that have changed are put into the bucket again."""
 
-    def __init__(self, store: ExchangeStore, run: RunDirectory, policy: str) -> None:
+    def __init__(
+        self, store: ExchangeStore, run: RunDirectory, policy: str, is_newest: Callable[[], bool] = lambda: True
+    ) -> None:
         self._store = store
+        self._is_newest = is_newest
         self._policy = policy
         self._files = {RUN_JSON: run.run_json, **policy_files(run.policy(policy))}
         self._written: dict[str, tuple[int, int]] = {}
 
     def write(self) -> None:
-        """Put the files that are new or have changed. Raises OSError, MachineError where one cannot be put."""
+        """Put the files that are new or have changed, unless a newer attempt of the policy has started. Raises OSError,
+        MachineError where one cannot be put."""
+        if not self._is_newest():
+            return
         for name, path in self._files.items():
             try:
                 state = path.stat()

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
+import shutil
+import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import unquote, urlsplit
 
-from mutualrl.errors import ExchangeDamagedError, FileDamagedError
+from mutualrl.errors import DiskError, ExchangeDamagedError, FileDamagedError, MachineError
 from mutualrl.storage.files import create_atomic, read_regular, sync_directory, write_atomic
 
 LARGEST_OBJECT = 4 * 2**30  # bytes; a round of thousands of long rollouts is some megabytes
@@ -159,12 +163,83 @@ class LocalStore:
             yield
 
 
+class RemoteStore(ExchangeStore, Protocol):
+    """Store that policies on several machines reach: what `join` asks of one beyond an exchange's objects."""
+
+    url: str
+
+    def probe(self) -> None:
+        """Raise MachineError naming what the store does not do."""
+        ...
+
+    def put_file(self, policy: str, name: str, path: Path) -> None:
+        """Put a file of any size."""
+        ...
+
+    def get_file(self, policy: str, name: str, path: Path) -> None:
+        """Write an object of any size to a file. Raises FileNotFoundError where there is none."""
+        ...
+
+
+class SharedDirectory(LocalStore):
+    """Files below a directory that all machines of a run mount, `file:///mount/runs/one`. The file system must keep
+    links, renames and locks, as NFS 4 and the common cluster file systems do."""
+
+    poll_seconds = (0.05, 1.0)
+    liveness_seconds = 5.0
+
+    def __init__(self, url: str) -> None:
+        super().__init__(Path(unquote(urlsplit(url).path)))
+        self.url = url
+
+    def probe(self) -> None:
+        """Write, list, read and delete a file; create it twice; replace it by who has read it, and by who has not."""
+        if not self.root.parent.is_dir():
+            raise MachineError(f"{self.url}: there is no directory {self.root.parent}; is the file system mounted?")
+        name = f"probe-{uuid.uuid4().hex}"
+        try:
+            self._require(self.create("", name, b"first"), "a file cannot be created")
+            self._require(not self.create("", name, b"second"), "it accepts a second create")
+            self._require(name in self.names(""), "what was put is not listed")
+            self._require(self.swap("", name, b"first", b"third"), "who has read a file cannot replace it")
+            self._require(not self.swap("", name, b"first", b"fourth"), "it accepts a replacement that is out of date")
+            self._require(self.get("", name) == b"third", "what was put is not what is read")
+        except (OSError, DiskError) as error:
+            raise MachineError(f"{self.url}: cannot hold an exchange: {error}") from None
+        finally:
+            with suppress(OSError):
+                self.delete("", [name])
+
+    def _require(self, kept: bool, problem: str) -> None:
+        if not kept:
+            raise MachineError(f"{self.url}: its file system cannot hold an exchange: {problem}")
+
+    def put_file(self, policy: str, name: str, path: Path) -> None:
+        """Copy a file beside its place, and rename it."""
+        target = self._directory(policy) / name
+        temporary = target.with_name(f".{name}.{os.getpid()}.tmp")
+        shutil.copyfile(path, temporary)
+        temporary.replace(target)
+
+    def get_file(self, policy: str, name: str, path: Path) -> None:
+        """Copy an object to a file. Raises FileNotFoundError where there is none."""
+        shutil.copyfile(self.root / policy / name, path)
+
+
+def remote_store(url: str, retry_seconds: float | None = None) -> RemoteStore:
+    """Return the store at a URL: a shared directory, or a bucket, whose failing requests are made again for so many
+    seconds. Raises UsageError, MachineError."""
+    if url.startswith("file://"):
+        return SharedDirectory(url)
+    from mutualrl.see.bucket import BucketStore
+
+    return BucketStore(url) if retry_seconds is None else BucketStore(url, retry_seconds)
+
+
 def open_store(location: Location) -> ExchangeStore:
     """Return the store at a location: a directory, or the URL of a bucket; a store is returned as it is."""
     if isinstance(location, Path):
         return LocalStore(location)
     if isinstance(location, str):
-        from mutualrl.see.shared_directory import remote_store
-
         return remote_store(location)
     return location

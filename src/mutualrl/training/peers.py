@@ -82,7 +82,7 @@ class PeerLink:
             for number in sorted(set(planned.values())):
                 if number >= 0:
                     self._wait(round_index, number, [peer for peer, last in planned.items() if last == number])
-            return planned
+            return {peer: last for peer, last in planned.items() if peer in self._expected(round_index)}
         oldest = round_index - self.staleness
         self._wait(round_index, oldest, [peer for peer, last in before.items() if last < oldest])
         newest = {}

@@ -245,7 +245,8 @@ class Sharing:
         return SharedRound(round_index, rollouts, prompts, read.current, read.waited, late, read.lags)
 
     def _late(self, round_index: int, read: PeerRounds, rollouts: Sequence[Rollout]) -> tuple[SharedRound, ...]:
-        """Return own earlier rounds that peers have published now, the same ones on all ranks; remember this one."""
+        """Return own earlier rounds that peers have published now, the same ones on all ranks, without the prompts that
+        have given nll rows; remember this one."""
         staleness = self.link.staleness
         if staleness == 0:
             return ()
@@ -258,7 +259,8 @@ class Sharing:
             if self.same_prompts:
                 seen = {rollout.prompt_id for rollout in past.rollouts}
                 require_same_prompts(self.link.policy, number, seen, peers)
-            late.append(SharedRound(number, past.rollouts, {}, peers, 0.0))
+            untaught = [rollout for rollout in past.rollouts if rollout.prompt_id not in past.taught]
+            late.append(SharedRound(number, untaught, {}, peers, 0.0))
         self.past[round_index] = PastRound(round_index, tuple(replace(r, text=None, logprobs=None) for r in rollouts))
         self.past = {number: past for number, past in self.past.items() if number > round_index - staleness}
         return tuple(late)
@@ -304,15 +306,13 @@ class Sharing:
         return answer
 
     def plan(self, view: RoundView, shared: SharedRound, accelerator: Accelerator) -> Plan:
-        """Return the regime's plan for the round, the same on all ranks, and take its state over. A prompt of an
-        earlier round that has given nll rows gives none again."""
+        """Return the regime's plan for the round, the same on all ranks, and take its state over."""
         plans: list[Plan | None] = [self._planned(view, shared) if accelerator.is_main_process else None]
         plan: Plan | None = broadcast_object_list(plans, from_process=0)[0]
         assert plan is not None
         if plan.state is not None:
             self.state = plain_state(plan.state, self.spec.name)
         if (past := self.past.get(shared.number)) is not None:
-            plan = _without_taught(plan, past)
             taught = {row.prompt_id for row in plan.rows if row.loss == "nll"}
             self.past[shared.number] = replace(past, taught=tuple(sorted({*past.taught, *taught})))
         self.uses.update(row.prompt_id for row in plan.rows if row.loss == "nll")
@@ -348,12 +348,6 @@ class Sharing:
         revived = alive & self.dead
         self.dead = (self.dead - revived) | (set(groups) - alive)
         return {"prompts/dead": float(len(self.dead)), "prompts/revived": float(len(revived))}
-
-
-def _without_taught(plan: Plan, past: PastRound) -> Plan:
-    """Return a plan without nll rows of prompts that gave some when the round was planned before."""
-    rows = tuple(row for row in plan.rows if row.loss != "nll" or row.prompt_id not in past.taught)
-    return plan if len(rows) == len(plan.rows) else replace(plan, rows=rows)
 
 
 def capabilities(view: RoundView) -> dict[str, float]:

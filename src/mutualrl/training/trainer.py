@@ -111,7 +111,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         ]
         problems += self._dropout_problem(sharing)
         problems += [f"{key}: {problem}" for key, problem in spec.check(sharing.settings, settings)]
-        if (stale := spec.staleness_problem(sharing.link.staleness)) is not None:
+        if (stale := spec.staleness_problem(sharing.settings, sharing.link.staleness)) is not None:
             problems.append(f"staleness: {stale}")
         problems += [f"regime.{key}: {problem}" for key, problem in spec.idle_settings(sharing.settings)]
         if spec.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:

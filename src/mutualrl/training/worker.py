@@ -32,7 +32,7 @@ from mutualrl.see.checkpoint_copies import CheckpointCopies
 from mutualrl.see.liveness import LOADING
 from mutualrl.see.location import records_of
 from mutualrl.see.mirror import BEATS, Mirror
-from mutualrl.see.shared_directory import remote_store
+from mutualrl.see.store import remote_store
 from mutualrl.storage.files import is_disk_failure, write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
@@ -102,7 +102,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     heartbeat.start()
     if recipe.bucket is not None and rank == 0:
         heartbeat.repeat_to(exchange.store, recipe.bucket.heartbeat_seconds)
-    mirroring = _mirroring(run, recipe, policy) if rank == 0 else None
+    mirroring = _mirroring(run, recipe, info, exchange) if rank == 0 else None
     try:
         trainer = _trained(run, recipe, policy, attempt, stop, info, exchange, heartbeat)
     finally:
@@ -111,13 +111,23 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     leave_group(trainer, heartbeat)
 
 
-def _mirroring(run: RunDirectory, recipe: Recipe, policy: str) -> Repeater | None:
+def _mirroring(run: RunDirectory, recipe: Recipe, info: RunInfo, exchange: Exchange) -> Repeater | None:
     """Mirror the policy's small files where its exchange is in a bucket, and its checkpoints where that is asked."""
     if recipe.bucket is None:
         return None
-    store = remote_store(recipe.bucket.url, PROBE_SECONDS)
-    mirror = Mirror(store, run, policy)
-    write = CheckpointCopies(store, run, policy, mirror).write if recipe.bucket.checkpoints else mirror.write
+    policy, store = exchange.policy, remote_store(recipe.bucket.url, PROBE_SECONDS)
+
+    def is_newest() -> bool:
+        return exchange.newest_attempt() <= exchange.attempt
+
+    mirror = Mirror(store, run, policy, is_newest)
+    write = mirror.write
+    if recipe.bucket.checkpoints:
+        model = info.models.get(policy, "")
+        copies = CheckpointCopies(
+            store, run, policy, mirror, attempt=exchange.attempt, model=model, is_newest=is_newest
+        )
+        write = copies.write
     repeater = Repeater(f"the mirror of {policy!r}", write, BEATS * recipe.bucket.heartbeat_seconds)
     repeater.start()
     return repeater
