@@ -1,6 +1,6 @@
 """Two real chat models before any training: their tokenizers, and all diagnostics on short arithmetic and BoolQ.
 
-    python benchmarks/smol_diagnostics.py --models DIR --boolq FILE    # about half an hour on two cores
+    python benchmarks/smol_diagnostics.py --models DIR --boolq FILE    # a quarter of an hour on two cores
 
 DIR has `smollm2-135m-instruct` and `minimind2-small`, directories that `save_pretrained` wrote; FILE is BoolQ's
 validation split. Their completions are in words of their own: the rewards are those of word_problems.py, not a box.
@@ -22,7 +22,7 @@ from text_source import write_rows
 from word_problems import problems
 
 MODELS = {"smollm2": "smollm2-135m-instruct", "minimind2": "minimind2-small"}
-PROMPTS = 96
+PROMPTS = 48
 SAMPLES = 4
 
 

@@ -69,7 +69,7 @@ def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
     earlier = [piece for piece in before["pieces"] if _key(piece) not in new]
     value["pieces"] = sorted([*earlier, *value["pieces"]], key=_key)
     grid = stored_grid(runs)
-    declared = len(grid.pools) * len(grid.arms) * registered.seeds
+    declared = len(grid.pools) * len(grid.arms) * registered.file.seeds
     notes = [f"{len(earlier)} of {len(value['pieces'])} pieces were made by an earlier part of the sweep"]
     if (missing := declared - len(value["pieces"])) > 0:
         notes.insert(0, f"{missing} of {declared} pieces are not there")

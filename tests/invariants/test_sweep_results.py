@@ -9,8 +9,10 @@ import pytest
 
 import sweep_results as sweeps
 from conftest import REPOSITORY
+from mutualrl.study.claims import claims_of, read_claims
 from mutualrl.study.comparison import compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
+from mutualrl.study.sweep_file import Grid
 
 CLAIMS = {path.name.removesuffix("-claims.yaml"): path for path in sweeps.SWEEPS.glob("*-claims.yaml")}
 RESULTS = [name for name in CLAIMS if sweeps.there(name.replace("-", "_"))]
@@ -63,3 +65,27 @@ def test_figures_show_every_pool_and_what_the_table_has(outcomes: Outcomes, tmp_
     sweeps.draw([curves], tmp_path)
     assert (tmp_path / "c.svg").is_file()
     assert (REPOSITORY / "benchmarks" / "results" / "study_gains.svg").is_file()
+
+
+def test_a_grid_made_in_parts_is_added_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One piece made again, one new: the others stay, the comparison is made anew, and the parts are named."""
+    before = sweeps.stored("paper")
+    claims = read_claims(CLAIMS["paper"])
+    again = json.loads(json.dumps(before["pieces"][0]))
+    again["policies"]["ada"]["after"]["all"] = 0.125
+    new = {**json.loads(json.dumps(before["pieces"][1])), "seed": 99}
+    pools, arms = (tuple(dict.fromkeys(piece[key] for piece in before["pieces"])) for key in ("pool", "arm"))
+    monkeypatch.setattr(sweeps, "of_sweep", lambda runs: ({"versions": {}, "pieces": [again, new]}, None))
+    monkeypatch.setattr(sweeps, "registered_claims", lambda runs: claims)
+    monkeypatch.setattr(sweeps, "stored_grid", lambda runs: Grid(pools, arms, (0, 99), "grpo"))
+    value, comparison = sweeps.added_to("paper", tmp_path)
+    assert len(value["pieces"]) == len(before["pieces"]) + 1
+    found = next(piece for piece in value["pieces"] if (piece["arm"], piece["seed"]) == (again["arm"], again["seed"]))
+    assert found["policies"]["ada"]["after"]["all"] == 0.125
+    declared = len(pools) * len(arms) * claims.file.seeds
+    assert f"{declared - len(value['pieces'])} of {declared} pieces are not there" in comparison.notes
+    assert any("were made by an earlier part" in note for note in comparison.notes)
+    other = claims_of(claims.text.replace("seeds: 10", "seeds: 9"), claims.name, claims.changed)
+    monkeypatch.setattr(sweeps, "registered_claims", lambda runs: other)
+    with pytest.raises(ValueError, match=r"are not those of paper\.json"):
+        sweeps.added_to("paper", tmp_path)
