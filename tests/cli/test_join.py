@@ -200,7 +200,9 @@ def jobs(kind: str, source: Path) -> tuple[str, list[dict[str, str]]]:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("template", [each for each in templates() if each[1] == "join"], ids=lambda each: each[0])
+@pytest.mark.parametrize(
+    "template", [each for each in templates() if each[1] in ("join", "group")], ids=lambda each: each[0]
+)
 def test_the_commands_of_a_template_train_the_run(
     server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli, template: tuple[str, str, Path]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from buckets import Server, reachable, serving
 from conftest import Cli
 from mutualrl.errors import ExchangeDamagedError, UsageError
-from mutualrl.mwra.remote_run import fetch_run
+from mutualrl.reporting.remote_run import fetch_run
 from mutualrl.reporting.run_reader import read_run
 from mutualrl.see import LocalStore, open_store
 from mutualrl.see.manifest import Manifest, write_manifest

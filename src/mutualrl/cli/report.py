@@ -35,7 +35,7 @@ def report(
     Example: mutualrl report runs/grpo-0 runs/sgt-0 --out page
     """
     from mutualrl.console.display import clean
-    from mutualrl.mwra.remote_run import run_directory, run_name
+    from mutualrl.reporting.remote_run import run_directory, run_name
     from mutualrl.reporting.report import write_report
     from mutualrl.storage.bucket_url import is_bucket
     from mutualrl.storage.files import user_path

@@ -80,7 +80,7 @@ def watch(
     from mutualrl.cli.results import show_summary
     from mutualrl.errors import MutualRLError
     from mutualrl.mwra.progress import Progress
-    from mutualrl.mwra.remote_run import fetch_run, run_directory
+    from mutualrl.reporting.remote_run import fetch_run, run_directory
     from mutualrl.reporting.run_reader import read_overview, read_run
     from mutualrl.storage.bucket_url import is_bucket
     from mutualrl.storage.rundir import RunDirectory, holder_of
