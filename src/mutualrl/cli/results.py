@@ -29,7 +29,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
         table.add_row(cell(name), *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
     validations = [result["validation"] for result in summary["policies"].values()]
-    rewarded = any(validation.get("no_box", 0.0) is None for validation in validations)  # by reward functions of one's own
+    rewarded = any(validation.get("no_box", 0.0) is None for validation in validations)  # by own reward functions
     measure = "Mean reward of greedy completions" if rewarded else "Greedy accuracy"
     heading = (
         f"{measure} on held-out {summary['task']}, before -> after training\n"
