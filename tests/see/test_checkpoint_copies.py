@@ -45,7 +45,7 @@ def copies(store: RemoteStore, run: RunDirectory, attempt: int = 0, newest: int 
         return attempt >= newest
 
     mirror = Mirror(store, run, "ada", is_newest)
-    return CheckpointCopies(store, run, "ada", mirror, attempt=attempt, model="base", is_newest=is_newest)
+    return CheckpointCopies(store, run, "ada", mirror, attempt=attempt, model="base")
 
 
 def test_what_is_fetched_is_what_was_saved_and_older_copies_are_gone(server: Server, tmp_path: Path) -> None:

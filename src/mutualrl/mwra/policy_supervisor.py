@@ -17,6 +17,7 @@ from mutualrl.mwra.group import (
     clear_attempt,
     end,
     failure_of,
+    how_it_died,
     next_attempt,
     tail,
 )
@@ -140,9 +141,7 @@ class PolicySupervisor:
         elif code == 0:  # a reward function that calls os._exit(0), say
             self._ended(managed, "died (exit code 0, before its result was written)")
         elif code is not None:
-            failure = failure_of(self.run, managed.name)
-            words = f"exit code {code}, no error of its own" if failure is None else f"exit code {code}: {failure[1]}"
-            self._ended(managed, f"died ({words})")
+            self._ended(managed, how_it_died(self.run, managed.name, code))
         elif silent is not None:
             self._ended(managed, f"is frozen: no heartbeat for {silent}")
         elif stalled is not None:

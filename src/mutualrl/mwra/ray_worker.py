@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.console.lines import notify
-from mutualrl.mwra.group import CONSEQUENCES, ProcessTag, clear_attempt, environment, failure_of, next_attempt
+from mutualrl.mwra.group import (
+    CONSEQUENCES,
+    ProcessTag,
+    clear_attempt,
+    environment,
+    failure_of,
+    how_it_died,
+    next_attempt,
+)
 from mutualrl.mwra.watch import Watch
 from mutualrl.process.ports import free_port
 from mutualrl.recipes import load_run
@@ -95,11 +103,7 @@ def _see_through(process: subprocess.Popen[bytes], run: RunDirectory, policy: st
             return f"is frozen: no heartbeat for {silent}"
         if (stalled := watch.stalled_for()) is not None:
             return f"lives, and hangs: {stalled}"
-    if code == 0:
-        return None
-    failure = failure_of(run, policy)
-    words = f"exit code {code}, no error of its own" if failure is None else f"exit code {code}: {failure[1]}"
-    return f"died ({words})"
+    return None if code == 0 else how_it_died(run, policy, code)
 
 
 def _is_final(run: RunDirectory, policy: str) -> bool:

@@ -13,12 +13,11 @@ class Repeater:
     """Thread that calls `action` now, every `interval` seconds, and at its end. Where it fails for want of a disk or a
     store, that is said once, and the next call may get through."""
 
-    def __init__(self, what: str, action: Callable[[], None], interval: float) -> None:
+    def __init__(self, what: str, action: Callable[[], object], interval: float) -> None:
         self._what = what
         self._action = action
         self._interval = interval
         self._failing = False
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
 
@@ -40,11 +39,10 @@ class Repeater:
             self._call()
 
     def _call(self) -> None:
-        with self._lock:
-            try:
-                self._action()
-                self._failing = False
-            except (OSError, DiskError, MachineError) as error:
-                if not self._failing:
-                    notify(f"{self._what} cannot be written: {error}")
-                self._failing = True
+        try:
+            self._action()
+            self._failing = False
+        except (OSError, DiskError, MachineError) as error:
+            if not self._failing:
+                notify(f"{self._what} cannot be written: {error}")
+            self._failing = True

@@ -218,18 +218,12 @@ def _with_data(section: Layer, anchor: Callable[[Any], Any]) -> Layer:
 
 def _with_rewards(section: Layer, directory: Path) -> Layer:
     """Return a task's section with the files of its reward functions that lie beside the recipe made absolute."""
-
-    def anchor(path: Any) -> Any:
-        if not isinstance(path, str):
-            return path
-        file, _, name = path.rpartition(":")
-        beside = directory / file
-        return f"{beside.resolve()}:{name}" if file.endswith(".py") and beside.is_file() else path
-
     rewards = section.get("reward")
-    if rewards is None:
-        return section
-    return {**section, "reward": [anchor(each) for each in rewards] if isinstance(rewards, list) else anchor(rewards)}
+    if isinstance(rewards, str):
+        return {**section, "reward": _beside(rewards, directory)}
+    if isinstance(rewards, list):
+        return {**section, "reward": [_beside(each, directory) if isinstance(each, str) else each for each in rewards]}
+    return section
 
 
 def _anchored_member(member: Any, anchor: Callable[[Any], Any]) -> Any:
@@ -252,9 +246,14 @@ def anchor_code(layer: Layer, directory: Path | None) -> None:
 
 
 def _anchored_code(name: str, directory: Path | None) -> str:
-    file, _, attribute = name.rpartition(":")
-    beside = directory is not None and file.endswith(".py") and (directory / file).is_file()
-    return absolute_path(f"{directory / file}:{attribute}" if beside and directory is not None else name)
+    return absolute_path(name if directory is None else _beside(name, directory))
+
+
+def _beside(path: str, directory: Path) -> str:
+    """Return an import path with its file absolute, if that lies in `directory`; any other as it is."""
+    file, _, name = path.rpartition(":")
+    there = directory / file
+    return f"{there.resolve()}:{name}" if file.endswith(".py") and there.is_file() else path
 
 
 def _anchored(layer: Layer, directory: Path) -> Layer:

@@ -105,7 +105,6 @@ class BucketStore:
         import obstore
 
         key = _path(policy, name)
-
         size = int(self._tried("head", key, lambda: obstore.head(self._store, key))["size"])
         with path.open("wb") as file:
             for start in range(0, size, _PART_BYTES):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
@@ -29,11 +28,12 @@ from mutualrl.storage.rundir import RunDirectory
 POINTER = "checkpoint.json"
 COPY = "checkpoint."
 LARGEST_POINTER = 2**26  # bytes
+LOGS = ("before.json", "metrics.jsonl", "rescues.jsonl")  # mirrored files that a policy which goes on needs
 
 
 class CheckpointCopies:
     """Copies of a policy's newest checkpoint. `write` is called again and again, beside the training. `model`: what its
-    base model is; `is_newest`: whether no newer attempt of the policy has started."""
+    base model is. The mirror knows whether a newer attempt of the policy has started."""
 
     def __init__(
         self,
@@ -44,7 +44,6 @@ class CheckpointCopies:
         *,
         attempt: int,
         model: str,
-        is_newest: Callable[[], bool],
     ) -> None:
         self._store = store
         self._policy = policy
@@ -53,14 +52,12 @@ class CheckpointCopies:
         self._mirror = mirror
         self._attempt = attempt
         self._model = model
-        self._is_newest = is_newest
         self._written: int | None = None
 
     def write(self) -> None:
         """Write the mirror, and the newest checkpoint if it has not been copied. Raises OSError, MachineError."""
-        if not self._is_newest():
+        if not self._mirror.write():
             return
-        self._mirror.write()
         step = max(self._checkpoints.steps(), default=None)
         if step is None or step == self._written:
             return
@@ -71,9 +68,8 @@ class CheckpointCopies:
         prefix = f"{COPY}{step:06d}.a{self._attempt}."
         for number, name in enumerate(sorted(marker.files)):
             self._store.put_file(self._policy, f"{prefix}{number}", self._links / name)
-        if not self._is_newest():
+        if not self._mirror.write():
             return
-        self._mirror.write()
         pointer = {"prefix": prefix, "model": self._model, "marker": asdict(marker)}
         self._store.put(self._policy, POINTER, checksummed_bytes(pointer))
         self._written = step
@@ -161,7 +157,7 @@ def stage(store: RemoteStore, policy: str, run_id: str, directory: Path) -> Stag
     except FileDamagedError as error:
         raise CheckpointDamagedError(f"{where}: {error}") from None
     (directory / "logs").mkdir(parents=True, exist_ok=True)
-    for name in ("before.json", "metrics.jsonl", "rescues.jsonl"):
+    for name in LOGS:
         if (content := mirrored(store, policy, name)) is not None:
             (directory / "logs" / name).write_bytes(content)
     return Staged(directory, marker, model)

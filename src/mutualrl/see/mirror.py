@@ -37,11 +37,11 @@ class Mirror:
         self._files = {RUN_JSON: run.run_json, **policy_files(run.policy(policy))}
         self._written: dict[str, tuple[int, int]] = {}
 
-    def write(self) -> None:
-        """Put the files that are new or have changed, unless a newer attempt of the policy has started. Raises OSError,
-        MachineError where one cannot be put."""
+    def write(self) -> bool:
+        """Put the files that are new or have changed, unless a newer attempt of the policy has started; return whether
+        none has. Raises OSError, MachineError where one cannot be put."""
         if not self._is_newest():
-            return
+            return False
         for name, path in self._files.items():
             try:
                 state = path.stat()
@@ -53,6 +53,7 @@ class Mirror:
                 continue
             self._store.put(self._policy, PREFIX + name, data, durable=False)
             self._written[name] = changed
+        return True
 
 
 def mirrored(store: ExchangeStore, policy: str, name: str) -> bytes | None:

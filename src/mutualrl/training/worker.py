@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -121,13 +121,10 @@ def _mirroring(run: RunDirectory, recipe: Recipe, info: RunInfo, exchange: Excha
         return exchange.newest_attempt() <= exchange.attempt
 
     mirror = Mirror(store, run, policy, is_newest)
-    write = mirror.write
+    write: Callable[[], object] = mirror.write
     if recipe.bucket.checkpoints:
         model = info.models.get(policy, "")
-        copies = CheckpointCopies(
-            store, run, policy, mirror, attempt=exchange.attempt, model=model, is_newest=is_newest
-        )
-        write = copies.write
+        write = CheckpointCopies(store, run, policy, mirror, attempt=exchange.attempt, model=model).write
     repeater = Repeater(f"the mirror of {policy!r}", write, BEATS * recipe.bucket.heartbeat_seconds)
     repeater.start()
     return repeater
