@@ -121,6 +121,14 @@ def test_a_decoder_that_is_not_known() -> None:
             align(target=tokenizer)
 
 
+@pytest.mark.parametrize("step", [decoders.Strip(" ", 1, 0), decoders.Replace("h", "H"), decoders.ByteFallback()])
+def test_a_step_before_a_byte_level_that_changes_tokens(step: Any) -> None:
+    tokenizer = byte_bpe("<·0", "<0·x", "<0x·4", "<0x4·1", "<0x41·>")  # a token that a byte fallback reads as "A"
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence([step, decoders.ByteLevel()])
+    with pytest.raises(TokenizerError, match="after steps that change none of its tokens"):
+        token_offsets([1], tokenizer)
+
+
 def test_a_decoder_that_is_known_by_name_but_reads_otherwise() -> None:
     class Odd(PreTrainedTokenizerFast):  # type: ignore[misc]
         def decode(self, *args: Any, **kwargs: Any) -> str:

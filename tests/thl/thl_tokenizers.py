@@ -42,6 +42,14 @@ def byte_bpe(*merges: str, add_prefix_space: bool = False) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
 
 
+def byte_level_from_gguf() -> Any:
+    """Return a byte-level BPE with the decoder that transformers gives one that it reads from a GGUF file."""
+    tokenizer = build_tokenizer(POLICIES["bob"])
+    steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
 def _wrapped(tokenizer: Tokenizer) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
@@ -99,6 +107,7 @@ def own(name: str) -> Any:
     if name in POLICIES:
         return build_tokenizer(POLICIES[name])
     kinds = {
+        "gguf": byte_level_from_gguf,
         "sentencepiece": sentencepiece_like,
         "unigram": unigram,
         "unigram-unk": lambda: unigram(byte_fallback=False),
@@ -108,7 +117,7 @@ def own(name: str) -> Any:
     return kinds[name]()
 
 
-OWN = ("ada", "bob", "sentencepiece", "unigram")
+OWN = ("ada", "bob", "gguf", "sentencepiece", "unigram")
 CHANGING = ("unigram-unk", "lowercase", "nfc")
 REAL = ("qwen2.5", "qwen3", "llama3", "mistral-tekken-240911", "phi4-mini-style", "gpt2")
 REAL_MODELS = ("stories260K", "babyllama-tok361")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FIRST_TOKEN = -1
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_KNOWN = "byte-level BPE (ByteLevel) and SentencePiece (Metaspace, or Replace with ByteFallback)"
+_KNOWN = "byte-level BPE (ByteLevel, alone or after steps that change none of its tokens) and SentencePiece (Metaspace, or Replace with ByteFallback)"
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -73,12 +73,26 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes:
     decoder = tokenizer.backend_tokenizer.decoder
     steps = [] if decoder is None else _steps(json.loads(decoder.__getstate__()))
     kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
+    if kinds == ["ByteLevel"] or (kinds[-1:] == ["ByteLevel"] and _only_byte_level(steps[:-1], tokenizer)):
         return TokenBytes(_byte_level, _never, 0)
     known = _sentencepiece(steps) if kinds else None
     if known is None:
         raise TokenizerError(f"tokenizer {name!r} has the decoder {kinds or None}, expected {_KNOWN}")
     return known
+
+
+def _only_byte_level(before: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the steps before a ByteLevel change nothing: transformers gives a byte-level BPE read from GGUF
+    those of SentencePiece too, and no piece of a byte-level vocabulary has a character that they look for."""
+    for step in before:
+        match step:
+            case {"type": "ByteFallback"} | {"type": "Fuse"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": str(old)}} if not set(old) <= ALPHABET.keys():
+                pass
+            case _:
+                return False
+    return all(ALPHABET.keys() >= set(piece) and not _is_byte(piece) for piece in tokenizer.get_vocab())
 
 
 def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
