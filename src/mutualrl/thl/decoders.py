@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 FIRST_TOKEN = -1
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_KNOWN = "byte-level BPE (ByteLevel, alone or after steps that change none of its tokens) and SentencePiece (Metaspace, or Replace with ByteFallback)"
+_KNOWN = (
+    "byte-level BPE (ByteLevel, alone or after steps that change none of its tokens) "
+    "and SentencePiece (Metaspace, or Replace with ByteFallback)"
+)
 
 
 def _byte_alphabet() -> dict[str, int]:
