@@ -76,7 +76,7 @@ def test_complementarity_of_six_prompts_by_hand() -> None:
     assert [gate["at"][0]["rate"] for gate in result["gate"]] == pytest.approx([0.5 / 6, 1.5 / 6])
     # no gate rate is above 0 for certain on six prompts, and rewards are 0 or 1
     assert result["recommended"] == "none"
-    assert "would hardly open (a 16.7%, b 33.3%)" in result["recommendation"]
+    assert "gate opened on a 16.7%, b 33.3% of 6 prompts, too few to tell from chance" in result["recommendation"]
 
 
 def test_any_rollout_counts_where_it_is_asked_for() -> None:
@@ -101,6 +101,18 @@ def test_graded_rewards_without_failures_are_for_the_relative_gate() -> None:
     assert result["recommendation"].startswith("sgt --set regime.gate=relative: ")
     assert "a 100.0%, b 0.0%" in result["recommendation"]
     assert result["extra_rows"] == pytest.approx(0.25)  # one row for each of a's prompts, two rollouts, two learners
+
+
+def test_a_success_that_is_no_first_rollout_counts_for_the_recommendation() -> None:
+    values = {"a": {f"p{i}": [0, 0] for i in range(8)}, "b": {f"p{i}": [0, 1] for i in range(8)}}
+    result = complementarity(of(values), PAPER, "first", [2], seed=0)
+    assert (result["pool"]["any"], result["recommended"]) == (0, "sgt")
+
+
+def test_models_that_solve_the_same_prompts_share_nothing() -> None:
+    values = {name: {f"p{i}": [i % 2, i % 2] for i in range(8)} for name in ("a", "b")}
+    result = complementarity(of(values), PAPER, "first", [2], seed=0)
+    assert "would hardly open (a 0.0%, b 0.0%); these models solve the same prompts" in result["recommendation"]
 
 
 def test_the_predicted_cost_is_one_row_per_gated_prompt() -> None:

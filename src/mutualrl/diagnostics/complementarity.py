@@ -61,7 +61,8 @@ def complementarity(
     solved = successes(rollouts, thresholds, which)
     pool = _pool(solved, seed)
     gate = _gate(rollouts, thresholds, gates, seed)
-    advice = _recommended(pool, gate, better_rate(rollouts), rollouts)
+    solved_at_all = successes(rollouts, thresholds, "any")
+    advice = _recommended(pool, gate, better_rate(rollouts), rollouts, solved_at_all)
     return {
         "policies": list(rollouts.policies),
         "prompts": solved.shape[1],
@@ -230,9 +231,9 @@ def better_rate(rollouts: Rollouts) -> dict[str, float]:
 
 
 def _recommended(
-    pool: PoolRates, gate: Sequence[GateRow], better: Mapping[str, float], rollouts: Rollouts
+    pool: PoolRates, gate: Sequence[GateRow], better: Mapping[str, float], rollouts: Rollouts, solved_at_all: Bools
 ) -> Recommendation:
-    """Return a regime, or none, with its reason and its predicted cost.
+    """Return a regime, or none, with its reason and its predicted cost. `solved_at_all`: by any rollout, shape (M, P).
 
     What decides: SGT's gate rate; where rewards are graded, how often a peer does better. Pooling whole batches (prp,
     hacpo, swarm) and sharing rewards alone (xgrpo) were not shown to help where SGT's gate stays shut, and some of
@@ -254,7 +255,7 @@ def _recommended(
             "extra_rows": extra,
         }
 
-    if pool["any"] == 0 and not graded:
+    if not solved_at_all.any() and not graded:
         return advice("none", f"no model solved any of the {prompts} prompts; train or choose easier ones first")
     if pool["all"] == 1 and not graded:
         return advice("none", f"every model solves all {prompts} prompts; choose harder ones")
@@ -265,6 +266,9 @@ def _recommended(
         found = ", ".join(f"{name} {rate:.1%}" for name, rate in better.items())
         text = f"no learner fails where a peer succeeds ({rates}), but a peer's best reward is above its own on {found}"
         return advice(at_level("outcome").name, text, list(better.values()), gate="relative")
+    if best["observed"] >= SPARSE:
+        text = f"SGT's gate opened on {rates} of {prompts} prompts, too few to tell from chance; give more (--prompts)"
+        return advice("none", text)
     return advice("none", f"SGT's gate would hardly open ({rates}); these models solve the same prompts")
 
 
