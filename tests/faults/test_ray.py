@@ -147,17 +147,26 @@ def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster,
 
 
 @pytest.mark.faults
-def test_a_cluster_that_is_too_small_or_not_there_is_named(cluster: RayCluster, tmp_path: Path, cli: Cli) -> None:
+def test_a_cluster_that_is_too_small_is_named(cluster: RayCluster, tmp_path: Path, cli: Cli) -> None:
     four = ("--set", "launch.processes=4", "--set", "trainer.per_device_train_batch_size=32")
     small = cli("train", *SGT, *on(cluster), *four, "--run-dir", tmp_path / "a")
     assert small.returncode == 4
     assert "8 CPUs asked, 3 there" in " ".join(small.stderr.split())
-    absent = cli("train", *SGT, "--launcher", "ray", "--address", "127.0.0.1:1", "--run-dir", tmp_path / "b")
-    assert absent.returncode == 4
-    assert "no Ray cluster answers" in " ".join(absent.stderr.split())
     gpus = cli("train", *SGT, *on(cluster), "--set", "hardware.gpus=2", "--run-dir", tmp_path / "c")
     assert gpus.returncode == 4
     assert "2 of the 2 GPUs" in " ".join(gpus.stderr.split())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "auto"])
+def test_a_cluster_that_is_not_there_is_named_before_ray_waits_for_it(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "localhost:1")
+    absent = cli("train", *SGT, "--launcher", "ray", "--address", address, "--run-dir", tmp_path / "b")
+    assert absent.returncode == 4
+    words = " ".join(absent.stderr.split())
+    assert f"--address {address}: no Ray cluster answers (" in words
+    assert "gcs" not in words  # whose own search for it takes minutes
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:

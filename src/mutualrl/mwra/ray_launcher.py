@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from mutualrl.storage.rundir import RunDirectory
 if TYPE_CHECKING:
     import ray
 
+CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.2
 SILENT_SECONDS = 5.0  # without a heartbeat: Ray is about to start the policy again, or its own watch will end it
 
@@ -44,16 +46,32 @@ def join_cluster(address: str) -> Machine:
         import ray
     except ImportError:
         raise MachineError("--launcher ray: Ray is not installed (pip install 'mutualrl[ray]')") from None
+    _require_listener(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, ignore_reinit_error=True)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise MachineError(
-            f"--address {address}: no Ray cluster answers ({line}); start one with `ray start --head`, or name one "
-            "with --address HOST:PORT"
-        ) from None
+        raise _no_cluster(address, str(error).strip().partition("\n")[0]) from None
     there = ray.cluster_resources()
     return Machine(tuple(str(index) for index in range(int(there.get("GPU", 0)))), int(there.get("CPU", 0)))
+
+
+def _require_listener(address: str) -> None:
+    """Raise MachineError where nothing listens at HOST:PORT: Ray itself would ask again for minutes."""
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    host, _, port = named.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, f"{named}: {error}") from None
+
+
+def _no_cluster(address: str, why: str) -> MachineError:
+    return MachineError(
+        f"--address {address}: no Ray cluster answers ({why}); start one with `ray start --head`, or name one with "
+        "--address HOST:PORT"
+    )
 
 
 def run_on_cluster(
