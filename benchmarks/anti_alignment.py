@@ -33,7 +33,8 @@ def direction(pi: Vector, sampler: Vector, behaviour: Vector, advantages: Vector
     loss = band_loss(logps, torch.tensor(np.log(behaviour))[:, None], torch.tensor(advantages)[:, None], low, high)
     (loss[:, 0] * torch.tensor(sampler)).sum().backward()
     assert logits.grad is not None
-    return -logits.grad.numpy()
+    gradient: npt.NDArray[np.float64] = logits.grad.numpy()
+    return -gradient
 
 
 def cosine(a: Vector, b: Vector) -> float:

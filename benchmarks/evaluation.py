@@ -130,7 +130,7 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
         choice.load_engine(engine_name, path, longest=128, batch_size=size, revision=None, trust_remote_code=False)
     )
     bare = (vllm_bare if engine_name == "vllm" else transformers_bare)(selected, ids, samples)
-    load, choice.load_engine = choice.load_engine, lambda *a, **k: selected  # type: ignore[assignment]
+    load, choice.load_engine = choice.load_engine, lambda *a, **k: selected
     request = EvalRequest.of(
         EvalFlags(
             models=(f"tiny:{model}",),

@@ -416,7 +416,9 @@ def of_a_step(root: Path, repeats: int) -> dict[str, float]:
         assert shard is not None
         names = ("prompt_id", "rollout", "reward", "ended", "y_text")
         columns = [shard.column(name) for name in names]
-        rows = [Rollout(*v[:4], text=v[4]) for v in zip(*columns, strict=True)]
+        rows = []
+        for prompt_id, rollout, reward, ended, text in zip(*columns, strict=True):
+            rows.append(Rollout(prompt_id, rollout, reward, ended, text=text))
         publish.append(timed(lambda: again.publish(round_index, rows, 0)))  # noqa: B023
         read.append(timed(lambda: _use_one(reader, round_index)))  # noqa: B023
     return {"step_ms": 1000 * step, "publish_ms": statistics.median(publish), "read_ms": statistics.median(read)}

@@ -140,7 +140,7 @@ def random_kills(wanted: int, seed: int) -> dict[str, Any]:
             raise SystemExit((plain.parent / "stderr.txt").read_text())
         reference = weights(plain)
         victims: Counter[str] = Counter()
-        runs = []
+        runs: list[dict[str, object]] = []
         while sum(victims.values()) < wanted:
             run = Path(name) / str(len(runs)) / "r"
             run.parent.mkdir()

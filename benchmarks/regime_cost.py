@@ -129,7 +129,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
             texts = [text_of("own", tuple(row), i % ROLLOUTS) for i, row in enumerate(prompt_ids)]
             return [list(retokenize(text, own, ended=True).ids) for text in texts], None
 
-    class Steps(TrainerCallback):
+    class Steps(TrainerCallback):  # type: ignore[misc]
         """Times the steps."""
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:

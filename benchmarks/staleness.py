@@ -20,7 +20,8 @@ from pathlib import Path
 
 import sweep_results as sweeps
 from mutualrl.reporting.pace import WAIT, busy_seconds, simulate
-from mutualrl.reporting.run_reader import Run, read_runs
+from mutualrl.reporting.report import read_runs
+from mutualrl.reporting.run_reader import Run
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import versions
 from mutualrl.study.statistics import Estimate
@@ -56,18 +57,19 @@ def measured(run: Run) -> JsonObject:
 
 def collect(pieces: Path) -> JsonObject:
     """Return the measurements of the finished runs, `{pace: {staleness: [by seed]}}`."""
-    found: JsonObject = {}
+    measurements: JsonObject = {}
     for pace in PACES:
         for staleness in STALENESS:
             paths = sorted(path for path in pieces.glob(f"{pace}*{staleness}-*") if (path / "summary.json").is_file())
-            found.setdefault(pace, {})[str(staleness)] = [measured(run) for run in read_runs(paths)] if paths else []
-    return found
+            runs = read_runs(paths) if paths else []
+            measurements.setdefault(pace, {})[str(staleness)] = [measured(run) for run in runs]
+    return measurements
 
 
-def summarised(found: JsonObject) -> list[JsonObject]:
+def summarised(measurements: JsonObject) -> list[JsonObject]:
     """Return a row per pace and staleness: means over seeds, and accuracy minus that of the same seed at 0."""
     rows = []
-    for pace, by_staleness in found.items():
+    for pace, by_staleness in measurements.items():
         baseline = {run["seed"]: run for run in by_staleness["0"]}
         for staleness, runs in by_staleness.items():
             if not runs:
@@ -121,9 +123,9 @@ def main() -> None:
     if not given.table:
         sweep = ["sweep", str(sweeps.SWEEPS / "staleness.yaml"), "--out", str(given.runs), "--jobs", str(given.jobs)]
         subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
-    found = collect(given.runs / "pieces" / "tiny")
-    rows = summarised(found)
-    content = {"command": "python benchmarks/staleness.py", "versions": versions(), "rows": rows, "runs": found}
+    measurements = collect(given.runs / "pieces" / "tiny")
+    rows = summarised(measurements)
+    content = {"command": "python benchmarks/staleness.py", "versions": versions(), "rows": rows, "runs": measurements}
     (sweeps.RESULTS / "staleness.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     (sweeps.RESULTS / "staleness.md").write_text(table(rows), encoding="utf-8")
     print(table(rows))

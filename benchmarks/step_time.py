@@ -139,7 +139,12 @@ def run_ours(regime: str, steps: int, pool: str, directory: Path, save_every: in
 
 def measure(repeats: int, steps: int) -> dict[str, Any]:
     """Return all timings, in seconds per step."""
-    plain, alone, saving, grpo, sgt, waits = [], [], [], [], [], []
+    plain: list[float] = []
+    alone: list[float] = []
+    saving: list[float] = []
+    grpo: list[float] = []
+    sgt: list[float] = []
+    waits: list[float] = []
     extra: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

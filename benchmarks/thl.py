@@ -22,9 +22,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mutualrl.diagnostics.results import ThlCheck
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/thl.py"
@@ -93,7 +96,7 @@ def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, An
     tokenizer = engine.tokenizer
     starts = prompt_ids(prompts, tokenizer)
     sampled = engine.generate(prompts, Sampling(64, temperature=1.0, samples=2, seed=seed))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for chance in RESPLIT:
         rng = random.Random(seed)
         cases = []
@@ -223,9 +226,9 @@ def main() -> None:
     pairs = [pair for result in tables for pair in result["pairs"]]
     several = [{k: v for k, v in pair.items() if k != "tokenizers"} for result in scripts for pair in result["pairs"]]
     parts = [
-        "On WikiText-2:\n\n" + markdown({"pairs": pairs}),
+        "On WikiText-2:\n\n" + markdown(cast("ThlCheck", {"pairs": pairs})),
         "On sentences in several scripts:\n\n"
-        + markdown({"pairs": [p | {"tokenizers": {}} for p in several]})
+        + markdown(cast("ThlCheck", {"pairs": [p | {"tokenizers": {}} for p in several]}))
         .partition("\n\n**scripts")[2]
         .join(["**scripts", ""]),
         drift_table(drift),

@@ -121,7 +121,7 @@ def by_length(texts: list[str], source: Any, target: Any, repeats: int) -> list[
         for anchor in ("span", "word"):
             row[anchor] = statistics.median(
                 seconds(
-                    lambda: align_logprobs(text, part, trace, source, target, target_ids=target_ids, anchor=anchor)  # type: ignore[arg-type] # noqa: B023
+                    lambda: align_logprobs(text, part, trace, source, target, target_ids=target_ids, anchor=anchor)  # noqa: B023
                 )
                 for _ in range(repeats)
             )

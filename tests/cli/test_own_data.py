@@ -250,6 +250,42 @@ def test_several_reward_functions_are_weighted_as_trl_does(cli: Cli, own: Path) 
     assert {"rewards/boxed_reward/mean", "rewards/near/mean"} <= set(row)
 
 
+def test_a_dry_run_tries_the_users_reward(cli_here: Cli, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own)
+    options = ("train", "--pool", "four.yaml", "--data", "plain.jsonl", "--dry-run", "--set")
+    answered = json.loads(cli_here(*options, "task.reward=rewards.py:near", "--json").stdout)["rewards"]
+    assert list(answered) == ["ada", "cat"]  # who reads texts, and who reads messages
+    for trials in answered.values():
+        by_kind = {trial["completion"]: trial["rewards"] for trial in trials}
+        assert by_kind["the answer alone"] == by_kind["the answer in \\boxed{}"] == [1.0, 0.0]  # `near` judges odd ones
+        assert by_kind["no text"] == [0.0, 0.0]
+    shown = cli_here(*options, "task.reward=rewards.py:near").stdout
+    assert "rewards.py:near, tried on the first prompts as ada sees them" in " ".join(shown.split())
+    broken = cli_here(*options, "task.reward=rewards.py:raises")
+    assert broken.returncode == 1
+    assert "rewards.py:raises: KeyError: 'no such column' (rewards.py, line" in " ".join(broken.stderr.split())
+
+
+def test_a_dry_run_without_the_models_says_that_no_reward_was_tried(
+    cli_here: Cli, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own)
+    done = cli_here(
+        "train",
+        "--pool",
+        "2qwen",
+        "--task",
+        "dataset",
+        "--data",
+        "plain.jsonl",
+        "--dry-run",
+        "--set",
+        "task.reward=rewards.py:near",
+    )
+    assert done.returncode == 0
+    assert "The reward function was not tried: the tokenizer of 'Qwen/" in " ".join(done.stdout.split())
+
+
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ def test_a_pair_that_loses_text_is_unsafe_and_says_why(
     command = ("thl-check", "--source", tokenizers["ada"], "--target", tokenizers[target], "--text", "text.txt")
     done = cli_here(*command)
     assert done.returncode == 3
+    assert done.stdout.startswith(f"**Unsafe: ada → {target}** (reasons at the end).")
     assert "**no**" in done.stdout
     assert f"unsafe: ada -> {target}: " in done.stderr
     assert reason in done.stderr
@@ -219,6 +220,11 @@ def test_a_tokenizer_of_an_unknown_kind_is_unsafe(cli_here: Cli, tokenizers: dic
     assert "target: tokenizer" in pair["reasons"][0] and "expected byte-level BPE" in pair["reasons"][0]
     assert pair["tokenizers"] == {}
     assert cli_here("thl-check", "--source", tokenizers["ada"], "--target", "odd").returncode == 3
+
+
+def test_the_first_line_is_the_verdict(cli_here: Cli, tokenizers: dict[str, Path]) -> None:
+    done = cli_here("thl-check", "--source", tokenizers["ada"], "--target", tokenizers["pieces"])
+    assert done.stdout.startswith("Safe: texts and traces can be exchanged in every direction")
 
 
 def test_a_tokenizer_without_an_end_is_unsafe(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:

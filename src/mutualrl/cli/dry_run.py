@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
 
 from mutualrl.cli.output import emit, screen
-from mutualrl.errors import DataError, MutualRLError
+from mutualrl.console.display import clean
+from mutualrl.errors import DataError, ModelError, MutualRLError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import lacking
 from mutualrl.mwra.device_map import read_device_map
@@ -18,8 +19,11 @@ from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.session import Launch, counted, stored
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import load_recipe_prompts
+from mutualrl.recipes.trainer_table import defaults
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.mirror import BEATS
+from mutualrl.tasks.reward_trial import TRIAL_PROMPTS, Trial, try_rewards
+from mutualrl.tasks.rewarding import BOXED
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
@@ -40,6 +44,7 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     add(f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores", machine)
     recipe = _with_steps(recipe, planned.values())
     missing = lacking(recipe, machine)
+    trials, untried = _reward_trials(recipe)
     memory: dict[str, dict[str, Estimate | None]] = {}
     as_numbers: dict[str, dict[str, object]] = {}
     for where, placement in planned.items():
@@ -57,6 +62,7 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
                 "memory": as_numbers,
                 "lacking": missing,
                 "exchange": requests(recipe),
+                "rewards": {policy: [asdict(trial) for trial in each] for policy, each in trials.items()},
             }
         )
         return
@@ -75,9 +81,60 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     here = next((each for each in planned.values() if isinstance(each, Placement)), None)
     if (waits := waiting(recipe, here)) is not None:
         console.print(waits, markup=False, highlight=False, soft_wrap=True)
+    for policy, tried in trials.items():
+        console.print(_trial_table(policy, recipe.task.reward, tried))
+    if untried:
+        console.print(f"The reward function was not tried: {clean(untried)}", markup=False, soft_wrap=True)
+    if (unset := left_to_trl(recipe)) is not None:
+        console.print(unset, markup=False, highlight=False, soft_wrap=True)
     for line in missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
 
+
+def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:
+    """Return the trials of the user's reward functions by policy, one of each that reads completions in another form;
+    and why there are none, where data or tokenizers are not at hand.
+
+    Raises RewardError for a function that fails.
+    """
+    if recipe.task.reward == BOXED:
+        return {}, ""
+    from mutualrl.training.models import load_tokenizers
+
+    try:
+        prompts = load_recipe_prompts(recipe, "train")[:TRIAL_PROMPTS]
+        tokenizers = load_tokenizers(recipe)
+    except (DataError, ModelError) as error:
+        return {}, str(error)
+    trials: dict[str, list[Trial]] = {}
+    forms = set()
+    for name, tokenizer in tokenizers.items():
+        weights = recipe.trainer_settings(name).get("reward_weights")
+        form = (bool(tokenizer.chat_template), str(weights))
+        if form not in forms:
+            trials[name] = try_rewards(recipe.task.reward, weights, prompts, tokenizer)
+            forms.add(form)
+    return trials, ""
+
+
+def _trial_table(policy: str, paths: Sequence[str], trials: Sequence[Trial]) -> Table:
+    names = ", ".join(path.rpartition("/")[2] for path in paths)
+    table = Table("completion", "rewards", title=clean(f"{names}, tried on the first prompts as {policy} sees them"))
+    for trial in trials:
+        table.add_row(trial.completion, ", ".join(f"{reward:g}" for reward in trial.rewards))
+    return table
+
+
+def left_to_trl(recipe: Recipe) -> str | None:
+    """Return in words TRL's defaults of the keys that decide a training and that the recipe leaves unset."""
+    unset = []
+    for key in DECISIVE:
+        if any(key not in recipe.trainer_settings(policy.name) for policy in recipe.policies):
+            unset.append(f"{key} {defaults()[key]:g}")
+    return f"Left to TRL's defaults: {', '.join(unset)}" if unset else None
+
+
+DECISIVE = ("learning_rate", "beta", "temperature", "max_completion_length")  # what every user should have chosen
 
 #: policies whose weights per device differ by less are of about equal speed
 UNEVEN = 1.2

@@ -24,6 +24,13 @@ def fields() -> dict[str, list[str]]:
     return table
 
 
+@cache
+def defaults() -> dict[str, Any]:
+    """Return the default of each field of GRPOConfig that has a plain one (a number, text, truth value or null)."""
+    table: dict[str, Any] = json.loads(TABLE.read_text("utf-8"))["defaults"]
+    return table
+
+
 def _kinds(hint: Any) -> set[str]:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -50,7 +57,11 @@ def build() -> dict[str, object]:
 
     hints = typing.get_type_hints(trl.GRPOConfig)
     table = {f.name: sorted(_kinds(hints[f.name])) for f in dataclasses.fields(trl.GRPOConfig) if f.init}
-    return {"trl": trl.__version__, "fields": dict(sorted(table.items()))}
+    plain = {}
+    for field in dataclasses.fields(trl.GRPOConfig):
+        if field.init and (field.default is None or type(field.default) in (bool, int, float, str)):
+            plain[field.name] = field.default
+    return {"trl": trl.__version__, "fields": dict(sorted(table.items())), "defaults": dict(sorted(plain.items()))}
 
 
 if __name__ == "__main__":

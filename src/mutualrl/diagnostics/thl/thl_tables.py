@@ -10,12 +10,21 @@ from mutualrl.diagnostics.results import Columns, PairCheck, SideFigures, ThlChe
 
 
 def markdown(result: ThlCheck) -> str:
-    """Return all tables of a check, then what makes a pair unsafe."""
+    """Return the verdict of a check, then all its tables."""
     pairs = result["pairs"]
-    parts = [_tokenizer_table(pairs)]
+    parts = [_verdict(pairs), _tokenizer_table(pairs)]
     requested = {key for pair in pairs for key in pair}
     parts += [make(pairs) for suite, make in _TABLES.items() if suite in requested]
     return "\n\n".join(parts)
+
+
+def _verdict(pairs: Sequence[PairCheck]) -> str:
+    unsafe = [_pair(pair) for pair in pairs if not pair["safe"]]
+    if not unsafe:
+        return "Safe: texts and traces can be exchanged in every direction that was checked."
+    safe = [_pair(pair) for pair in pairs if pair["safe"]]
+    others = f"; safe: {', '.join(safe)}" if safe else ""
+    return f"**Unsafe: {', '.join(unsafe)}** (reasons at the end){others}."
 
 
 def _pair(pair: PairCheck | Columns) -> str:

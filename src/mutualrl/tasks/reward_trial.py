@@ -1,0 +1,54 @@
+"""Trial of reward functions on completions that are known, before anything is trained with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mutualrl.records import Completion, Prompt
+from mutualrl.tasks.rewarding import rewards_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TRIAL_PROMPTS = 2
+TRIAL_SECONDS = 60.0  # of one call
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Rewards of one kind of completion, in the order of the prompts."""
+
+    completion: str
+    rewards: tuple[float, ...]
+
+
+def try_rewards(
+    paths: Sequence[str],
+    weights: Sequence[float] | None,
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[Trial]:
+    """Reward the data's solutions, the bare answers, the answers in a box, and empty completions, as far as the prompts
+    have them; each in the form that TRL gives this tokenizer's completions (messages, or texts).
+
+    Raises RewardError and UsageError as `rewards_of` does; a call may take `TRIAL_SECONDS`.
+    """
+    kinds: dict[str, list[str]] = {}
+    solutions = [prompt.solution for prompt in prompts if prompt.solution]
+    if len(solutions) == len(prompts):
+        kinds["the data's solution"] = solutions
+    if all(prompt.answer for prompt in prompts):
+        kinds["the answer alone"] = [prompt.answer for prompt in prompts]
+        kinds["the answer in \\boxed{}"] = [f"\\boxed{{{prompt.answer}}}" for prompt in prompts]
+    kinds["no text"] = ["" for _ in prompts]
+    trials = []
+    for kind, texts in kinds.items():
+        answered = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            answered.append((prompt, Completion(tuple(ids), text, ended=True)))
+        rewards = rewards_of(paths, weights, answered, tokenizer, TRIAL_SECONDS)
+        trials.append(Trial(kind, tuple(rewards)))
+    return trials
