@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -205,7 +207,9 @@ def test_help_does_not_import_torch(command: list[str]) -> None:
 def test_version(cli: Cli) -> None:
     from mutualrl import __version__
 
-    assert cli("--version").stdout.strip() == __version__
+    version = cli("--version").stdout.strip()
+    assert version.startswith(f"mutualrl {__version__} (python {platform.python_version()}, ")
+    assert all(f"{name} {metadata.version(name)}" in version for name in ("torch", "transformers", "trl"))
 
 
 @pytest.mark.parametrize(

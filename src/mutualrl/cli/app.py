@@ -14,6 +14,7 @@ from mutualrl.cli.distill import distill
 from mutualrl.cli.doctor import doctor
 from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.exchange import exchange
+from mutualrl.cli.init import init
 from mutualrl.cli.join import join
 from mutualrl.cli.output import emit, prose
 from mutualrl.cli.recipes import recipes
@@ -57,6 +58,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("init")(init)
 app.command("train")(train)
 app.command("join")(join)
 app.command("eval")(evaluate)
@@ -81,8 +83,10 @@ app.add_typer(exchange, name="exchange")
 def _version(value: bool) -> None:
     if value:
         from mutualrl import __version__
+        from mutualrl.storage.rundir import versions
 
-        typer.echo(__version__)
+        libraries = ", ".join(f"{name} {number}" for name, number in versions().items() if name != "mutualrl")
+        typer.echo(f"mutualrl {__version__} ({libraries})")
         raise typer.Exit
 
 

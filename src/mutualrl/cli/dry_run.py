@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
@@ -26,50 +26,71 @@ from mutualrl.tasks.reward_trial import TRIAL_PROMPTS, Trial, try_rewards
 from mutualrl.tasks.rewarding import BOXED
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a command would do: the recipe with its steps, placements (or why there is none) and memory by machine, the
+    trials of the reward by policy or why there are none, and what this machine lacks."""
+
+    recipe: Recipe
+    placements: dict[str, Placement | str]
+    memory: dict[str, dict[str, Estimate | None]]
+    trials: dict[str, list[Trial]]
+    untried: str
+    missing: Sequence[str]
+
+
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     """Print the recipe, the placement on the hardware it is for, and the placement on this machine."""
+    plan = plan_of(recipe, launch)
+    if as_json:
+        emit(_plan_json(plan))
+        return
+    screen().print(dump(plan.recipe), markup=False, highlight=False, soft_wrap=True, end="")
+    show_plan(plan)
+
+
+def plan_of(recipe: Recipe, launch: Launch) -> Plan:
+    """Place the policies, estimate their memory and try the reward. Raises RewardError for a function that fails."""
     machine = this_machine()
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
-    planned: dict[str, Placement | str] = {}
-
-    def add(where: str, machine: Machine) -> None:
-        try:
-            planned[where] = place(recipe, machine, pins)
-        except MutualRLError as error:
-            planned[where] = str(error)
-
+    machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
     if recipe.hardware.gpus:
         meant = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
-        add(f"the recipe's hardware: {recipe.hardware.gpus} GPUs", meant)
-    add(f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores", machine)
-    recipe = _with_steps(recipe, planned.values())
-    missing = lacking(recipe, machine)
-    trials, untried = _reward_trials(recipe)
+        machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": meant, **machines}
+    placements: dict[str, Placement | str] = {}
+    for where, each in machines.items():
+        try:
+            placements[where] = place(recipe, each, pins)
+        except MutualRLError as error:
+            placements[where] = str(error)
+    recipe = _with_steps(recipe, placements.values())
     memory: dict[str, dict[str, Estimate | None]] = {}
-    as_numbers: dict[str, dict[str, object]] = {}
-    for where, placement in planned.items():
+    for where, placement in placements.items():
         if not isinstance(placement, str):
-            estimates = {
-                allocation.policy: estimate_allocation(recipe, allocation) for allocation in placement.allocations
-            }
-            memory[where] = estimates
-            as_numbers[where] = {policy: each and asdict(each) for policy, each in estimates.items()}
-    if as_json:
-        emit(
-            {
-                "recipe": recipe.model_dump(mode="json"),
-                "placement": _as_json(planned),
-                "memory": as_numbers,
-                "lacking": missing,
-                "exchange": requests(recipe),
-                "rewards": {policy: [asdict(trial) for trial in each] for policy, each in trials.items()},
-            }
-        )
-        return
-    console = screen()
-    console.print(dump(recipe), markup=False, highlight=False, soft_wrap=True, end="")
-    for where, placement in planned.items():
-        console.print(_table(where, placement, memory.get(where, {})))
+            memory[where] = {each.policy: estimate_allocation(recipe, each) for each in placement.allocations}
+    trials, untried = _reward_trials(recipe)
+    return Plan(recipe, placements, memory, trials, untried, lacking(recipe, machine))
+
+
+def _plan_json(plan: Plan) -> dict[str, object]:
+    memory = {}
+    for where, estimates in plan.memory.items():
+        memory[where] = {policy: each and asdict(each) for policy, each in estimates.items()}
+    return {
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "placement": _as_json(plan.placements),
+        "memory": memory,
+        "lacking": plan.missing,
+        "exchange": requests(plan.recipe),
+        "rewards": {policy: [asdict(trial) for trial in each] for policy, each in plan.trials.items()},
+    }
+
+
+def show_plan(plan: Plan) -> None:
+    """Print a plan without its recipe."""
+    console, recipe = screen(), plan.recipe
+    for where, placement in plan.placements.items():
+        console.print(_table(where, placement, plan.memory.get(where, {})))
     if recipe.bucket is not None:
         each = requests(recipe)
         sentence = (
@@ -78,16 +99,16 @@ def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
             f"least {each['gets_per_round']} gets per round, and while it waits up to one get per second and peer"
         )
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    here = next((each for each in planned.values() if isinstance(each, Placement)), None)
+    here = next((each for each in plan.placements.values() if isinstance(each, Placement)), None)
     if (waits := waiting(recipe, here)) is not None:
         console.print(waits, markup=False, highlight=False, soft_wrap=True)
-    for policy, tried in trials.items():
+    for policy, tried in plan.trials.items():
         console.print(_trial_table(policy, recipe.task.reward, tried))
-    if untried:
-        console.print(f"The reward function was not tried: {clean(untried)}", markup=False, soft_wrap=True)
+    if plan.untried:
+        console.print(f"The reward function was not tried: {clean(plan.untried)}", markup=False, soft_wrap=True)
     if (unset := left_to_trl(recipe)) is not None:
         console.print(unset, markup=False, highlight=False, soft_wrap=True)
-    for line in missing:
+    for line in plan.missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -12,13 +12,14 @@ from mutualrl.diagnostics.results import Columns, PairCheck, SideFigures, ThlChe
 def markdown(result: ThlCheck) -> str:
     """Return the verdict of a check, then all its tables."""
     pairs = result["pairs"]
-    parts = [_verdict(pairs), _tokenizer_table(pairs)]
+    parts = [verdict(pairs), _tokenizer_table(pairs)]
     requested = {key for pair in pairs for key in pair}
     parts += [make(pairs) for suite, make in _TABLES.items() if suite in requested]
     return "\n\n".join(parts)
 
 
-def _verdict(pairs: Sequence[PairCheck]) -> str:
+def verdict(pairs: Sequence[PairCheck]) -> str:
+    """Return in words which directions can be used."""
     unsafe = [_pair(pair) for pair in pairs if not pair["safe"]]
     if not unsafe:
         return "Safe: texts and traces can be exchanged in every direction that was checked."

@@ -1,0 +1,135 @@
+"""`mutualrl init`: a project that trains, and nothing written where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import Cli
+from mutualrl.engines.transformers_engine import load_tokenizer
+from mutualrl.recipes.starter import NEXT
+
+CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+TWO = ("--model", "tiny:ada", "--model", "tiny:bob")
+SHORT = ("--max-completion-length", "16", "--gpus", "0")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i}+{i}:", "answer": str(2 * i)}) + "\n" for i in range(40)))
+    return path
+
+
+@pytest.fixture
+def chatty(tmp_path: Path, tiny: dict[str, Path]) -> Path:
+    """Return a model with a chat template, in a directory whose name YAML and shells would read otherwise."""
+    model = tmp_path / "it's: a {model} #1"
+    shutil.copytree(tiny["bob"], model)
+    tokenizer = load_tokenizer(str(tiny["bob"]))
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(model)
+    return model
+
+
+def test_own_models_data_and_reward_are_checked_shown_and_written(
+    cli_here: Cli, rows: Path, chatty: Path, tmp_path: Path
+) -> None:
+    options = ("--model", "ada=tiny:ada", "--model", chatty, "--data", rows, "--reward", "own")
+    done = cli_here("init", tmp_path / "project", *options, *SHORT, "--yes")
+    assert done.returncode == 0, done.stderr
+    for words in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward, tried", "Placement on"):
+        assert words in done.stdout, words
+    assert done.stdout.count("--- ada sees") == 5
+    project = tmp_path / "project"
+    assert sorted(path.name for path in project.iterdir()) == ["README.md", "pool.yaml", "reward.py"]
+    pool = yaml.safe_load((project / "pool.yaml").read_text())
+    assert [policy["model"] for policy in pool["policies"]] == ["tiny:ada", str(chatty)]
+    assert pool["policies"][1]["name"] == "it-s--a--model---1"
+    assert pool["task"] == {"name": "dataset", "data": str(rows), "reward": "reward.py:reward"}
+    readme = (project / "README.md").read_text()
+    assert all(command in readme and command in done.stdout for command in NEXT)
+
+
+@pytest.mark.slow
+def test_the_next_commands_of_a_project_run(cli: Cli, cli_here: Cli, rows: Path, tmp_path: Path) -> None:
+    done = cli_here("init", tmp_path, *TWO, "--data", rows, "--reward", "own", *SHORT, "--json")
+    assert json.loads(done.stdout)["next"] == list(NEXT)
+    shown, shared, _ = (shlex.split(command)[1:] for command in NEXT)
+    ended = cli(*shown)  # in tmp_path
+    assert ended.returncode == 0, ended.stderr
+    assert "Recommendation:" in ended.stdout
+    ended = cli(*shared, "--steps", "1", "--set", "run.validation_limit=8")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "runs" / "sgt" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["pool.yaml", "reward.py", "README.md"])
+def test_nothing_is_written_over(cli_here: Cli, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    done = cli_here("init", tmp_path, *TWO, "--task", "arithmetic", *SHORT, "--yes")
+    assert done.returncode == 2
+    assert f"has {name} already" in " ".join(done.stderr.split())
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ((), 2, "found 0 models, expected two or more; name each with --model MODEL"),
+        (("--model", "tiny:ada"), 2, "found 1 models, expected two or more"),
+        (("--model", "tiny:ada", "--model", "x/ada"), 2, "two policies are called 'ada'"),
+        (TWO, 2, "give --task NAME (mutualrl tasks ls), or --data FILE of your own"),
+        ((*TWO, "--task", "math", "--data", "rows.jsonl"), 2, "--task math and --data: give one"),
+        ((*TWO, "--data", "none.jsonl"), 2, "none.jsonl"),
+        ((*TWO, "--task", "no-such-task"), 2, "no-such-task"),
+        (("--model", "tiny:ada", "--model", "./nowhere", "--task", "arithmetic"), 2, "model not found: './nowhere'"),
+        ((*TWO, "--task", "arithmetic", "--reward", "gone.py:score"), 2, "gone.py"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_leaves_nothing(
+    cli_here: Cli, tmp_path: Path, options: tuple[str, ...], code: int, words: str
+) -> None:
+    done = cli_here("init", tmp_path / "new", *options, "--gpus", "0", "--yes")
+    assert done.returncode == code, done.stderr
+    assert words in " ".join(done.stderr.split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_tokenizers_that_cannot_share_are_refused(cli_here: Cli, tmp_path: Path, tiny: dict[str, Path]) -> None:
+    endless = tmp_path / "endless"
+    shutil.copytree(tiny["bob"], endless)
+    tokenizer = load_tokenizer(str(tiny["bob"]))
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(endless)
+    options = ("--model", "tiny:ada", "--model", endless, "--task", "arithmetic", *SHORT)
+    done = cli_here("init", tmp_path / "new", *options, "--yes")
+    assert done.returncode == 3
+    assert "has no end-of-sequence token" in " ".join(done.stderr.split())
+    assert not (tmp_path / "new").exists()
+    assert cli_here("init", tmp_path / "new", *options, "--yes", "--no-check").returncode == 0
+
+
+def test_on_a_terminal_it_asks_for_what_is_missing(tmp_path: Path, rows: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "mutualrl", "init", str(tmp_path / "new"), "--max-completion-length", "16"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.write(ours, f"tiny:ada\ntiny:bob\n{rows}\nown\n0\n".encode())
+        output, errors = process.communicate()
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 0, errors
+    for question in ("Model 1", "Model 2", "Data (a file", "Reward:", "GPUs"):
+        assert question in errors.decode()
+    assert b"Written to" in output
+    assert yaml.safe_load((tmp_path / "new" / "pool.yaml").read_text())["hardware"] == {"gpus": 0}
