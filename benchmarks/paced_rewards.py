@@ -3,6 +3,7 @@
 - `half_speed`: a round takes 0.5 s longer for `ada` and 1.5 s longer for any other policy, which is about half as fast.
 - `uneven`: a round takes up to 4 s longer, by an exponential distribution of mean 0.75 s, drawn anew for each policy
   and call; every run draws the same.
+- `steady`: a round takes 0.8 s longer, in which a core is free.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ _calls = itertools.count()
 def half_speed(completions: list[Any], answer: list[str], **columns: object) -> list[float]:
     """Score completions, later where the policy is slow."""
     time.sleep(0.5 if POLICY == "ada" else 1.5)
+    return boxed_reward(completions, answer)
+
+
+def steady(completions: list[Any], answer: list[str], **columns: object) -> list[float]:
+    """Score completions after a delay that is always the same."""
+    time.sleep(0.8)
     return boxed_reward(completions, answer)
 
 

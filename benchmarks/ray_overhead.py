@@ -1,10 +1,12 @@
 """Step time on a Ray cluster beside the local launcher's, in one run.
 
-    python benchmarks/ray_overhead.py     # ten minutes on two idle cores; pip install 'mutualrl[ray]'
+    python benchmarks/ray_overhead.py     # eight minutes on two idle cores; pip install 'mutualrl[ray]'
 
-The same run of the tiny pool (SGT, 40 steps, a thread per policy) is made in turn by the local launcher and on a Ray
-cluster of one node on this machine, three times each. Compared are the medians of `step_time` over all steps but the
-first five of each run. Writes benchmarks/results/ray_overhead.{json,md}.
+The same run of the tiny pool (SGT, 30 steps, a thread per policy) is made in turn by the local launcher and on a Ray
+cluster of one node on this machine, five times each. Compared are the medians of `step_time` over all steps but the
+first five of each run. `busy`: both cores compute all the time, so that whatever Ray's own processes compute is taken
+from the training. `waiting`: a step waits 0.8 s for its reward, as one does for a judge or a GPU. Writes
+benchmarks/results/ray_overhead.{json,md}.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from mutualrl.storage.rundir import versions
 
 RESULTS = Path(__file__).parent / "results"
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
-RUNS, STEPS, WARM_UP = 3, 40, 5
+RUNS, STEPS, WARM_UP = 5, 30, 5
+STEADY = str(Path(__file__).with_name("paced_rewards.py")) + ":steady"
+CASES = {"busy": (), "waiting": ("--set", f"task.reward={STEADY}")}
 
 
 def step_times(directory: Path, *arguments: str) -> list[float]:
@@ -44,28 +48,33 @@ def main() -> None:
 
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     cores = len(os.sched_getaffinity(0))
-    seconds: dict[str, list[list[float]]] = {"local": [], "ray": []}
+    medians: dict[str, dict[str, list[float]]] = {case: {"local": [], "ray": []} for case in CASES}
     with tempfile.TemporaryDirectory() as directory, ray_cluster(cores) as cluster:
-        for number in range(RUNS):
-            for launcher, arguments in (("local", ()), ("ray", ("--launcher", "ray", "--address", cluster.address))):
-                seconds[launcher].append(step_times(Path(directory) / f"{launcher}-{number}", *arguments))
-                print(launcher, number, statistics.median(seconds[launcher][-1]), flush=True)
-    medians = {launcher: [statistics.median(times) for times in runs] for launcher, runs in seconds.items()}
-    overall = {launcher: statistics.median(values) for launcher, values in medians.items()}
-    ratio = overall["ray"] / overall["local"]
+        launchers = {"local": (), "ray": ("--launcher", "ray", "--address", cluster.address)}
+        for case, settings in CASES.items():
+            for number in range(RUNS):
+                for launcher, arguments in launchers.items():
+                    times = step_times(Path(directory) / f"{case}-{launcher}-{number}", *settings, *arguments)
+                    medians[case][launcher].append(statistics.median(times))
+                    print(case, launcher, number, medians[case][launcher][-1], flush=True)
+    lines = ["| steps | launcher | median step of each run, ms | median, ms | to local |", "|---|---|---|---|---|"]
+    overall: dict[str, dict[str, float]] = {}
+    for case, by_launcher in medians.items():
+        overall[case] = {launcher: statistics.median(values) for launcher, values in by_launcher.items()}
+        for launcher, values in by_launcher.items():
+            each = ", ".join(f"{1000 * value:.0f}" for value in values)
+            median = overall[case][launcher]
+            lines.append(
+                f"| {case} | {launcher} | {each} | {1000 * median:.0f} | {median / overall[case]['local']:.3f} |"
+            )
     content = {
         "command": "python benchmarks/ray_overhead.py",
         "versions": versions(),
         "cores": cores,
         "medians": medians,
         "overall": overall,
-        "ratio": ratio,
+        "ratio": {case: values["ray"] / values["local"] for case, values in overall.items()},
     }
-    lines = ["| launcher | median step of each run, ms | median, ms | to local |", "|---|---|---|---|"]
-    for launcher, values in medians.items():
-        each = ", ".join(f"{1000 * value:.0f}" for value in values)
-        share = overall[launcher] / overall["local"]
-        lines.append(f"| {launcher} | {each} | {1000 * overall[launcher]:.0f} | {share:.3f} |")
     (RESULTS / "ray_overhead.json").write_text(json.dumps(content, indent=1) + "\n")
     (RESULTS / "ray_overhead.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
