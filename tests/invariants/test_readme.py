@@ -19,7 +19,7 @@ from conftest import PATIENCE, REPOSITORY
 README = (REPOSITORY / "README.md").read_text()
 MEASURED = (REPOSITORY / "docs" / "results.md").read_text()
 DOCS = {path: path.read_text() for path in sorted((REPOSITORY / "docs").glob("*.md"))}
-PAGES = {REPOSITORY / "README.md": README, **DOCS}
+PAGES = {REPOSITORY / "README.md": README, REPOSITORY / "SKILL.md": (REPOSITORY / "SKILL.md").read_text(), **DOCS}
 NOTES = {path: path.read_text() for path in (*(REPOSITORY / "design").glob("*.md"), *DOCS)}
 RESULTS = sorted((REPOSITORY / "benchmarks" / "results").glob("*.md"))
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mutualrl.cli.completion import pool_names, run_directories
 from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
 from mutualrl.console.lines import notify
@@ -15,14 +16,20 @@ SCORERS = ("math-verify",)
 
 
 RunOption = Annotated[
-    Path | None, typer.Option(help="A run directory: every policy's trained model.", show_default=False)
+    Path | None,
+    typer.Option(
+        help="A run directory: every policy's trained model.", show_default=False, autocompletion=run_directories
+    ),
 ]
 ModelOption = Annotated[
     list[str] | None,
     typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False),
 ]
 PoolOption = Annotated[
-    str | None, typer.Option(help="The models of a pool, as they are before training.", show_default=False)
+    str | None,
+    typer.Option(
+        help="The models of a pool, as they are before training.", show_default=False, autocompletion=pool_names
+    ),
 ]
 SuiteOption = Annotated[
     str | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table, show_verification
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 exchange = typer.Typer(help="Look into the exchange of a run: its rounds, their bytes, damage.", no_args_is_help=True)
 
-RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
+RunArgument = Annotated[
+    Path, typer.Argument(help="The run's directory.", show_default=False, autocompletion=run_directories)
+]
 
 
 @exchange.command("ls")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.completion import policy_names, recipe_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
 from mutualrl.cli.train import (
@@ -27,10 +28,19 @@ def join(
         str,
         typer.Argument(help="Where the run's exchange is: s3://, gs:// or az://BUCKET/PREFIX, or file:///DIRECTORY."),
     ],
-    policy: Annotated[str, typer.Option(help="The policy of the recipe that trains here.", show_default=False)],
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="The policy of the recipe that trains here.", show_default=False, autocompletion=policy_names
+        ),
+    ],
     recipe: Annotated[
         Path | None,
-        typer.Option(help="A recipe (YAML), the same for every policy. Flags override it.", show_default=False),
+        typer.Option(
+            help="A recipe (YAML), the same for every policy. Flags override it.",
+            show_default=False,
+            autocompletion=recipe_names,
+        ),
     ] = None,
     regime: RegimeOption = None,
     pool: PoolOption = None,

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from mutualrl.cli.completion import copied_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen, show_table
 
@@ -62,7 +63,9 @@ def ls(
 @recipes.command("show")
 @reports_errors
 def show(
-    name: Annotated[str, typer.Argument(help="Name of a recipe, as `mutualrl recipes ls` lists it.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of a recipe, as `mutualrl recipes ls` lists it.", autocompletion=copied_names)
+    ],
     as_json: JsonFlag = False,
 ) -> None:
     """Print a recipe as it ships."""
@@ -86,7 +89,10 @@ def show(
 @recipes.command("cp")
 @reports_errors
 def cp(
-    name: Annotated[str, typer.Argument(help="Name of a recipe or batch script, such as paper/2qwen-sgt.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of a recipe or batch script, such as paper/2qwen-sgt.", autocompletion=copied_names),
+    ],
     target: Annotated[Path, typer.Argument(help="A directory, or the new file's name.")] = Path(),
     as_json: JsonFlag = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.table import Table
 
+from mutualrl.cli.completion import regime_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen, show_table
 
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 regimes = typer.Typer(help="The regimes: rules by which policies share experience.", no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(help="A name, FILE.py:SPEC or package.module:SPEC.", show_default=False)]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A name, FILE.py:SPEC or package.module:SPEC.", show_default=False, autocompletion=regime_names
+    ),
+]
 NOT_MET = 3
 
 

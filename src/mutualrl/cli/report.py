@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
 
@@ -19,6 +20,7 @@ def report(
         typer.Argument(
             help="Run directories, in any state, URLs of runs in a bucket, and directories of `distill`.",
             show_default=False,
+            autocompletion=run_directories,
         ),
     ],
     out: Annotated[

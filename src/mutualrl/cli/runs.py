@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table, show_verification
 from mutualrl.console.display import cell, clean
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Overview
 
 runs = typer.Typer(help="Runs: list them, watch one, verify its files, push its models.", no_args_is_help=True)
-RunArgument = Annotated[Path, typer.Argument(help="The run's directory.", show_default=False)]
+RunArgument = Annotated[
+    Path, typer.Argument(help="The run's directory.", show_default=False, autocompletion=run_directories)
+]
 WATCH_SECONDS = 0.5
 REMOTE_SECONDS = 10.0  # between two looks at a bucket
 
@@ -70,7 +73,12 @@ def ls(
 @runs.command("watch")
 @reports_errors
 def watch(
-    run: Annotated[str, typer.Argument(help="The run's directory, or its URL in a bucket.", show_default=False)],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="The run's directory, or its URL in a bucket.", show_default=False, autocompletion=run_directories
+        ),
+    ],
     as_json: JsonFlag = False,
 ) -> None:
     """Follow a run from another terminal until it ends. With --json: how it stands now, once.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
 
@@ -75,7 +76,10 @@ def sweep(
 @reports_errors
 def compare(
     paths: Annotated[
-        list[Path], typer.Argument(help="The directory of a sweep, or run directories.", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="The directory of a sweep, or run directories.", show_default=False, autocompletion=run_directories
+        ),
     ],
     claims: Annotated[Path | None, typer.Option(help="Claims with their margins (YAML).", show_default=False)] = None,
     reference: Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from mutualrl.cli.completion import task_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, show_table
 
@@ -36,7 +37,7 @@ def ls(as_json: JsonFlag = False) -> None:
 @tasks.command("show")
 @reports_errors
 def show(
-    task: Annotated[str, typer.Argument(help="The task's name.", show_default=False)],
+    task: Annotated[str, typer.Argument(help="The task's name.", show_default=False, autocompletion=task_names)],
     data: Annotated[
         Path | None,
         typer.Option(help="Its rows: a file, a directory, or hub:OWNER/NAME.", show_default=False),

@@ -7,21 +7,41 @@ from typing import Annotated
 
 import typer
 
+from mutualrl.cli.completion import (
+    pool_names,
+    recipe_keys,
+    recipe_names,
+    regime_names,
+    run_directories,
+    task_names,
+)
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors
 
-RecipeOption = Annotated[Path | None, typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False)]
+RecipeOption = Annotated[
+    Path | None,
+    typer.Argument(help="A recipe (YAML). Flags override it.", show_default=False, autocompletion=recipe_names),
+]
 RegimeOption = Annotated[
     str | None,
-    typer.Option(help="How the policies share: a name of `regimes ls`, or FILE.py:SPEC.", show_default=False),
+    typer.Option(
+        help="How the policies share: a name of `regimes ls`, or FILE.py:SPEC.",
+        show_default=False,
+        autocompletion=regime_names,
+    ),
 ]
 PoolOption = Annotated[
-    str | None, typer.Option(help="A shipped pool, or a YAML file with `policies:`.", show_default=False)
+    str | None,
+    typer.Option(
+        help="A shipped pool, or a YAML file with `policies:`.", show_default=False, autocompletion=pool_names
+    ),
 ]
 TaskOption = Annotated[
     str | None,
     typer.Option(
-        help="What they train on: a name of `tasks ls`, dataset for your own rows, FILE.py:TASK.", show_default=False
+        help="What they train on: a name of `tasks ls`, dataset for your own rows, FILE.py:TASK.",
+        show_default=False,
+        autocompletion=task_names,
     ),
 ]
 DataOption = Annotated[Path | None, typer.Option(help="Training rows, for tasks that read a file.", show_default=False)]
@@ -29,7 +49,11 @@ StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.", show_d
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the run.", show_default=False)]
 RunDirOption = Annotated[
     Path | None,
-    typer.Option(help="Where the run is kept; a new directory under runs/ by default.", show_default=False),
+    typer.Option(
+        help="Where the run is kept; a new directory under runs/ by default.",
+        show_default=False,
+        autocompletion=run_directories,
+    ),
 ]
 AssignmentsOption = Annotated[
     list[str] | None,
@@ -38,6 +62,7 @@ AssignmentsOption = Annotated[
         metavar="KEY=VALUE",
         help="Any key of the recipe, such as trainer.learning_rate=1e-6.",
         show_default=False,
+        autocompletion=recipe_keys,
     ),
 ]
 ResumeOption = Annotated[

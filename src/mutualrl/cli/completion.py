@@ -1,0 +1,109 @@
+"""What the shell completes: names of recipes, pools, tasks, regimes and runs, and keys of a recipe.
+
+`mutualrl --install-completion` installs it. Each function gets the word typed so far; no code of the user's is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import typer
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Return shipped recipes as `train` takes them, and YAML files."""
+    from mutualrl.recipes import shipped
+
+    names = [f"{kind}/{name}" for kind, name, _ in shipped() if kind == "paper"]
+    return _matching(names, incomplete) + _paths(incomplete, ".yaml")
+
+
+def copied_names(incomplete: str) -> list[str]:
+    """Return recipes and templates as `recipes show` and `recipes cp` take them."""
+    from mutualrl.recipes import shipped
+    from mutualrl.recipes.layers import templates
+
+    return _matching([f"{kind}/{name}" for kind, name, _ in (*shipped(), *templates())], incomplete)
+
+
+def pool_names(incomplete: str) -> list[str]:
+    """Return shipped pools, and YAML files."""
+    from mutualrl.recipes import shipped
+
+    return _matching([name for kind, name, _ in shipped() if kind == "pools"], incomplete) + _paths(incomplete, ".yaml")
+
+
+def task_names(incomplete: str) -> list[str]:
+    """Return tasks."""
+    from mutualrl.tasks import TASKS
+
+    return _matching(TASKS, incomplete)
+
+
+def regime_names(incomplete: str) -> list[tuple[str, str]]:
+    """Return regimes with what they do."""
+    from mutualrl.regimes import regimes
+
+    return [(spec.name, spec.summary) for spec in regimes().values() if spec.name.startswith(incomplete)]
+
+
+def run_directories(incomplete: str) -> list[str]:
+    """Return directories that hold a run: those under runs/, and others on the way that is typed."""
+    typed = sorted(Path().glob(f"{incomplete}*")) if incomplete and not Path(incomplete).is_absolute() else []
+    candidates = [*sorted(Path("runs").glob("*")), *typed]
+    if Path(incomplete).is_absolute():
+        candidates += sorted(Path(incomplete).parent.glob(f"{Path(incomplete).name}*"))
+    names = [str(path) for path in dict.fromkeys(candidates) if (path / "run.json").is_file()]
+    return _matching(names, incomplete)
+
+
+def policy_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the policies of the pool or recipe that stands before on the line."""
+    from mutualrl.errors import MutualRLError
+    from mutualrl.recipes import Request, resolve
+
+    pool, recipe = context.params.get("pool"), context.params.get("recipe")
+    try:
+        policies = resolve(Request(pool=pool, recipe=recipe and Path(recipe))).policies
+    except MutualRLError:
+        return []  # what is wrong there is said when the command is run
+    return _matching([policy.name for policy in policies], incomplete)
+
+
+def recipe_keys(incomplete: str) -> list[str]:
+    """Return keys of `--set`: every section's, all of TRL's GRPOConfig, and every regime's settings."""
+    from mutualrl.recipes import Recipe
+    from mutualrl.recipes.trainer_table import fields
+    from mutualrl.regimes import regimes
+
+    keys = [f"trainer.{name}" for name in fields()]
+    for spec in regimes().values():
+        keys += [f"regime.{name}" for name in spec.settings.model_fields]
+    for name, field in Recipe.model_fields.items():
+        inner = getattr(field.annotation, "model_fields", None)
+        if inner is not None and name not in ("trainer", "regime"):
+            keys += [f"{name}.{each}" for each in inner]
+    return _matching([f"{key}=" for key in dict.fromkeys(keys)], incomplete)
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _paths(incomplete: str, suffix: str) -> list[str]:
+    """Return files of a suffix, and directories with a slash."""
+    typed = Path(incomplete or ".")
+    parent = typed if incomplete.endswith("/") or not incomplete else typed.parent
+    if not parent.is_dir():
+        return []
+    prefix = "" if not incomplete else incomplete[: incomplete.rfind("/") + 1]
+    names = []
+    for path in sorted(parent.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            names.append(f"{prefix}{path.name}/")
+        elif path.suffix == suffix:
+            names.append(f"{prefix}{path.name}")
+    return _matching(names, incomplete)

@@ -1,0 +1,66 @@
+"""The shell completes names and keys, not flags alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import HEAVY, imported
+
+SCRIPT = Path(sys.executable).with_name("mutualrl")  # completion goes by the command's name
+
+
+def ask(line: str, directory: Path, *python: str) -> subprocess.CompletedProcess[str]:
+    """Ask as bash does for the last word of a command line."""
+    words = [*shlex.split(line), *([""] if line.endswith(" ") else [])]
+    variables = {"_MUTUALRL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, *python, str(SCRIPT)]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, cwd=directory)
+
+
+def completed(line: str, directory: Path) -> list[str]:
+    """Return what is offered."""
+    return ask(line, directory).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("mutualrl train --regime gu", ["guided"]),
+        ("mutualrl train --pool tiny-t", ["tiny-three"]),
+        ("mutualrl train --task boo", ["boolq"]),
+        ("mutualrl train --set trainer.learning_r", ["trainer.learning_rate="]),
+        ("mutualrl train --set exchange.st", ["exchange.staleness="]),
+        ("mutualrl train paper/2qwen-x", ["paper/2qwen-xgrpo"]),
+        ("mutualrl recipes cp kubernetes/", ["kubernetes/join"]),
+        ("mutualrl regimes show hac", ["hacpo"]),
+        ("mutualrl join URL --pool tiny-three --policy ", ["ada", "bob", "cyd"]),
+        ("mutualrl join URL --pool none --policy ", []),
+    ],
+)
+def test_names_and_keys_are_offered(tmp_path: Path, line: str, expected: list[str]) -> None:
+    assert completed(line, tmp_path) == expected
+
+
+def test_runs_and_own_files_are_offered(tmp_path: Path) -> None:
+    for name in ("runs/one", "runs/two", "elsewhere/three", "runs/no-run"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("runs/one", "runs/two", "elsewhere/three"):
+        (tmp_path / name / "run.json").write_text("{}")
+    (tmp_path / "mine.yaml").write_text("")
+    assert completed("mutualrl runs verify ", tmp_path) == ["runs/one", "runs/two"]
+    assert completed("mutualrl exchange ls elsewhere/t", tmp_path) == ["elsewhere/three"]
+    assert completed(f"mutualrl eval --run {tmp_path}/runs/o", tmp_path) == [f"{tmp_path}/runs/one"]
+    assert completed("mutualrl train --pool mi", tmp_path) == ["mine.yaml"]
+    assert "elsewhere/" in completed("mutualrl train el", tmp_path)
+
+
+def test_a_completion_imports_no_torch(tmp_path: Path) -> None:
+    done = ask("mutualrl train --regime s", tmp_path, "-X", "importtime")
+    assert done.stdout.split() == ["sgt", "swarm"]
+    assert not imported(done.stderr) & HEAVY
