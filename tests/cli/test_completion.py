@@ -36,7 +36,7 @@ def completed(line: str, directory: Path) -> list[str]:
         ("mutualrl train --task boo", ["boolq"]),
         ("mutualrl train --set trainer.learning_r", ["trainer.learning_rate="]),
         ("mutualrl train --set exchange.st", ["exchange.staleness="]),
-        ("mutualrl train paper/2qwen-x", ["paper/2qwen-xgrpo"]),
+        ("mutualrl train paper/2qwen-x", ["paper/2qwen-xgrpo-shuffled", "paper/2qwen-xgrpo"]),
         ("mutualrl recipes cp kubernetes/", ["kubernetes/join"]),
         ("mutualrl regimes show hac", ["hacpo"]),
         ("mutualrl join URL --pool tiny-three --policy ", ["ada", "bob", "cyd"]),
@@ -44,7 +44,7 @@ def completed(line: str, directory: Path) -> list[str]:
     ],
 )
 def test_names_and_keys_are_offered(tmp_path: Path, line: str, expected: list[str]) -> None:
-    assert completed(line, tmp_path) == expected
+    assert sorted(completed(line, tmp_path)) == sorted(expected)
 
 
 def test_runs_and_own_files_are_offered(tmp_path: Path) -> None:
