@@ -14,6 +14,7 @@ from mutualrl.cli.distill import distill
 from mutualrl.cli.doctor import doctor
 from mutualrl.cli.evaluate import evaluate
 from mutualrl.cli.exchange import exchange
+from mutualrl.cli.export import export
 from mutualrl.cli.init import init
 from mutualrl.cli.join import join
 from mutualrl.cli.output import emit, prose
@@ -70,6 +71,7 @@ app.command("channels")(channels)
 app.command("cost")(cost)
 app.command("distill")(distill)
 app.command("report")(report)
+app.command("export")(export)
 app.command("sweep")(sweep)
 app.command("compare")(compare)
 app.command("doctor")(doctor)
