@@ -20,9 +20,11 @@ def close(root: Path, console: Console, *, report: bool, push_to: str | None) ->
     if report:
         from mutualrl.reporting.report import write_report
         from mutualrl.storage.rundir import command_line
+        from mutualrl.study.verdict import verdicts
 
         try:
-            message = f"Report: {write_report([root], root / 'report', ' '.join(command_line())).page}"
+            written = write_report([root], root / "report", " ".join(command_line()), verdicts)
+            message = f"Report: {written.page}"
         except (OSError, MutualRLError) as error:
             message = f"The report could not be written ({error}); later: mutualrl report {root} --out DIR"
     console.print(clean(message, 4096), markup=False, highlight=False, soft_wrap=True)

@@ -42,13 +42,14 @@ def report(
     from mutualrl.storage.bucket_url import is_bucket
     from mutualrl.storage.files import user_path
     from mutualrl.storage.rundir import command_line
+    from mutualrl.study.verdict import verdicts
 
     where = out or Path("report")
     if out is None and len(runs) == 1:
         where = Path(f"{run_name(runs[0])}-report") if is_bucket(runs[0]) else user_path(Path(runs[0])) / "report"
     with ExitStack() as fetched:
         directories = [fetched.enter_context(run_directory(run)) for run in runs]
-        written = write_report(directories, where, " ".join(command_line()))
+        written = write_report(directories, where, " ".join(command_line()), verdicts)
     for note in written.notes:
         prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
     if as_json:

@@ -33,10 +33,20 @@ class PageSection:
     figures: Sequence[tuple[Figure, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What runs came to: one sentence, what it leaves open, and the commands that would tell more."""
+
+    answer: str
+    cautions: Sequence[str]
+    commands: Sequence[str]
+
+
 def render(
     title: str,
     command: str,
     version: str,
+    verdicts: Sequence[Verdict],
     sections: Sequence[PageSection],
     made: Sequence[Table],
     rescues: Sequence[Mapping[str, Any]],
@@ -59,6 +69,14 @@ def render(
         css=Markup((assets / "page.css").read_text("utf-8")),
         script=Markup(script),
         script_hash=f"sha256-{digest}",
+        verdicts=[
+            {
+                "answer": clean(verdict.answer, 2000),
+                "cautions": [clean(caution) for caution in verdict.cautions],
+                "commands": [clean(command, 4000) for command in verdict.commands],
+            }
+            for verdict in verdicts
+        ],
         sections=[_section(number, section) for number, section in enumerate(sections, 1)],
         made=[_table(table, f"made-{number}") for number, table in enumerate(made, 1)],
         rescues={

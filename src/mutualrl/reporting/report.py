@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from mutualrl.reporting.comparability import Comparison, comparisons
 from mutualrl.reporting.distilled import distillation_bars
 from mutualrl.reporting.drawing import draw_figure
 from mutualrl.reporting.figure_specs import Figure
-from mutualrl.reporting.page import PageSection, render
+from mutualrl.reporting.page import PageSection, Verdict, render
 from mutualrl.reporting.run_reader import Run, read_run
 from mutualrl.storage.files import read_any_json, try_read_json, user_path, write_atomic
 
@@ -33,9 +33,12 @@ class Report:
     notes: tuple[str, ...]
 
 
-def write_report(paths: Sequence[Path], out: Path, command: str) -> Report:
+def write_report(
+    paths: Sequence[Path], out: Path, command: str, judge: Callable[[Sequence[Comparison]], Sequence[Verdict]]
+) -> Report:
     """Write `out`/index.html, report.json (all numbers that are drawn) and figures/*.png, *.svg of the runs, and of the
-    directories that `mutualrl distill` wrote. Raises UsageError for a path that is neither."""
+    directories that `mutualrl distill` wrote. `judge` says what comparisons came to, which stands first. Raises
+    UsageError for a path that is neither."""
     distilled = [user_path(path) for path in paths if (user_path(path) / DISTILLED).is_file()]
     runs = read_runs([path for path in paths if user_path(path) not in distilled])
     directory = directory_for(out, "--out")
@@ -70,7 +73,17 @@ def write_report(paths: Sequence[Path], out: Path, command: str) -> Report:
     title = f"{len(runs)} runs side by side" if runs else "Distillation"
     if len(runs) == 1:
         title = f"Run {runs[0].name}"
-    page = render(title, command, __version__, sections, made_with, rescue_rows, rescue_notes, several=len(runs) > 1)
+    page = render(
+        title,
+        command,
+        __version__,
+        judge(groups),
+        sections,
+        made_with,
+        rescue_rows,
+        rescue_notes,
+        several=len(runs) > 1,
+    )
     _clear_stale(directory, {figure.name for figure in drawn})
     data = json.dumps(_data(command, runs, drawn), allow_nan=False)
     write_atomic(directory / DATA, data.encode(), durable=False)

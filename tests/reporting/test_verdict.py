@@ -1,0 +1,100 @@
+"""What a report says first: gained against what, how certain, what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from conftest import Cli
+from made_runs import made_run
+from mutualrl.reporting.comparability import comparisons
+from mutualrl.reporting.page import Verdict
+from mutualrl.reporting.report import read_runs
+from mutualrl.study.verdict import verdicts
+
+
+def judged(*runs: Path) -> list[Verdict]:
+    return verdicts(comparisons(read_runs(runs)))
+
+
+def test_one_run_has_no_baseline_and_the_command_for_one(tmp_path: Path) -> None:
+    command = [
+        "mutualrl",
+        "train",
+        "--regime",
+        "sgt",
+        "--set",
+        "regime.weight=0.3",
+        "--run-dir",
+        "old",
+        "--steps",
+        "20",
+    ]
+    run = made_run(tmp_path / "r", "sgt", command=command)
+    (verdict,) = judged(run)
+    assert "it has no baseline" in verdict.answer
+    assert "64 problems" in verdict.answer
+    again = shlex.split(verdict.commands[0])
+    assert again == ["mutualrl", "train", "--steps", "20", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
+    assert shlex.split(verdict.commands[1]) == ["mutualrl", "report", str(run), f"{run}-grpo"]
+
+
+def test_a_baseline_alone_asks_for_a_regime_that_shares(tmp_path: Path) -> None:
+    (verdict,) = judged(made_run(tmp_path / "r", "grpo"))
+    assert "This is a baseline" in verdict.answer
+    assert "--regime sgt" in verdict.commands[0]
+
+
+def test_an_unfinished_run_has_no_result(tmp_path: Path) -> None:
+    (verdict,) = judged(made_run(tmp_path / "r", "sgt", finished=False))
+    assert "no result yet" in verdict.answer
+    assert "--resume" in verdict.commands[0]
+
+
+@pytest.mark.parametrize(
+    ("gains", "words"),
+    [
+        ([(0.2, 0.1), (0.3, 0.21), (0.25, 0.14)], "3 seeds: sgt (weight=0.3) ended above grpo."),
+        ([(0.1, 0.2), (0.21, 0.3), (0.14, 0.25)], "3 seeds: sgt (weight=0.3) ended below grpo."),
+        ([(0.3, 0.1), (0.1, 0.3), (0.2, 0.1)], "3 seeds: not decided."),
+        ([(0.3, 0.1)], "one seed: how certain that is cannot be told."),
+    ],
+)
+def test_arms_are_paired_by_seed_and_words_say_what_the_interval_says(
+    tmp_path: Path, gains: list[tuple[float, float]], words: str
+) -> None:
+    runs = []
+    for seed, (shared, plain) in enumerate(gains):
+        settings = {"weight": 0.3}
+        runs.append(made_run(tmp_path / f"sgt-{seed}", "sgt", seed=seed, gain=shared, settings=settings))
+        runs.append(made_run(tmp_path / f"grpo-{seed}", "grpo", seed=seed, gain=plain))
+    (verdict,) = judged(*runs)
+    assert words in verdict.answer
+    decided = "ended" in words
+    assert bool(verdict.commands) != decided
+    if not decided:
+        assert [f"--seed {len(gains)}" in command for command in verdict.commands] == [True, True]
+
+
+def test_arms_without_a_baseline_or_a_common_seed_are_not_compared(tmp_path: Path) -> None:
+    sgt, xgrpo = made_run(tmp_path / "a", "sgt"), made_run(tmp_path / "b", "xgrpo")
+    (verdict,) = judged(sgt, xgrpo)
+    assert "no finished run of the baseline (grpo)" in verdict.answer
+    (verdict,) = judged(sgt, made_run(tmp_path / "c", "grpo", seed=5))
+    assert "have no finished runs of one seed" in verdict.answer
+
+
+def test_arms_that_differ_in_more_than_the_regime_are_said_to(tmp_path: Path) -> None:
+    (verdict,) = judged(made_run(tmp_path / "a", "sgt"), made_run(tmp_path / "b", "grpo", steps=30))
+    assert any("differ in more than the regime" in caution for caution in verdict.cautions)
+
+
+def test_the_page_begins_with_it(cli_here: Cli, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "sgt")
+    assert cli_here("report", run, "--out", "page").returncode == 0
+    page = (tmp_path / "page" / "index.html").read_text()
+    main = page.split('<main id="main">')[1]
+    assert main.index('class="verdict"') < main.index("<table")
+    assert "it has no baseline" in main
