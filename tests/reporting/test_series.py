@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 
 from made_runs import made_run
+from mutualrl.reporting import single_run
 from mutualrl.reporting.run_reader import Point, read_run
 from mutualrl.reporting.series import (
     cumulative,
@@ -86,3 +88,16 @@ def test_a_round_of_several_steps_and_a_lost_line_do_not_raise_the_speed(tmp_pat
     policy = read_run(tmp_path / "r").policies["ada"]
     assert tokens_per_second(policy) == [Point(1, 500.0), Point(9, 500.0), Point(13, 500.0), Point(17, 500.0)]
     assert [p.step for p in tokens_per_second(policy, without_validation=True)] == [1, 17]
+
+
+def test_panels_that_are_zero_throughout_are_named_and_not_drawn(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "sgt")
+    for policy in ("ada", "bob"):
+        path = run / "policies" / policy / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**row, "ppo_kl": 0.0, "entropy": 0.5}) + "\n" for row in rows))
+    figures = single_run.figures(read_run(run))
+    titles = [panel.title for figure in figures for panel in figure.panels]
+    assert "PPO KL" not in titles
+    assert "entropy" in titles
+    assert "Zero throughout, and not drawn: PPO KL" in figures[0].caption

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mutualrl.reporting.figure_specs import Figure, Panel, filled, line, smooth_line
 from mutualrl.reporting.run_reader import Run
 from mutualrl.reporting.series import cumulative, tokens_per_second
@@ -10,9 +12,26 @@ MOST_GROUPS = 8
 
 
 def figures(run: Run) -> list[Figure]:
-    """Return the figures of learning, optimization, sharing and time; those that the run has data for."""
-    drawn = [_learning(run), _optimization(run), _gate(run), _regime(run), _prompts(run), _time(run)]
-    return [figure for figure in drawn if figure.panels]
+    """Return the figures of learning, optimization, sharing and time; those that the run has data for. Panels that are
+    zero throughout are left out; the caption of the first figure names them."""
+    drawn: list[Figure] = []
+    zero: list[str] = []
+    for figure in (_learning(run), _optimization(run), _gate(run), _regime(run), _prompts(run), _time(run)):
+        shown = tuple(panel for panel in figure.panels if not _is_zero(panel))
+        zero += [panel.title for panel in figure.panels if panel not in shown]
+        if shown:
+            drawn.append(replace(figure, panels=shown))
+    if zero and drawn:
+        sentence = f"{drawn[0].caption} Zero throughout, and not drawn: {', '.join(zero)}."
+        drawn[0] = replace(drawn[0], caption=sentence)
+    return drawn
+
+
+def _is_zero(panel: Panel) -> bool:
+    """Return whether every curve of a panel is zero at every step. An accuracy of zero is a result, and is drawn."""
+    if panel.bars or "accuracy" in panel.y:
+        return False
+    return all(value == 0.0 for each in panel.lines for value in each.y)
 
 
 SMOOTHED = " Values of single steps are noise: these curves are moving means over a twentieth of their points."

@@ -1,0 +1,44 @@
+"""The tour runs from its first cell to its last, with its pictures."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import PATIENCE, REPOSITORY
+
+TOUR = REPOSITORY / "examples" / "tour.ipynb"
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_the_tour_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")
+    client = pytest.importorskip("nbclient", reason="nbclient is not installed (extra dev)")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    notebook = nbformat.read(TOUR, as_version=4)
+    for cell in notebook.cells:  # the same cells on runs that are shorter
+        cell.source = cell.source.replace('"--steps", "100"', '"--steps", "6"').replace(
+            "run.validate_every=20", "run.validate_every=3"
+        )
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client.NotebookClient(notebook, timeout=PATIENCE, kernel_name="python3", resources=resources).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    text = "".join(output.get("text", "") for output in outputs)
+    for words in ("rescues of ada; the first:", "-> learnt by ada", "sgt", "first"):
+        assert words in text
+
+
+def test_the_stored_outputs_are_those_of_a_whole_run() -> None:
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")
+    notebook = nbformat.read(TOUR, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    stored = "".join(str(output) for cell in code for output in cell.outputs)
+    assert "Traceback" not in stored
+    assert "/work/" not in stored and "/home/" not in stored and "/tmp/" not in stored
