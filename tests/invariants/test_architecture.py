@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import mutualrl
 from conftest import REPOSITORY
@@ -203,3 +206,16 @@ def test_every_guarantee_names_a_test_that_is_there() -> None:
         assert named, row
         assert all((page.parent / name).is_file() for name in named), row
         before = named
+
+
+def test_the_pinned_versions_are_within_the_bounds_of_the_package() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    extras = project["optional-dependencies"]
+    wanted = [
+        Requirement(text) for text in (*project["dependencies"], *extras["test"], *extras["docs"], *extras["dev"])
+    ]
+    names = [each for each in wanted if each.name != "mutualrl" and (each.marker is None or each.marker.evaluate())]
+    for each in names:
+        assert each.specifier.contains(pinned[canonicalize_name(each.name)]), each
