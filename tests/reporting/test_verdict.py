@@ -59,7 +59,8 @@ def test_an_unfinished_run_has_no_result(tmp_path: Path) -> None:
         ([(0.2, 0.1), (0.3, 0.21), (0.25, 0.14)], "3 seeds: sgt (weight=0.3) ended above grpo."),
         ([(0.1, 0.2), (0.21, 0.3), (0.14, 0.25)], "3 seeds: sgt (weight=0.3) ended below grpo."),
         ([(0.3, 0.1), (0.1, 0.3), (0.2, 0.1)], "3 seeds: not decided."),
-        ([(0.3, 0.1)], "one seed: how certain that is cannot be told."),
+        ([(0.3, 0.1)], "seeds: 1; 3 are needed for an interval."),
+        ([(0.3, 0.1), (0.31, 0.11)], "seeds: 2; 3 are needed for an interval."),
     ],
 )
 def test_arms_are_paired_by_seed_and_words_say_what_the_interval_says(

@@ -10,7 +10,7 @@ from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
 from mutualrl.reporting.run_reader import Run, part
-from mutualrl.study.statistics import Estimate
+from mutualrl.study.statistics import FEWEST, Estimate
 
 RUNNING = "running"
 FINISHED = "finished"
@@ -54,7 +54,7 @@ def _of_one(run: Run) -> Verdict:
     there = f"{run.root}-{other}"
     commands = (_again(run, regime=other, directory=there), f"mutualrl report {_quoted(run)} {shlex.quote(there)}")
     return Verdict(
-        answer, ("One seed has no interval: two or more seeds of each arm say how certain a gain is.",), commands
+        answer, (f"One seed has no interval: {FEWEST} or more of each arm say how certain a gain is.",), commands
     )
 
 
@@ -90,16 +90,17 @@ def _difference(
     cautions = []
     if any(note.startswith("not matched") for note in comparison.notes):
         cautions.append("The arms differ in more than the regime: the notes of the section below say in what.")
-    if estimate.n < 2:
-        answer = f"{arm} minus {baseline().name}: {what}, one seed: how certain that is cannot be told."
+    decided = estimate.n >= FEWEST and not estimate.low <= 0 <= estimate.high
+    if estimate.n < FEWEST:
+        answer = f"{arm} minus {baseline().name}: {what}, seeds: {estimate.n}; {FEWEST} are needed for an interval."
     else:
         words = "not decided"
-        if estimate.low > 0 or estimate.high < 0:
+        if decided:
             words = f"{arm} ended {'above' if estimate.low > 0 else 'below'} {baseline().name}"
         interval = f"[{estimate.low:+.3f}, {estimate.high:+.3f}]"
         answer = f"{arm} minus {baseline().name}: {what}, 95 % interval {interval}, {estimate.n} seeds: {words}."
     commands: tuple[str, ...] = ()
-    if estimate.n < 2 or estimate.low <= 0 <= estimate.high:
+    if not decided:
         unused = max(seed for seed in seeds if seed is not None) + 1 if any(s is not None for s in seeds) else 1
         cautions.append("More seeds would narrow it; a sweep file runs many (mutualrl sweep).")
         pair = [comparison.arms[baseline().name][0], members[0]]
