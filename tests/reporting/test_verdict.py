@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import made_runs
 from conftest import Cli
-from made_runs import made_run
+from made_runs import edit_recipe, made_run
 from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.page import Verdict
 from mutualrl.reporting.report import read_runs
@@ -39,6 +40,41 @@ def test_one_run_has_no_baseline_and_the_command_for_one(tmp_path: Path) -> None
     again = shlex.split(verdict.commands[0])
     assert again == ["mutualrl", "train", "--steps", "20", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
     assert shlex.split(verdict.commands[1]) == ["mutualrl", "report", str(run), f"{run}-grpo"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["__main__.py", "train", "--regime=sgt", "--pool", "tiny"], ["--pool", "tiny"]),
+        (["mutualrl", "train", "r.yaml", "--set=regime.weight=0.3", "--clean", "--run-dir=x"], ["r.yaml"]),
+        (
+            ["mutualrl", "train", "--set", "policies.ada.regime.weight=1", "--set", "run.steps=3"],
+            ["--set", "run.steps=3"],
+        ),
+        (["mutualrl", "train", "--json", "--set", "run.dir=elsewhere", "--seed", "4"], ["--seed", "4"]),
+    ],
+)
+def test_the_next_command_is_the_run_s_own_with_another_regime(
+    tmp_path: Path, typed: list[str], expected: list[str]
+) -> None:
+    run = made_run(tmp_path / "r", "sgt", command=typed)
+    (verdict,) = judged(run)
+    added = ["--run-dir", f"{run}-grpo", "--regime", "grpo"]
+    assert shlex.split(verdict.commands[0]) == ["mutualrl", "train", *expected, *added]
+
+
+def test_a_run_over_a_bucket_has_no_command_that_would_run_into_it_again(tmp_path: Path) -> None:
+    joined = made_run(tmp_path / "joined", "sgt", command=["mutualrl", "join", "s3://b/r", "--policy", "ada"])
+    shared = made_run(tmp_path / "shared", "sgt")
+    edit_recipe(shared, lambda recipe: recipe.update(exchange={"url": "s3://b/r"}))
+    assert judged(joined)[0].commands == judged(shared)[0].commands == ()
+
+
+def test_rewards_of_the_user_s_own_are_no_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boxed = made_runs.validation
+    monkeypatch.setattr(made_runs, "validation", lambda accuracy: {**boxed(accuracy), "no_box": None})
+    run = made_run(tmp_path / "r", "sgt")
+    assert judged(run)[0].answer.startswith("Mean reward went from")
 
 
 def test_a_baseline_alone_asks_for_a_regime_that_shares(tmp_path: Path) -> None:

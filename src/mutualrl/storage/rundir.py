@@ -327,5 +327,6 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> list[str]:
-    """Return the command as it was typed, its first word without the path."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """Return the command as it was typed, its first word without the path; `python -m mutualrl` is `mutualrl`."""
+    name = Path(sys.argv[0]).name
+    return ["mutualrl" if name == "__main__.py" else name, *sys.argv[1:]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
@@ -42,7 +42,7 @@ def _of_one(run: Run) -> Verdict:
         points[0].value for policy in run.policies.values() if (points := policy.accuracy()) and not points[0].step
     ]
     began = f" from {statistics.fmean(first):.3f}" if len(first) == len(run.policies) else ""
-    moved = f"Accuracy went{began} to {final:.3f} (greedy, mean of the pool{_problems([run])})."
+    moved = f"{_measure([run]).capitalize()} went{began} to {final:.3f} (greedy, mean of the pool{_problems([run])})."
     if run.arm == baseline().name:
         other = at_level("outcome").name
         answer = f"{moved} This is a baseline: train the same with a regime that shares, and compare the two."
@@ -52,7 +52,9 @@ def _of_one(run: Run) -> Verdict:
             f"{moved} What sharing gained cannot be told from one run: it has no baseline. Train the same without it."
         )
     there = f"{run.root}-{other}"
-    commands = (_again(run, regime=other, directory=there), f"mutualrl report {_quoted(run)} {shlex.quote(there)}")
+    commands = _again(run, regime=other, directory=there)
+    if commands:
+        commands = (*commands, f"mutualrl report {_quoted(run)} {shlex.quote(there)}")
     return Verdict(
         answer, (f"One seed has no interval: {FEWEST} or more of each arm say how certain a gain is.",), commands
     )
@@ -68,7 +70,7 @@ def _of_several(comparison: Comparison) -> list[Verdict]:
         run = comparison.runs[0]
         there = f"{run.root}-{baseline().name}"
         answer = f"{comparison.name}: no finished run of the baseline ({baseline().name}): no gain can be told."
-        return [Verdict(answer, (), (_again(run, regime=baseline().name, directory=there),))]
+        return [Verdict(answer, (), _again(run, regime=baseline().name, directory=there))]
     results = []
     for arm, finals in by_arm.items():
         if arm != baseline().name:
@@ -86,7 +88,7 @@ def _difference(
         return Verdict(f"{comparison.name}: {arm} and {baseline().name} have no finished runs of one seed.", (), ())
     count = _count(members)
     estimate = Estimate.of([finals[s] - plain[s] for s in seeds], resolution=1 / count if count else 0.0)
-    what = f"{estimate.mean:+.3f} of the held-out problems (greedy, mean of the pool{_problems(members)})"
+    what = f"{estimate.mean:+.3f} in {_measure(members)} (greedy, mean of the pool{_problems(members)})"
     cautions = []
     if any(note.startswith("not matched") for note in comparison.notes):
         cautions.append("The arms differ in more than the regime: the notes of the section below say in what.")
@@ -104,7 +106,8 @@ def _difference(
         unused = max(seed for seed in seeds if seed is not None) + 1 if any(s is not None for s in seeds) else 1
         cautions.append("More seeds would narrow it; a sweep file runs many (mutualrl sweep).")
         pair = [comparison.arms[baseline().name][0], members[0]]
-        commands = tuple(_again(run, seed=unused, directory=f"{run.root}-{unused}") for run in pair)
+        for run in pair:
+            commands += _again(run, seed=unused, directory=f"{run.root}-{unused}")
     return Verdict(f"{comparison.name}: {answer}", tuple(cautions), commands)
 
 
@@ -118,37 +121,55 @@ def _count(runs: Sequence[Run]) -> int | None:
     return None
 
 
+def _measure(runs: Sequence[Run]) -> str:
+    """Return what the held-out prompts are measured by: under reward functions of the user's there is no accuracy."""
+    results = [policy.result or {} for run in runs for policy in run.policies.values()]
+    validations = [part(result, "validation") for result in results]
+    return "mean reward" if any(each.get("no_box", 0.0) is None for each in validations) else "accuracy"
+
+
 def _problems(runs: Sequence[Run]) -> str:
     count = _count(runs)
     return f", {count} problems" if count else ""
 
 
-def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | None = None) -> str:
-    """Return the command of a run with another regime or seed, into another directory."""
-    words = [str(word) for word in run.info.get("command") or ()] or ["mutualrl", "train"]
+#: flags of `train` that belong to one run alone
+ONCE = ("--resume", "--clean", "--dry-run", "--json")
+
+
+def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | None = None) -> tuple[str, ...]:
+    """Return the command of a run with another regime or seed, into another directory; none for a run that shares a
+    bucket, whose policies have commands and a URL of their own."""
+    words = [str(word) for word in run.info.get("command") or ()]
+    if words[1:2] != ["train"] or part(run.recipe, "exchange").get("url") is not None:
+        return ()
     changed = {"--run-dir": directory}
     if regime is not None:
         changed["--regime"] = regime
     if seed is not None:
         changed["--seed"] = str(seed)
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if skip:
-            skip = False
-        elif name in changed:
-            skip = not equals
-        elif not (regime is not None and _sets_regime(kept, word)):
+    kept = ["mutualrl", "train"]
+    rest = iter(words[2:])
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in changed:
+            if not equals:
+                next(rest, None)
+        elif name == "--set":
+            assignment = value if equals else next(rest, "")
+            if not _replaced(assignment, changed):
+                kept += ["--set", assignment]
+        elif word not in ONCE:
             kept.append(word)
-        else:
-            kept.pop()  # the --set before it
-    return shlex.join([*kept, *(part for pair in changed.items() for part in pair)])
+    return (shlex.join([*kept, *(word for pair in changed.items() for word in pair)]),)
 
 
-def _sets_regime(before: Sequence[str], word: str) -> bool:
-    """Return whether a word is the assignment of a `--set` of a regime's key, which another regime does not have."""
-    return bool(before) and before[-1] == "--set" and word.startswith("regime.")
+def _replaced(assignment: str, changed: Mapping[str, str]) -> bool:
+    """Return whether an assignment of `--set` is of what changes: the regime, whose keys another one does not have,
+    the seed, the directory."""
+    key = assignment.partition("=")[0]
+    regime = key == "regime" or key.startswith("regime.") or (key.startswith("policies.") and ".regime" in key)
+    return ("--regime" in changed and regime) or (key == "run.seed" and "--seed" in changed) or key == "run.dir"
 
 
 def _quoted(run: Run) -> str:
