@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conftest import HEAVY, imported
 
@@ -58,6 +59,18 @@ def test_runs_and_own_files_are_offered(tmp_path: Path) -> None:
     assert completed(f"mutualrl eval --run {tmp_path}/runs/o", tmp_path) == [f"{tmp_path}/runs/one"]
     assert completed("mutualrl train --pool mi", tmp_path) == ["mine.yaml"]
     assert "elsewhere/" in completed("mutualrl train el", tmp_path)
+
+
+def test_a_completion_runs_no_code_and_says_no_errors(tmp_path: Path) -> None:
+    (tmp_path / "rule.py").write_text("open('ran', 'w')\nSPEC = None\n")
+    policies = [{"name": "one", "model": "tiny:ada"}, {"name": "two", "model": "tiny:bob"}]
+    recipe = {"policies": policies, "regime": {"name": "rule.py:SPEC"}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert completed("mutualrl join URL --recipe recipe.yaml --policy ", tmp_path) == ["one", "two"]
+    assert not (tmp_path / "ran").exists()
+    for line in ("mutualrl report **x", "mutualrl runs verify /proc/1/root/", "mutualrl train /nowhere/at/all/"):
+        done = ask(line, tmp_path)
+        assert (done.stdout.split(), done.stderr) == ([], "")
 
 
 def test_a_completion_imports_no_torch(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from conftest import Cli
 from mutualrl.engines.transformers_engine import load_tokenizer
-from mutualrl.recipes.starter import NEXT
+from mutualrl.recipes.starter import NEXT, Starter, files, named
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 TWO = ("--model", "tiny:ada", "--model", "tiny:bob")
@@ -63,7 +63,9 @@ def test_own_models_data_and_reward_are_checked_shown_and_written(
 @pytest.mark.slow
 def test_the_next_commands_of_a_project_run(cli: Cli, cli_here: Cli, rows: Path, tmp_path: Path) -> None:
     done = cli_here("init", tmp_path, *TWO, "--data", rows, "--reward", "own", *SHORT, "--json")
-    assert json.loads(done.stdout)["next"] == list(NEXT)
+    answer = json.loads(done.stdout)
+    assert answer["next"] == list(NEXT)
+    assert set(answer["plan"]) >= {"placement", "lacking", "rewards"}
     shown, shared, _ = (shlex.split(command)[1:] for command in NEXT)
     ended = cli(*shown)  # in tmp_path
     assert ended.returncode == 0, ended.stderr
@@ -90,7 +92,9 @@ def test_nothing_is_written_over(cli_here: Cli, tmp_path: Path, name: str) -> No
         (("--model", "tiny:ada"), 2, "found 1 models, expected two or more"),
         (("--model", "tiny:ada", "--model", "x/ada"), 2, "two policies are called 'ada'"),
         (TWO, 2, "give --task NAME (mutualrl tasks ls), or --data FILE of your own"),
-        ((*TWO, "--task", "math", "--data", "rows.jsonl"), 2, "--task math and --data: give one"),
+        ((*TWO, "--task", "arithmetic", "--data", "rows.jsonl"), 2, "--task arithmetic makes its own problems"),
+        ((*TWO, "--data", "few.jsonl"), 2, "training prompts are left, a round needs 16"),
+        (("--model", "~nobody-here/a", "--model", "tiny:bob", "--task", "arithmetic"), 2, "cannot be used"),
         ((*TWO, "--data", "none.jsonl"), 2, "none.jsonl"),
         ((*TWO, "--task", "no-such-task"), 2, "no-such-task"),
         (("--model", "tiny:ada", "--model", "./nowhere", "--task", "arithmetic"), 2, "model not found: './nowhere'"),
@@ -100,10 +104,30 @@ def test_nothing_is_written_over(cli_here: Cli, tmp_path: Path, name: str) -> No
 def test_what_is_wrong_is_refused_and_leaves_nothing(
     cli_here: Cli, tmp_path: Path, options: tuple[str, ...], code: int, words: str
 ) -> None:
+    rows = [json.dumps({"prompt": f"{i}+1:", "answer": str(i + 1)}) + "\n" for i in range(8)]
+    (tmp_path / "few.jsonl").write_text("".join(rows))
     done = cli_here("init", tmp_path / "new", *options, "--gpus", "0", "--yes")
     assert done.returncode == code, done.stderr
     assert words in " ".join(done.stderr.split())
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("./runs/lr=1e-5/a", "a"),
+        ("Own/Model.B", "model.b"),
+        ("x=./b", "x"),
+        ("tiny:ada", "ada"),
+        ("/m/\U0001f600", "policy"),
+    ],
+)
+def test_a_policy_is_named_after_its_model(model: str, name: str) -> None:
+    policies = named([model, "other=tiny:bob"])
+    assert next(iter(policies)) == name
+    starter = Starter((model, "other=tiny:bob"), "arithmetic", None, "boxed", 0, 8)
+    pool = yaml.safe_load(files(starter)["pool.yaml"])
+    assert [each["model"] for each in pool["policies"]] == [policies[name], "tiny:bob"]
 
 
 def test_tokenizers_that_cannot_share_are_refused(cli_here: Cli, tmp_path: Path, tiny: dict[str, Path]) -> None:
@@ -116,6 +140,9 @@ def test_tokenizers_that_cannot_share_are_refused(cli_here: Cli, tmp_path: Path,
     done = cli_here("init", tmp_path / "new", *options, "--yes")
     assert done.returncode == 3
     assert "has no end-of-sequence token" in " ".join(done.stderr.split())
+    answer = cli_here("init", tmp_path / "new", *options, "--json")
+    assert answer.returncode == 3
+    assert not json.loads(answer.stdout)["safe"]
     assert not (tmp_path / "new").exists()
     assert cli_here("init", tmp_path / "new", *options, "--yes", "--no-check").returncode == 0
 

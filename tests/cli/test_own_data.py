@@ -45,6 +45,9 @@ def near(completions, answer, difficulty, log_metric=None, **kwargs):
 def raises(completions, **kwargs):
     raise KeyError("no such column")
 
+def stepping(completions, trainer_state, **kwargs):
+    return [1.0 / (1 + trainer_state.global_step)] * len(completions)
+
 def short(completions, **kwargs):
     return [1.0]
 
@@ -261,8 +264,11 @@ def test_a_dry_run_tries_the_users_reward(cli_here: Cli, own: Path, monkeypatch:
         assert by_kind["no text"] == [0.0, 0.0]
     shown = cli_here(*options, "task.reward=rewards.py:near").stdout
     assert "rewards.py:near, tried on the first prompts as ada sees them" in " ".join(shown.split())
+    stepping = cli_here(*options, "task.reward=rewards.py:stepping", "--json")  # the state is there, as in a training
+    assert stepping.returncode == 0, stepping.stderr
     broken = cli_here(*options, "task.reward=rewards.py:raises")
     assert broken.returncode == 1
+    assert "Placement on" in broken.stdout
     assert "rewards.py:raises: KeyError: 'no such column' (rewards.py, line" in " ".join(broken.stderr.split())
 
 

@@ -103,9 +103,9 @@ def test_every_difference_is_named_with_both_values_and_rollouts_may_differ() ->
 
 
 def test_too_few_prompts_for_a_round_are_refused() -> None:
-    require_enough(prompts(4), PLAN)
+    require_enough(prompts(4), PLAN.prompts)
     with pytest.raises(DataError, match=r"3 training prompts are left, a round needs 4.*round.prompts lower"):
-        require_enough(prompts(3), PLAN)
+        require_enough(prompts(3), PLAN.prompts)
 
 
 def test_solutions_are_read_only_where_a_policy_learns_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from conftest import Cli
 from made_runs import add_model, edit_recipe, made_run
+from mutualrl.reporting.export import license_files
 from runs import FinishedRun
 
 
@@ -75,6 +77,33 @@ def test_a_changed_model_and_a_run_without_models_are_refused(cli_here: Cli, tmp
     none = made_run(tmp_path / "none", "sgt", finished=False)
     refused = cli_here("export", none, "--to", "out")
     assert (refused.returncode, "has no trained model to export" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_link_or_a_pipe_among_a_model_s_files_is_refused(
+    cli_here: Cli, tmp_path: Path, base: Path, kind: str
+) -> None:
+    run = run_with_models(tmp_path / "r", base)
+    (tmp_path / "secret").write_text("mine")
+    odd = run / "policies" / "bob" / "model" / "notes.safetensors"
+    odd.symlink_to(tmp_path / "secret") if kind == "link" else os.mkfifo(odd)
+    done = cli_here("export", run, "--to", "out")
+    assert (done.returncode, "not a regular file" in done.stderr) == (4, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_that_is_gone_or_unknown_has_no_licence(
+    cli_here: Cli, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with_models(tmp_path / "r", base)
+    shutil.rmtree(base)
+    rows = json.loads(cli_here("export", run, "--to", "out", "--policy", "ada", "--policy", "ada", "--json").stdout)
+    assert [(row["policy"], row["licenses"]) for row in rows["exported"]] == [("ada", [])]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "LICENSE").write_text("of something else")
+    assert license_files("") == []
+    (tmp_path / "file").write_text("")
+    assert cli_here("export", run, "--to", "file").returncode == 2
 
 
 def test_a_copy_that_fails_leaves_nothing(

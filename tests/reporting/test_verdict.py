@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from made_runs import edit_recipe, made_run
 from mutualrl.reporting.comparability import comparisons
 from mutualrl.reporting.page import Verdict
 from mutualrl.reporting.report import read_runs
+from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.study.verdict import verdicts
 
 
@@ -68,6 +70,42 @@ def test_a_run_over_a_bucket_has_no_command_that_would_run_into_it_again(tmp_pat
     shared = made_run(tmp_path / "shared", "sgt")
     edit_recipe(shared, lambda recipe: recipe.update(exchange={"url": "s3://b/r"}))
     assert judged(joined)[0].commands == judged(shared)[0].commands == ()
+
+
+def test_a_run_with_results_of_some_policies_alone_says_whose_are_missing(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "sgt")
+    (run / "policies" / "bob" / "result.json").unlink()
+    summary = read_checksummed(run / "summary.json")
+    assert summary is not None
+    del summary["policies"]["bob"]
+    write_checksummed(run / "summary.json", summary, root=run)
+    (verdict,) = judged(run)
+    assert "no result of bob here" in verdict.answer
+    assert verdict.commands == ()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        5,
+        ["mutualrl", "train", "--task", "/x/evil.py:TASK"],
+        ["mutualrl", "train", "--set", "policies.ada.trust_remote_code=true"],
+    ],
+)
+def test_a_command_that_names_code_or_is_none_is_not_offered(tmp_path: Path, command: Any) -> None:
+    (verdict,) = judged(made_run(tmp_path / "r", "sgt", command=command))
+    assert verdict.commands == ()
+
+
+def test_settings_of_single_policies_and_pools_of_one_have_no_such_command(tmp_path: Path) -> None:
+    own = made_run(tmp_path / "own", "sgt")
+
+    def change(recipe: dict[str, Any]) -> None:
+        recipe["policies"] = [{"name": name, "model": "m", "regime": {"weight": 1.0}} for name in ("ada", "bob")]
+
+    edit_recipe(own, change)
+    alone = made_run(tmp_path / "alone", "grpo", policies=("ada",))
+    assert judged(own)[0].commands == judged(alone)[0].commands == ()
 
 
 def test_rewards_of_the_user_s_own_are_no_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,25 +50,44 @@ def regime_names(incomplete: str) -> list[tuple[str, str]]:
 
 def run_directories(incomplete: str) -> list[str]:
     """Return directories that hold a run: those under runs/, and others on the way that is typed."""
-    typed = sorted(Path().glob(f"{incomplete}*")) if incomplete and not Path(incomplete).is_absolute() else []
-    candidates = [*sorted(Path("runs").glob("*")), *typed]
-    if Path(incomplete).is_absolute():
-        candidates += sorted(Path(incomplete).parent.glob(f"{Path(incomplete).name}*"))
-    names = [str(path) for path in dict.fromkeys(candidates) if (path / "run.json").is_file()]
-    return _matching(names, incomplete)
+    typed = Path(incomplete)
+    parent = typed if incomplete.endswith("/") else typed.parent
+    candidates = [*_listed(Path("runs")), *(_listed(parent) if incomplete else [])]
+    return _matching(dict.fromkeys(str(path) for path in candidates if _holds_a_run(path)), incomplete)
+
+
+def _listed(directory: Path) -> list[Path]:
+    """Return what is in a directory; nothing of one that cannot be read: a completion says no errors."""
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _holds_a_run(path: Path) -> bool:
+    try:
+        return (path / "run.json").is_file()
+    except OSError:
+        return False
 
 
 def policy_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the policies of the pool or recipe that stands before on the line."""
+    """Return the policies of the pool or recipe that stands before on the line, as its file has them."""
     from mutualrl.errors import MutualRLError
-    from mutualrl.recipes import Request, resolve
+    from mutualrl.recipes.layers import find, recipe_file
+    from mutualrl.recipes.yaml_file import read
 
     pool, recipe = context.params.get("pool"), context.params.get("recipe")
     try:
-        policies = resolve(Request(pool=pool, recipe=recipe and Path(recipe))).policies
-    except MutualRLError:
+        content = read(recipe_file(Path(recipe))) if recipe is not None else {}
+        pool = pool or content.get("pool") or "tiny"
+        if "policies" not in content:
+            content = read(Path(pool) if Path(pool).suffix in (".yaml", ".yml") else find("pools", pool))
+    except (MutualRLError, OSError, TypeError, ValueError):
         return []  # what is wrong there is said when the command is run
-    return _matching([policy.name for policy in policies], incomplete)
+    entries = content.get("policies")
+    names = [each.get("name") for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    return _matching([name for name in names if isinstance(name, str)], incomplete)
 
 
 def recipe_keys(incomplete: str) -> list[str]:
@@ -93,13 +112,11 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 def _paths(incomplete: str, suffix: str) -> list[str]:
     """Return files of a suffix, and directories with a slash."""
-    typed = Path(incomplete or ".")
+    typed = Path(incomplete)
     parent = typed if incomplete.endswith("/") or not incomplete else typed.parent
-    if not parent.is_dir():
-        return []
-    prefix = "" if not incomplete else incomplete[: incomplete.rfind("/") + 1]
+    prefix = incomplete[: incomplete.rfind("/") + 1]
     names = []
-    for path in sorted(parent.iterdir()):
+    for path in _listed(parent):
         if path.name.startswith("."):
             continue
         if path.is_dir():

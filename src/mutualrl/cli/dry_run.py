@@ -10,7 +10,7 @@ from rich.table import Table
 
 from mutualrl.cli.output import emit, screen
 from mutualrl.console.display import clean
-from mutualrl.errors import DataError, ModelError, MutualRLError
+from mutualrl.errors import DataError, ModelError, MutualRLError, RewardError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import lacking
 from mutualrl.mwra.device_map import read_device_map
@@ -29,7 +29,8 @@ from mutualrl.tasks.rewarding import BOXED
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a command would do: the recipe with its steps, placements (or why there is none) and memory by machine, the
-    trials of the reward by policy or why there are none, and what this machine lacks."""
+    trials of the reward by policy or why there are none, what this machine lacks, and the error of a reward function
+    that failed."""
 
     recipe: Recipe
     placements: dict[str, Placement | str]
@@ -37,20 +38,23 @@ class Plan:
     trials: dict[str, list[Trial]]
     untried: str
     missing: Sequence[str]
+    failure: RewardError | None = None
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
     """Print the recipe, the placement on the hardware it is for, and the placement on this machine."""
     plan = plan_of(recipe, launch)
-    if as_json:
-        emit(_plan_json(plan))
-        return
-    screen().print(dump(plan.recipe), markup=False, highlight=False, soft_wrap=True, end="")
-    show_plan(plan)
+    if as_json and plan.failure is None:
+        emit(plan_json(plan))
+    elif not as_json:
+        screen().print(dump(plan.recipe), markup=False, highlight=False, soft_wrap=True, end="")
+        show_plan(plan)
+    if plan.failure is not None:
+        raise plan.failure
 
 
 def plan_of(recipe: Recipe, launch: Launch) -> Plan:
-    """Place the policies, estimate their memory and try the reward. Raises RewardError for a function that fails."""
+    """Place the policies, estimate their memory and try the reward."""
     machine = this_machine()
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
@@ -68,11 +72,16 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
     for where, placement in placements.items():
         if not isinstance(placement, str):
             memory[where] = {each.policy: estimate_allocation(recipe, each) for each in placement.allocations}
-    trials, untried = _reward_trials(recipe)
-    return Plan(recipe, placements, memory, trials, untried, lacking(recipe, machine))
+    failure = None
+    try:
+        trials, untried = _reward_trials(recipe)
+    except RewardError as error:
+        trials, untried, failure = {}, str(error), error
+    return Plan(recipe, placements, memory, trials, untried, lacking(recipe, machine), failure)
 
 
-def _plan_json(plan: Plan) -> dict[str, object]:
+def plan_json(plan: Plan) -> dict[str, object]:
+    """Return a plan as plain values."""
     memory = {}
     for where, estimates in plan.memory.items():
         memory[where] = {policy: each and asdict(each) for policy, each in estimates.items()}
@@ -104,7 +113,7 @@ def show_plan(plan: Plan) -> None:
         console.print(waits, markup=False, highlight=False, soft_wrap=True)
     for policy, tried in plan.trials.items():
         console.print(_trial_table(policy, recipe.task.reward, tried))
-    if plan.untried:
+    if plan.untried and plan.failure is None:
         console.print(f"The reward function was not tried: {clean(plan.untried)}", markup=False, soft_wrap=True)
     if (unset := left_to_trl(recipe)) is not None:
         console.print(unset, markup=False, highlight=False, soft_wrap=True)

@@ -28,6 +28,7 @@ def export(
 
     Example: mutualrl export runs/one --to models
     """
+    from mutualrl.console.display import cell
     from mutualrl.reporting.export import SUMS
     from mutualrl.reporting.export import export as copy
     from mutualrl.storage.files import user_path
@@ -42,8 +43,7 @@ def export(
         return
     table = Table("policy", "directory", "files", "licence of the base")
     for each in exported:
-        table.add_row(
-            each.policy, str(each.directory), str(len(each.files)), ", ".join(each.licenses) or "none at hand"
-        )
+        licenses = ", ".join(each.licenses) or "none at hand"
+        table.add_row(cell(each.policy), cell(str(each.directory)), str(len(each.files)), cell(licenses))
     show_table(table)
     prose().print(f"Check a copy with: sha256sum -c {SUMS}", markup=False, highlight=False)

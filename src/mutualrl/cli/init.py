@@ -11,8 +11,10 @@ import typer
 
 from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
+from mutualrl.console.display import clean
 
 if TYPE_CHECKING:
+    from mutualrl.cli.dry_run import Plan
     from mutualrl.recipes import Recipe
     from mutualrl.recipes.starter import Starter
 
@@ -65,6 +67,7 @@ def init(
     Asks for what is not given. Writes over no file.
     Example: mutualrl init my-run --model ./a --model ./b --data rows.jsonl --reward own
     """
+    from mutualrl.cli.dry_run import plan_json
     from mutualrl.recipes import starter as project
     from mutualrl.storage.files import user_path
 
@@ -76,13 +79,13 @@ def init(
     with tempfile.TemporaryDirectory(prefix="mutualrl-init-") as staging:
         for name, text in contents.items():
             (Path(staging) / name).write_text(text, encoding="utf-8")
-        if not no_check:
-            _check(Path(staging) / "pool.yaml", quiet=as_json)
+        plan = None if no_check else _checked(Path(staging) / "pool.yaml", as_json=as_json)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         _create(target / name, text)
     if as_json:
-        emit({"directory": str(target), "files": sorted(contents), "next": list(project.NEXT)})
+        checked = None if plan is None else plan_json(plan)
+        emit({"directory": str(target), "files": sorted(contents), "next": list(project.NEXT), "plan": checked})
         return
     typer.echo(f"Written to {target}: {', '.join(sorted(contents))}. Next, in that directory:")
     for command in project.NEXT:
@@ -124,9 +127,11 @@ def _starter(
     from mutualrl.machine.devices import this_machine
     from mutualrl.recipes.resolve import data_path
     from mutualrl.recipes.starter import BOXED, OWN, Starter, named
+    from mutualrl.storage.files import user_path
+    from mutualrl.tasks import get_task
 
-    if task not in (None, "dataset") and data is not None:
-        raise UsageError(f"--task {task} and --data: give one; --data is of task dataset, whose rows are your own")
+    if data is not None and task is not None and not get_task(task).takes_data:
+        raise UsageError(f"--task {task} makes its own problems; leave --data out, or --task")
     chosen = list(models or ())
     while asks and len(chosen) < 2:
         chosen.append(_ask(f"Model {len(chosen) + 1} (a directory or hub id)"))
@@ -135,13 +140,14 @@ def _starter(
         if not asks:
             raise UsageError("nothing to train on: give --task NAME (mutualrl tasks ls), or --data FILE of your own")
         answer = _ask("Data (a file with prompt and answer), or a task (arithmetic, boolq, math, ...)")
-        if Path(answer).expanduser().exists() or answer.startswith("hub:"):
+        if user_path(Path(answer)).exists() or answer.startswith("hub:"):
             data = Path(answer)
         else:
             task = answer
     if reward is None:
-        reward = OWN if data is not None else BOXED
-        if asks and data is not None:
+        own_rows = task in (None, "dataset")
+        reward = OWN if own_rows else BOXED
+        if asks and own_rows:
             reward = _ask(
                 "Reward: boxed (the answer in \\boxed{}), own (a reward.py to change), or FILE.py:FUNCTION", OWN
             )
@@ -171,8 +177,8 @@ def _anchored(reward: str) -> str:
     return absolute_path(reward)
 
 
-def _check(pool: Path, *, quiet: bool) -> None:
-    """Check the recipe, its tokenizers, data, reward and placement, and show them unless `quiet`.
+def _checked(pool: Path, *, as_json: bool) -> Plan:
+    """Check the recipe, its tokenizers, data, reward and placement, and show them unless `as_json`.
 
     Raises what the commands raise for them; exits with 3 where two tokenizers cannot share.
     """
@@ -186,31 +192,36 @@ def _check(pool: Path, *, quiet: bool) -> None:
 
     recipe = resolve(Request(regime=at_level("outcome").name, pool=str(pool)))
     result = check(ThlRequest.of(ThlFlags(pool=str(pool), suite="tokenizers")), prose())
-    if not quiet:
-        typer.echo(f"Tokenizers. {verdict(result['pairs'])}")
     reasons = [reason for pair in result["pairs"] for reason in pair["reasons"]]
     for reason in reasons:
-        prose().print(f"unsafe: {reason}", markup=False, highlight=False, soft_wrap=True)
+        prose().print(clean(f"unsafe: {reason}"), markup=False, highlight=False, soft_wrap=True)
     if reasons:
+        if as_json:
+            emit({"safe": False, "reasons": reasons, "files": []})
         raise typer.Exit(3)
     prompts = _shown_prompts(recipe)
     plan = plan_of(recipe, Launch())
-    if quiet:
-        return
-    for line in prompts:
-        typer.echo(line)
-    show_plan(plan)
+    if plan.failure is not None:
+        raise plan.failure
+    if not as_json:
+        typer.echo(f"Tokenizers. {verdict(result['pairs'])}")
+        for line in prompts:
+            typer.echo(line)
+        show_plan(plan)
+    return plan
 
 
 def _shown_prompts(recipe: Recipe) -> list[str]:
-    """Return the first prompts as each policy sees them, under its chat template. Raises DataError, ModelError."""
-    from mutualrl.console.display import clean
-    from mutualrl.recipes.agreement import load_recipe_prompts
+    """Return the first prompts as each policy sees them, under its chat template. Raises DataError, also where a round
+    or the validation would have too few, and ModelError."""
+    from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
     from mutualrl.tasks.prompting import prompt_ids
     from mutualrl.training.models import load_tokenizers
 
     prompts = load_recipe_prompts(recipe, "train")
-    lines = [f"Data: {len(prompts)} training prompts."]
+    require_enough(prompts, recipe.round.prompts or 1)
+    held_out = load_recipe_prompts(recipe, "validation")
+    lines = [f"Data: {len(prompts)} training prompts, {len(held_out)} held out."]
     for number, (name, tokenizer) in enumerate(load_tokenizers(recipe).items()):
         shown = prompts[: SHOWN if number == 0 else 1]
         template = recipe.trainer_settings(name).get("chat_template_kwargs")

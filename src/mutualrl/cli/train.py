@@ -95,7 +95,8 @@ AddressOption = Annotated[
     str | None, typer.Option(help="The Ray cluster: HOST:PORT, or auto (RAY_ADDRESS).", show_default=False)
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the resolved recipe and the placement; start nothing.")
+    bool,
+    typer.Option("--dry-run", help="Show recipe and placement, try the reward on two prompts; start nothing."),
 ]
 
 

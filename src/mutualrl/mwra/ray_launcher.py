@@ -63,7 +63,7 @@ def _require_listener(address: str) -> None:
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: what is no name of a host
         raise _no_cluster(address, f"{named}: {error}") from None
 
 

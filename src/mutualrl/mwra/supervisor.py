@@ -136,7 +136,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     for policy in recipe.policies:
         solutions(recipe, policy.name, prompts)
     batch = placement.allocations[0].batch
-    require_enough(prompts, batch)
+    require_enough(prompts, batch.prompts)
     recipe = counted(recipe, batch, len(prompts))
     return recipe, placement, fingerprint(recipe, batch, prompts, validation)
 

@@ -71,11 +71,11 @@ def solutions(recipe: Recipe, policy: str, prompts: Sequence[Prompt]) -> dict[st
     return correct
 
 
-def require_enough(prompts: Sequence[Prompt], batch: BatchPlan) -> None:
+def require_enough(prompts: Sequence[Prompt], needed: int) -> None:
     """Raise DataError when the prompts do not fill one round."""
-    if len(prompts) < batch.prompts:
+    if len(prompts) < needed:
         raise DataError(
-            f"{len(prompts)} training prompts are left, a round needs {batch.prompts}; give more data, or set "
+            f"{len(prompts)} training prompts are left, a round needs {needed}; give more data, or set "
             "round.prompts lower"
         )
 

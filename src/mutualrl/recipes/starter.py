@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mutualrl.errors import UsageError
+from mutualrl.records import POLICY_NAME
+from mutualrl.storage.files import user_path
 
 OWN = "own"  # a reward function that is written beside the pool
 BOXED = "boxed"
@@ -38,7 +40,7 @@ def named(models: Sequence[str]) -> dict[str, str]:
     policies: dict[str, str] = {}
     for given in models:
         name, equals, model = given.partition("=")
-        if not equals:
+        if not equals or re.fullmatch(POLICY_NAME, name) is None:  # a path may hold `=`
             name, model = _name_of(given), given
         if name in policies:
             raise UsageError(f"two policies are called {name!r}; give one another name: --model OTHER={model}")
@@ -81,11 +83,11 @@ def _pool(starter: Starter) -> str:
 
 def _quoted(text: str) -> str:
     """Return a text as YAML reads it back, whatever is in it."""
-    return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _absolute(model: str) -> str:
-    path = Path(model).expanduser()
+    path = user_path(Path(model))
     return str(path.resolve()) if path.is_dir() else model
 
 

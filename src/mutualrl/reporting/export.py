@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mutualrl.console.plots import directory_for
 from mutualrl.engines.model_files import require_finite
-from mutualrl.errors import UsageError
+from mutualrl.errors import ModelError, UsageError
 from mutualrl.reporting.card import CARD, card
-from mutualrl.reporting.run_reader import read_run
+from mutualrl.reporting.run_reader import policies_in, read_run
 from mutualrl.storage.artifacts import relative_files, sha256_of
-from mutualrl.storage.rundir import RunDirectory
+from mutualrl.storage.rundir import FORMAT, RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tiny import located
 
@@ -35,63 +36,85 @@ def export(root: Path, to: Path, policies: Sequence[str] = ()) -> list[Exported]
     """Copy each policy's trained model to `to`/POLICY; all of them where `policies` names none.
 
     Every file is compared with the run's marker before, and weights must be finite. A directory appears whole or not at
-    all; one that is there is left alone. Raises UsageError, FileDamagedError, DiskError.
+    all; one that is there is left alone. Raises UsageError, FileDamagedError, ModelError, DiskError.
     """
     reader = read_run(root)
     run = RunDirectory(reader.root)
+    if run.info().format < FORMAT:
+        raise UsageError(
+            f"{root} was made by an earlier version, whose models have no checksums; expected format {FORMAT}"
+        )
     unknown = [name for name in policies if name not in reader.policies]
     if unknown:
         raise UsageError(f"--policy {unknown[0]}: the run has {', '.join(reader.policies)}")
-    names = list(policies) or [name for name in reader.policies if has_trained_model(run, name)]
+    names = list(dict.fromkeys(policies)) or [name for name in reader.policies if has_trained_model(run, name)]
     if not names:
         raise UsageError(f"{root} has no trained model to export (did it finish?)")
-    sources = {name: trained_model(run, name, verify=True) for name in names}
-    for name, source in sources.items():
-        require_finite(source)
+    sources = {name: _checked(run, name) for name in names}
+    revisions = {policy["name"]: policy.get("revision") for policy in policies_in(reader.recipe)}
+    licenses = {name: license_files(reader.policies[name].model, revisions.get(name)) for name in names}
+    for name in names:
         if (to / name).exists():
             raise UsageError(f"{to / name} already exists; name another directory, or remove it")
-    to.mkdir(parents=True, exist_ok=True)
-    return [
-        _export(reader.policies[name].model, name, card(reader, reader.policies[name]), sources[name], to)
-        for name in names
-    ]
+    directory_for(to, "--to")
+    exported = []
+    for name in names:
+        text = card(reader, reader.policies[name])
+        exported.append(_export(name, text, licenses[name], sources[name], to))
+    return exported
 
 
-def _export(base: str, name: str, text: str, source: Path, to: Path) -> Exported:
+def _checked(run: RunDirectory, policy: str) -> Path:
+    """Return a policy's model, whose files are those of the run. Raises FileDamagedError, and ModelError for a link or
+    what is no regular file: it would be copied from elsewhere, or waited for."""
+    directory = run.policy(policy).model
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ModelError(f"{path}: not a regular file; expected what the run wrote")
+    source = trained_model(run, policy, verify=True)
+    require_finite(source)
+    return source
+
+
+def _export(name: str, text: str, licenses: Sequence[Path], source: Path, to: Path) -> Exported:
     staging = to / f".{name}.part"
     shutil.rmtree(staging, ignore_errors=True)  # of an export that was killed
     try:
-        licenses = _copy(base, text, source, staging)
+        _copy(text, licenses, source, staging)
         files = sorted(relative_files(staging))
         sums = "".join(f"{sha256_of(staging / file)}  {file}\n" for file in files)
         (staging / SUMS).write_text(sums, encoding="utf-8")
         staging.rename(to / name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return Exported(name, to / name, (*files, SUMS), tuple(licenses))
+    return Exported(name, to / name, (*files, SUMS), tuple(path.name for path in licenses))
 
 
-def _copy(base: str, text: str, source: Path, staging: Path) -> list[str]:
-    """Copy a model with its card and its base's licence; returns the names of the latter."""
+def _copy(text: str, licenses: Sequence[Path], source: Path, staging: Path) -> None:
     staging.mkdir()
     for file in relative_files(source):
         if file != CARD:
             (staging / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / file, staging / file)
     (staging / CARD).write_text(text, encoding="utf-8")
-    licenses = license_files(base)
     for path in licenses:
         shutil.copyfile(path, staging / path.name)
-    return [path.name for path in licenses]
 
 
-def license_files(base: str) -> list[Path]:
-    """Return the files in which a base model says how it may be used: those of its directory, or of the hub's cache."""
+def license_files(base: str, revision: str | None = None) -> list[Path]:
+    """Return the files in which a base model says how it may be used: those of its directory, or of the hub's cache;
+    none where neither is here."""
+    if not base:
+        return []
     directory = Path(located(base))
     if not directory.is_dir():
         from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
 
-        config = try_to_load_from_cache(base, "config.json")
+        try:
+            config = try_to_load_from_cache(base, "config.json", revision=revision)
+        except HFValidationError:  # a directory that is gone
+            return []
         if not isinstance(config, str):
             return []
         directory = Path(config).parent

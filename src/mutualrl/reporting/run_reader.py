@@ -171,7 +171,7 @@ class Run:
 
     def success_above(self, policy: str) -> float:
         """Return the reward above which a rollout is a success for a policy's regime."""
-        own = next((part(p, "regime") for p in _policies(self.recipe) if p["name"] == policy), {})
+        own = next((part(p, "regime") for p in policies_in(self.recipe) if p["name"] == policy), {})
         for section in (own, part(self.recipe, "regime")):
             for key, value in flat(section).items():  # of several regimes at once: below the name of one
                 number = finite_number(value) if key.rpartition(".")[2] == "success_above" else None
@@ -183,14 +183,14 @@ class Run:
     def arm(self) -> str:
         """Return the regime, with those of its settings that are not the defaults: `sgt (weight=0.3)`; a policy's
         own as `sgt (bob: weight=0.9)`."""
-        own = {policy["name"]: part(policy, "regime") for policy in _policies(self.recipe)}
+        own = {policy["name"]: part(policy, "regime") for policy in policies_in(self.recipe)}
         return self.rule.label(part(self.recipe, "regime"), own)
 
     @property
     def is_variant(self) -> bool:
         """Return whether its arm is an ablation or a control of a regime, for some policy at least."""
         common = part(self.recipe, "regime")
-        sections = [common, *({**common, **part(policy, "regime")} for policy in _policies(self.recipe))]
+        sections = [common, *({**common, **part(policy, "regime")} for policy in policies_in(self.recipe))]
         return any(self.rule.is_variant(section) for section in sections)
 
 
@@ -208,7 +208,7 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
         )
     summary = _summary(run, info, notes)  # before the policies: a run that ends meanwhile was still going on
     recipe = _recipe(run, info, notes)
-    models = {policy["name"]: str(policy.get("model", "")) for policy in _policies(recipe)}
+    models = {policy["name"]: str(policy.get("model", "")) for policy in policies_in(recipe)}
     names = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
     policies, rule = {}, RegimeInfo.from_run(info)
     for name in dict.fromkeys([*models, *names]):
@@ -388,7 +388,7 @@ def _finite(values: Mapping[str, Any]) -> dict[str, float]:
     return {key: number for key, number in numbers.items() if number is not None}
 
 
-def _policies(recipe: Row) -> list[Row]:
+def policies_in(recipe: Row) -> list[Row]:
     """Return the policies of a recipe whose names could be a policy's: a name is a directory here."""
     value = recipe.get("policies")
     entries = value if isinstance(value, list) else []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from mutualrl.plugins import is_import_path
 from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
-from mutualrl.reporting.run_reader import Run, part
+from mutualrl.reporting.run_reader import Run, part, policies_in
 from mutualrl.study.statistics import FEWEST, Estimate
 
 RUNNING = "running"
@@ -35,9 +37,15 @@ def _of_one(run: Run) -> Verdict:
     final = pool_accuracy(run)
     if run.state == RUNNING:
         return Verdict(f"{run.name} is running: no result yet.", (), (f"mutualrl runs watch {_quoted(run)}",))
-    if run.state != FINISHED or final is None:
-        again = f"mutualrl train --resume --run-dir {_quoted(run)}"
-        return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), (again,))
+    if run.state != FINISHED:
+        again = (f"mutualrl train --resume --run-dir {_quoted(run)}",) if _is_local(run) else ()
+        return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), again)
+    if final is None:
+        missing = [name for name, policy in run.policies.items() if policy.final is None]
+        answer = (
+            f"{run.name} has no result of {', '.join(missing) or 'its policies'} here: what the pool gained is open."
+        )
+        return Verdict(answer, (), ())
     first = [
         points[0].value for policy in run.policies.values() if (points := policy.accuracy()) and not points[0].step
     ]
@@ -52,7 +60,7 @@ def _of_one(run: Run) -> Verdict:
             f"{moved} What sharing gained cannot be told from one run: it has no baseline. Train the same without it."
         )
     there = f"{run.root}-{other}"
-    commands = _again(run, regime=other, directory=there)
+    commands = _again(run, regime=other, directory=there) if len(run.policies) > 1 else ()
     if commands:
         commands = (*commands, f"mutualrl report {_quoted(run)} {shlex.quote(there)}")
     return Verdict(
@@ -61,10 +69,10 @@ def _of_one(run: Run) -> Verdict:
 
 
 def _of_several(comparison: Comparison) -> list[Verdict]:
-    by_arm: dict[str, dict[int | None, float]] = {}
+    by_arm: dict[str, dict[int, float]] = {}
     for arm, runs in comparison.arms.items():
         ended = [(run.seed, pool_accuracy(run)) for run in runs if run.state == FINISHED]
-        by_arm[arm] = {seed: value for seed, value in ended if value is not None}
+        by_arm[arm] = {seed: value for seed, value in ended if type(seed) is int and value is not None}
     plain = by_arm.get(baseline().name)
     if not plain:
         run = comparison.runs[0]
@@ -78,9 +86,7 @@ def _of_several(comparison: Comparison) -> list[Verdict]:
     return results or [Verdict(f"{comparison.name}: every run is of the baseline; train one with sharing.", (), ())]
 
 
-def _difference(
-    comparison: Comparison, arm: str, finals: dict[int | None, float], plain: dict[int | None, float]
-) -> Verdict:
+def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plain: dict[int, float]) -> Verdict:
     """Return how an arm ended against the baseline, paired by seed; the words say no more than the interval does."""
     seeds = [seed for seed in finals if seed in plain]
     members = comparison.arms[arm]
@@ -103,7 +109,8 @@ def _difference(
         answer = f"{arm} minus {baseline().name}: {what}, 95 % interval {interval}, {estimate.n} seeds: {words}."
     commands: tuple[str, ...] = ()
     if not decided:
-        unused = max(seed for seed in seeds if seed is not None) + 1 if any(s is not None for s in seeds) else 1
+        both = (*comparison.arms[baseline().name], *members)
+        unused = 1 + max(run.seed for run in both if type(run.seed) is int)
         cautions.append("More seeds would narrow it; a sweep file runs many (mutualrl sweep).")
         pair = [comparison.arms[baseline().name][0], members[0]]
         for run in pair:
@@ -133,15 +140,24 @@ def _problems(runs: Sequence[Run]) -> str:
     return f", {count} problems" if count else ""
 
 
-#: flags of `train` that belong to one run alone
-ONCE = ("--resume", "--clean", "--dry-run", "--json")
+#: flags of `train` that belong to one run alone, and those of them that take a value
+ONCE = ("--resume", "--clean", "--dry-run", "--json", "--push-to-hub")
+WITH_VALUE = ("--push-to-hub",)
+
+
+def _is_local(run: Run) -> bool:
+    """Return whether one command on this machine began a run: the policies of one over a bucket have commands and a URL
+    of their own."""
+    words = run.info.get("command")
+    shared = part(run.recipe, "exchange").get("url") is not None or run.info.get("exchange") is not None
+    return isinstance(words, list) and list(map(str, words[1:2])) == ["train"] and not shared
 
 
 def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | None = None) -> tuple[str, ...]:
-    """Return the command of a run with another regime or seed, into another directory; none for a run that shares a
-    bucket, whose policies have commands and a URL of their own."""
-    words = [str(word) for word in run.info.get("command") or ()]
-    if words[1:2] != ["train"] or part(run.recipe, "exchange").get("url") is not None:
+    """Return the command of a run with another regime or seed, into another directory. None where it could not be
+    carried out, or would run code that a command from elsewhere names."""
+    own_settings = any(part(policy, "regime") for policy in policies_in(run.recipe))
+    if not _is_local(run) or Path(directory).exists() or (regime is not None and own_settings):
         return ()
     changed = {"--run-dir": directory}
     if regime is not None:
@@ -149,18 +165,20 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
     if seed is not None:
         changed["--seed"] = str(seed)
     kept = ["mutualrl", "train"]
-    rest = iter(words[2:])
+    rest = iter(map(str, run.info["command"][2:]))
     for word in rest:
         name, equals, value = word.partition("=")
-        if name in changed:
-            if not equals:
+        if name in changed or name in ONCE:
+            if not equals and (name in changed or name in WITH_VALUE):
                 next(rest, None)
         elif name == "--set":
             assignment = value if equals else next(rest, "")
             if not _replaced(assignment, changed):
                 kept += ["--set", assignment]
-        elif word not in ONCE:
+        else:
             kept.append(word)
+    if any("trust" in word or is_import_path(word.rpartition("=")[2]) for word in kept):
+        return ()
     return (shlex.join([*kept, *(word for pair in changed.items() for word in pair)]),)
 
 

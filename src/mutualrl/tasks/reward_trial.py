@@ -43,12 +43,14 @@ def try_rewards(
         kinds["the answer alone"] = [prompt.answer for prompt in prompts]
         kinds["the answer in \\boxed{}"] = [f"\\boxed{{{prompt.answer}}}" for prompt in prompts]
     kinds["no text"] = ["" for _ in prompts]
-    trials = []
+    from transformers import TrainerState
+
+    state, trials = TrainerState(), []
     for kind, texts in kinds.items():
         answered = []
         for prompt, text in zip(prompts, texts, strict=True):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             answered.append((prompt, Completion(tuple(ids), text, ended=True)))
-        rewards = rewards_of(paths, weights, answered, tokenizer, TRIAL_SECONDS)
+        rewards = rewards_of(paths, weights, answered, tokenizer, TRIAL_SECONDS, trainer_state=state)
         trials.append(Trial(kind, tuple(rewards)))
     return trials

@@ -23,6 +23,7 @@ def rewards_of(
     answered: Sequence[tuple[Prompt, Completion]],
     tokenizer: PreTrainedTokenizerBase,
     timeout: float = REWARD_SECONDS,
+    trainer_state: object = None,
 ) -> list[float]:
     """Return the reward of each completion: exact match of the boxed answer, or the weighted sum of reward functions.
 
@@ -32,7 +33,7 @@ def rewards_of(
     if tuple(paths) == BOXED:
         return [boxed_score(completion.text, prompt.answer) for prompt, completion in answered]
     functions = [wrap_errors(function, path) for function, path in zip(load_rewards(paths), paths, strict=True)]
-    arguments = reward_arguments(answered, tokenizer)
+    arguments = reward_arguments(answered, tokenizer, trainer_state)
     return weighted(functions, paths, weights or [1.0] * len(functions), arguments, len(answered), timeout)
 
 

@@ -154,7 +154,7 @@ def _fitting(
         for name, tokenizer in tokenizers.items()
     ]
     training = within_limit(prompts, readers, limit)
-    require_enough(training, batch)
+    require_enough(training, batch.prompts)
     fitting = within_limit(validation, readers, limit)
     if not fitting:
         raise DataError(f"no validation prompt is within task.max_prompt_tokens ({limit}) for every policy")
