@@ -1,7 +1,7 @@
 # Images of mutualrl.
 #   docker build --target cpu -t mutualrl:cpu .       the embedded pools, small models
 #   docker build --target cuda -t mutualrl:cuda .     GPUs: DeepSpeed and vLLM too (docker run --gpus all --shm-size 16g ...)
-#   docker run --rm -v "$PWD:/work" mutualrl:cpu train --regime sgt --pool tiny
+#   docker run --rm --user "$(id -u)" -e HOME=/work -v "$PWD:/work" mutualrl:cpu train --regime sgt --pool tiny
 FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
