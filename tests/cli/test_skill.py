@@ -40,8 +40,8 @@ def test_its_exit_codes_are_those_of_the_errors() -> None:
         if isinstance(kind, type) and issubclass(kind, errors.MutualRLError)
     }
     table = SKILL.split("## Exit codes")[1].split("## Settings")[0]
-    told = {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", table)}
-    assert told == codes | {0, 3}  # 3: a check that was not passed is no error
+    listed = {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", table)}
+    assert listed == codes | {0, 3}  # 3: a check that was not passed is no error
 
 
 def test_it_has_a_name_and_says_when_to_use_it() -> None:

@@ -50,10 +50,13 @@ def regime_names(incomplete: str) -> list[tuple[str, str]]:
 
 def run_directories(incomplete: str) -> list[str]:
     """Return directories that hold a run: those under runs/, and others on the way that is typed."""
-    typed = Path(incomplete)
-    parent = typed if incomplete.endswith("/") else typed.parent
-    candidates = [*_listed(Path("runs")), *(_listed(parent) if incomplete else [])]
+    candidates = [*_listed(Path("runs")), *(_listed(_typed(incomplete)) if incomplete else [])]
     return _matching(dict.fromkeys(str(path) for path in candidates if _holds_a_run(path)), incomplete)
+
+
+def _typed(incomplete: str) -> Path:
+    """Return the directory whose entries the word could name."""
+    return Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
 
 
 def _listed(directory: Path) -> list[Path]:
@@ -82,7 +85,7 @@ def policy_names(context: typer.Context, incomplete: str) -> list[str]:
         content = read(recipe_file(Path(recipe))) if recipe is not None else {}
         pool = pool or content.get("pool") or "tiny"
         if "policies" not in content:
-            content = read(Path(pool) if Path(pool).suffix in (".yaml", ".yml") else find("pools", pool))
+            content = read(find("pools", pool))
     except (MutualRLError, OSError, TypeError, ValueError):
         return []  # what is wrong there is said when the command is run
     entries = content.get("policies")
@@ -112,11 +115,9 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 def _paths(incomplete: str, suffix: str) -> list[str]:
     """Return files of a suffix, and directories with a slash."""
-    typed = Path(incomplete)
-    parent = typed if incomplete.endswith("/") or not incomplete else typed.parent
     prefix = incomplete[: incomplete.rfind("/") + 1]
     names = []
-    for path in _listed(parent):
+    for path in _listed(_typed(incomplete)):
         if path.name.startswith("."):
             continue
         if path.is_dir():

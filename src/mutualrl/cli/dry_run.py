@@ -76,7 +76,7 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
     try:
         trials, untried = _reward_trials(recipe)
     except RewardError as error:
-        trials, untried, failure = {}, str(error), error
+        trials, untried, failure = {}, "", error
     return Plan(recipe, placements, memory, trials, untried, lacking(recipe, machine), failure)
 
 
@@ -113,7 +113,7 @@ def show_plan(plan: Plan) -> None:
         console.print(waits, markup=False, highlight=False, soft_wrap=True)
     for policy, tried in plan.trials.items():
         console.print(_trial_table(policy, recipe.task.reward, tried))
-    if plan.untried and plan.failure is None:
+    if plan.untried:
         console.print(f"The reward function was not tried: {clean(plan.untried)}", markup=False, soft_wrap=True)
     if (unset := left_to_trl(recipe)) is not None:
         console.print(unset, markup=False, highlight=False, soft_wrap=True)

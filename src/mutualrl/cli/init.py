@@ -125,6 +125,7 @@ def _starter(
     """Return what was given, was answered, or is the default. Raises UsageError for what is missing or contradicts."""
     from mutualrl.errors import UsageError
     from mutualrl.machine.devices import this_machine
+    from mutualrl.plugins import absolute_path
     from mutualrl.recipes.resolve import data_path
     from mutualrl.recipes.starter import BOXED, OWN, Starter, named
     from mutualrl.storage.files import user_path
@@ -159,7 +160,7 @@ def _starter(
         models=tuple(chosen),
         task=task or "dataset",
         data=None if data is None else Path(data_path(data)),
-        reward=_anchored(reward),
+        reward=absolute_path(reward),  # the pool may lie in another directory
         gpus=gpus,
         max_completion_length=tokens or (512 if gpus else 64),
         trust_remote_code=trust_remote_code,
@@ -168,13 +169,6 @@ def _starter(
 
 def _ask(question: str, default: str | None = None) -> str:
     return str(typer.prompt(question, default=default, err=True)).strip()
-
-
-def _anchored(reward: str) -> str:
-    """Return an import path whose file is absolute: the pool may lie in another directory."""
-    from mutualrl.plugins import absolute_path
-
-    return absolute_path(reward)
 
 
 def _checked(pool: Path, *, as_json: bool) -> Plan:

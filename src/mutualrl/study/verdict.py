@@ -12,7 +12,7 @@ from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
 from mutualrl.reporting.run_reader import Run, part, policies_in
-from mutualrl.study.statistics import FEWEST, Estimate
+from mutualrl.study.statistics import FEWEST, paired
 
 RUNNING = "running"
 FINISHED = "finished"
@@ -93,7 +93,8 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
     if not seeds:
         return Verdict(f"{comparison.name}: {arm} and {baseline().name} have no finished runs of one seed.", (), ())
     count = _count(members)
-    estimate = Estimate.of([finals[s] - plain[s] for s in seeds], resolution=1 / count if count else 0.0)
+    resolution = 1 / count if count else 0.0
+    estimate = paired([finals[seed] for seed in seeds], [plain[seed] for seed in seeds], resolution=resolution)
     what = f"{estimate.mean:+.3f} in {_measure(members)} (greedy, mean of the pool{_problems(members)})"
     cautions = []
     if any(note.startswith("not matched") for note in comparison.notes):
@@ -164,7 +165,7 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
         changed["--regime"] = regime
     if seed is not None:
         changed["--seed"] = str(seed)
-    kept = ["mutualrl", "train"]
+    repeated = ["mutualrl", "train"]
     rest = iter(map(str, run.info["command"][2:]))
     for word in rest:
         name, equals, value = word.partition("=")
@@ -174,12 +175,12 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
         elif name == "--set":
             assignment = value if equals else next(rest, "")
             if not _replaced(assignment, changed):
-                kept += ["--set", assignment]
+                repeated += ["--set", assignment]
         else:
-            kept.append(word)
-    if any("trust" in word or is_import_path(word.rpartition("=")[2]) for word in kept):
+            repeated.append(word)
+    if any("trust" in word or is_import_path(word.rpartition("=")[2]) for word in repeated):
         return ()
-    return (shlex.join([*kept, *(word for pair in changed.items() for word in pair)]),)
+    return (shlex.join([*repeated, *(word for pair in changed.items() for word in pair)]),)
 
 
 def _replaced(assignment: str, changed: Mapping[str, str]) -> bool:
