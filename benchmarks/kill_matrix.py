@@ -2,10 +2,10 @@
 
     python benchmarks/kill_matrix.py     # about 25 minutes on 2 cores
 
-First the named points (`pytest -m faults tests/faults/test_kills.py` runs the same cases). Then random kills: runs of
-the tiny pool under `sgt`, each killed with SIGKILL at a random moment in a random process (supervisor, agent or worker
-of either policy), again and again, resumed where the supervisor was hit. After each run: `runs verify`, the weights
-byte for byte, each step once in metrics.jsonl, each round used once, no process left. Writes
+First the named points (`pytest -m "extended or slow" tests/faults/test_kills.py` runs the same cases). Then random
+kills: runs of the tiny pool under `sgt`, each killed with SIGKILL at a random moment in a random process (supervisor,
+agent or worker of either policy), again and again, resumed where the supervisor was hit. After each run: `runs verify`,
+the weights byte for byte, each step once in metrics.jsonl, each round used once, no process left. Writes
 benchmarks/results/kill_matrix.{json,md}."""
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def named_points() -> list[dict[str, Any]]:
     """Return the cases of tests/faults/test_kills.py, as pytest reports them. Kills of one run share its verdict."""
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "faults or slow", KILLS, f"--junit-xml={report}"]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "extended or slow", KILLS, f"--junit-xml={report}"]
         subprocess.run(command, cwd=ROOT, check=False, stdout=subprocess.DEVNULL)
         cases = []
         for case in ET.parse(report).iter("testcase"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -180,10 +179,10 @@ def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Ser
     assert "there is no such bucket" in done.stderr
 
 
-def jobs(kind: str, source: Path) -> tuple[str, list[dict[str, str]]]:
-    """Return the shell command of a scheduler's template, and the variables that the scheduler sets for each policy."""
+def job(kind: str, source: Path, index: int, policy: str) -> tuple[str, dict[str, str]]:
+    """Return the shell command of a scheduler's template, and the variables that the scheduler sets for a policy."""
     if kind == "slurm":
-        return source.read_text(), [{"SLURM_ARRAY_TASK_ID": str(index)} for index in range(2)]
+        return source.read_text(), {"SLURM_ARRAY_TASK_ID": str(index)}
     if kind == "skypilot":
         group, *tasks = yaml.safe_load_all(source.read_text())
         assert group["execution"] == "parallel"
@@ -191,38 +190,37 @@ def jobs(kind: str, source: Path) -> tuple[str, list[dict[str, str]]]:
         assert {task["envs"].pop("POLICY") for task in tasks} == {"qwen2.5-math-1.5b", "qwen3-1.7b-base"}
         assert tasks[0]["envs"] == tasks[1]["envs"]
         assert tasks[0]["run"] == tasks[1]["run"]
-        return tasks[0]["run"], [{"POLICY": "ada"}, {"POLICY": "bob"}]
+        return tasks[0]["run"], {"POLICY": policy}
     job = yaml.safe_load(source.read_text())
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
     assert container["command"] == ["bash", "-c"]
-    return container["args"][0], [{"JOB_COMPLETION_INDEX": str(index)} for index in range(2)]
+    return container["args"][0], {"JOB_COMPLETION_INDEX": str(index)}
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    "template", [each for each in templates() if each[1] in ("join", "group")], ids=lambda each: each[0]
-)
-def test_the_commands_of_a_template_train_the_run(
-    server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli, template: tuple[str, str, Path]
-) -> None:
-    kind, name, source = template
-    assert cli("recipes", "cp", f"{kind}/{name}").returncode == 0
-    script, variables = jobs(kind, tmp_path / source.name)
-    recipe = cli("train", *SGT, *SHORT, "--dry-run", "--json")
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(json.loads(recipe.stdout)["recipe"]))
-    url = server.bucket()
-    common = {"EXCHANGE": url, "POLICIES": "ada bob", "RECIPE": "recipe.yaml", "DATA": ""}
+def test_the_commands_of_the_templates_train_a_run(server: Server, tmp_path: Path, cli: Cli) -> None:
+    """One run of three policies, each begun by the job of another scheduler."""
+    pool = ("--regime", "sgt", "--pool", "tiny-three")
+    recipe = json.loads(cli("train", *pool, *SHORT, "--dry-run", "--json").stdout)["recipe"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    policies = [each["name"] for each in recipe["policies"]]
+    common = {"EXCHANGE": server.bucket(), "POLICIES": " ".join(policies), "RECIPE": "recipe.yaml", "DATA": ""}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     processes = []
-    for each in variables:
-        environment = {**os.environ, **common, **each, "PATH": path}
+    joined = [each for each in templates() if each[1] in ("join", "group")]
+    assert len(joined) == len(policies)
+    for index, (kind, name, source) in enumerate(joined):
+        assert cli("recipes", "cp", f"{kind}/{name}").returncode == 0
+        script, chosen = job(kind, tmp_path / source.name, index, policies[index])
+        environment = {**os.environ, **common, **chosen, "PATH": path}
         processes.append(subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=environment))
     for process in processes:
         assert process.wait(PATIENCE) == 0
-    for policy in ("ada", "bob"):
-        weights = tmp_path / "runs" / f"one-{policy}" / "policies" / policy / "model" / "model.safetensors"
-        assert hashlib.sha256(weights.read_bytes()).hexdigest() == unbroken.weights()[policy]
+    for policy in policies:
+        lines = (tmp_path / "runs" / f"one-{policy}" / "policies" / policy / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(lines[-1])["step"] == 6
+        assert max(json.loads(line).get("see/peers", 0) for line in lines) == 2
 
 
 def test_the_kubernetes_job_is_one() -> None:
@@ -262,9 +260,8 @@ def test_doctor_and_dry_run_speak_of_the_bucket(
     }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("server_kind", ["moto", "seaweedfs"])
-@pytest.mark.parametrize("regime", ["xgrpo", "prp"])
+@pytest.mark.extended
+@pytest.mark.parametrize(("server_kind", "regime"), [("moto", "xgrpo"), ("seaweedfs", "prp")])
 def test_other_regimes_share_over_a_bucket_as_over_a_directory(tmp_path: Path, server_kind: str, regime: str) -> None:
     arguments = (*SHORT, "--regime", regime)  # the last --regime counts
     (tmp_path / "local").mkdir()

@@ -138,7 +138,7 @@ def test_four_policies_with_four_ways_to_read_a_prompt_share(cli: Cli, own: Path
 @pytest.mark.extended
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "data", ["talk.jsonl", *(pytest.param(name, marks=pytest.mark.long) for name in ("plain.csv", "saved"))]
+    "data", ["talk.jsonl", *(pytest.param(name, marks=pytest.mark.extended) for name in ("plain.csv", "saved"))]
 )
 def test_any_data_set_with_a_users_reward_function(cli: Cli, own: Path, data: str) -> None:
     done = cli(
@@ -298,7 +298,7 @@ def test_a_dry_run_without_the_models_says_that_no_reward_was_tried(
     ("function", "code", "message"),
     [
         ("raises", 1, "reward function raises: KeyError: 'no such column' (rewards.py, line"),
-        pytest.param("words", 1, "reward function words", marks=pytest.mark.long),
+        pytest.param("words", 1, "reward function words", marks=pytest.mark.extended),
     ],
 )
 def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, code: int, message: str) -> None:
@@ -322,7 +322,7 @@ def test_a_broken_reward_function_is_named(cli: Cli, own: Path, function: str, c
     assert message in error["message"]
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_reward_function_that_ends_the_process_well_is_a_death_and_nobody_left_an_error(cli: Cli, own: Path) -> None:
     settings = ("task.reward=rewards.py:leaves", "run.max_restarts=0", "run.on_peer_loss=continue")
     assignments = [word for setting in settings for word in ("--set", setting)]

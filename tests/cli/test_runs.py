@@ -76,7 +76,7 @@ def test_train_ends_with_cards_a_report_and_tracked_metrics(cli: Cli, tiny: dict
     assert f"mutualrl report {tmp_path / 'r'}" in again.stderr
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.parametrize("tracker", ["trackio", "wandb"])
 def test_the_other_trackers_are_fed_too(cli: Cli, tiny: dict[str, Path], tmp_path: Path, tracker: str) -> None:
     if find_spec(tracker) is None:

@@ -255,7 +255,7 @@ def test_a_hub_model_that_cannot_be_had_ends_with_4_and_its_name(cli: Cli, tmp_p
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Path) -> None:
     """Two pretrained models with different SentencePiece vocabularies; they solve nothing, and that is fine."""
     models = real_data / "models"
@@ -307,7 +307,7 @@ def test_real_models_on_real_mathematics(cli: Cli, real_data: Path, tmp_path: Pa
     assert (result["n"], result["accuracy"]) == (8, 0.0)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_validation_leaves_training_as_it_is(cli: Cli, tmp_path: Path) -> None:
     weights = []
     for all_items in (0, 1):

@@ -2,7 +2,8 @@
 
     python ray_cluster.py CPUS...     # a raylet with so many CPUs each, the first is the head
 
-Prints the address. Reads from stdin: `kill N` kills raylet N as a machine that goes away, anything else ends it all.
+Prints the address and the process id of the head's raylet. Reads from stdin: `kill PID` kills the raylet of that process
+id as a machine that goes away, anything else ends it all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class RayCluster:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self.address = self._answer()
+        self.address, head = self._answer().split()
+        self.head = int(head)  # process id of its raylet
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
@@ -30,7 +32,7 @@ class RayCluster:
         raise AssertionError("the cluster has ended")
 
     def kill(self, raylet: int) -> None:
-        """Kill a raylet."""
+        """Kill the raylet of a process id."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"kill {raylet}\n")
         self._process.stdin.flush()
@@ -38,11 +40,11 @@ class RayCluster:
 
 
 @contextmanager
-def ray_cluster(*cpus: int) -> Iterator[RayCluster]:
-    """Keep a cluster for as long as the block lasts."""
+def ray_cluster(*cpus: int, **environment: str) -> Iterator[RayCluster]:
+    """Keep a cluster for as long as the block lasts; its workers have the environment."""
     command = [sys.executable, str(Path(__file__)), *map(str, cpus)]
     # Ray gives its workers a low priority, for machines that are a cluster's alone
-    variables = {**os.environ, "RAY_worker_niceness": "0"}
+    variables = {**os.environ, "RAY_worker_niceness": "0", **environment}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables) as process:
         try:
@@ -61,12 +63,13 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
     nodes = [cluster.head_node, *(cluster.add_node(num_cpus=each) for each in cpus[1:])]
     cluster.wait_for_nodes()
-    print(f"answer {cluster.address}", flush=True)
+    by_raylet = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
+    print(f"answer {cluster.address} {next(iter(by_raylet))}", flush=True)
     for line in sys.stdin:
         verb, _, number = line.strip().partition(" ")
         if verb != "kill":
             break
-        cluster.remove_node(nodes[int(number)], allow_graceful=False)
+        cluster.remove_node(by_raylet[int(number)], allow_graceful=False)
         print("answer killed", flush=True)
     cluster.shutdown()
 

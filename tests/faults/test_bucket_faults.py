@@ -46,17 +46,18 @@ def ended(joined: Joined) -> bool:
     return code == 0
 
 
+KILLS = 10  # with each server
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize("server", ["moto", "seaweedfs"])
-@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.faults), pytest.param(20, marks=pytest.mark.long)])
-def test_kills_and_a_failing_store_leave_no_trace(
-    unbroken: FinishedRun, tmp_path: Path, kills: int, server: str
-) -> None:
-    rng, faults = random.Random(kills), Faults(delay=0.2, failing=0.2)
+def test_kills_and_a_failing_store_leave_no_trace(unbroken: FinishedRun, tmp_path: Path, server: str) -> None:
+    rng, faults = random.Random(server), Faults(delay=0.2, failing=0.2)
     with serving(server, tmp_path / "server") as real, proxied(real, faults) as proxy, reachable(proxy):
         url = real.bucket()
         policies = [Joined(tmp_path, url, name) for name in ("ada", "bob")]
         try:
-            for number in range(kills):
+            for number in range(KILLS):
                 time.sleep(rng.uniform(0, 20))
                 running = [each for each in policies if each.process.poll() is None]
                 if number == 1:  # half a minute without the store

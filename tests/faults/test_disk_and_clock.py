@@ -12,7 +12,7 @@ from conftest import PATIENCE
 from mutualrl.storage.checkpoints import Checkpoints
 from runs import SHORT, FinishedRun, Run, hooked, members, mounted, verified
 
-pytestmark = pytest.mark.faults
+pytestmark = pytest.mark.extended
 
 
 #: what the disk refuses one session of a run after the other: bob's file, the how manieth write to it, the error, and

@@ -86,7 +86,7 @@ def kill(run: Run, point: str, victim: str, process: psutil.Process, environment
     "kills",
     [
         pytest.param(SINGLE, id="single", marks=pytest.mark.slow),
-        *(pytest.param(chain, id=name, marks=pytest.mark.faults) for name, chain in CHAINS.items()),
+        *(pytest.param(chain, id=name, marks=pytest.mark.extended) for name, chain in CHAINS.items()),
     ],
 )
 def test_kills_leave_no_trace(

@@ -34,15 +34,6 @@ def run(tiny: dict[str, Path], tmp_path: Path) -> object:
         each.end()
 
 
-@pytest.mark.extended
-def test_every_process_carries_the_run_directory(run: Callable[..., Run]) -> None:
-    started = run()
-    started.until_training()
-    below = psutil.Process(started.process.pid).children(recursive=True)
-    assert len(below) >= 4
-    assert {p.pid for p in below} == {p.pid for p in members(started.path)}
-
-
 def test_a_supervisor_killed_while_training_leaves_nothing(run: Callable[..., Run]) -> None:
     started = run()
     started.until_training()
@@ -51,7 +42,7 @@ def test_a_supervisor_killed_while_training_leaves_nothing(run: Callable[..., Ru
     wait_until(lambda: not members(started.path))
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_supervisor_killed_while_starting_leaves_nothing(run: Callable[..., Run]) -> None:
     started = run()
     wait_until(lambda: bool(members(started.path)))
@@ -59,7 +50,7 @@ def test_a_supervisor_killed_while_starting_leaves_nothing(run: Callable[..., Ru
     wait_until(lambda: not members(started.path))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended)])
 def test_a_stop_signal_saves_checkpoints_and_ends_the_run_with_130(
     run: Callable[..., Run], number: signal.Signals
 ) -> None:
@@ -78,7 +69,7 @@ def test_a_stop_signal_saves_checkpoints_and_ends_the_run_with_130(
         assert abs(step - len(started.metrics(policy))) <= 1
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_second_signal_stops_at_once(run: Callable[..., Run], tmp_path: Path) -> None:
     """A worker that never gets to the end of its step keeps the first signal waiting."""
     mark = tmp_path / "mark"
@@ -95,24 +86,38 @@ def test_a_second_signal_stops_at_once(run: Callable[..., Run], tmp_path: Path) 
 
 @pytest.mark.extended
 def test_a_worker_that_dies_is_started_again_until_its_restarts_are_spent(run: Callable[..., Run]) -> None:
-    started = run("--set", "run.save_every=1", restarts=1)
+    """Told to stop by somebody else; its agent killed; killed itself."""
+    started = run("--set", "run.save_every=1", restarts=2)
     started.until_training()
-    started.worker("bob").kill()
-    wait_until(lambda: "Starting it again in 1 s from step" in started.errors.read_text())
-    assert "(restart 1 of 1)" in started.errors.read_text()
-    log = started.path / "policies" / "bob" / "logs" / "attempt-1.log"
-    wait_until(lambda: log.exists() and "resuming from checkpoint step-" in log.read_text())
-    steps = len(started.metrics("bob"))
-    wait_until(lambda: len(started.metrics("bob")) > steps + 2)
+    below = psutil.Process(started.process.pid).children(recursive=True)
+    assert {process.pid for process in below} == {process.pid for process in members(started.path)}
+    started.worker("bob").terminate()
+    began_again(started, 1)
+    worker = started.worker("bob")
+    worker.parent().kill()
+    began_again(started, 2)
+    assert not alive(worker)
     assert started.process.poll() is None
     started.worker("bob").kill()
     assert started.process.wait(PATIENCE) == 5
     assert not members(started.path)
-    assert "policy 'bob' died (exit code 137, no error of its own)" in started.errors.read_text()
-    assert "1 restart(s) spent" in started.errors.read_text()
+    text = started.errors.read_text()
+    assert "policy 'bob' died (exit code 137, no error of its own)" in text
+    assert "2 restart(s) spent" in text
+    assert str(started.path / "policies" / "bob" / "logs") in text
+    assert not (started.path / "summary.json").exists()
 
 
-@pytest.mark.long
+def began_again(run: Run, restart: int) -> None:
+    """Wait until bob has made steps in a further attempt."""
+    wait_until(lambda: f"(restart {restart} of 2)" in run.errors.read_text())
+    log = run.path / "policies" / "bob" / "logs" / f"attempt-{restart}.log"
+    wait_until(lambda: log.exists() and "resuming from checkpoint step-" in log.read_text())
+    steps = len(run.metrics("bob"))
+    wait_until(lambda: len(run.metrics("bob")) > steps + 2)
+
+
+@pytest.mark.extended
 def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[..., Run]) -> None:
     """The survivor's metrics and the summary say so; a resumed run has the lost one back, and it catches up."""
     started = run("--set", "run.on_peer_loss=continue", "--set", "run.save_every=2", steps=12)
@@ -135,7 +140,7 @@ def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[...,
     assert json.loads((started.path / "summary.json").read_text())["lost"] == []
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_frozen_worker_is_replaced_and_what_wakes_up_is_fenced_off(run: Callable[..., Run], tmp_path: Path) -> None:
     """The supervisor kills what it gives up. What it cannot reach (another machine's) is fenced off when it wakes."""
     started = run("--set", "run.peer_timeout=10.0", "--set", "run.save_every=2", restarts=1)
@@ -153,42 +158,6 @@ def test_a_frozen_worker_is_replaced_and_what_wakes_up_is_fenced_off(run: Callab
 
 
 @pytest.mark.extended
-def test_a_dead_policy_ends_the_run_with_5_and_is_named(run: Callable[..., Run]) -> None:
-    started = run()
-    started.until_training()
-    started.worker("bob").kill()
-    assert started.process.wait(PATIENCE) == 5
-    assert not members(started.path)
-    text = started.errors.read_text()
-    assert "policy 'bob' died (exit code 137" in text
-    assert str(started.path / "policies" / "bob" / "logs") in text
-    assert not (started.path / "summary.json").exists()
-
-
-@pytest.mark.long
-def test_a_policy_that_is_told_to_stop_by_somebody_else_is_a_lost_one(run: Callable[..., Run]) -> None:
-    started = run()
-    started.until_training()
-    started.worker("bob").terminate()
-    assert started.process.wait(PATIENCE) == 5
-    assert not members(started.path)
-    assert "policy 'bob' died" in started.errors.read_text()
-
-
-@pytest.mark.long
-def test_a_dead_agent_ends_the_run_with_5_and_takes_its_worker_along(run: Callable[..., Run]) -> None:
-    started = run()
-    started.until_training()
-    (agent,) = [
-        p for p in members(started.path) if "mutualrl.mwra.agent" in p.cmdline() and "--policy=ada" in p.cmdline()
-    ]
-    agent.kill()
-    assert started.process.wait(PATIENCE) == 5
-    assert not members(started.path)
-    assert "policy 'ada' died" in started.errors.read_text()
-
-
-@pytest.mark.extended
 def test_a_frozen_policy_is_given_up_after_the_peer_timeout(run: Callable[..., Run]) -> None:
     started = run("--set", "run.peer_timeout=10.0")
     started.until_training()
@@ -198,7 +167,7 @@ def test_a_frozen_policy_is_given_up_after_the_peer_timeout(run: Callable[..., R
     assert "policy 'bob' is frozen" in started.errors.read_text()
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_frozen_policy_is_found_out_where_nobody_waits_for_it(run: Callable[..., Run]) -> None:
     started = run("--set", "regime=grpo", "--set", "run.peer_timeout=10.0")
     started.until_training()
@@ -234,7 +203,7 @@ def test_a_second_run_on_the_directory_is_refused_before_anything_heavy(run: Cal
     assert started.process.poll() is None
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -259,7 +228,7 @@ def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path
     assert (tmp_path / "r" / "summary.json").exists()
 
 
-@pytest.mark.faults
+@pytest.mark.extended
 def test_a_stop_in_the_wait_leaves_no_trace(unbroken: FinishedRun, tmp_path: Path) -> None:
     """One policy waits for another that does not come: it saves the step it had made, as if the round had not begun."""
     mark = tmp_path / "mark"
@@ -282,7 +251,7 @@ def test_a_stop_in_the_wait_leaves_no_trace(unbroken: FinishedRun, tmp_path: Pat
         started.end()
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_frozen_rank_is_found_out_whichever_it_is(run: Callable[..., Run]) -> None:
     started = run(
         "--set",
@@ -309,7 +278,7 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.long
+@pytest.mark.extended
 @pytest.mark.parametrize("victim", ["worker", "supervisor"])
 def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: Path, victim: str) -> None:
     """A reward function's helper stands for an engine: it knows nothing of us, and its parent dies without a word."""
@@ -333,7 +302,7 @@ def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: P
     wait_until(lambda: not any(alive(p) for p in helpers) and not members(started.path))
 
 
-@pytest.mark.faults
+@pytest.mark.extended
 def test_a_final_save_longer_than_the_time_out_is_no_frozen_policy(tmp_path: Path) -> None:
     """Of two ranks: the one that has nothing to write waits for the other, and goes on beating."""
     slow = {"PYTHONPATH": hooked(), "FAULT_SAVE": "15"}

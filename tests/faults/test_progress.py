@@ -80,7 +80,7 @@ def fill_inodes(disk: Path) -> None:
             return
 
 
-@pytest.mark.faults
+@pytest.mark.extended
 @pytest.mark.parametrize("fill", [fill_bytes, fill_inodes])
 def test_heartbeats_that_a_full_disk_takes_end_the_run_with_the_disks_name(
     unbroken: FinishedRun, disk: Path, fill: object

@@ -15,7 +15,7 @@ import pytest
 from conftest import PATIENCE, Cli
 from mutualrl.errors import RewardError
 from ray_cluster import RayCluster, ray_cluster
-from runs import SHORT, FinishedRun, Run, members, verified, wait_until
+from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verified, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'mutualrl[ray]')")
 pytestmark = pytest.mark.slow
@@ -41,27 +41,42 @@ def finished(run: Run) -> None:
         run.end()
 
 
+def workers(run: Run) -> list[psutil.Process]:
+    return [process for process in members(run.path) if "mutualrl.training.worker" in process.cmdline()]
+
+
 def raylet_of(process: psutil.Process) -> int:
     """Return the process id of the raylet above a worker."""
     return next(parent.pid for parent in process.parents() if "raylet" in parent.name())
 
 
-@pytest.mark.faults
-def test_a_policy_per_raylet_is_the_run_of_one_machine(
-    cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path
-) -> None:
-    run = Run(tmp_path, *SHORT, *on(cluster))
-    try:
-        run.until_training()
-        assert raylet_of(run.worker("ada")) != raylet_of(run.worker("bob"))
-    finally:
+@pytest.mark.extended
+def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_path: Path) -> None:
+    """A policy per raylet. A worker, the driver and a raylet are killed, each at a point that bob comes to."""
+    points = ("in-generation:bob:1", "in-the-loss:bob:0", "in-generation:bob:0")
+    with ray_cluster(1, 1, 1, **stop_at(*points, mark=tmp_path / "mark")) as cluster:
+        run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *on(cluster))
+        stopped(tmp_path / "mark", run, 0).kill()  # Ray starts it again
+        stopped(tmp_path / "mark", run, 1)
+        run.process.kill()
+        wait_until(lambda: not members(run.path))
+        run.begin("--resume", *on(cluster))
+        waiting = stopped(tmp_path / "mark", run, 2)
+        bob = raylet_of(waiting)
+        wait_until(lambda: len(workers(run)) == 2)
+        ada = raylet_of(run.worker("ada"))
+        assert ada != bob
+        cluster.kill(ada if bob == cluster.head else bob)
+        if bob == cluster.head:
+            waiting.kill()
         finished(run)
     assert run.weights() == unbroken.weights()
+    for policy in ("ada", "bob"):
+        assert [row["step"] for row in run.metrics(policy)] == [row["step"] for row in unbroken.metrics(policy)]
     assert verified(run.path)
-    assert not members(run.path)
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_a_policy_over_two_raylets_is_the_run_of_one_machine(tmp_path: Path) -> None:
     arguments = (*SHORT, "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=16")
     (tmp_path / "local").mkdir()
@@ -72,10 +87,9 @@ def test_a_policy_over_two_raylets_is_the_run_of_one_machine(tmp_path: Path) -> 
         run = Run(tmp_path / "ray", *arguments, *on(cluster))
         try:
             run.until_training()
-            workers = [p for p in members(run.path) if "mutualrl.training.worker" in p.cmdline()]
-            assert len(workers) == 4
+            assert len(workers(run)) == 4
             raylets = {}
-            for worker in workers:
+            for worker in workers(run):
                 policy = next(each for each in worker.cmdline() if each.startswith("--policy="))
                 raylets.setdefault(policy, set()).add(raylet_of(worker))
             assert sorted(map(len, raylets.values())) == [1, 2]
@@ -84,29 +98,7 @@ def test_a_policy_over_two_raylets_is_the_run_of_one_machine(tmp_path: Path) -> 
     assert run.weights() == local.weights()
 
 
-@pytest.mark.faults
-def test_a_killed_worker_is_started_again_by_ray(cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path) -> None:
-    run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *on(cluster))
-    run.until_training()
-    run.worker("bob").kill()
-    finished(run)
-    assert run.weights() == unbroken.weights()
-    assert [row["step"] for row in run.metrics("bob")] == [row["step"] for row in unbroken.metrics("bob")]
-    assert verified(run.path)
-
-
-@pytest.mark.long
-def test_a_killed_raylet_costs_nothing_but_time(unbroken: FinishedRun, tmp_path: Path) -> None:
-    with ray_cluster(1, 1, 1) as cluster:
-        run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *on(cluster))
-        run.until_training()
-        cluster.kill(1)
-        finished(run)
-    assert run.weights() == unbroken.weights()
-    assert verified(run.path)
-
-
-@pytest.mark.long
+@pytest.mark.extended
 def test_ctrl_c_saves_checkpoints_and_the_run_goes_on(
     cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path
 ) -> None:
@@ -121,18 +113,7 @@ def test_ctrl_c_saves_checkpoints_and_the_run_goes_on(
     assert run.weights() == unbroken.weights()
 
 
-@pytest.mark.long
-def test_a_driver_that_is_killed_leaves_no_process(cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path) -> None:
-    run = Run(tmp_path, *SHORT, "--set", "run.save_every=2", *on(cluster))
-    run.until_training()
-    run.process.kill()
-    wait_until(lambda: not members(run.path))
-    run.begin("--resume", *on(cluster))
-    finished(run)
-    assert run.weights() == unbroken.weights()
-
-
-@pytest.mark.faults
+@pytest.mark.extended
 def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster, tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(
         "def broken(completions, answer, **columns):\n    raise ValueError('no judge today')\n"
@@ -146,7 +127,7 @@ def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster,
     assert not list((run.path / "policies").glob("*/result.json"))
 
 
-@pytest.mark.faults
+@pytest.mark.extended
 def test_a_cluster_that_is_too_small_is_named(cluster: RayCluster, tmp_path: Path, cli: Cli) -> None:
     four = ("--set", "launch.processes=4", "--set", "trainer.per_device_train_batch_size=32")
     small = cli("train", *SGT, *on(cluster), *four, "--run-dir", tmp_path / "a")

@@ -63,8 +63,6 @@ CASES = {
     ),
 }
 
-EXTENDED = ("within a generation batch, used twice, in the third epoch",)
-
 
 def own_data(directory: Path) -> str:
     """Return 8 prompts: one round, used for four steps, is an epoch."""
@@ -80,7 +78,7 @@ def own_data(directory: Path) -> str:
         pytest.param(
             name,
             marks=[
-                pytest.mark.extended if name in EXTENDED else pytest.mark.long,
+                pytest.mark.extended,
                 *([needs_zero] if "ZeRO" in name else []),
             ],
         )
@@ -159,7 +157,7 @@ def test_what_changed_is_refused_by_name_or_said(finished: Run, tmp_path: Path, 
     assert "--clean" in again.stderr
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tmp_path: Path, cli: Cli) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 2, "bob": 2})
     info = json.loads((copy / "run.json").read_text())
@@ -199,7 +197,7 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tm
     assert (copy / "policies" / "bob" / "metrics.jsonl").read_bytes() == (tmp_path / "before.jsonl").read_bytes()
 
 
-@pytest.mark.long
+@pytest.mark.extended
 def test_damaged_files_of_a_run_are_named_and_passing_ones_are_not_needed(
     finished: Run, tmp_path: Path, cli: Cli
 ) -> None:

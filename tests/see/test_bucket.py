@@ -149,7 +149,7 @@ def test_a_url_that_cannot_be_right_is_refused(url: str, problem: str) -> None:
         open_store(url)
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.extended)])
 def test_of_eight_writers_of_a_marker_one_wins(store: BucketStore, count: int) -> None:
     stores = [BucketStore(store.url) for _ in range(8)]
     for number in range(count):
