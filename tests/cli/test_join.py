@@ -129,7 +129,7 @@ def test_policies_that_join_from_directories_of_their_own_are_the_run(
         refused = cli("join", *arguments, *SGT, *SHORT)
         assert refused.returncode == 2, refused.stderr
         assert words in refused.stderr
-    watched = json.loads(cli("runs", "watch", url, "--json").stdout)
+    watched = json.loads(cli("watch", url, "--json").stdout)
     assert watched["state"] == "finished"
     assert {name: each["step"] for name, each in watched["policies"].items()} == {"ada": 6, "bob": 6}
     with_json = cli("join", url, "--policy", "ada", *SGT, *SHORT, "--run-dir", ada.path, "--json")
@@ -313,7 +313,7 @@ def test_policies_share_over_a_directory_that_both_mount(unbroken: FinishedRun, 
     ada, bob = (Joined(tmp_path, url, name, "--set", "exchange.checkpoints=true") for name in ("ada", "bob"))
     finish(ada, bob)
     assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
-    assert json.loads(cli("runs", "watch", url, "--json").stdout)["state"] == "finished"
+    assert json.loads(cli("watch", url, "--json").stdout)["state"] == "finished"
     assert cli("doctor", "--exchange", url, "--json").returncode in (0, 4)  # of the machine; the exchange is sound
     shutil.rmtree(ada.directory)
     again = Joined(tmp_path, url, "ada")

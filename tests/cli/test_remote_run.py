@@ -49,7 +49,7 @@ def test_a_finished_run_is_reported_and_watched_from_anywhere(
         assert there.policies[name].metrics == policy.metrics
         assert there.policies[name].rescues == policy.rescues
         assert there.policies[name].final == policy.final
-    watched = cli("runs", "watch", url)
+    watched = cli("watch", url)
     assert watched.returncode == 0, watched.stderr
     assert f"everything is in {url}" in watched.stdout
     reported = cli("report", url)
@@ -60,7 +60,7 @@ def test_a_finished_run_is_reported_and_watched_from_anywhere(
 def test_a_run_that_goes_on_is_shown_as_it_stands(server: Server, unbroken: FinishedRun, cli: Cli) -> None:
     url = server.bucket()
     mirror(url, RunDirectory(unbroken.path), "ada")  # bob has not joined yet
-    shown = json.loads(cli("runs", "watch", url, "--json").stdout)
+    shown = json.loads(cli("watch", url, "--json").stdout)
     assert (shown["run"], shown["state"]) == (url, "elsewhere")
     assert shown["policies"]["ada"]["step"] == 6
     assert any(f"its policies joined {url}" in note for note in shown["notes"])
@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_is_shown_as_it_stands(server: Server, unbroken: Fini
 
 def test_what_is_no_run_is_refused_by_name(server: Server, unbroken: FinishedRun, tmp_path: Path, cli: Cli) -> None:
     empty = server.bucket()
-    refused = cli("runs", "watch", empty)
+    refused = cli("watch", empty)
     assert refused.returncode == 2
     assert "holds no run" in refused.stderr
     mirror(empty, RunDirectory(unbroken.path))

@@ -131,16 +131,16 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
 
 def test_watching_ends_with_the_run(cli_here: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "sgt")
-    done = cli_here("runs", "watch", run)
+    done = cli_here("watch", run)
     assert done.returncode == 0
     assert "rescued pairs" in done.stdout
-    assert json.loads(cli_here("runs", "watch", run, "--json").stdout)["state"] == "finished"
+    assert json.loads(cli_here("watch", run, "--json").stdout)["state"] == "finished"
     ended = made_run(tmp_path / "e", finished=False)
-    done = cli_here("runs", "watch", ended)
+    done = cli_here("watch", ended)
     assert (done.returncode, "is ended" in done.stderr) == (1, True)
-    assert cli_here("runs", "watch", tmp_path).returncode == 2
+    assert cli_here("watch", tmp_path).returncode == 2
     (run / "summary.json").write_text("{}")
-    done = cli_here("runs", "watch", run)
+    done = cli_here("watch", run)
     assert (done.returncode, "summary.json is left out: its bytes do not match its checksum" in done.stderr) == (
         1,
         True,
@@ -174,7 +174,7 @@ def test_a_live_run_is_followed_until_its_lock_is_free(tmp_path: Path) -> None:
     with ExitStack() as held:
         held.enter_context(hold(RunDirectory(run).lock, "live"))
         watcher = subprocess.Popen(
-            [sys.executable, "-m", "mutualrl", "runs", "watch", str(run)],
+            [sys.executable, "-m", "mutualrl", "watch", str(run)],
             env=environment,
             text=True,
             stdout=subprocess.PIPE,

@@ -26,6 +26,7 @@ from mutualrl.cli.sweep import compare, sweep
 from mutualrl.cli.tasks import tasks
 from mutualrl.cli.thl_check import thl_check
 from mutualrl.cli.train import train
+from mutualrl.cli.watch import watch
 from mutualrl.process.parent_watch import stop_with_parent
 
 #: what a wrong flag raises, whichever click Typer brings
@@ -62,6 +63,7 @@ app = typer.Typer(
 app.command("init")(init)
 app.command("train")(train)
 app.command("join")(join)
+app.command("watch")(watch)
 app.command("eval")(evaluate)
 app.command("thl-check")(thl_check)
 app.command("complementarity")(complementarity)

@@ -1,14 +1,18 @@
-"""Table at the end of a run."""
+"""What a run came to, as a table at its end, and as a row of a list."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from mutualrl.cli.output import screen, show_table
 from mutualrl.console.display import cell, clean
+
+if TYPE_CHECKING:
+    from mutualrl.reporting.run_reader import Overview
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
@@ -45,3 +49,20 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def run_row(overview: Overview) -> dict[str, Any]:
+    """Return a run as a list of runs has it."""
+    run = overview.run
+    return {
+        "run": str(run.root),
+        "state": run.state,
+        "regime": run.arm,
+        "pool": run.pool,
+        "task": run.task,
+        "seed": run.seed,
+        "steps": run.planned_steps,
+        "policies": {name: asdict(policy) for name, policy in overview.policies.items()},
+        "began": run.info.get("created"),
+        "notes": list(run.notes),
+    }

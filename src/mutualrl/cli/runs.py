@@ -1,29 +1,23 @@
-"""`mutualrl runs`: which runs there are, one of them as it goes on, and its models to the hub."""
+"""`mutualrl runs`: which runs there are, whether their files are what they wrote, and their models to the hub."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from mutualrl.cli.completion import run_directories
 from mutualrl.cli.options import JsonFlag
-from mutualrl.cli.output import emit, prose, reports_errors, screen, show_table, show_verification
+from mutualrl.cli.output import emit, prose, reports_errors, show_table, show_verification
+from mutualrl.cli.results import run_row
 from mutualrl.console.display import cell, clean
 
-if TYPE_CHECKING:
-    from mutualrl.reporting.run_reader import Overview
-
-runs = typer.Typer(help="Runs: list them, watch one, verify its files, push its models.", no_args_is_help=True)
+runs = typer.Typer(help="Runs: list them, verify its files, push its models.", no_args_is_help=True)
 RunArgument = Annotated[
     Path, typer.Argument(help="The run's directory.", show_default=False, autocompletion=run_directories)
 ]
-WATCH_SECONDS = 0.5
-REMOTE_SECONDS = 10.0  # between two looks at a bucket
 
 
 @runs.command("ls")
@@ -48,11 +42,11 @@ def ls(
             unreadable.append(str(error))
     readable.sort(key=lambda each: str(each.run.info.get("created", "")), reverse=True)
     if as_json:
-        emit({"runs": [_row(each) for each in readable], "unreadable": unreadable})
+        emit({"runs": [run_row(each) for each in readable], "unreadable": unreadable})
         return
     table = Table("run", "state", "regime", "pool", "seed", "step", "accuracy")
     for each in readable:
-        run, summary = each.run, _row(each)
+        run, summary = each.run, run_row(each)
         curves = [
             f"{name} " + ("" if p["before"] is None else f"{p['before']:.2f} -> ") + f"{p['last']:.2f}"
             for name, p in summary["policies"].items()
@@ -68,54 +62,6 @@ def ls(
     left_out = [f"{each.run.name}: {note}" for each in readable for note in each.run.notes if "is left out" in note]
     for line in (*unreadable, *left_out):
         prose().print(f"Note: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
-
-
-@runs.command("watch")
-@reports_errors
-def watch(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="The run's directory, or its URL in a bucket.", show_default=False, autocompletion=run_directories
-        ),
-    ],
-    as_json: JsonFlag = False,
-) -> None:
-    """Follow a run from another terminal until it ends. With --json: how it stands now, once.
-
-    Of a run in a bucket it shows what its policies mirror there, every minute by default.
-    """
-    from mutualrl.cli.results import show_summary
-    from mutualrl.errors import MutualRLError
-    from mutualrl.mwra.progress import Progress
-    from mutualrl.reporting.remote_run import fetch_run, run_directory
-    from mutualrl.reporting.run_reader import read_overview, read_run
-    from mutualrl.storage.bucket_url import is_bucket
-    from mutualrl.storage.rundir import RunDirectory, holder_of
-
-    with run_directory(run) as path:
-        if as_json:
-            emit({**_row(read_overview(path)), "run": run if is_bucket(run) else str(path)})
-            return
-        read = read_run(path, logs=False)
-        directory = RunDirectory(read.root)
-
-        def goes_on() -> bool:
-            if not is_bucket(run):
-                return holder_of(directory.lock) is not None
-            fetch_run(run, path)
-            return not directory.summary.exists()
-
-        if read.state in ("running", "elsewhere"):
-            gate_key = read.rule.metric("gate_rate")
-            with Progress(directory, list(read.policies), read.planned_steps or 0, screen(), gate_key) as progress:
-                while goes_on():
-                    progress.update()
-                    time.sleep(REMOTE_SECONDS if is_bucket(run) else WATCH_SECONDS)
-            read = read_run(path, logs=False)
-        if read.summary is None or read.state != "finished":
-            raise MutualRLError(f"the run {clean(run)} is {read.state}: {'; '.join(read.notes)}")
-        show_summary(read.summary, run if is_bucket(run) else read.root)
 
 
 @runs.command("verify")
@@ -158,19 +104,3 @@ def push(
     else:
         for repo in pushed:
             typer.echo(repo)
-
-
-def _row(overview: Overview) -> dict[str, Any]:
-    run = overview.run
-    return {
-        "run": str(run.root),
-        "state": run.state,
-        "regime": run.arm,
-        "pool": run.pool,
-        "task": run.task,
-        "seed": run.seed,
-        "steps": run.planned_steps,
-        "policies": {name: asdict(policy) for name, policy in overview.policies.items()},
-        "began": run.info.get("created"),
-        "notes": list(run.notes),
-    }

@@ -77,13 +77,13 @@ class PolicyRun:
         return [
             (step, validation)
             for step, value in sorted(by_step.items())
-            if (validation := _validation(value)) is not None
+            if (validation := validation_of(value)) is not None
         ]
 
     @property
     def final(self) -> float | None:
         """Return its accuracy at its end; None of a policy that has not ended, or was lost."""
-        validation = None if self.result is None else _validation(self.result.get("validation"))
+        validation = None if self.result is None else validation_of(self.result.get("validation"))
         return None if validation is None else validation["accuracy"]
 
     def accuracy(self, group: str | None = None) -> list[Point]:
@@ -312,7 +312,7 @@ def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:
         parsed = [parse_or_none(line) for line in data.split(b"\n")]
         rows = [row for row in parsed if row is not None and type(row.get("step")) is int]
         step = rows[-1]["step"] if rows else step
-        accuracies = [each["accuracy"] for row in rows if (each := _validation(row.get("validation"))) is not None]
+        accuracies = [each["accuracy"] for row in rows if (each := validation_of(row.get("validation"))) is not None]
         if accuracies or complete or (rows and not needs_accuracy):
             return step, accuracies[-1] if accuracies else None
         size *= 8
@@ -342,7 +342,7 @@ def part(tree: Mapping[str, Any], key: str) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _validation(value: Any) -> Row | None:
+def validation_of(value: Any) -> Row | None:
     """Return `{"accuracy", "by_group"}` of a validation as it is written down; None of anything else."""
     accuracy = finite_number(value.get("accuracy")) if isinstance(value, dict) else None
     if accuracy is None or not isinstance(value.get("by_group"), dict):
@@ -403,7 +403,7 @@ def _summary(run: RunDirectory, info: Row, notes: list[str]) -> Row | None:
     results = [] if summary is None else list(part(summary, "policies").values())
     needed = ("initial_validation", "validation")
     if results and all(
-        isinstance(each, dict) and all(_validation(each.get(key)) for key in needed) for each in results
+        isinstance(each, dict) and all(validation_of(each.get(key)) for key in needed) for each in results
     ):
         return summary
     if summary is not None:

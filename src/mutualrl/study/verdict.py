@@ -36,7 +36,7 @@ def pool_accuracy(run: Run) -> float | None:
 def _of_one(run: Run) -> Verdict:
     final = pool_accuracy(run)
     if run.state == RUNNING:
-        return Verdict(f"{run.name} is running: no result yet.", (), (f"mutualrl runs watch {_quoted(run)}",))
+        return Verdict(f"{run.name} is running: no result yet.", (), (f"mutualrl watch {_quoted(run)}",))
     if run.state != FINISHED:
         again = (f"mutualrl train --resume --run-dir {_quoted(run)}",) if _is_local(run) else ()
         return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), again)

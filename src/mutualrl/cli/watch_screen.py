@@ -1,0 +1,310 @@
+"""The screen of `mutualrl watch`: curves, how far each policy is, its newest rescues and the end of its log."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import webbrowser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.events import Resize
+from textual.screen import ModalScreen, Screen
+from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
+from textual_plotext import PlotextPlot
+
+from mutualrl.console.display import clean
+from mutualrl.errors import MutualRLError
+from mutualrl.reporting.live_run import Curve, LivePolicy, LiveRun
+from mutualrl.storage.files import JsonObject
+
+COLOURS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "yellow+", "red+", "white")
+COLUMNS = ("policy", "step", "reward", "accuracy", "gate", "waiting", "doing")
+LONGEST = 300  # characters of a text of a rescue
+WIDE = 120  # columns from which the gate's curve stands beside the others
+OWN, PEER = "bold red", "bold green"
+
+
+class Confirm(ModalScreen[bool]):
+    """A question that y answers with yes, and n or Escape with no."""
+
+    CSS = """
+    Confirm { align: center middle; }
+    #question { width: auto; max-width: 70; height: auto; padding: 1 2; border: round $accent; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape", "answer(False)", "No"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """Yield the question."""
+        yield Static(self._question, id="question", markup=False)
+
+    def action_answer(self, answer: bool) -> None:
+        """Answer the question."""
+        self.dismiss(answer)
+
+
+class WatchScreen(App[None]):
+    """Follows a run until `q` is pressed. Nothing in the run's files is taken for markup or escape sequences."""
+
+    CSS = """
+    #head { height: 1; padding: 0 1; background: $boost; }
+    #curves { height: 2fr; min-height: 7; }
+    #curves PlotextPlot { width: 1fr; }
+    #policies { height: auto; max-height: 12; }
+    #details { height: 3fr; min-height: 6; }
+    #details TabPane { padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "stop", "Stop and save"),
+        Binding("o", "report", "Open the report"),
+        Binding("q", "quit", "Leave; the run goes on"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(
+        self,
+        live: LiveRun,
+        *,
+        title: str,
+        steps: int,
+        seconds: float,
+        look: Callable[[], bool],
+        stop: Callable[[], str],
+        report: Callable[[], Path],
+    ) -> None:
+        """`look`: called every `seconds`, before the files are read; returns whether the run goes on. `stop`: asks the
+        run to save and end, and returns what it did. `report`: writes the report and returns its page. All three are
+        called in a thread, and may raise MutualRLError or OSError."""
+        super().__init__()
+        self._live = live
+        self._heading = title
+        self._steps = steps
+        self._seconds = seconds
+        self._look, self._stop, self._report = look, stop, report
+        self._state = "running"
+        self._shown: dict[str, str] = {}  # of each text, so that only what changed is drawn again
+
+    def compose(self) -> ComposeResult:
+        """Yield the parts of the screen, from top to bottom."""
+        yield Static(id="head", markup=False)
+        with Horizontal(id="curves"):
+            yield PlotextPlot(id="reward")
+            yield PlotextPlot(id="accuracy")
+            yield PlotextPlot(id="gate")
+        yield DataTable(id="policies", show_cursor=False, zebra_stripes=True)
+        with TabbedContent(id="details"):
+            with TabPane("Rescues", id="rescues"), VerticalScroll():
+                yield Static(id="rescue-texts")
+            for place, name in enumerate(self._live.policies):
+                with TabPane(f"Log of {name}", id=f"log-{place}"), VerticalScroll(id=f"scroll-{place}"):
+                    yield Static(id=f"log-text-{place}")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        table = self._main.query_one("#policies", DataTable)
+        for column in COLUMNS:
+            table.add_column(column, key=column)
+        for name in self._live.policies:
+            table.add_row(name, *[""] * (len(COLUMNS) - 1), key=name)
+        self._choose_curves()
+        self._show()
+        self._watch()
+
+    @property
+    def _main(self) -> Screen[None]:
+        """The screen itself, also while a question is asked above it."""
+        return self.screen_stack[0]
+
+    def on_resize(self, event: Resize) -> None:
+        """Fit the curves into the new width."""
+        self._choose_curves()
+
+    def _choose_curves(self) -> None:
+        gated = any(policy.gate_rate.points for policy in self._live.policies.values())
+        self._main.query_one("#gate").display = gated and self.size.width >= WIDE
+
+    @work(thread=True, exclusive=True, group="watch")
+    def _watch(self) -> None:
+        """Look at the run until it ends or the screen is left."""
+        while self.is_running:
+            trouble = None
+            try:
+                goes_on = self._look()
+                self._live.update(logs=True)
+            except (MutualRLError, OSError) as error:  # a bucket that is away for a while
+                goes_on, trouble = True, str(error)
+            self.call_from_thread(self._take, trouble, goes_on)
+            if not goes_on:
+                return
+            wake = time.monotonic() + self._seconds
+            while self.is_running and time.monotonic() < wake:
+                time.sleep(0.1)
+
+    def _take(self, trouble: str | None, goes_on: bool) -> None:
+        self._state = clean(trouble, 200) if trouble is not None else "running" if goes_on else "ended"
+        self._choose_curves()
+        self._show()
+
+    # ---- what is shown
+
+    def _show(self) -> None:
+        self._put("#head", Text(self._head(), no_wrap=True, overflow="ellipsis"))
+        policies = list(self._live.policies.values())
+        table = self._main.query_one("#policies", DataTable)
+        for policy in policies:
+            for column, value in zip(COLUMNS[1:], self._cells(policy), strict=True):
+                if str(table.get_cell(policy.name, column)) != value:
+                    table.update_cell(policy.name, column, Text(value, no_wrap=True), update_width=True)
+        self._draw("#reward", "reward", policies, [policy.reward for policy in policies])
+        self._draw("#accuracy", "greedy accuracy", policies, [policy.accuracy for policy in policies])
+        self._draw("#gate", "gate rate", policies, [policy.gate_rate for policy in policies])
+        self._put("#rescue-texts", rescue_texts(policies))
+        for place, policy in enumerate(policies):
+            at_end = self._main.query_one(f"#scroll-{place}", VerticalScroll)
+            follow = at_end.scroll_offset.y >= at_end.max_scroll_y
+            words = "\n".join(policy.log) or "no log here: it lies where the policy runs"
+            if self._put(f"#log-text-{place}", Text(words)) and follow:
+                at_end.scroll_end(animate=False)
+
+    def _put(self, where: str, text: Text) -> bool:
+        """Show a text; return whether it is another one than before."""
+        if self._shown.get(where) == text.markup:
+            return False
+        self._shown[where] = text.markup
+        self._main.query_one(where, Static).update(text)
+        return True
+
+    def _head(self) -> str:
+        step = min((policy.step for policy in self._live.policies.values()), default=0)
+        left = self._live.seconds_left(self._steps)
+        rest = "" if self._state != "running" or math.isnan(left) else f" · about {duration(left)} left"
+        return f"{self._heading} · step {step}/{self._steps} · {self._state}{rest}"
+
+    def _cells(self, policy: LivePolicy) -> list[str]:
+        return [
+            f"{policy.step}/{self._steps}",
+            number(policy.reward.last),
+            number(policy.accuracy.last),
+            number(policy.gate_rate.last),
+            "" if policy.waiting is None else f"{policy.waiting:.0%}",
+            policy.phase,
+        ]
+
+    def _draw(self, where: str, title: str, policies: Sequence[LivePolicy], curves: Sequence[Curve]) -> None:
+        points = "".join(repr(curve.points[-1:]) + str(len(curve.points)) for curve in curves)
+        if self._shown.get(where) == points:
+            return
+        self._shown[where] = points
+        plot = self._main.query_one(where, PlotextPlot)
+        plot.plt.clear_data()
+        plot.plt.title(title)
+        for place, (policy, curve) in enumerate(zip(policies, curves, strict=True)):
+            if curve.points:
+                steps, values = zip(*curve.points, strict=True)
+                colour = COLOURS[place % len(COLOURS)]
+                plot.plt.plot(steps, values, label=policy.name, color=colour, marker="braille")
+        known = [point.step for curve in curves for point in curve.points]
+        ticks = whole_ticks(min(known), max(known)) if known else []
+        plot.plt.xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+        plot.refresh()
+
+    # ---- keys
+
+    def action_stop(self) -> None:
+        """Ask, and then stop the run."""
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._in_thread(self._stop)
+
+        question = "Stop the run? Each policy saves a checkpoint; `mutualrl train --resume` goes on from it.  [y/n]"
+        self.push_screen(Confirm(question), answered)
+
+    def action_report(self) -> None:
+        """Write the report, and open it where there is a browser."""
+        self.notify("Writing the report ...")
+        self._in_thread(lambda: opened(self._report()))
+
+    @work(thread=True)
+    def _in_thread(self, work: Callable[[], str]) -> None:
+        try:
+            words, severity = work(), "information"
+        except (MutualRLError, OSError) as error:
+            words, severity = str(error), "error"
+        self.call_from_thread(
+            self.notify, clean(words, 1000), severity="error" if severity == "error" else "information", markup=False
+        )
+
+
+def rescue_texts(policies: Sequence[LivePolicy]) -> Text:
+    """Return the newest rescues of all policies: the prompt, what the policy wrote, and the peer's text."""
+    rescues = [(row.get("step"), policy.name, row) for policy in policies for row in policy.rescues]
+    rescues.sort(key=lambda each: each[0] if type(each[0]) is int else 0, reverse=True)
+    if not rescues:
+        return Text("none yet: no policy has failed where a peer succeeded")
+    text = Text()
+    for step, name, row in rescues[:MOST_SHOWN]:
+        _add_rescue(text, str(step), name, row)
+    return text
+
+
+MOST_SHOWN = 20
+
+
+def _add_rescue(text: Text, step: str, name: str, row: JsonObject) -> None:
+    peer = clean(str(row.get("peer")), 64)
+    text.append(f"step {clean(step, 20)}  ", "dim")
+    text.append(f"{one_line(row.get('prompt'))}\n")
+    own = row.get("own")
+    for each in own[:1] if isinstance(own, list) else []:
+        text.append(f"  ✗ {name}: ", OWN)
+        text.append(f"{one_line(each.get('text') if isinstance(each, dict) else None)}\n")
+    text.append(f"  ✓ {peer}: ", PEER)
+    text.append(f"{one_line(row.get('answer'))}\n")
+
+
+def whole_ticks(first: int, last: int, count: int = 4) -> list[float]:
+    """Return steps for an axis: the ends, and whole ones between them."""
+    return sorted({float(first + round(place * (last - first) / (count - 1))) for place in range(count)})
+
+
+def one_line(value: object) -> str:
+    """Return a text for one line of the screen, cleaned."""
+    return " ".join(clean(value if isinstance(value, str) else "", LONGEST).split())
+
+
+def number(value: float | None) -> str:
+    """Return a share or a reward with two digits after the point."""
+    return "" if value is None else f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that a person would take."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def opened(page: Path) -> str:
+    """Open a page in the browser of this desktop, and return what was done. Over ssh there is none: a browser in the
+    terminal would take the screen."""
+    desktop = sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    if desktop and webbrowser.open(page.as_uri()):
+        return f"Opened {page}"
+    return f"Written: {page}"

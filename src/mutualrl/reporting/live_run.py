@@ -1,0 +1,201 @@
+"""A run as it goes on: what its policies have written since the last look, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mutualrl.console.display import clean
+from mutualrl.reporting.pace import WAIT
+from mutualrl.reporting.run_reader import Point, validation_of
+from mutualrl.see import open_store
+from mutualrl.see.liveness import last_beat
+from mutualrl.storage.files import JsonObject, finite_number, parse_or_none
+from mutualrl.storage.rundir import RunDirectory
+
+MOST_POINTS = 512  # of a curve
+MOST_RESCUES = 20
+MOST_LINES = 200  # of a log
+LONGEST_PHASE = 200  # characters
+LONGEST_LINE = 500
+LOOK_BYTES = 4 * 2**20  # read at once
+LOG_BYTES = 64 * 2**10  # of a log, before its end, that the first look shows
+RECENT = 20  # steps whose mean time tells how long the rest takes
+_ATTEMPT = re.compile(r"attempt-(\d+)\.log")
+
+
+class NewLines:
+    """Complete lines that were added to a growing file since the last look."""
+
+    def __init__(self, path: Path, last_bytes: int | None = None) -> None:
+        """`last_bytes`: the first look begins so many bytes before the end; None: at the file's beginning."""
+        self.path = path
+        self.began_anew = False  # whether the last look found another file, or a shorter one
+        self._last_bytes = last_bytes
+        self._inode, self._offset = 0, 0
+
+    def read(self) -> list[bytes]:
+        """Return the new lines without their ends, at most `LOOK_BYTES` of them; a line that is being written is left
+        for the next look. None are returned of a file that is not there."""
+        try:
+            with self.path.open("rb") as file:
+                state = os.fstat(file.fileno())
+                self.began_anew = state.st_ino != self._inode or state.st_size < self._offset
+                if self.began_anew:
+                    first = 0 if self._last_bytes is None else max(0, state.st_size - self._last_bytes)
+                    self._inode, self._offset = state.st_ino, first
+                file.seek(self._offset)
+                data = file.read(LOOK_BYTES)
+        except OSError:
+            self.began_anew = False
+            return []
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) == LOOK_BYTES:
+            end = len(data)  # no line that anybody wrote is so long
+        self._offset += end
+        return data[:end].removesuffix(b"\n").split(b"\n") if end else []
+
+
+@dataclass(slots=True)
+class Curve:
+    """Values by step, thinned out evenly to at most `MOST_POINTS`; the newest is always there."""
+
+    points: list[Point] = field(default_factory=list)
+    _stride: int = 1
+    _until_next: int = 0
+
+    def add(self, step: int, value: float) -> None:
+        """Add a value. Values of this step or later ones are dropped: a restarted policy makes them again."""
+        while self.points and self.points[-1].step >= step:
+            self.points.pop()
+        if self._until_next > 0 and len(self.points) > 1:
+            self.points[-1] = Point(step, value)
+            self._until_next -= 1
+            return
+        self.points.append(Point(step, value))
+        self._until_next = self._stride - 1
+        if len(self.points) > MOST_POINTS:
+            del self.points[1::2]
+            self._stride *= 2
+
+    @property
+    def last(self) -> float | None:
+        """Return the newest value."""
+        return self.points[-1].value if self.points else None
+
+
+class LivePolicy:
+    """What is known of one policy while it trains. `waited`, `seconds`: of all its steps so far."""
+
+    def __init__(self, run: RunDirectory, name: str, gate_key: str | None = None) -> None:
+        self.name = name
+        self._run = run
+        self._gate_key = gate_key
+        self._metrics = NewLines(run.policy(name).metrics)
+        self._rescues = NewLines(run.policy(name).rescues)
+        self._log: NewLines | None = None
+        self._before: float | None = None
+        self.phase = "starting"
+        self.log: deque[str] = deque(maxlen=MOST_LINES)
+        self.rescues: deque[JsonObject] = deque(maxlen=MOST_RESCUES)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.step = 0
+        self.reward, self.accuracy, self.gate_rate = Curve(), Curve(), Curve()
+        self.by_group: dict[str, float] = {}
+        self.waited = self.seconds = 0.0
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        if self._before is not None:
+            self.accuracy.add(0, self._before)
+
+    def begin_with(self, accuracy: float) -> None:
+        """Take the accuracy that was measured before training."""
+        self._before = accuracy
+        if not self.accuracy.points:
+            self.accuracy.add(0, accuracy)
+
+    def update(self) -> None:
+        """Read what is new in the policy's metrics, rescues and heartbeat."""
+        state = last_beat(open_store(self._run.exchange), self.name)
+        if state is not None:
+            self.phase = clean(str(state.get("phase", self.phase)), LONGEST_PHASE)
+        lines = self._metrics.read()
+        if self._metrics.began_anew:  # a restarted policy has cut it
+            self._forget()
+        for line in lines:
+            row = parse_or_none(line)
+            if row is not None and type(row.get("step")) is int:  # a damaged line: `report` says which
+                self._take(row)
+        lines = self._rescues.read()
+        if self._rescues.began_anew:
+            self.rescues.clear()
+        rows = (parse_or_none(line) for line in lines[-MOST_RESCUES:])
+        self.rescues.extend(row for row in rows if row is not None)
+
+    def _take(self, row: JsonObject) -> None:
+        self.step = row["step"]
+        pairs = ((self.reward, "reward"), (self.gate_rate, self._gate_key))
+        for curve, key in pairs:
+            if key is not None and (value := finite_number(row.get(key))) is not None:
+                curve.add(self.step, value)
+        self.waited += finite_number(row.get(WAIT)) or 0.0
+        seconds = finite_number(row.get("step_time")) or 0.0
+        self.seconds += seconds
+        self._recent.append(seconds)
+        if (validation := validation_of(row.get("validation"))) is not None:
+            self.accuracy.add(self.step, validation["accuracy"])
+            self.by_group = validation["by_group"]
+
+    def update_log(self) -> None:
+        """Read what is new in the log of the policy's newest attempt."""
+        attempts = {}
+        for path in self._run.policy(self.name).logs.glob("attempt-*.log"):
+            if (match := _ATTEMPT.fullmatch(path.name)) is not None:
+                attempts[int(match[1])] = path
+        if not attempts:
+            return
+        newest = attempts[max(attempts)]
+        if self._log is None or self._log.path != newest:
+            self._log = NewLines(newest, LOG_BYTES)
+            self.log.clear()
+        for line in self._log.read()[-MOST_LINES:]:
+            text = line.decode("utf-8", "replace").rpartition("\r")[2]  # a progress bar as it looked last
+            if text.strip():
+                self.log.append(clean(text, LONGEST_LINE))
+
+    @property
+    def waiting(self) -> float | None:
+        """Return the share of its time that it waited for peers; None before its first step."""
+        return self.waited / self.seconds if self.seconds > 0 else None
+
+    def seconds_left(self, steps: int) -> float:
+        """Return how long it takes to its last step at the mean time of its recent ones; NaN before its first."""
+        if not self._recent:
+            return math.nan
+        return max(0, steps - self.step) * sum(self._recent) / len(self._recent)
+
+
+class LiveRun:
+    """The policies of a run while it goes on."""
+
+    def __init__(self, run: RunDirectory, policies: Sequence[str], gate_key: str | None = None) -> None:
+        self.run = run
+        self.policies = {name: LivePolicy(run, name, gate_key) for name in policies}
+
+    def update(self, *, logs: bool = False) -> None:
+        """Read what is new in the policies' files; in their logs too if asked for."""
+        for policy in self.policies.values():
+            policy.update()
+            if logs:
+                policy.update_log()
+
+    def seconds_left(self, steps: int) -> float:
+        """Return how long the slowest policy takes to its last step; NaN until each has made one."""
+        left = [policy.seconds_left(steps) for policy in self.policies.values()]
+        return math.nan if any(map(math.isnan, left)) else max(left, default=math.nan)

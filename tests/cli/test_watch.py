@@ -1,0 +1,273 @@
+"""`mutualrl watch`: the screen, its keys, and a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.widgets import DataTable, Static
+
+from conftest import PATIENCE, Cli
+from made_runs import made_run
+from mutualrl.cli.watch import stop_run
+from mutualrl.cli.watch_screen import Confirm, WatchScreen, duration, whole_ticks
+from mutualrl.errors import UsageError
+from mutualrl.reporting.live_run import LiveRun
+from mutualrl.storage.rundir import RunDirectory, hold
+from runs import SHORT, Run, members
+
+
+class Watched:
+    """A screen of a made run, and what its keys called."""
+
+    def __init__(self, root: Path, **answers: Any) -> None:
+        self.run = RunDirectory(root)
+        self.calls: list[str] = []
+        self.goes_on = True
+        self.answers = answers
+        self.screen = WatchScreen(
+            LiveRun(self.run, ["ada", "bob"], "sgt/gate_rate"),
+            title="r · sgt · tiny · seed 0",
+            steps=40,
+            seconds=0.05,
+            look=self._look,
+            stop=lambda: self._called("stop"),
+            report=lambda: Path(self._called("report")),
+        )
+
+    def _look(self) -> bool:
+        if isinstance(trouble := self.answers.get("look"), Exception):
+            raise trouble
+        return self.goes_on
+
+    def _called(self, what: str) -> str:
+        self.calls.append(what)
+        if isinstance(error := self.answers.get(what), Exception):
+            raise error
+        return str(self.answers.get(what, what))
+
+    def words(self, where: str) -> str:
+        return str(self.screen.screen_stack[0].query_one(where, Static).content)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            await asyncio.sleep(0.02)
+
+    @property
+    def messages(self) -> list[str]:
+        return [each.message for each in self.screen._notifications]
+
+
+def on_screen(watched: Watched, work: Callable[[Any], Coroutine[Any, Any, None]], size: tuple[int, int]) -> None:
+    async def main() -> None:
+        async with watched.screen.run_test(size=size) as pilot:
+            await watched.until(lambda: "step 20/40" in watched.words("#head"))
+            await work(pilot)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_it_shows_how_far_the_policies_are(tmp_path: Path, size: tuple[int, int]) -> None:
+    watched = Watched(made_run(tmp_path / "r", "sgt", finished=False))
+    rescue = {"step": 7, "prompt": "2+3:", "own": [{"text": " 6", "reward": 0.0}], "peer": "bob", "answer": " 5"}
+    watched.run.policy("ada").rescues.write_text(json.dumps(rescue) + "\n")
+
+    async def look(pilot: Any) -> None:
+        table = watched.screen.query_one("#policies", DataTable)
+        row = [str(cell) for cell in table.get_row("ada")]
+        assert row[:4] == ["ada", "20/40", "0.50", "0.45"]
+        assert watched.screen.query_one("#gate").display == (size[0] >= 120)
+        text = watched.words("#rescue-texts")
+        assert "step 7  2+3:\n  ✗ ada: 6\n  ✓ bob: 5\n" in text
+        assert "running" in watched.words("#head")
+        for part in ("#curves", "#policies", "#details"):  # all of it on the screen
+            region = watched.screen.query_one(part).region
+            assert region.height > 0
+            assert region.bottom <= size[1]
+        watched.goes_on = False
+        await watched.until(lambda: "ended" in watched.words("#head"))
+
+    on_screen(watched, look, size)
+
+
+def test_text_of_models_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    watched = Watched(made_run(tmp_path / "r", "sgt", finished=False))
+    hostile = "\x1b]0;owned\x07[bold]not bold[/bold]\u202e\x1b[2J"
+    rescue = {"step": 20, "prompt": hostile, "own": [{"text": hostile}], "peer": hostile, "answer": hostile}
+    odd = [{"step": None, "own": "none"}, {"step": "x" * 999, "own": [7], "answer": ["a"]}]
+    watched.run.policy("ada").rescues.write_text("".join(json.dumps(row) + "\n" for row in (rescue, *odd)))
+    logs = watched.run.policy("ada").logs
+    logs.mkdir(exist_ok=True)
+    (logs / "attempt-0.log").write_text(hostile + "\n")
+
+    async def look(pilot: Any) -> None:
+        for where in ("#rescue-texts", "#log-text-0"):
+            await watched.until(lambda where=where: "[bold]not bold[/bold]" in watched.words(where))
+            assert not re.search(r"[\x1b\x07\u202e]", watched.words(where))
+
+    on_screen(watched, look, (100, 30))
+
+
+def test_its_keys_ask_before_they_stop_and_say_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    watched = Watched(made_run(tmp_path / "r", "sgt", finished=False), stop="asked [all] to stop", report="page.html")
+
+    async def press(pilot: Any) -> None:
+        await pilot.press("s")
+        await watched.until(lambda: isinstance(watched.screen.screen, Confirm))
+        await pilot.press("n")
+        await watched.until(lambda: not isinstance(watched.screen.screen, Confirm))
+        assert watched.calls == []
+        await pilot.press("s", "y")
+        await watched.until(lambda: "asked [all] to stop" in watched.messages)
+        await pilot.press("o")
+        await watched.until(lambda: "Written: page.html" in watched.messages)
+        assert watched.calls == ["stop", "report"]
+        await pilot.press("q")
+        await watched.until(lambda: not watched.screen.is_running)
+
+    on_screen(watched, press, (80, 24))
+
+
+def test_a_store_that_is_away_and_a_key_that_fails_are_said(tmp_path: Path) -> None:
+    trouble = OSError("the bucket is away")
+    root = made_run(tmp_path / "r", "sgt", finished=False)
+    watched = Watched(root, stop=UsageError("not from here"))
+
+    async def look(pilot: Any) -> None:
+        watched.answers["look"] = trouble
+        await watched.until(lambda: "the bucket is away" in watched.words("#head"))
+        del watched.answers["look"]
+        await watched.until(lambda: "running" in watched.words("#head"))
+        await pilot.press("s", "y")
+        await watched.until(lambda: "not from here" in watched.messages)
+
+    on_screen(watched, look, (80, 24))
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, *command: str, columns: int = 100, rows: int = 30) -> None:
+        self.master, slave = pty.openpty()
+        ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        for name in ("COLUMNS", "LINES", "CI", "NO_COLOR"):
+            environment.pop(name, None)
+        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+        os.close(slave)
+        self.seen = ""
+
+    def until(self, words: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.seen:
+            assert time.monotonic() < deadline, self.seen[-2000:]
+            if select.select([self.master], [], [], 0.2)[0]:
+                self._read()
+            elif self.process.poll() is not None:
+                raise AssertionError(self.seen[-2000:])
+
+    def _read(self) -> None:
+        with suppress(OSError):  # the other end is closed
+            self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
+
+    def press(self, key: str) -> None:
+        os.write(self.master, key.encode())
+
+    def end(self) -> int:
+        """Read the rest, and return the exit code."""
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline
+            if select.select([self.master], [], [], 0.1)[0]:
+                self._read()
+        return self.process.returncode
+
+
+def test_in_a_terminal_it_is_a_screen_and_elsewhere_lines(tmp_path: Path, cli: Cli) -> None:
+    root = made_run(tmp_path / "r", "sgt", finished=False)
+    with ExitStack() as held:
+        held.enter_context(hold(RunDirectory(root).lock, "r"))
+        terminal = Terminal(sys.executable, "-m", "mutualrl", "watch", str(root))
+        terminal.until("Stop and save")
+        terminal.until("20/20")
+        terminal.press("q")
+        assert terminal.end() == 0
+        assert "goes on" in terminal.seen
+        plain = Terminal(sys.executable, "-m", "mutualrl", "watch", "--plain", str(root))
+        plain.until("gate rate")
+        assert "Stop and save" not in plain.seen
+        plain.process.terminate()
+        plain.end()
+
+
+def test_only_a_process_that_holds_the_run_is_asked_to_stop(tmp_path: Path) -> None:
+    """A run directory is data: the process that its lock names may be any."""
+    root = made_run(tmp_path / "r", "sgt", finished=False)
+    lock = RunDirectory(root).lock
+    with pytest.raises(UsageError, match="has ended already"):
+        stop_run(lock, "r")
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    code = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'a+'); fcntl.flock(file, fcntl.LOCK_EX); file.truncate(0); "
+        f"file.write('process {bystander.pid} on here'); file.flush(); print('held', flush=True); time.sleep(1000)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"process {bystander.pid} on here"):
+            stop_run(lock, "r")
+        assert bystander.poll() is None
+    finally:
+        for process in (holder, bystander):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+def test_a_run_is_stopped_from_the_screen_and_goes_on_later(tmp_path: Path) -> None:
+    run = Run(tmp_path, *SHORT, "--steps", "100000")
+    try:
+        run.until_training()
+        terminal = Terminal(sys.executable, "-m", "mutualrl", "watch", str(run.path))
+        terminal.until("Stop and save")
+        terminal.press("s")
+        terminal.until("saves a checkpoint;")
+        terminal.press("y")
+        assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
+        assert "checkpoints: ada at step" in run.errors.read_text()
+        assert not members(run.path)
+        terminal.until("ended")
+        terminal.press("q")
+        assert terminal.end() == 1  # not finished
+        assert "--resume" in terminal.seen
+    finally:
+        run.end()
+
+
+def test_times_and_ticks_are_whole() -> None:
+    assert [duration(each) for each in (5, 89, 90, 3600, 7200)] == ["5 s", "89 s", "2 min", "60 min", "2.0 h"]
+    assert whole_ticks(1, 100) == [1, 34, 67, 100]
+    assert whole_ticks(1, 2) == [1, 2]
+    assert whole_ticks(3, 3) == [3]

@@ -1,0 +1,114 @@
+"""A run as it goes on: growing files, restarts, damaged lines, bounded memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from made_runs import made_run
+from mutualrl.reporting import live_run
+from mutualrl.reporting.live_run import MOST_LINES, MOST_POINTS, MOST_RESCUES, Curve, LiveRun, NewLines
+from mutualrl.reporting.run_reader import Point
+from mutualrl.storage.rundir import RunDirectory
+
+
+def test_new_lines_are_read_once_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "grows"
+    lines = NewLines(path)
+    assert lines.read() == []
+    path.write_bytes(b"one\ntwo\nthr")
+    assert lines.read() == [b"one", b"two"]
+    assert lines.began_anew
+    with path.open("ab") as file:
+        file.write(b"ee\n")
+    assert lines.read() == [b"three"]
+    assert not lines.began_anew
+    path.write_bytes(b"four\n")  # shorter: cut by a restart
+    assert lines.read() == [b"four"]
+    assert lines.began_anew
+    path.with_suffix(".new").write_bytes(b"four\nfive\n")
+    path.with_suffix(".new").rename(path)  # another file of the same name
+    assert lines.read() == [b"four", b"five"]
+
+
+def test_of_a_long_log_the_end_is_read_and_no_line_is_waited_for_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "long"
+    path.write_bytes(b"".join(b"%04d\n" % number for number in range(1000)))
+    assert NewLines(path, last_bytes=10).read() == [b"0998", b"0999"]
+    monkeypatch.setattr(live_run, "LOOK_BYTES", 16)
+    path.write_bytes(b"x" * 40 + b"\nend\n")
+    lines, seen = NewLines(path), []
+    for _ in range(6):
+        seen += lines.read()
+    assert seen[-1] == b"end"
+
+
+def test_a_curve_keeps_its_ends_and_its_shape_in_bounded_memory() -> None:
+    curve = Curve()
+    for step in range(1, 10_001):
+        curve.add(step, step / 10_000)
+        assert curve.points[-1] == Point(step, step / 10_000)
+    assert len(curve.points) <= MOST_POINTS
+    assert curve.points[0].step == 1
+    gaps = [later.step - earlier.step for earlier, later in zip(curve.points, curve.points[1:], strict=False)]
+    assert max(gaps) <= 4 * 10_000 / MOST_POINTS
+    assert all(point.value == point.step / 10_000 for point in curve.points)
+    curve.add(5_000, 0.0)  # a policy that goes on from a checkpoint
+    assert curve.points[-1] == Point(5_000, 0.0)
+    assert curve.points[-2].step < 5_000
+
+
+def appended(path: Path, *rows: object) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def test_policies_are_followed_over_damaged_lines_and_a_restart(tmp_path: Path) -> None:
+    run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
+    live = LiveRun(run, ["ada", "bob"], "sgt/gate_rate")
+    assert math.isnan(live.seconds_left(10))
+    ada, files = live.policies["ada"], run.policy("ada")
+    ada.begin_with(0.25)
+    files.metrics.write_text("")
+    appended(files.metrics, {"step": 1, "reward": 0.5, "sgt/gate_rate": 0.75, "step_time": 4.0, "see/wait_seconds": 1})
+    with files.metrics.open("a") as file:
+        file.write("not JSON\n[1]\n" + '{"step": "2", "reward": 9}\n')
+    row = {"step": 2, "reward": None, "step_time": 2.0, "validation": {"accuracy": 0.5, "by_group": {"+": 0.5}}}
+    appended(files.metrics, row)
+    live.update()
+    assert (ada.step, ada.reward.last, ada.gate_rate.last) == (2, 0.5, 0.75)
+    assert ada.accuracy.points == [Point(0, 0.25), Point(2, 0.5)]
+    assert ada.waiting == pytest.approx(1 / 6)
+    assert ada.seconds_left(12) == pytest.approx(10 * 3.0)
+    appended(files.metrics, {"step": 3, "reward": 0.25, "validation": {"accuracy": "high", "by_group": [1]}})
+    live.update()
+    assert (ada.step, ada.reward.last, ada.accuracy.last) == (3, 0.25, 0.5)
+    files.metrics.write_text(json.dumps({"step": 1, "reward": 0.5}) + "\n")  # resumed from step 1
+    live.update()
+    assert (ada.step, ada.waiting, ada.accuracy.points) == (1, None, [Point(0, 0.25)])
+
+
+def test_rescues_and_logs_are_the_newest_and_cleaned(tmp_path: Path) -> None:
+    run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
+    files = run.policy("ada")
+    files.rescues.write_text("")
+    appended(files.rescues, *({"step": step, "prompt": f"p{step}"} for step in range(100)), "no row")
+    files.logs.mkdir(exist_ok=True)
+    (files.logs / "attempt-0.log").write_text("old\n")
+    newest = files.logs / "attempt-10.log"
+    (files.logs / "attempt-9.log").write_text("older than 10\n")
+    newest.write_text("\x1b[2Jcleared\n\n10 %\r50 %\r100 %\n" + "".join(f"line {n}\n" for n in range(1000)))
+    live = LiveRun(run, ["ada"])
+    live.update(logs=True)
+    ada = live.policies["ada"]
+    assert [row["prompt"] for row in ada.rescues] == [f"p{n}" for n in range(101 - MOST_RESCUES, 100)]
+    assert len(ada.log) == MOST_LINES
+    assert ada.log[-1] == "line 999"
+    newest.write_text("\x1b[2Jcleared\n10 %\r50 %\r100 %\n")
+    live.update(logs=True)
+    assert list(ada.log)[-2:] == ["�[2Jcleared", "100 %"]
