@@ -201,3 +201,85 @@ def contrast(one: str, other: str) -> float:
     """Return contrast ratio (WCAG 2)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400, 2560])
+def test_axe_finds_nothing_and_nothing_is_cut_off(
+    cli_here: Cli, tmp_path: Path, browser: Any, width: int, scheme: str
+) -> None:
+    """axe-core's rules for WCAG and good practice, on a page of everything that a page may have."""
+    axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
+    runs = [
+        made_run(tmp_path / f"{regime}-{seed}", regime, seed=seed, gain=gain)
+        for regime, gain in (("grpo", 0.1), ("sgt", 0.3))
+        for seed in (0, 1, 2)
+    ]
+    with_rescues(runs[-1], "ada", [rescue(step, f"p{step}") for step in range(1, 13)])
+    page = page_of(cli_here, *runs, "--out", "page")
+    size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme_feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme_feature]})
+    try:
+        opened(browser, page)
+        rules = (Path(axe.__file__).parent / "axe.min.js").read_text()
+        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": rules})  # the page itself lets no other script run
+        found = browser.execute_async_script("const done = arguments[0]; axe.run().then((r) => done(r.violations));")
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        columns = browser.execute_script(
+            "return getComputedStyle(document.querySelector('.figures')).gridTemplateColumns.split(' ').length"
+        )
+        assert (columns > 1) == (width > 1300)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_the_answer_comes_first_and_a_rescue_shows_where_its_texts_differ(
+    cli_here: Cli, tmp_path: Path, browser: Any
+) -> None:
+    own = [{"text": " 12 then \\boxed{20}", "reward": 0.0}, {"text": "", "reward": 0.0}]
+    run = made_run(tmp_path / "r", "sgt")
+    with_rescues(run, "ada", [rescue(1, own=own, answer=" 15 then \\boxed{15}"), rescue(2, own=[], answer="4")])
+    opened(browser, page_of(cli_here, run))
+    heads = texts(browser, "h2")
+    assert (heads[0], heads[-3:]) == ("What came out", ["Rescues", "Tables", "How it was made"])
+    places = [
+        element.rect["y"]
+        for element in browser.find_elements("css selector", ".verdict, figure, .rescue, table.sortable")
+    ]
+    assert places == sorted(places)
+    assert texts(browser, ".pair .bad mark") == ["12", "\\boxed{20}"]
+    assert texts(browser, ".pair .good mark") == ["15", "\\boxed{15}"]
+    left, right = browser.find_elements("css selector", ".rescue:first-child .pair > div")
+    assert left.rect["y"] == right.rect["y"]
+    assert left.rect["x"] < right.rect["x"]
+    (recipe,) = (each for each in browser.find_elements("css selector", "#main p a") if each.text == "r")
+    assert recipe.get_attribute("href") == (run / "recipe.yaml").as_uri()
+    assert "underline" in browser.execute_script(
+        "return getComputedStyle(document.querySelector('mark')).textDecorationLine"
+    )
+
+
+def test_a_page_is_used_with_the_keyboard_alone(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    run = with_rescues(made_run(tmp_path / "r", "sgt"), "ada", [rescue(step, f"p{step}") for step in range(1, 26)])
+    opened(browser, page_of(cli_here, run))
+    reached = []
+    for _ in range(200):
+        ActionChains(browser).send_keys(Keys.TAB).perform()
+        active = browser.switch_to.active_element
+        reached.append(active.get_attribute("id") or active.tag_name)
+        assert browser.execute_script("return getComputedStyle(arguments[0]).outlineStyle", active) != "none", reached[
+            -1
+        ]
+        if reached[-1] == "rescue-on":
+            break
+    assert reached[0] == "a"  # skips to the content
+    assert {"summary", "rescue-policy", "rescue-outcome", "rescue-search"} <= set(reached)
+    ActionChains(browser).send_keys(Keys.ENTER).perform()
+    assert browser.find_element("id", "rescue-status").text == "11 to 20 of 25 rescues"

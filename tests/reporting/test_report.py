@@ -166,7 +166,7 @@ def test_a_live_run_a_crashed_one_and_a_failed_one_have_their_pages(cli_here: Cl
         assert data["runs"][0]["state"] == "running"
         assert any("still going on" in note for note in summary["notes"])
         assert Path(summary["page"]) == live / "report" / "index.html"
-        assert page.tables["table-2-1"][1][:4] == ["ada", "all", "0.3000", "0.4500"]
+        assert page.tables["table-2-1"][1][:4] == ["ada", "all", "0.300", "0.450"]
     page, data, summary = reported(cli_here, live)
     assert data["runs"][0]["state"] == "ended"
     assert any("without a last word" in note for note in summary["notes"])
@@ -196,9 +196,9 @@ def test_ten_runs_are_compared_by_arm_with_mean_and_spread_over_seeds(cli_here: 
     assert list(by_arm) == ["grpo", "prp (denominator=snapshot)", "sgt"]
     # by hand: of ada 0.3 + gain + 0.01 seed; of bob 0.02 more
     assert by_arm["grpo"][1:3] == ["4", "0, 1, 2, 3"]
-    assert by_arm["grpo"][3] == "0.4150 ± 0.0129"
-    assert by_arm["sgt"][4] == "0.6300 ± 0.0100"
-    assert by_arm["sgt"][5] == "0.6200 ± 0.0100"
+    assert by_arm["grpo"][3] == "0.415 ± 0.013"
+    assert by_arm["sgt"][4] == "0.630 ± 0.010"
+    assert by_arm["sgt"][5] == "0.620 ± 0.010"
     assert by_arm["grpo"][6] == "20"
     assert by_arm["sgt"][6] == "10"
     assert by_arm["prp (denominator=snapshot)"][6] == "not reached"
@@ -422,7 +422,10 @@ def test_the_page_fetches_nothing_and_hostile_text_is_only_text(cli_here: Cli, t
     rows[4]["validation"]["by_group"][HOSTILE + "$\\frac{1}$"] = 0.5
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page, _, _ = reported(cli_here, run, "--out", "page")
-    assert all(re.fullmatch(r"figures/[\w.-]+\.(png|svg)", link) for link in page.fetched), page.fetched
+    recipe = "../%3Ci%3Er/recipe.yaml"
+    assert page.fetched.count(recipe) == 1
+    links = [link for link in page.fetched if link != recipe]
+    assert all(re.fullmatch(r"figures/[\w.-]+\.(png|svg)", link) for link in links), links
     assert len([script for script in page.scripts if script.get("type") != "application/json"]) == 1
     assert "<img" not in page.text
     assert "\u202e" not in page.text
@@ -460,14 +463,14 @@ def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(c
     page, data, text = reported(cli_here, whole, lost, "--out", "page")
     assert "policy 'bob' was lost on the way" in said(text)
     (row,) = page.tables["table-2-1"][1:]
-    assert row[3:6] == ["0.5050 ± 0.0071", "0.5200", "0.5100"]  # bob, and so the pool, of the whole run alone
+    assert row[3:6] == ["0.505 ± 0.007", "0.520", "0.510"]  # bob, and so the pool, of the whole run alone
     probe = {
         (p["title"], line["label"]): line["x"][-1] for f in data["figures"] for p in f["panels"] for line in p["lines"]
     }
     assert probe["ada: validation accuracy", "grpo"] == probe["bob: validation accuracy", "grpo"] == 20
     (whole / "policies" / "ada" / "result.json").write_text("{")
     page, _, text = reported(cli_here, whole)
-    assert page.tables["table-2-1"][1][:5] == ["ada", "all", "0.3000", "0.5000", "20"]  # the summary has it too
+    assert page.tables["table-2-1"][1][:5] == ["ada", "all", "0.300", "0.500", "20"]  # the summary has it too
     (whole / "summary.json").write_text("{}")
     (whole / "supervisor").mkdir()
     (whole / "supervisor" / "node-0.json").write_text('{"outcome": "finished"}')

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -25,7 +26,7 @@ _NUMERIC = re.compile(r"[-+]?[0-9][0-9.,]*( ± [0-9.]+)?( \[.*\])?")
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """Part of the page: what is wrong first, then tables, then figures with their drawings."""
+    """Part of the page: what is wrong, and figures with their drawings. Its tables stand with the others, below."""
 
     title: str
     notes: Sequence[str]
@@ -49,13 +50,18 @@ def render(
     verdicts: Sequence[Verdict],
     sections: Sequence[PageSection],
     made: Sequence[Table],
+    recipes: Sequence[tuple[str, str]],
     rescues: Sequence[Mapping[str, Any]],
     rescue_notes: Sequence[str],
     *,
     several: bool,
 ) -> str:
-    """Return the whole page. Every text is escaped; what a model wrote stands in blocks of JSON that a script sets
-    as text, and no script but the page's own may run (a content security policy by its hash)."""
+    """Return the whole page: verdicts, figures, rescues, tables.
+
+    `recipes`: names of runs, and the paths of their recipes from the page. Every text is escaped; what a model wrote
+    stands in blocks of JSON that a script sets as text, and no script but the page's own may run (a content security
+    policy by its hash).
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.tests["number"] = lambda value: bool(_NUMERIC.fullmatch(str(value)))
     environment.filters["clean"] = clean
@@ -78,7 +84,13 @@ def render(
             for verdict in verdicts
         ],
         sections=[_section(number, section) for number, section in enumerate(sections, 1)],
+        tables=[
+            _table(table, f"table-{number}-{place}")
+            for number, section in enumerate(sections, 1)
+            for place, table in enumerate(section.tables, 1)
+        ],
         made=[_table(table, f"made-{number}") for number, table in enumerate(made, 1)],
+        recipes=[{"run": clean(run, 200), "href": quote(path)} for run, path in recipes],
         rescues={
             "total": len(rescues),
             "size": CHUNK,
@@ -101,7 +113,6 @@ def _section(number: int, section: PageSection) -> dict[str, object]:
         "id": f"section-{number}",
         "title": clean(section.title, 200),
         "notes": [clean(note) for note in section.notes],
-        "tables": [_table(table, f"table-{number}-{place}") for place, table in enumerate(section.tables, 1)],
         "figures": [_figure(figure, svg, f"figure-{number}-{i}") for i, (figure, svg) in enumerate(section.figures, 1)],
     }
 

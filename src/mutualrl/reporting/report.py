@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +81,7 @@ def write_report(
         judge(groups),
         sections,
         made_with,
+        _recipes(runs, directory),
         rescue_rows,
         rescue_notes,
         several=len(runs) > 1,
@@ -118,6 +120,12 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
             run, number = replace(run, name=f"{path.name} ({number})"), number + 1
         runs.append(run)
     return runs
+
+
+def _recipes(runs: Sequence[Run], directory: Path) -> list[tuple[str, str]]:
+    """Return the runs whose recipes lie on this machine, each with the recipe's path from the page's directory."""
+    local = [run for run in runs if not run.info.get("exchange") and (run.root / "recipe.yaml").is_file()]
+    return [(run.name, os.path.relpath(run.root / "recipe.yaml", directory)) for run in local]
 
 
 def _general(runs: Sequence[Run], shown: Sequence[Comparison]) -> list[str]:

@@ -25,8 +25,8 @@ class Table:
 
 
 def figure(value: float | None) -> str:
-    """Return an accuracy or a share, four digits; nothing where there is none."""
-    return "" if value is None else f"{value:.4f}"
+    """Return an accuracy or a share, three digits, which tells each of a thousand problems; nothing where there is none."""
+    return "" if value is None else f"{value:.3f}"
 
 
 def group_label(group: str | None) -> str:
@@ -38,8 +38,8 @@ def format_mean(values: Sequence[float]) -> str:
     """Return mean ± standard deviation (n - 1); the value alone of a single one."""
     if not values:
         return ""
-    mean = f"{statistics.fmean(values):.4f}"
-    return mean if len(values) == 1 else f"{mean} ± {standard_deviation(values):.4f}"
+    mean = f"{statistics.fmean(values):.3f}"
+    return mean if len(values) == 1 else f"{mean} ± {standard_deviation(values):.3f}"
 
 
 def overview(runs: Sequence[Run]) -> Table:
@@ -74,7 +74,7 @@ def accuracy(run: Run) -> Table:
                 continue
             before = points[0].value if points[0].step == 0 else None
             last = points[-1]
-            change = "" if before is None else f"{last.value - before:+.4f}"
+            change = "" if before is None else f"{last.value - before:+.3f}"
             rows.append([policy.name, group_label(group), figure(before), figure(last.value), str(last.step), change])
     boxed = part(run.recipe, "task").get("reward", ["boxed"]) in ("boxed", ["boxed"])
     title = "Greedy accuracy" if boxed else "Mean reward of greedy completions"

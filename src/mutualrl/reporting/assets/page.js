@@ -63,13 +63,45 @@
     };
     const text = (value, name) => element("div", value === "" ? "(nothing)" : value, "text" + (name ? " " + name : ""));
 
+    // The words of two texts that are not in their longest common subsequence; of very long texts none are marked.
+    const differences = (one, other) => {
+      const [a, b] = [one, other].map((value) => value.split(/(\s+)/));
+      if (a.length * b.length > 250000) return [a.map((word) => [word, false]), b.map((word) => [word, false])];
+      const common = Array.from({ length: a.length + 1 }, () => new Uint32Array(b.length + 1));
+      for (let i = a.length - 1; i >= 0; i--)
+        for (let j = b.length - 1; j >= 0; j--)
+          common[i][j] = a[i] === b[j] ? common[i + 1][j + 1] + 1 : Math.max(common[i + 1][j], common[i][j + 1]);
+      const [left, right] = [[], []];
+      let i = 0, j = 0;
+      while (i < a.length || j < b.length) {
+        if (i < a.length && j < b.length && a[i] === b[j]) left.push([a[i++], false]), right.push([b[j++], false]);
+        else if (j === b.length || (i < a.length && common[i + 1][j] >= common[i][j + 1])) left.push([a[i++], true]);
+        else right.push([b[j++], true]);
+      }
+      return [left, right];
+    };
+    const marked = (words, name) => {
+      const box = element("div", undefined, "text " + name);
+      for (const [word, differs] of words) box.append(differs && word.trim() ? element("mark", word) : word);
+      return box;
+    };
+
     const shown = (rescue) => {
       const box = element("article", undefined, "rescue");
       box.append(element("h3", `${rescue.policy}, step ${rescue.step}, learnt from ${rescue.peer}` + (panel.dataset.several ? ` (${rescue.run})` : "")));
+      box.append(text(rescue.prompt, "prompt"));
+      const [first, ...others] = rescue.own;
+      const [left, right] = differences(first ? first[0] : "", rescue.answer);
+      const kind = ([, reward]) => (reward > 0 ? "good" : "bad");
+      const own = element("div"), peer = element("div"), pair = element("div", undefined, "pair");
+      own.append(element("h4", `Own answers (${rescue.own.length})`));
+      if (first) own.append(first[0] === "" ? text("", kind(first)) : marked(left, kind(first)));
+      own.append(...others.map((each) => text(each[0], kind(each))));
+      peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success`));
+      peer.append(first ? marked(right, "good") : text(rescue.answer, "good"));
+      pair.append(own, peer);
+      box.append(pair);
       const parts = element("dl");
-      entry(parts, "Prompt", text(rescue.prompt));
-      entry(parts, `Own answers (${rescue.own.length})`, ...rescue.own.map(([words, reward]) => text(words, reward > 0 ? "good" : "bad")));
-      entry(parts, rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success`, text(rescue.answer, "good"));
       if (rescue.later === "unknown") entry(parts, "Asked again", "not known: rounds are missing from the exchange");
       else if (rescue.later === null) entry(parts, "Asked again", "not so far");
       else {
