@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from conftest import PATIENCE, Cli
 from made_runs import made_run
@@ -91,9 +91,10 @@ def test_it_shows_how_far_the_policies_are(tmp_path: Path, size: tuple[int, int]
     watched.run.policy("ada").rescues.write_text(json.dumps(rescue) + "\n")
 
     async def look(pilot: Any) -> None:
-        table = watched.screen.query_one("#policies", DataTable)
-        row = [str(cell) for cell in table.get_row("ada")]
-        assert row[:4] == ["ada", "20/40", "0.50", "0.45"]
+        table = watched.screen.query_one("#policies", Static).content
+        columns = {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
+        assert columns["policy"] == ["ada", "bob"]
+        assert [columns[each][0] for each in ("step", "reward", "accuracy")] == ["20/40", "0.50", "0.45"]
         assert watched.screen.query_one("#gate").display == (size[0] >= 120)
         text = watched.words("#rescue-texts")
         assert "step 7  2+3:\n  ✗ ada: 6\n  ✓ bob: 5\n" in text

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
@@ -18,7 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.events import Resize
 from textual.screen import ModalScreen, Screen
-from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
+from textual.widgets import Footer, Static, TabbedContent, TabPane
 from textual_plotext import PlotextPlot
 
 from mutualrl.console.display import clean
@@ -65,7 +66,7 @@ class WatchScreen(App[None]):
     #head { height: 1; padding: 0 1; background: $boost; }
     #curves { height: 2fr; min-height: 7; }
     #curves PlotextPlot { width: 1fr; }
-    #policies { height: auto; max-height: 12; }
+    #policies { height: auto; max-height: 12; padding: 0 1; }
     #details { height: 3fr; min-height: 6; }
     #details TabPane { padding: 0 1; }
     """
@@ -106,7 +107,7 @@ class WatchScreen(App[None]):
             yield PlotextPlot(id="reward")
             yield PlotextPlot(id="accuracy")
             yield PlotextPlot(id="gate")
-        yield DataTable(id="policies", show_cursor=False, zebra_stripes=True)
+        yield Static(id="policies")  # a DataTable caches each value that a cell ever had
         with TabbedContent(id="details"):
             with TabPane("Rescues", id="rescues"), VerticalScroll():
                 yield Static(id="rescue-texts")
@@ -117,11 +118,6 @@ class WatchScreen(App[None]):
 
     def on_mount(self) -> None:
         """Begin to look."""
-        table = self._main.query_one("#policies", DataTable)
-        for column in COLUMNS:
-            table.add_column(column, key=column)
-        for name in self._live.policies:
-            table.add_row(name, *[""] * (len(COLUMNS) - 1), key=name)
         self._choose_curves()
         self._show()
         self._watch()
@@ -166,11 +162,7 @@ class WatchScreen(App[None]):
     def _show(self) -> None:
         self._put("#head", Text(self._head(), no_wrap=True, overflow="ellipsis"))
         policies = list(self._live.policies.values())
-        table = self._main.query_one("#policies", DataTable)
-        for policy in policies:
-            for column, value in zip(COLUMNS[1:], self._cells(policy), strict=True):
-                if str(table.get_cell(policy.name, column)) != value:
-                    table.update_cell(policy.name, column, Text(value, no_wrap=True), update_width=True)
+        self._put_table([self._cells(policy) for policy in policies])
         self._draw("#reward", "reward", policies, [policy.reward for policy in policies])
         self._draw("#accuracy", "greedy accuracy", policies, [policy.accuracy for policy in policies])
         self._draw("#gate", "gate rate", policies, [policy.gate_rate for policy in policies])
@@ -190,6 +182,15 @@ class WatchScreen(App[None]):
         self._main.query_one(where, Static).update(text)
         return True
 
+    def _put_table(self, rows: Sequence[Sequence[str]]) -> None:
+        if self._shown.get("#policies") == repr(rows):
+            return
+        self._shown["#policies"] = repr(rows)
+        table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for row in rows:
+            table.add_row(*(Text(value, no_wrap=True) for value in row))
+        self._main.query_one("#policies", Static).update(table)
+
     def _head(self) -> str:
         step = min((policy.step for policy in self._live.policies.values()), default=0)
         left = self._live.seconds_left(self._steps)
@@ -198,6 +199,7 @@ class WatchScreen(App[None]):
 
     def _cells(self, policy: LivePolicy) -> list[str]:
         return [
+            policy.name,
             f"{policy.step}/{self._steps}",
             number(policy.reward.last),
             number(policy.accuracy.last),

@@ -25,7 +25,7 @@ class Table:
 
 
 def figure(value: float | None) -> str:
-    """Return an accuracy or a share, three digits, which tells each of a thousand problems; nothing where there is none."""
+    """Return an accuracy or a share in thousandths; nothing where there is none."""
     return "" if value is None else f"{value:.3f}"
 
 
