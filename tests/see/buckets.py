@@ -75,8 +75,10 @@ def answers(endpoint: str) -> bool:
 
 
 def started(command: list[str], port: int, log: Path) -> Server:
+    # SeaweedFS would take the keys of a server that runs already for those of its own, and refuse whoever has none
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
     server, deadline = Server(port, process), time.monotonic() + PATIENCE
     try:
         while not answers(server.endpoint):
@@ -89,9 +91,27 @@ def started(command: list[str], port: int, log: Path) -> Server:
     return server
 
 
+#: moto looks for an object and then makes it, and its threads may do so at once: one request after the other
+MOTO = """
+import sys, threading
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+
+dispatch, one = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+
+def answer(environ, start_response):
+    with one:
+        return list(dispatch(environ, start_response))
+
+
+run_simple("127.0.0.1", int(sys.argv[1]), answer, threaded=True)
+"""
+
+
 def moto(directory: Path) -> Server:
     port = free_port()
-    return started([sys.executable, "-m", "moto.server", "-p", str(port)], port, directory / "moto.log")
+    return started([sys.executable, "-c", MOTO, str(port)], port, directory / "moto.log")
 
 
 def binary(name: str) -> str:
