@@ -73,8 +73,12 @@ def test_policies_are_followed_over_damaged_lines_and_a_restart(tmp_path: Path) 
     live = LiveRun(run, ["ada", "bob"], "sgt/gate_rate")
     assert math.isnan(live.seconds_left(10))
     ada, files = live.policies["ada"], run.policy("ada")
-    ada.begin_with(0.25)
+    measured = files.before.read_bytes()
+    files.before.write_bytes(b"{")
     files.metrics.write_text("")
+    live.update()
+    assert ada.accuracy.points == []
+    files.before.write_bytes(measured)  # it is there late
     appended(files.metrics, {"step": 1, "reward": 0.5, "sgt/gate_rate": 0.75, "step_time": 4.0, "see/wait_seconds": 1})
     with files.metrics.open("a") as file:
         file.write("not JSON\n[1]\n" + '{"step": "2", "reward": 9}\n')
@@ -82,7 +86,7 @@ def test_policies_are_followed_over_damaged_lines_and_a_restart(tmp_path: Path) 
     appended(files.metrics, row)
     live.update()
     assert (ada.step, ada.reward.last, ada.gate_rate.last) == (2, 0.5, 0.75)
-    assert ada.accuracy.points == [Point(0, 0.25), Point(2, 0.5)]
+    assert ada.accuracy.points == [Point(0, 0.3), Point(2, 0.5)]
     assert ada.waiting == pytest.approx(1 / 6)
     assert ada.seconds_left(12) == pytest.approx(10 * 3.0)
     appended(files.metrics, {"step": 3, "reward": 0.25, "validation": {"accuracy": "high", "by_group": [1]}})
@@ -90,7 +94,7 @@ def test_policies_are_followed_over_damaged_lines_and_a_restart(tmp_path: Path) 
     assert (ada.step, ada.reward.last, ada.accuracy.last) == (3, 0.25, 0.5)
     files.metrics.write_text(json.dumps({"step": 1, "reward": 0.5}) + "\n")  # resumed from step 1
     live.update()
-    assert (ada.step, ada.waiting, ada.accuracy.points) == (1, None, [Point(0, 0.25)])
+    assert (ada.step, ada.waiting, ada.accuracy.points) == (1, None, [Point(0, 0.3)])
 
 
 def test_rescues_and_logs_are_the_newest_and_cleaned(tmp_path: Path) -> None:

@@ -99,10 +99,6 @@ def _on_screen(where: str, read: Run, goes_on: Callable[[], bool], seconds: floa
     remote = is_bucket(where)
     directory = RunDirectory(read.root)
     live = LiveRun(directory, list(read.policies), read.rule.metric("gate_rate"))
-    for name, policy in read.policies.items():
-        measured = policy.accuracy()
-        if measured and measured[0].step == 0:
-            live.policies[name].begin_with(measured[0].value)
 
     def stop() -> str:
         return stop_run(directory.lock, where) if not remote else _not_from_here(where)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mutualrl.console.display import clean
+from mutualrl.errors import FileDamagedError
 from mutualrl.reporting.pace import WAIT
 from mutualrl.reporting.run_reader import Point, validation_of
 from mutualrl.see import open_store
 from mutualrl.see.liveness import last_beat
-from mutualrl.storage.files import JsonObject, finite_number, parse_or_none
+from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_checksummed
 from mutualrl.storage.rundir import RunDirectory
 
 MOST_POINTS = 512  # of a curve
@@ -114,17 +115,23 @@ class LivePolicy:
         if self._before is not None:
             self.accuracy.add(0, self._before)
 
-    def begin_with(self, accuracy: float) -> None:
-        """Take the accuracy that was measured before training."""
-        self._before = accuracy
-        if not self.accuracy.points:
-            self.accuracy.add(0, accuracy)
+    def _read_before(self) -> None:
+        """Take what was measured before training, once it is there."""
+        try:
+            before = validation_of(read_checksummed(self._run.policy(self.name).before, root=self._run.root))
+        except (FileDamagedError, OSError):  # `report` says what is wrong with it
+            return
+        if before is not None:
+            self._before = before["accuracy"]
+            self.accuracy.points.insert(0, Point(0, self._before))
 
     def update(self) -> None:
         """Read what is new in the policy's metrics, rescues and heartbeat."""
         state = last_beat(open_store(self._run.exchange), self.name)
         if state is not None:
             self.phase = clean(str(state.get("phase", self.phase)), LONGEST_PHASE)
+        if self._before is None:
+            self._read_before()
         lines = self._metrics.read()
         if self._metrics.began_anew:  # a restarted policy has cut it
             self._forget()
