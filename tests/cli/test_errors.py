@@ -149,6 +149,23 @@ def test_many_gpus_are_placed_at_once(cli: Cli) -> None:
     assert done.returncode == 0
 
 
+def test_dry_run_names_the_defaults_of_trl_that_decide_a_training(cli_here: Cli) -> None:
+    def left(*settings: str) -> str:
+        done = cli_here(
+            "train", "--pool", "tiny", "--dry-run", *(part for each in settings for part in ("--set", each))
+        )
+        assert done.returncode == 0, done.stderr
+        return next((line for line in done.stdout.splitlines() if line.startswith("Left to TRL's defaults")), "")
+
+    assert left() == ""
+    vllm = "trainer.use_vllm=true"
+    assert "vllm_importance_sampling_mode sequence_mask, vllm_importance_sampling_clip_max 3.0" in left(vllm)
+    chosen = left(vllm, "trainer.vllm_importance_sampling_mode=token_truncate")
+    assert "mode" not in chosen
+    assert "clip_max 3.0" in chosen
+    assert left(vllm, "trainer.vllm_importance_sampling_correction=false") == ""
+
+
 def test_dry_run_shows_recipe_and_placement_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
     done = cli(TRAIN, "--regime", "sgt", "--pool", "2qwen", "--dry-run", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr

@@ -90,6 +90,19 @@ def test_a_round_of_several_steps_and_a_lost_line_do_not_raise_the_speed(tmp_pat
     assert [p.step for p in tokens_per_second(policy, without_validation=True)] == [1, 17]
 
 
+def test_what_vllm_sampled_with_is_drawn_beside_what_the_trainer_computes(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "r", "sgt")
+    assert "engine" not in [figure.name for figure in single_run.figures(read_run(run))]
+    for policy in ("ada", "bob"):
+        path = run / "policies" / policy / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        ratios = {f"sampling/importance_sampling_ratio/{kind}": value for kind, value in (("mean", 0.98), ("min", 0.5))}
+        more = {**ratios, "sampling/sampling_logp_difference/mean": 0.01}
+        path.write_text("".join(json.dumps({**row, **more}) + "\n" for row in rows))
+    (drawn,) = [figure for figure in single_run.figures(read_run(run)) if figure.name == "engine"]
+    assert [{line.y[0] for line in panel.lines} for panel in drawn.panels] == [{0.01}, {0.98}, {0.5}]
+
+
 def test_panels_that_are_zero_throughout_are_named_and_not_drawn(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "sgt")
     for policy in ("ada", "bob"):

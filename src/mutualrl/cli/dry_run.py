@@ -157,14 +157,20 @@ def _trial_table(policy: str, paths: Sequence[str], trials: Sequence[Trial]) -> 
 
 def left_to_trl(recipe: Recipe) -> str | None:
     """Return in words TRL's defaults of the keys that decide a training and that the recipe leaves unset."""
-    unset = []
-    for key in DECISIVE:
-        if any(key not in recipe.trainer_settings(policy.name) for policy in recipe.policies):
-            unset.append(f"{key} {defaults()[key]:g}")
+    settings = [recipe.trainer_settings(policy.name) for policy in recipe.policies]
+    unset = [f"{key} {defaults()[key]:g}" for key in DECISIVE if any(key not in each for each in settings)]
+    corrected = [each for each in settings if each.get("use_vllm") and each.get(CORRECTION[0], True)]
+    unset += [f"{key} {defaults()[key]}" for key in CORRECTION if any(key not in each for each in corrected)]
     return f"Left to TRL's defaults: {', '.join(unset)}" if unset else None
 
 
 DECISIVE = ("learning_rate", "beta", "temperature", "max_completion_length")  # what every user should have chosen
+#: what becomes of completions on which vLLM and the trainer disagree
+CORRECTION = (
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max",
+)
 
 #: policies whose weights per device differ by less are of about equal speed
 UNEVEN = 1.2

@@ -16,7 +16,8 @@ def figures(run: Run) -> list[Figure]:
     zero throughout are left out; the caption of the first figure names them."""
     drawn: list[Figure] = []
     zero: list[str] = []
-    for figure in (_learning(run), _optimization(run), _gate(run), _regime(run), _prompts(run), _time(run)):
+    for make in (_learning, _optimization, _gate, _regime, _prompts, _engine, _time):
+        figure = make(run)
         shown = tuple(panel for panel in figure.panels if not _is_zero(panel))
         zero += [panel.title for panel in figure.panels if panel not in shown]
         if shown:
@@ -105,6 +106,24 @@ def _prompts(run: Run) -> Figure:
             Panel("capability", "share of the rollouts", able),
             Panel("dead prompts", "prompts", tuple(line(n, p.series("prompts/dead")) for n, p in run.policies.items())),
             Panel("revived prompts", "prompts so far", revived),
+        ),
+        columns=3,
+    )
+
+
+def _engine(run: Run) -> Figure:
+    """Return how far the engine that samples is from the trainer; of a run with vLLM."""
+    ratios = "sampling/importance_sampling_ratio"
+    return Figure(
+        "engine",
+        "The engine and the trainer",
+        "Log-probabilities that vLLM sampled with against the trainer's own of the same tokens; the importance ratios "
+        "that correct for the difference, after they were bounded (trainer.vllm_importance_sampling_mode): a smallest "
+        f"one of 0 is a completion that was left out.{SMOOTHED}",
+        filled(
+            _panel(run, "log-probability difference", "nats per token", "sampling/sampling_logp_difference/mean"),
+            _panel(run, "mean importance ratio", "mean of the step", f"{ratios}/mean"),
+            _panel(run, "smallest importance ratio", "smallest of the step", f"{ratios}/min"),
         ),
         columns=3,
     )
