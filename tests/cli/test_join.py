@@ -230,6 +230,38 @@ def test_the_kubernetes_job_is_one() -> None:
             validate.validate(yaml.safe_load(source.read_text()), validate.latest_version(), strict=True)
 
 
+SKYPILOT = """
+import sys
+from sky.utils import dag_utils
+
+dag = dag_utils.load_job_group_from_yaml(sys.argv[1])
+assert dag.is_job_group()
+print([task.name for task in dag.tasks])
+"""
+
+
+def test_skypilot_reads_the_job_group(tmp_path: Path) -> None:
+    """SkyPilot's own loader, and what it says of a wrong file; its dependencies do not fit ours."""
+    python = os.environ.get("SKYPILOT_PYTHON")
+    if python is None:
+        pytest.skip("SKYPILOT_PYTHON names no Python that has SkyPilot")
+    (source,) = (source for kind, _, source in templates() if kind == "skypilot")
+    text = source.read_text()
+    wrong = {"paralel": ("parallel", "paralel"), "use_spott": ("use_spot", "use_spott")}
+    for found, change in {"": ("", ""), **wrong}.items():
+        path = tmp_path / "group.yaml"
+        path.write_text(text.replace(*change) if found else text)
+        environment = {**os.environ, "HOME": str(tmp_path)}
+        command = [python, "-c", SKYPILOT, str(path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if found:
+            assert done.returncode != 0
+            assert found in done.stderr
+        else:
+            assert done.returncode == 0, done.stderr
+            assert "['qwen2-5-math-1-5b', 'qwen3-1-7b-base']" in done.stdout
+
+
 def test_doctor_and_dry_run_speak_of_the_bucket(
     cli_here: Cli, server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
