@@ -79,7 +79,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         "see.liveness",
         "process.status",
         "mwra.policy_supervisor",
-        "mwra.progress",
+        "reporting.progress",
     )
     for module in modules:
         monkeypatch.setattr(f"mutualrl.{module}.time", clock)

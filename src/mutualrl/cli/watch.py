@@ -76,7 +76,7 @@ def watch(
 
 
 def _lines(where: str, read: Run, goes_on: Callable[[], bool], seconds: float) -> None:
-    from mutualrl.mwra.progress import Progress
+    from mutualrl.reporting.progress import Progress
     from mutualrl.storage.rundir import RunDirectory
 
     gate_key = read.rule.metric("gate_rate")

@@ -19,11 +19,11 @@ from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RunInter
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.group import CONSEQUENCES, failure_of
 from mutualrl.mwra.placement import Allocation, Placement
-from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.session import Launch
 from mutualrl.mwra.stop import StopSignals, ask_to_stop, stopped
 from mutualrl.process.status import PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
+from mutualrl.reporting.progress import Progress
 from mutualrl.see.liveness import NOT_STARTED, HeartbeatMonitor
 from mutualrl.storage.rundir import RunDirectory
 

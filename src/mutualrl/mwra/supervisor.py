@@ -20,7 +20,6 @@ from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.policy_supervisor import PolicySupervisor
-from mutualrl.mwra.progress import Progress
 from mutualrl.mwra.ray_launcher import join_cluster, require_room, run_on_cluster
 from mutualrl.mwra.session import (
     Launch,
@@ -37,6 +36,7 @@ from mutualrl.mwra.stop import StopSignals, ask_to_stop, stop_signals, stopped
 from mutualrl.process.status import StatusWriter
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
+from mutualrl.reporting.progress import Progress
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.run_info import Fingerprint, policy_result
 from mutualrl.storage.rundir import RunDirectory, check_free, clean_run, hold

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fake_clock import Clock
-from mutualrl.mwra.progress import Progress
+from mutualrl.reporting.progress import Progress
 from mutualrl.storage.rundir import RunDirectory
 
 
