@@ -18,6 +18,8 @@ from ray_cluster import RayCluster, ray_cluster
 from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verified, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'mutualrl[ray]')")
+from ray._private.services import find_gcs_addresses
+
 pytestmark = pytest.mark.slow
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
@@ -148,6 +150,25 @@ def test_a_cluster_that_is_not_there_is_named_before_ray_waits_for_it(
     words = " ".join(absent.stderr.split())
     assert f"--address {address}: no Ray cluster answers (" in words
     assert "gcs" not in words  # whose own search for it takes minutes
+
+
+@pytest.mark.parametrize("ended", [None, "127.0.0.1:1"])
+def test_a_cluster_that_has_ended_is_not_waited_for(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, ended: str | None
+) -> None:
+    """What the last `ray start` wrote down lies there when its machine was switched off."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    if ended is not None:
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(ended)
+    if (running := find_gcs_addresses()) and len(running) < 2:
+        pytest.skip(f"a Ray cluster runs here, and is the one that is taken: {running}")
+    absent = cli("train", *SGT, "--launcher", "ray", "--address", "auto", "--run-dir", tmp_path / "b")
+    assert absent.returncode == 4
+    words = " ".join(absent.stderr.split())
+    assert "--address auto: no Ray cluster answers (" in words
+    assert (":1: " if ended else "Could not find any running Ray instance") in words
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:

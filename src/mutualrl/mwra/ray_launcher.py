@@ -57,7 +57,7 @@ def join_cluster(address: str) -> Machine:
 
 def _require_listener(address: str) -> None:
     """Raise MachineError where nothing listens at HOST:PORT: Ray itself would ask again for minutes."""
-    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    named = (os.environ.get("RAY_ADDRESS") or _newest_cluster()) if address == "auto" else address
     host, _, port = named.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return
@@ -65,6 +65,17 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, OverflowError, ValueError) as error:  # ValueError: what is no name of a host
         raise _no_cluster(address, f"{named}: {error}") from None
+
+
+def _newest_cluster() -> str:
+    """Return the cluster that Ray takes for `auto`: one that runs here, else the last one that was started, which may
+    have ended."""
+    from ray._private.services import canonicalize_bootstrap_address  # Ray says this nowhere else
+
+    try:
+        return canonicalize_bootstrap_address("auto") or ""
+    except ConnectionError as error:
+        raise _no_cluster("auto", str(error).strip().partition("\n")[0]) from None
 
 
 def _no_cluster(address: str, why: str) -> MachineError:
