@@ -65,6 +65,7 @@ def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
     if registered is None or registered.sha256 != then:
         now = "none" if registered is None else registered.sha256[:12]
         raise ValueError(f"{runs}: its claims ({now}) are not those of {name}.json ({then[:12]}); sweep with those")
+    registered = _dated(registered, before["comparison"]["registered"]["changed"])  # when the first part began
     new = {_key(piece) for piece in value["pieces"]}
     earlier = [piece for piece in before["pieces"] if _key(piece) not in new]
     value["pieces"] = sorted([*earlier, *value["pieces"]], key=_key)

@@ -118,9 +118,10 @@ def make() -> None:
         fine_tune(learner, rows, OUT / "sft" / learner)
 
 
-def write_table(runs: Path) -> None:
-    """Write the raw values of the pieces that are there, their comparison and the claims."""
-    value, comparison = sweeps.of_sweep(runs)
+def write_table(runs: Path, *, add: bool) -> None:
+    """Write the raw values of the pieces that are there, their comparison and the claims; to `add` them, with the
+    pieces that the results file has."""
+    value, comparison = sweeps.added_to("text_source", runs) if add else sweeps.of_sweep(runs)
     sweeps.write("text_source", "python benchmarks/text_source.py", value, comparison)
 
 
@@ -129,13 +130,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs") / "text-source", help="directory of the sweep")
     parser.add_argument("--table", action="store_true", help="run nothing: write the table of what is there")
+    parser.add_argument("--add", action="store_true", help="the same, added to the pieces that the results file has")
     given = parser.parse_args()
-    if not given.table:
+    if not (given.table or given.add):
         if not (OUT / "sft" / LEARNERS[-1] / "model.safetensors").is_file():
             make()
         sweep = ["sweep", str(sweeps.SWEEPS / "text-source.yaml"), "--out", str(given.runs)]
         subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
-    write_table(given.runs)
+    write_table(given.runs, add=given.add)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from mutualrl.study.sweep_file import Grid
 
 CLAIMS = {path.name.removesuffix("-claims.yaml"): path for path in sweeps.SWEEPS.glob("*-claims.yaml")}
 RESULTS = [name for name in CLAIMS if sweeps.there(name.replace("-", "_"))]
+LATER = "2099-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -76,7 +77,8 @@ def test_a_grid_made_in_parts_is_added_up(monkeypatch: pytest.MonkeyPatch, tmp_p
     new = {**json.loads(json.dumps(before["pieces"][1])), "seed": 99}
     pools, arms = (tuple(dict.fromkeys(piece[key] for piece in before["pieces"])) for key in ("pool", "arm"))
     monkeypatch.setattr(sweeps, "of_sweep", lambda runs: ({"versions": {}, "pieces": [again, new]}, None))
-    monkeypatch.setattr(sweeps, "registered_claims", lambda runs: claims)
+    later = claims_of(claims.text, claims.name, LATER)
+    monkeypatch.setattr(sweeps, "registered_claims", lambda runs: later)
     monkeypatch.setattr(sweeps, "stored_grid", lambda runs: Grid(pools, arms, (0, 99), "grpo"))
     value, comparison = sweeps.added_to("paper", tmp_path)
     assert len(value["pieces"]) == len(before["pieces"]) + 1
@@ -85,6 +87,7 @@ def test_a_grid_made_in_parts_is_added_up(monkeypatch: pytest.MonkeyPatch, tmp_p
     declared = len(pools) * len(arms) * claims.file.seeds
     assert f"{declared - len(value['pieces'])} of {declared} pieces are not there" in comparison.notes
     assert any("were made by an earlier part" in note for note in comparison.notes)
+    assert value["comparison"]["registered"]["changed"] == before["comparison"]["registered"]["changed"] < LATER
     other = claims_of(claims.text.replace("seeds: 10", "seeds: 9"), claims.name, claims.changed)
     monkeypatch.setattr(sweeps, "registered_claims", lambda runs: other)
     with pytest.raises(ValueError, match=r"are not those of paper\.json"):
