@@ -33,7 +33,7 @@ from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
 import training_harness as harness
 from mutualrl.errors import RewardError, UsageError
-from mutualrl.records import row_id
+from mutualrl.records import Rollout, row_id
 from mutualrl.see import Exchange
 from mutualrl.training import MutualGRPOTrainer
 from mutualrl.training.sharing import Sharing
@@ -468,8 +468,6 @@ def test_rows_of_others_under_another_loss_are_refused(small: dict[str, Path], t
 
 def publish_as(root: Path, policy: str, shard: Any) -> None:
     """Publish a round again, as another policy's."""
-    from mutualrl.records import Rollout
-
     columns = ("prompt_id", "rollout", "reward", "ended", "y_text", "token_ids", "logprobs")
     records = [
         Rollout(prompt, index, value, ended, text=text, token_ids=tuple(ids), logprobs=tuple(trace))
@@ -479,7 +477,7 @@ def publish_as(root: Path, policy: str, shard: Any) -> None:
 
 
 REFUSED = {
-    "tools": ({"tools": [multiply]}, "tools: found multiply, which regime 'sgt' does not support"),
+    "tools": ({"tools": [multiply]}, "tools: found multiply, which regime 'sgt' does not support.* rewards alone"),
     "environment": ({"environment_factory": Counter}, "environment_factory: found Counter"),
     "rollout": ({"rollout_func": rolled_out}, "rollout_func: found rolled_out"),
 }
@@ -598,3 +596,26 @@ def test_no_peer_reads_an_infinite_reward(small: dict[str, Path], tmp_path: Path
     values = shard.column("reward")
     assert sum(value is None or math.isnan(value) for value in values) == 1
     assert trainer.kept[0]["rewards/unscorable"] == 1
+
+
+@pytest.mark.extended
+def test_xgrpo_shares_the_rewards_of_rollouts_with_an_environment(small: dict[str, Path], tmp_path: Path) -> None:
+    """It needs no text: a peer's rewards of the same prompts change what is learnt from several turns with tools."""
+    case = CASES["environment"]
+    alone = train(
+        MutualGRPOTrainer, case, small, tmp_path / "a", sharing=sharing(tmp_path / "one", text=False, regime="xgrpo")
+    )
+    reader, peer = Exchange(tmp_path / "one", "eve", "script"), Exchange(tmp_path / "two", "bob", "script")
+    number = 0
+    while (shard := reader.read("ada", number)) is not None:
+        columns = (shard.column("prompt_id"), shard.column("rollout"))
+        records = [Rollout(prompt, rollout, float(rollout % 2), True) for prompt, rollout in zip(*columns, strict=True)]
+        peer.publish(number, records, number)
+        number += 1
+    assert number > 0
+    shared = sharing(tmp_path / "two", text=False, regime="xgrpo", peers=("bob",))
+    together = train(MutualGRPOTrainer, case, small, tmp_path / "b", sharing=shared)
+    assert together.kept[0]["tools/call_frequency"] == alone.kept[0]["tools/call_frequency"] > 0
+    assert together.kept[0]["see/peers"] == 1
+    before, after = alone.model.state_dict(), together.model.state_dict()
+    assert any(not torch.equal(before[key], after[key]) for key in before)

@@ -10,6 +10,18 @@ from trl.trainer.utils import get_callable_name
 
 from mutualrl.errors import UsageError
 
+_TURNS = (
+    "the exchange does not record which tokens of several turns were sampled and which a tool wrote, nor can the "
+    "learner's chat template write a peer's turns again; leave it out, or take a regime that shares rewards alone"
+)
+#: what sharing texts would need
+MISSING = {
+    "tools": _TURNS,
+    "environment_factory": _TURNS,
+    "rollout_func": "the exchange does not record which tokens it sampled; leave it out",
+    "model": "the exchange does not record images; leave it out",
+}
+
 
 def require_sampled_text(given: Mapping[str, Any], publisher: str) -> None:
     """Raise UsageError for arguments of GRPOTrainer that make rollouts something else than sampled text: a peer would
@@ -22,7 +34,7 @@ def require_sampled_text(given: Mapping[str, Any], publisher: str) -> None:
         "model": _vision_model(given),
     }
     problems = [
-        f"{key}: found {value}, which {publisher} does not support, because it shares texts; leave it out"
+        f"{key}: found {value}, which {publisher} does not support, because it shares texts: {MISSING[key]}"
         for key, value in features.items()
         if value
     ]
