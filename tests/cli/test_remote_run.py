@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -126,3 +127,22 @@ def test_policies_of_a_manifest_are_names_and_no_paths(server: Server, unbroken:
         with pytest.raises(ExchangeDamagedError, match="no policy can be called"):
             fetch_run(url, tmp_path / "one")
     assert not list(victim.iterdir())
+
+
+def test_what_has_only_grown_stays_the_same_file_for_who_follows_it(
+    server: Server, unbroken: FinishedRun, tmp_path: Path
+) -> None:
+    run = RunDirectory(shutil.copytree(unbroken.path, tmp_path / "grows"))
+    metrics, url = run.policy("ada").metrics, server.bucket()
+    whole = metrics.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    metrics.write_bytes(b"".join(lines[:2]))
+    mirror(url, run, "ada")
+    there = fetch_run(url, tmp_path / "one").policy("ada").metrics
+    inode = there.stat().st_ino
+    for text, same in ((whole, True), (whole, True), (lines[0], False)):
+        metrics.write_bytes(text)
+        mirror(url, run, "ada")
+        fetch_run(url, tmp_path / "one")
+        assert there.read_bytes() == text
+        assert (there.stat().st_ino == inode) == same

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import Static
+from textual.containers import VerticalScroll
+from textual.widgets import Static, TabbedContent
 
 from conftest import PATIENCE, Cli
 from made_runs import made_run
@@ -41,12 +42,12 @@ class Watched:
         self.goes_on = True
         self.answers = answers
         self.screen = WatchScreen(
-            LiveRun(self.run, ["ada", "bob"], "sgt/gate_rate"),
+            LiveRun(self.run, answers.get("names", ["ada", "bob"]), "sgt/gate_rate"),
             title="r · sgt · tiny · seed 0",
             steps=40,
             seconds=0.05,
             look=self._look,
-            stop=lambda: self._called("stop"),
+            stop=None if answers.get("stop", "") is None else lambda: self._called("stop"),
             report=lambda: Path(self._called("report")),
         )
 
@@ -99,7 +100,7 @@ def test_it_shows_how_far_the_policies_are(tmp_path: Path, size: tuple[int, int]
         text = watched.words("#rescue-texts")
         assert "step 7  2+3:\n  ✗ ada: 6\n  ✓ bob: 5\n" in text
         assert "running" in watched.words("#head")
-        for part in ("#curves", "#policies", "#details"):  # all of it on the screen
+        for part in ("#curves", "#table", "#details"):  # all of it on the screen
             region = watched.screen.query_one(part).region
             assert region.height > 0
             assert region.bottom <= size[1]
@@ -147,6 +148,48 @@ def test_its_keys_ask_before_they_stop_and_say_what_was_done(tmp_path: Path, mon
         await watched.until(lambda: not watched.screen.is_running)
 
     on_screen(watched, press, (80, 24))
+
+
+def test_a_log_is_followed_at_its_end_and_a_report_is_written_once_at_a_time(tmp_path: Path) -> None:
+    watched = Watched(made_run(tmp_path / "r", "sgt", finished=False), stop=None, report=OSError("no space"))
+    logs = watched.run.policy("ada").logs
+    logs.mkdir(exist_ok=True)
+    log = logs / "attempt-0.log"
+    log.write_text("".join(f"line {number}\n" for number in range(100)))
+
+    async def look(pilot: Any) -> None:
+        await watched.until(lambda: "line 99" in watched.words("#log-text-0"))
+        watched.screen.query_one(TabbedContent).active = "log-0"
+        scroll = watched.screen.query_one("#scroll-0", VerticalScroll)
+        await watched.until(lambda: 0 < scroll.max_scroll_y == scroll.scroll_offset.y)
+        with log.open("a") as file:
+            file.writelines(f"more {number}\n" for number in range(50))
+        before = scroll.max_scroll_y
+        await watched.until(lambda: before < scroll.max_scroll_y == scroll.scroll_offset.y)
+        await pilot.press("s")  # of a run in a bucket
+        await watched.until(lambda: any("where it runs" in each for each in watched.messages))
+        assert not isinstance(watched.screen.screen, Confirm)
+        await pilot.press("o")
+        await watched.until(lambda: "no space" in watched.messages)
+
+    on_screen(watched, look, (80, 24))
+
+
+def test_many_policies_are_told_apart_and_reached(tmp_path: Path) -> None:
+    names = [f"policy-{number}" for number in range(14)]
+    root = made_run(tmp_path / "r", "sgt", finished=False, policies=names)
+    watched = Watched(root, names=names)
+
+    async def look(pilot: Any) -> None:
+        table = watched.screen.query_one("#policies", Static)
+        assert watched.screen.query_one("#table", VerticalScroll).max_scroll_y > 0
+        colours = [str(cell.spans[0].style) for cell in table.content.columns[0].cells]
+        assert len(set(colours)) == 10
+        assert watched.screen.query_one("#head").region.y == 0
+        head = watched.words("#head")
+        assert head.startswith("step 20/40 · running · about")
+
+    on_screen(watched, look, (60, 24))
 
 
 def test_a_store_that_is_away_and_a_key_that_fails_are_said(tmp_path: Path) -> None:
@@ -221,28 +264,17 @@ def test_in_a_terminal_it_is_a_screen_and_elsewhere_lines(tmp_path: Path, cli: C
         plain.end()
 
 
-def test_only_a_process_that_holds_the_run_is_asked_to_stop(tmp_path: Path) -> None:
-    """A run directory is data: the process that its lock names may be any."""
-    root = made_run(tmp_path / "r", "sgt", finished=False)
-    lock = RunDirectory(root).lock
+def test_a_stop_may_be_asked_for_twice_and_harms_nobody(tmp_path: Path) -> None:
+    """It is a file that the supervisor looks for: no process is signalled that a run directory names."""
+    run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False))
     with pytest.raises(UsageError, match="has ended already"):
-        stop_run(lock, "r")
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-    code = (
-        "import fcntl, sys, time; file = open(sys.argv[1], 'a+'); fcntl.flock(file, fcntl.LOCK_EX); file.truncate(0); "
-        f"file.write('process {bystander.pid} on here'); file.flush(); print('held', flush=True); time.sleep(1000)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=f"process {bystander.pid} on here"):
-            stop_run(lock, "r")
-        assert bystander.poll() is None
-    finally:
-        for process in (holder, bystander):
-            process.kill()
-            process.wait()
+        stop_run(run)
+    assert not run.stop_file.exists()
+    run.stop_file.parent.mkdir()
+    with hold(run.lock, "r"):
+        for _ in range(2):
+            assert "Asked process" in stop_run(run)
+        assert run.stop_file.exists()
 
 
 @pytest.mark.extended
@@ -253,11 +285,14 @@ def test_a_run_is_stopped_from_the_screen_and_goes_on_later(tmp_path: Path) -> N
         run.until_training()
         terminal = Terminal(sys.executable, "-m", "mutualrl", "watch", str(run.path))
         terminal.until("Stop and save")
-        terminal.press("s")
-        terminal.until("saves a checkpoint;")
-        terminal.press("y")
+        for _ in range(2):  # who sees nothing happen asks again
+            terminal.press("s")
+            terminal.until("says how to go on")
+            terminal.press("y")
+            terminal.until("Asked process")
+            terminal.seen = ""
         assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
-        assert "checkpoints: ada at step" in run.errors.read_text()
+        assert "stopped on request of another process; checkpoints: ada at step" in run.errors.read_text()
         assert not members(run.path)
         terminal.until("ended")
         terminal.press("q")

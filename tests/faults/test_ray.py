@@ -152,7 +152,7 @@ def test_a_cluster_that_is_not_there_is_named_before_ray_waits_for_it(
     assert "gcs" not in words  # whose own search for it takes minutes
 
 
-@pytest.mark.parametrize("ended", [None, "127.0.0.1:1"])
+@pytest.mark.parametrize("ended", [None, "127.0.0.1:1", "no address"])
 def test_a_cluster_that_has_ended_is_not_waited_for(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, ended: str | None
 ) -> None:
@@ -168,7 +168,12 @@ def test_a_cluster_that_has_ended_is_not_waited_for(
     assert absent.returncode == 4
     words = " ".join(absent.stderr.split())
     assert "--address auto: no Ray cluster answers (" in words
-    assert (":1: " if ended else "Could not find any running Ray instance") in words
+    why = {
+        None: "Could not find any running Ray instance",
+        "127.0.0.1:1": ":1: ",
+        "no address": "Invalid address format",
+    }
+    assert why[ended] in words
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:

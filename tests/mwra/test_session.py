@@ -195,6 +195,7 @@ def test_what_cannot_be_resumed_says_why_and_what_to_type(tmp_path: Path, harm: 
     ("harm", "words"),
     [
         (lambda run: run.summary.write_text("{}"), "summary.json: its bytes do not match its checksum"),
+        (lambda run: run.summary.write_text('{"\\ud800": 1}'), "summary.json: its bytes do not match its checksum"),
         (lambda run: edit(run.run_json, '"seed": 0', '"seed": 1'), "run.json: its bytes do not match its checksum"),
         (lambda run: edit(run.recipe, "weight: 0.1", "weight: 0.3"), r"regime.weight: 0.3, the run has 0.1\)"),
         (lambda run: run.recipe.write_bytes(run.recipe.read_bytes()[:90]), "recipe.yaml: changed since the run wrote"),

@@ -263,6 +263,25 @@ def test_the_answer_comes_first_and_a_rescue_shows_where_its_texts_differ(
     )
 
 
+def test_long_answers_are_compared_too_or_it_is_said_that_they_are_not(
+    cli_here: Cli, tmp_path: Path, browser: Any
+) -> None:
+    words = " ".join(f"w{number}" for number in range(600))
+    rows = [
+        rescue(1, own=[{"text": f"{words} \\boxed{{1}}", "reward": 0.0}], answer=f"{words} \\boxed{{2}}"),
+        rescue(2, own=[{"text": "a " * 3000, "reward": 0.0}], answer="b " * 3000),
+        rescue(3, own=[{"text": "a", "reward": 0.0}], answer=""),
+    ]
+    opened(browser, page_of(cli_here, with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)))
+    first, second, third = browser.find_elements("css selector", ".rescue")
+    marks = [each.text for each in first.find_elements("css selector", "mark")]
+    assert len(marks) == 2
+    assert "Too long to mark" not in first.text
+    assert not second.find_elements("css selector", "mark")
+    assert "Too long to mark where the two differ." in second.text
+    assert "(nothing)" in third.text
+
+
 def test_a_page_is_used_with_the_keyboard_alone(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys

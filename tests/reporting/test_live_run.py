@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,37 @@ def test_rescues_and_logs_are_the_newest_and_cleaned(tmp_path: Path) -> None:
     assert [row["prompt"] for row in ada.rescues] == [f"p{n}" for n in range(101 - MOST_RESCUES, 100)]
     assert len(ada.log) == MOST_LINES
     assert ada.log[-1] == "line 999"
-    newest.write_text("\x1b[2Jcleared\n10 %\r50 %\r100 %\n")
+    newest.write_text("\x1b[2Jcleared\r\n10 %\r50 %\r100 %\n")
     live.update(logs=True)
     assert list(ada.log)[-2:] == ["�[2Jcleared", "100 %"]
+
+
+def test_hostile_files_stop_nothing(tmp_path: Path) -> None:
+    run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
+    files = run.policy("ada")
+    steps = [-1, 10**400, -(10**400), True, 3]
+    files.metrics.write_text("".join(f'{{"step": {json.dumps(step)}, "reward": 1.0}}\n' for step in steps))
+    files.rescues.unlink(missing_ok=True)
+    os.mkfifo(files.rescues)
+    files.before.write_text('{"accuracy": 0.5, "by_group": {"\\ud800": 1.0}, "sha256": "0"}\n')
+    live = LiveRun(run, ["ada"])
+    live.update(logs=True)
+    assert live.policies["ada"].reward.points == [Point(3, 1.0)]
+    assert math.isnan(live.seconds_left(10))
+
+
+def test_long_files_are_read_to_their_ends_and_new_rescues_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_run, "LOOK_BYTES", 500)
+    run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
+    files = run.policy("ada")
+    files.metrics.write_text("".join(json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(1, 400)))
+    files.rescues.write_text("".join(json.dumps({"step": step, "prompt": f"p{step}"}) + "\n" for step in range(400)))
+    live = LiveRun(run, ["ada"])
+    live.update()
+    assert live.policies["ada"].step == 399
+    assert live.policies["ada"].rescues[-1]["prompt"] == "p399"
+    files.metrics.write_text("")  # a policy that begins again
+    live.update()
+    assert (live.policies["ada"].step, live.policies["ada"].reward.points) == (0, [])

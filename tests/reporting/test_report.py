@@ -383,6 +383,11 @@ def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here:
     assert "not matched: run.steps is 20 (a, d); 40 (c)" in message
     assert "grpo: a seed is there twice" in message
     assert "Run b" in page.text
+    for made in ("a", "b", "c", "d"):
+        runs.append(made_run(tmp_path / f"{made}2", task=f"task-{made}"))
+    page, _, _ = reported(cli_here, *runs[-2:], "--out", "page2")
+    assert "Run c2: Greedy accuracy" in page.text
+    assert "Run d2: Greedy accuracy" in page.text
 
 
 def test_runs_with_the_same_name_are_told_apart(cli_here: Cli, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from mutualrl.cli.output import emit, prose, reports_errors, show_table, show_ve
 from mutualrl.cli.results import run_row
 from mutualrl.console.display import cell, clean
 
-runs = typer.Typer(help="Runs: list them, verify its files, push its models.", no_args_is_help=True)
+runs = typer.Typer(help="Runs: list them, verify the files of one, push its models.", no_args_is_help=True)
 RunArgument = Annotated[
     Path, typer.Argument(help="The run's directory.", show_default=False, autocompletion=run_directories)
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from mutualrl.console.display import clean
 
 if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Run
+    from mutualrl.storage.rundir import RunDirectory
 
 LOCAL_SECONDS = 0.5  # between two looks
 REMOTE_SECONDS = 10.0  # at a bucket
@@ -33,7 +32,7 @@ def watch(
             help="The run's directory, or its URL in a bucket.", show_default=False, autocompletion=run_directories
         ),
     ],
-    plain: Annotated[bool, typer.Option("--plain", help="Lines in place of the screen, as in a pipe.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="A table in place of the screen; in a pipe, lines.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Follow a run: curves, gate, waiting, newest rescues, logs. In a pipe: a line every few seconds until it ends.
@@ -63,7 +62,7 @@ def watch(
             return not directory.summary.exists()
 
         if read.state in ("running", "elsewhere"):
-            terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+            terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
             follow = _on_screen if terminal and not plain else _lines
             follow(run, read, goes_on, REMOTE_SECONDS if remote else LOCAL_SECONDS)
             read = read_run(path, logs=False)
@@ -89,6 +88,7 @@ def _lines(where: str, read: Run, goes_on: Callable[[], bool], seconds: float) -
 
 def _on_screen(where: str, read: Run, goes_on: Callable[[], bool], seconds: float) -> None:
     from mutualrl.cli.watch_screen import WatchScreen
+    from mutualrl.errors import MutualRLError
     from mutualrl.reporting.live_run import LiveRun
     from mutualrl.reporting.remote_run import run_name
     from mutualrl.reporting.report import write_report
@@ -98,46 +98,37 @@ def _on_screen(where: str, read: Run, goes_on: Callable[[], bool], seconds: floa
 
     remote = is_bucket(where)
     directory = RunDirectory(read.root)
-    live = LiveRun(directory, list(read.policies), read.rule.metric("gate_rate"))
-
-    def stop() -> str:
-        return stop_run(directory.lock, where) if not remote else _not_from_here(where)
+    here = [name for name in read.policies if directory.policy(name).root.is_dir()]
+    names = here if read.info.get("exchange") and here else list(read.policies)  # one that joined follows its own alone
+    live = LiveRun(directory, names, read.rule.metric("gate_rate"))
 
     def report() -> Path:
         out = Path.cwd() / f"{run_name(where)}-report" if remote else directory.root / "report"
         return write_report([directory.root], out, " ".join(command_line()), verdicts).page
 
     title = clean(f"{run_name(where) if remote else read.name} · {read.arm} · {read.pool} · seed {read.seed}", 200)
-    WatchScreen(
+    app = WatchScreen(
         live,
         title=title,
         steps=read.planned_steps or 0,
         seconds=max(1.0, seconds),
         look=goes_on,
-        stop=stop,
+        stop=None if remote else lambda: stop_run(directory),
         report=report,
-    ).run()
+    )
+    app.run()
+    if app.return_code:
+        raise MutualRLError("the screen broke off (above); the run goes on. In its place: mutualrl watch --plain")
 
 
-def _not_from_here(where: str) -> str:
+def stop_run(run: RunDirectory) -> str:
+    """Ask the supervisor of a run to save and end; return what was done. Raises UsageError where the run has ended."""
     from mutualrl.errors import UsageError
+    from mutualrl.mwra.stop import write_stop_request
+    from mutualrl.storage.rundir import holder_of
 
-    raise UsageError(f"{where}: each policy is stopped where it runs (Ctrl-C, or its scheduler's cancel)")
-
-
-def stop_run(lock: Path, where: str) -> str:
-    """Ask the supervisor that holds a run's lock to save and end, as Ctrl-C does there; return what was done. Raises
-    UsageError where no process of this machine holds it: what the file says alone is not believed."""
-    from mutualrl.errors import UsageError
-    from mutualrl.storage.rundir import holder_of, holding_process
-
-    holder = holder_of(lock)
+    holder = holder_of(run.lock)
     if holder is None:
-        raise UsageError(f"{where}: it has ended already")
-    pid = holding_process(lock)
-    if pid is None:
-        raise UsageError(
-            f"{where}: its supervisor is {clean(holder, 200)}, which is not on this machine; stop it there"
-        )
-    os.kill(pid, signal.SIGINT)
-    return f"Asked process {pid} to stop: each policy finishes its step and saves a checkpoint"
+        raise UsageError("the run has ended already")
+    write_stop_request(run)
+    return f"Asked {clean(holder, 200)} to stop: each policy finishes its step and saves a checkpoint"

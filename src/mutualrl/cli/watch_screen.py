@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -27,8 +26,20 @@ from mutualrl.errors import MutualRLError
 from mutualrl.reporting.live_run import Curve, LivePolicy, LiveRun
 from mutualrl.storage.files import JsonObject
 
-COLOURS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "yellow+", "red+", "white")
+COLOURS = (  # of curves, and of the policies' names
+    (86, 156, 214),
+    (230, 145, 56),
+    (78, 201, 150),
+    (197, 134, 222),
+    (240, 100, 110),
+    (220, 205, 90),
+    (95, 205, 228),
+    (190, 190, 190),
+    (225, 130, 175),
+    (140, 160, 250),
+)
 COLUMNS = ("policy", "step", "reward", "accuracy", "gate", "waiting", "doing")
+MOST_SHOWN = 20  # rescues
 LONGEST = 300  # characters of a text of a rescue
 WIDE = 120  # columns from which the gate's curve stands beside the others
 OWN, PEER = "bold red", "bold green"
@@ -39,7 +50,7 @@ class Confirm(ModalScreen[bool]):
 
     CSS = """
     Confirm { align: center middle; }
-    #question { width: auto; max-width: 70; height: auto; padding: 1 2; border: round $accent; background: $surface; }
+    #question { width: auto; max-width: 90%; height: auto; padding: 1 2; border: round $accent; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "Yes"),
@@ -63,17 +74,17 @@ class WatchScreen(App[None]):
     """Follows a run until `q` is pressed. Nothing in the run's files is taken for markup or escape sequences."""
 
     CSS = """
-    #head { height: 1; padding: 0 1; background: $boost; }
+    #head { dock: top; height: 1; padding: 0 1; background: $boost; }
     #curves { height: 2fr; min-height: 7; }
     #curves PlotextPlot { width: 1fr; }
-    #policies { height: auto; max-height: 12; padding: 0 1; }
+    #table { height: auto; max-height: 12; padding: 0 1; }
     #details { height: 3fr; min-height: 6; }
     #details TabPane { padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "stop", "Stop and save"),
         Binding("o", "report", "Open the report"),
-        Binding("q", "quit", "Leave; the run goes on"),
+        Binding("q,ctrl+c", "quit", "Leave; the run goes on", key_display="q"),
     ]
     ENABLE_COMMAND_PALETTE = False
 
@@ -85,12 +96,15 @@ class WatchScreen(App[None]):
         steps: int,
         seconds: float,
         look: Callable[[], bool],
-        stop: Callable[[], str],
+        stop: Callable[[], str] | None,
         report: Callable[[], Path],
     ) -> None:
-        """`look`: called every `seconds`, before the files are read; returns whether the run goes on. `stop`: asks the
-        run to save and end, and returns what it did. `report`: writes the report and returns its page. All three are
-        called in a thread, and may raise MutualRLError or OSError."""
+        """All three calls are made in a thread, and may raise MutualRLError or OSError.
+
+        `look`: called every `seconds` before the files are read; returns whether the run goes on. `stop`: asks the run
+        to save and end, and returns what it did; None where that is not done from here. `report`: writes the report
+        and returns its page.
+        """
         super().__init__()
         self._live = live
         self._heading = title
@@ -98,6 +112,7 @@ class WatchScreen(App[None]):
         self._seconds = seconds
         self._look, self._stop, self._report = look, stop, report
         self._state = "running"
+        self._reporting = False
         self._shown: dict[str, str] = {}  # of each text, so that only what changed is drawn again
 
     def compose(self) -> ComposeResult:
@@ -107,7 +122,8 @@ class WatchScreen(App[None]):
             yield PlotextPlot(id="reward")
             yield PlotextPlot(id="accuracy")
             yield PlotextPlot(id="gate")
-        yield Static(id="policies")  # a DataTable caches each value that a cell ever had
+        with VerticalScroll(id="table"):
+            yield Static(id="policies")  # a DataTable caches each value that a cell ever had
         with TabbedContent(id="details"):
             with TabPane("Rescues", id="rescues"), VerticalScroll():
                 yield Static(id="rescue-texts")
@@ -118,6 +134,8 @@ class WatchScreen(App[None]):
 
     def on_mount(self) -> None:
         """Begin to look."""
+        for place in range(len(self._live.policies)):
+            self.query_one(f"#scroll-{place}", VerticalScroll).anchor()  # follows the end of a log
         self._choose_curves()
         self._show()
         self._watch()
@@ -168,34 +186,31 @@ class WatchScreen(App[None]):
         self._draw("#gate", "gate rate", policies, [policy.gate_rate for policy in policies])
         self._put("#rescue-texts", rescue_texts(policies))
         for place, policy in enumerate(policies):
-            at_end = self._main.query_one(f"#scroll-{place}", VerticalScroll)
-            follow = at_end.scroll_offset.y >= at_end.max_scroll_y
             words = "\n".join(policy.log) or "no log here: it lies where the policy runs"
-            if self._put(f"#log-text-{place}", Text(words)) and follow:
-                at_end.scroll_end(animate=False)
+            self._put(f"#log-text-{place}", Text(words))
 
-    def _put(self, where: str, text: Text) -> bool:
-        """Show a text; return whether it is another one than before."""
-        if self._shown.get(where) == text.markup:
-            return False
-        self._shown[where] = text.markup
-        self._main.query_one(where, Static).update(text)
-        return True
+    def _put(self, where: str, text: Text) -> None:
+        if self._shown.get(where) != text.markup:
+            self._shown[where] = text.markup
+            self._main.query_one(where, Static).update(text)
 
     def _put_table(self, rows: Sequence[Sequence[str]]) -> None:
         if self._shown.get("#policies") == repr(rows):
             return
         self._shown["#policies"] = repr(rows)
         table = Table(*COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for row in rows:
-            table.add_row(*(Text(value, no_wrap=True) for value in row))
+        for place, row in enumerate(rows):
+            red, green, blue = COLOURS[place % len(COLOURS)]
+            name, *cells = (Text(value, no_wrap=True) for value in row)
+            name.stylize(f"rgb({red},{green},{blue})")
+            table.add_row(name, *cells)
         self._main.query_one("#policies", Static).update(table)
 
     def _head(self) -> str:
         step = min((policy.step for policy in self._live.policies.values()), default=0)
         left = self._live.seconds_left(self._steps)
-        rest = "" if self._state != "running" or math.isnan(left) else f" · about {duration(left)} left"
-        return f"{self._heading} · step {step}/{self._steps} · {self._state}{rest}"
+        rest = f" · about {duration(left)} of training left" if self._state == "running" and left > 0 else ""
+        return one_line(f"step {step}/{self._steps} · {self._state}{rest} · {self._heading}")
 
     def _cells(self, policy: LivePolicy) -> list[str]:
         return [
@@ -205,7 +220,7 @@ class WatchScreen(App[None]):
             number(policy.accuracy.last),
             number(policy.gate_rate.last),
             "" if policy.waiting is None else f"{policy.waiting:.0%}",
-            policy.phase,
+            one_line(policy.phase),
         ]
 
     def _draw(self, where: str, title: str, policies: Sequence[LivePolicy], curves: Sequence[Curve]) -> None:
@@ -229,29 +244,42 @@ class WatchScreen(App[None]):
     # ---- keys
 
     def action_stop(self) -> None:
-        """Ask, and then stop the run."""
+        """Ask, and then stop the run; say at once where that cannot be done from here."""
+        if self._stop is None:
+            self.notify(
+                "Each policy is stopped where it runs: Ctrl-C there, or its scheduler's cancel", severity="error"
+            )
+            return
 
         def answered(yes: bool | None) -> None:
-            if yes:
+            if yes and self._stop is not None:
                 self._in_thread(self._stop)
 
-        question = "Stop the run? Each policy saves a checkpoint; `mutualrl train --resume` goes on from it.  [y/n]"
+        question = "Stop the run? Each policy saves a checkpoint, and the run says how to go on from it.  [y/n]"
         self.push_screen(Confirm(question), answered)
 
     def action_report(self) -> None:
         """Write the report, and open it where there is a browser."""
+        if self._reporting:
+            return
+        self._reporting = True
         self.notify("Writing the report ...")
-        self._in_thread(lambda: opened(self._report()))
+        self._in_thread(self._write_report)
+
+    def _write_report(self) -> str:
+        try:
+            return opened(self._report())
+        finally:
+            self._reporting = False
 
     @work(thread=True)
-    def _in_thread(self, work: Callable[[], str]) -> None:
+    def _in_thread(self, job: Callable[[], str]) -> None:
         try:
-            words, severity = work(), "information"
-        except (MutualRLError, OSError) as error:
-            words, severity = str(error), "error"
-        self.call_from_thread(
-            self.notify, clean(words, 1000), severity="error" if severity == "error" else "information", markup=False
-        )
+            words, failed = job(), False
+        except (MutualRLError, OSError, ValueError) as error:
+            words, failed = str(error), True
+        severity: Literal["information", "error"] = "error" if failed else "information"
+        self.call_from_thread(self.notify, clean(words, 1000), severity=severity, markup=False)
 
 
 def rescue_texts(policies: Sequence[LivePolicy]) -> Text:
@@ -266,11 +294,8 @@ def rescue_texts(policies: Sequence[LivePolicy]) -> Text:
     return text
 
 
-MOST_SHOWN = 20
-
-
 def _add_rescue(text: Text, step: str, name: str, row: JsonObject) -> None:
-    peer = clean(str(row.get("peer")), 64)
+    peer = one_line(str(row.get("peer")))[:64]
     text.append(f"step {clean(step, 20)}  ", "dim")
     text.append(f"{one_line(row.get('prompt'))}\n")
     own = row.get("own")

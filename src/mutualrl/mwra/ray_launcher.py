@@ -74,7 +74,7 @@ def _newest_cluster() -> str:
 
     try:
         return canonicalize_bootstrap_address("auto") or ""
-    except ConnectionError as error:
+    except (ConnectionError, ValueError) as error:  # ValueError: what was written down is no address
         raise _no_cluster("auto", str(error).strip().partition("\n")[0]) from None
 
 
@@ -98,7 +98,7 @@ def run_on_cluster(
         with Progress(run, names, recipe.run.steps, console, recipe.spec.metric("gate_rate")) as progress:
             deadline = None
             while fits:
-                if request.received and deadline is None:
+                if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
                     ask_to_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):

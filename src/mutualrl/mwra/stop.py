@@ -51,9 +51,14 @@ def stop_signals() -> Iterator[StopSignals]:
             signal.signal(number, old)
 
 
+def write_stop_request(run: RunDirectory) -> None:
+    """Write what the supervisor and every worker of a run look for. A second request changes nothing."""
+    write_json(run.stop_file, {"at": time.time()}, durable=False)
+
+
 def ask_to_stop(run: RunDirectory, console: Console) -> None:
     """Ask every worker for a checkpoint and an end."""
-    write_json(run.stop_file, {"at": time.time()}, durable=False)
+    write_stop_request(run)
     console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop at once)")
 
 

@@ -168,15 +168,13 @@ def run_policies(
             policy_supervisor.start()
             deadline = None
             while policy_supervisor.active:
-                if request.received and deadline is None:
+                if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
                     policy_supervisor.stopping = True
                     ask_to_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     at_once = True
                     break
-                if run.stop_file.exists():
-                    policy_supervisor.stopping = True
                 policy_supervisor.poll()
                 progress.update()
                 time.sleep(POLL_SECONDS)

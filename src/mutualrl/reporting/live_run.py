@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from mutualrl.see.liveness import last_beat
 from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_checksummed
 from mutualrl.storage.rundir import RunDirectory
 
+MOST_STEPS = 10**9
 MOST_POINTS = 512  # of a curve
 MOST_RESCUES = 20
 MOST_LINES = 200  # of a log
@@ -44,8 +46,10 @@ class NewLines:
         """Return the new lines without their ends, at most `LOOK_BYTES` of them; a line that is being written is left
         for the next look. None are returned of a file that is not there."""
         try:
-            with self.path.open("rb") as file:
+            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 state = os.fstat(file.fileno())
+                if not stat.S_ISREG(state.st_mode):  # a pipe would be waited for
+                    return []
                 self.began_anew = state.st_ino != self._inode or state.st_size < self._offset
                 if self.began_anew:
                     first = 0 if self._last_bytes is None else max(0, state.st_size - self._last_bytes)
@@ -98,7 +102,7 @@ class LivePolicy:
         self._run = run
         self._gate_key = gate_key
         self._metrics = NewLines(run.policy(name).metrics)
-        self._rescues = NewLines(run.policy(name).rescues)
+        self._rescues = NewLines(run.policy(name).rescues, LOOK_BYTES)
         self._log: NewLines | None = None
         self._before: float | None = None
         self.phase = "starting"
@@ -135,10 +139,12 @@ class LivePolicy:
         lines = self._metrics.read()
         if self._metrics.began_anew:  # a restarted policy has cut it
             self._forget()
-        for line in lines:
-            row = parse_or_none(line)
-            if row is not None and type(row.get("step")) is int:  # a damaged line: `report` says which
-                self._take(row)
+        while lines:
+            for line in lines:
+                row = parse_or_none(line)
+                if row is not None and _is_step(row.get("step")):  # a damaged line: `report` says which
+                    self._take(row)
+            lines = self._metrics.read()
         lines = self._rescues.read()
         if self._rescues.began_anew:
             self.rescues.clear()
@@ -152,9 +158,9 @@ class LivePolicy:
             if key is not None and (value := finite_number(row.get(key))) is not None:
                 curve.add(self.step, value)
         self.waited += finite_number(row.get(WAIT)) or 0.0
-        seconds = finite_number(row.get("step_time")) or 0.0
-        self.seconds += seconds
-        self._recent.append(seconds)
+        if (seconds := finite_number(row.get("step_time"))) is not None:
+            self.seconds += seconds
+            self._recent.append(seconds)
         if (validation := validation_of(row.get("validation"))) is not None:
             self.accuracy.add(self.step, validation["accuracy"])
             self.by_group = validation["by_group"]
@@ -172,7 +178,7 @@ class LivePolicy:
             self._log = NewLines(newest, LOG_BYTES)
             self.log.clear()
         for line in self._log.read()[-MOST_LINES:]:
-            text = line.decode("utf-8", "replace").rpartition("\r")[2]  # a progress bar as it looked last
+            text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]  # a progress bar as it looked last
             if text.strip():
                 self.log.append(clean(text, LONGEST_LINE))
 
@@ -182,10 +188,15 @@ class LivePolicy:
         return self.waited / self.seconds if self.seconds > 0 else None
 
     def seconds_left(self, steps: int) -> float:
-        """Return how long it takes to its last step at the mean time of its recent ones; NaN before its first."""
+        """Return how long its steps take to the last at the mean time of its recent ones, without validation; NaN
+        before its first."""
         if not self._recent:
             return math.nan
         return max(0, steps - self.step) * sum(self._recent) / len(self._recent)
+
+
+def _is_step(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MOST_STEPS
 
 
 class LiveRun:

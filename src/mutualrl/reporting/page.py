@@ -64,7 +64,7 @@ def render(
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.tests["number"] = lambda value: bool(_NUMERIC.fullmatch(str(value)))
-    environment.filters["clean"] = clean
+    of_several = sum(bool(section.tables) for section in sections) > 2  # the first has one of all runs
     assets = files("mutualrl.reporting") / "assets"
     script = (assets / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -85,7 +85,7 @@ def render(
         ],
         sections=[_section(number, section) for number, section in enumerate(sections, 1)],
         tables=[
-            _table(table, f"table-{number}-{place}")
+            _table(table, f"table-{number}-{place}", f"{section.title}: " if of_several else "")
             for number, section in enumerate(sections, 1)
             for place, table in enumerate(section.tables, 1)
         ],
@@ -117,10 +117,10 @@ def _section(number: int, section: PageSection) -> dict[str, object]:
     }
 
 
-def _table(table: Table, key: str) -> dict[str, object]:
+def _table(table: Table, key: str, of: str = "") -> dict[str, object]:
     return {
         "id": key,
-        "title": clean(table.title, 200),
+        "title": clean(of + table.title, 200),
         "head": [clean(head, 200) for head in table.head],
         "rows": [[clean(cell) for cell in row] for row in table.rows],
     }

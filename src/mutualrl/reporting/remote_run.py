@@ -60,7 +60,7 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
         files.root.mkdir(parents=True, exist_ok=True)
         for name, path in policy_files(files).items():
             if (data := mirrored(store, policy, name)) is not None:
-                write_atomic(path, data, durable=False)
+                _bring_up_to_date(path, data)
         if (beat := last_beat(store, policy)) is not None:
             (run.exchange / policy).mkdir(parents=True, exist_ok=True)
             write_json(run.exchange / policy / HEARTBEAT, beat, durable=False)
@@ -75,6 +75,16 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
     write_atomic(run.recipe, merged.recipe.encode(), durable=False)
     _close(run, merged, manifest.policies, store.url)
     return run
+
+
+def _bring_up_to_date(path: Path, data: bytes) -> None:
+    """Make a file's content `data`; one that has only grown stays the same file, for whoever follows it."""
+    before = path.read_bytes() if path.is_file() else None
+    if before is None or not data.startswith(before):
+        write_atomic(path, data, durable=False)
+    elif len(data) > len(before):
+        with path.open("ab") as file:
+            file.write(data[len(before) :])
 
 
 def _info(store: RemoteStore, policy: str) -> RunInfo | None:

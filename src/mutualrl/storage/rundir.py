@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 from pydantic import ValidationError
 
 from mutualrl.errors import DiskError, FileDamagedError, RunDirectoryError, UsageError
@@ -293,20 +292,6 @@ def holder_of(lock: Path) -> str | None:
             return None
     except FileNotFoundError:
         return None
-
-
-def holding_process(lock: Path) -> int | None:
-    """Return the process of this machine that holds a supervisor's lock, of those that this user may see; None where
-    there is none. The lock's own words name a process, which must have the file open: run directories may come from
-    elsewhere."""
-    match = re.match(r"process (\d+) on ", holder_of(lock) or "")
-    if match is None:
-        return None
-    try:
-        open_files = psutil.Process(int(match[1])).open_files()
-    except psutil.Error:
-        return None
-    return int(match[1]) if any(Path(file.path) == lock.resolve() for file in open_files) else None
 
 
 def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:

@@ -63,26 +63,37 @@
     };
     const text = (value, name) => element("div", value === "" ? "(nothing)" : value, "text" + (name ? " " + name : ""));
 
-    // The words of two texts that are not in their longest common subsequence; of very long texts none are marked.
+    // Two texts as [piece, whether it differs]: words that are not in their longest common subsequence; null where the
+    // texts are too long to compare.
     const differences = (one, other) => {
-      const [a, b] = [one, other].map((value) => value.split(/(\s+)/));
-      if (a.length * b.length > 250000) return [a.map((word) => [word, false]), b.map((word) => [word, false])];
-      const common = Array.from({ length: a.length + 1 }, () => new Uint32Array(b.length + 1));
-      for (let i = a.length - 1; i >= 0; i--)
-        for (let j = b.length - 1; j >= 0; j--)
-          common[i][j] = a[i] === b[j] ? common[i + 1][j + 1] + 1 : Math.max(common[i + 1][j], common[i][j + 1]);
-      const [left, right] = [[], []];
+      const [all, every] = [one, other].map((value) => value.split(/(\s+)/).filter((piece) => piece !== ""));
+      const isWord = (piece) => piece.trim() !== "";
+      const [a, b] = [all.filter(isWord), every.filter(isWord)];
+      let start = 0, end = 0;
+      while (start < Math.min(a.length, b.length) && a[start] === b[start]) start++;
+      while (end < Math.min(a.length, b.length) - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
+      const [rows, columns] = [a.length - start - end, b.length - start - end];
+      if (rows * columns > 4e6) return null;
+      const common = Array.from({ length: rows + 1 }, () => new Uint16Array(columns + 1));
+      for (let i = rows - 1; i >= 0; i--)
+        for (let j = columns - 1; j >= 0; j--)
+          common[i][j] = a[start + i] === b[start + j] ? common[i + 1][j + 1] + 1 : Math.max(common[i + 1][j], common[i][j + 1]);
+      const [left, right] = [a.map(() => false), b.map(() => false)];
       let i = 0, j = 0;
-      while (i < a.length || j < b.length) {
-        if (i < a.length && j < b.length && a[i] === b[j]) left.push([a[i++], false]), right.push([b[j++], false]);
-        else if (j === b.length || (i < a.length && common[i + 1][j] >= common[i][j + 1])) left.push([a[i++], true]);
-        else right.push([b[j++], true]);
+      while (i < rows || j < columns) {
+        if (i < rows && j < columns && a[start + i] === b[start + j]) i++, j++;
+        else if (j === columns || (i < rows && common[i + 1][j] >= common[i][j + 1])) left[start + i++] = true;
+        else right[start + j++] = true;
       }
-      return [left, right];
+      const pieces = (texts, differ) => {
+        let word = 0;
+        return texts.map((piece) => [piece, isWord(piece) && differ[word++]]);
+      };
+      return [pieces(all, left), pieces(every, right)];
     };
     const marked = (words, name) => {
       const box = element("div", undefined, "text " + name);
-      for (const [word, differs] of words) box.append(differs && word.trim() ? element("mark", word) : word);
+      for (const [piece, differs] of words) box.append(differs ? element("mark", piece) : piece);
       return box;
     };
 
@@ -91,14 +102,16 @@
       box.append(element("h3", `${rescue.policy}, step ${rescue.step}, learnt from ${rescue.peer}` + (panel.dataset.several ? ` (${rescue.run})` : "")));
       box.append(text(rescue.prompt, "prompt"));
       const [first, ...others] = rescue.own;
-      const [left, right] = differences(first ? first[0] : "", rescue.answer);
+      const compared = first && first[0] !== "" && rescue.answer !== "" ? differences(first[0], rescue.answer) : [];
       const kind = ([, reward]) => (reward > 0 ? "good" : "bad");
       const own = element("div"), peer = element("div"), pair = element("div", undefined, "pair");
       own.append(element("h4", `Own answers (${rescue.own.length})`));
-      if (first) own.append(first[0] === "" ? text("", kind(first)) : marked(left, kind(first)));
+      const [left, right] = compared ?? [];
+      if (first) own.append(left ? marked(left, kind(first)) : text(first[0], kind(first)));
       own.append(...others.map((each) => text(each[0], kind(each))));
       peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success`));
-      peer.append(first ? marked(right, "good") : text(rescue.answer, "good"));
+      peer.append(right ? marked(right, "good") : text(rescue.answer, "good"));
+      if (compared === null) peer.append(element("p", "Too long to mark where the two differ."));
       pair.append(own, peer);
       box.append(pair);
       const parts = element("dl");
