@@ -63,8 +63,8 @@
     };
     const text = (value, name) => element("div", value === "" ? "(nothing)" : value, "text" + (name ? " " + name : ""));
 
-    // Two texts as [piece, whether it differs]: words that are not in their longest common subsequence; null where the
-    // texts are too long to compare.
+    // Two texts as [piece, whether it differs]: words that are not in their longest common subsequence. A text has at
+    // most 4,000 characters here.
     const differences = (one, other) => {
       const [all, every] = [one, other].map((value) => value.split(/(\s+)/).filter((piece) => piece !== ""));
       const isWord = (piece) => piece.trim() !== "";
@@ -73,7 +73,6 @@
       while (start < Math.min(a.length, b.length) && a[start] === b[start]) start++;
       while (end < Math.min(a.length, b.length) - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
       const [rows, columns] = [a.length - start - end, b.length - start - end];
-      if (rows * columns > 4e6) return null;
       const common = Array.from({ length: rows + 1 }, () => new Uint16Array(columns + 1));
       for (let i = rows - 1; i >= 0; i--)
         for (let j = columns - 1; j >= 0; j--)
@@ -102,16 +101,15 @@
       box.append(element("h3", `${rescue.policy}, step ${rescue.step}, learnt from ${rescue.peer}` + (panel.dataset.several ? ` (${rescue.run})` : "")));
       box.append(text(rescue.prompt, "prompt"));
       const [first, ...others] = rescue.own;
-      const compared = first && first[0] !== "" && rescue.answer !== "" ? differences(first[0], rescue.answer) : [];
+      const both = first && first[0] !== "" && rescue.answer !== "";
+      const [left, right] = both ? differences(first[0], rescue.answer) : [];
       const kind = ([, reward]) => (reward > 0 ? "good" : "bad");
       const own = element("div"), peer = element("div"), pair = element("div", undefined, "pair");
       own.append(element("h4", `Own answers (${rescue.own.length})`));
-      const [left, right] = compared ?? [];
       if (first) own.append(left ? marked(left, kind(first)) : text(first[0], kind(first)));
       own.append(...others.map((each) => text(each[0], kind(each))));
       peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success`));
       peer.append(right ? marked(right, "good") : text(rescue.answer, "good"));
-      if (compared === null) peer.append(element("p", "Too long to mark where the two differ."));
       pair.append(own, peer);
       box.append(pair);
       const parts = element("dl");
