@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 import subprocess
@@ -50,6 +51,7 @@ def test_own_models_data_and_reward_are_checked_shown_and_written(
     for words in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward, tried", "Placement on"):
         assert words in done.stdout, words
     assert done.stdout.count("--- ada sees") == 5
+    assert re.search(r"\n(\d+) held-out prompts show no change smaller than 1 in \1: ", done.stdout)
     project = tmp_path / "project"
     assert sorted(path.name for path in project.iterdir()) == ["README.md", "pool.yaml", "reward.py"]
     pool = yaml.safe_load((project / "pool.yaml").read_text())

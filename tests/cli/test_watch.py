@@ -44,6 +44,7 @@ class Watched:
         self.screen = WatchScreen(
             LiveRun(self.run, answers.get("names", ["ada", "bob"]), "sgt/gate_rate"),
             title="r · sgt · tiny · seed 0",
+            measure="mean reward, greedy",
             steps=40,
             seconds=0.05,
             look=self._look,

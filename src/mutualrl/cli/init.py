@@ -46,6 +46,7 @@ NoCheckOption = Annotated[
 ]
 
 SHOWN = 5  # prompts
+FEW_HELD_OUT = 32
 
 
 @reports_errors
@@ -216,6 +217,11 @@ def _shown_prompts(recipe: Recipe) -> list[str]:
     require_enough(prompts, recipe.round.prompts or 1)
     held_out = load_recipe_prompts(recipe, "validation")
     lines = [f"Data: {len(prompts)} training prompts, {len(held_out)} held out."]
+    if len(held_out) < FEW_HELD_OUT:
+        lines.append(
+            f"{len(held_out)} held-out prompts show no change smaller than 1 in {len(held_out)}: name a file of more "
+            "under task.validation_data of pool.yaml"
+        )
     for number, (name, tokenizer) in enumerate(load_tokenizers(recipe).items()):
         shown = prompts[: SHOWN if number == 0 else 1]
         template = recipe.trainer_settings(name).get("chat_template_kwargs")

@@ -110,6 +110,7 @@ def _on_screen(where: str, read: Run, goes_on: Callable[[], bool], seconds: floa
     app = WatchScreen(
         live,
         title=title,
+        measure="greedy accuracy" if read.measures_accuracy else "mean reward, greedy",
         steps=read.planned_steps or 0,
         seconds=max(1.0, seconds),
         look=goes_on,

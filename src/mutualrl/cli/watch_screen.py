@@ -93,6 +93,7 @@ class WatchScreen(App[None]):
         live: LiveRun,
         *,
         title: str,
+        measure: str,
         steps: int,
         seconds: float,
         look: Callable[[], bool],
@@ -108,6 +109,7 @@ class WatchScreen(App[None]):
         super().__init__()
         self._live = live
         self._heading = title
+        self._measure = measure
         self._steps = steps
         self._seconds = seconds
         self._look, self._stop, self._report = look, stop, report
@@ -182,7 +184,7 @@ class WatchScreen(App[None]):
         policies = list(self._live.policies.values())
         self._put_table([self._cells(policy) for policy in policies])
         self._draw("#reward", "reward", policies, [policy.reward for policy in policies])
-        self._draw("#accuracy", "greedy accuracy", policies, [policy.accuracy for policy in policies])
+        self._draw("#accuracy", self._measure, policies, [policy.accuracy for policy in policies])
         self._draw("#gate", "gate rate", policies, [policy.gate_rate for policy in policies])
         self._put("#rescue-texts", rescue_texts(policies))
         for place, policy in enumerate(policies):

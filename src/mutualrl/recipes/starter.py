@@ -136,7 +136,10 @@ REWARD = '''\
 
 
 def reward(completions, answer, **columns):
-    """Return 1 where the last line of a completion holds the answer, else 0."""
+    """Return 1 where the last line of a completion holds the answer, else 0.
+
+    Regime sgt takes a reward above 0.8 for a success and one below 0.2 for a failure (success_above, failure_below).
+    """
     rewards = []
     for completion, right in zip(completions, answer):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
@@ -154,7 +157,7 @@ Would sharing help them? What each solves, and how often a peer could help:
 
     {would_it_help}
 
-Train them with sharing (add `--dry-run` to see the recipe and the placement alone):
+Train them with sharing (add `--dry-run` to see the recipe and the placement, and to try the reward again):
 
     {shared}
 

@@ -76,8 +76,7 @@ def accuracy(run: Run) -> Table:
             last = points[-1]
             change = "" if before is None else f"{last.value - before:+.3f}"
             rows.append([policy.name, group_label(group), figure(before), figure(last.value), str(last.step), change])
-    boxed = part(run.recipe, "task").get("reward", ["boxed"]) in ("boxed", ["boxed"])
-    title = "Greedy accuracy" if boxed else "Mean reward of greedy completions"
+    title = "Greedy accuracy" if run.measures_accuracy else "Mean reward of greedy completions"
     return Table(title, ("policy", "group", "before training", "last", "at step", "change"), rows)
 
 

@@ -169,6 +169,11 @@ class Run:
         steps = part(self.recipe, "run").get("steps")
         return steps if isinstance(steps, int) else None
 
+    @property
+    def measures_accuracy(self) -> bool:
+        """Return whether its validation is a share of right answers, and not a mean reward."""
+        return part(self.recipe, "task").get("reward", ["boxed"]) in ("boxed", ["boxed"])
+
     def success_above(self, policy: str) -> float:
         """Return the reward above which a rollout is a success for a policy's regime."""
         own = next((part(p, "regime") for p in policies_in(self.recipe) if p["name"] == policy), {})
@@ -244,6 +249,8 @@ def _info(run: RunDirectory, path: Path) -> Row:
         raise UsageError(
             f"{path} is not a run directory (run.json cannot be read: {error.strerror or error})"
         ) from None
+    if info is None and not path.exists():
+        raise UsageError(f"{path} is not a run directory: there is none; `mutualrl train --run-dir {path}` makes one")
     if info is None:
         raise UsageError(f"{path} is not a run directory (it has no run.json); expected what `mutualrl train` leaves")
     return info
