@@ -358,7 +358,7 @@ def test_runs_of_another_version_without_records_or_of_nothing(cli_here: Cli, tm
     _, _, summary = reported(cli_here, empty)
     assert any("recipe.yaml is missing" in note for note in summary["notes"])
     assert any("no policies" in note for note in summary["notes"])
-    for path, words in ((tmp_path, "it has no run.json"), (tmp_path / "none", "it has no run.json")):
+    for path, words in ((tmp_path, "it has no run.json"), (tmp_path / "none", "there is none")):
         done = cli_here("report", path, "--out", "page")
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     (empty / "run.json").write_text("{")
