@@ -292,6 +292,7 @@ def test_doctor_and_dry_run_speak_of_the_bucket(
     }
 
 
+@pytest.mark.long
 @pytest.mark.extended
 @pytest.mark.parametrize(("server_kind", "regime"), [("moto", "xgrpo"), ("seaweedfs", "prp")])
 def test_other_regimes_share_over_a_bucket_as_over_a_directory(tmp_path: Path, server_kind: str, regime: str) -> None:

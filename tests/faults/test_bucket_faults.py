@@ -49,6 +49,7 @@ def ended(joined: Joined) -> bool:
 KILLS = 10  # with each server
 
 
+@pytest.mark.long
 @pytest.mark.extended
 @pytest.mark.parametrize("server", ["moto", "seaweedfs"])
 def test_kills_and_a_failing_store_leave_no_trace(unbroken: FinishedRun, tmp_path: Path, server: str) -> None:

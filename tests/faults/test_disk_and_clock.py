@@ -26,6 +26,7 @@ REFUSALS = (
 )
 
 
+@pytest.mark.long
 def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
     unbroken: FinishedRun, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_p
     assert verified(run.path)
 
 
+@pytest.mark.long
 @pytest.mark.extended
 def test_a_policy_over_two_raylets_is_the_run_of_one_machine(tmp_path: Path) -> None:
     arguments = (*SHORT, "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=16")
@@ -100,6 +101,7 @@ def test_a_policy_over_two_raylets_is_the_run_of_one_machine(tmp_path: Path) -> 
     assert run.weights() == local.weights()
 
 
+@pytest.mark.long
 @pytest.mark.extended
 def test_ctrl_c_saves_checkpoints_and_the_run_goes_on(
     cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path
