@@ -52,6 +52,7 @@ CHAINS: dict[str, Kills] = {
         ("checkpoint-half-pruned", "worker", 0),
     ),
 }
+BY_HAND = (pytest.mark.extended, pytest.mark.long)
 SINGLE: Kills = (("mid-shard", "worker", 2),)
 
 
@@ -86,7 +87,10 @@ def kill(run: Run, point: str, victim: str, process: psutil.Process, environment
     "kills",
     [
         pytest.param(SINGLE, id="single", marks=pytest.mark.slow),
-        *(pytest.param(chain, id=name, marks=pytest.mark.extended) for name, chain in CHAINS.items()),
+        *(
+            pytest.param(chain, id=name, marks=pytest.mark.extended if name == "exchange" else BY_HAND)
+            for name, chain in CHAINS.items()
+        ),
     ],
 )
 def test_kills_leave_no_trace(

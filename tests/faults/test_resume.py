@@ -79,10 +79,11 @@ def own_data(directory: Path) -> str:
             name,
             marks=[
                 pytest.mark.extended,
+                *([pytest.mark.long] if "launch.processes=2" in arguments else []),
                 *([needs_zero] if "ZeRO" in name else []),
             ],
         )
-        for name in CASES
+        for name, (arguments, _) in CASES.items()
     ],
 )
 @pytest.mark.timeout(3600)
