@@ -52,6 +52,7 @@ def raylet_of(process: psutil.Process) -> int:
     return next(parent.pid for parent in process.parents() if "raylet" in parent.name())
 
 
+@pytest.mark.long
 @pytest.mark.extended
 def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_path: Path) -> None:
     """A policy per raylet. A worker, the driver and a raylet are killed, each at a point that bob comes to."""
