@@ -12,9 +12,8 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from mutualrl.cli.watch_screen import Confirm, WatchScreen, duration, whole_tick
 from mutualrl.errors import UsageError
 from mutualrl.reporting.live_run import LiveRun
 from mutualrl.storage.rundir import RunDirectory, hold
-from runs import SHORT, Run, members
+from runs import SHORT, Run, members, wait_until
 
 
 class Watched:
@@ -67,10 +66,9 @@ class Watched:
         return str(self.screen.screen_stack[0].query_one(where, Static).content)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                await asyncio.sleep(0.02)
 
     @property
     def messages(self) -> list[str]:
@@ -222,30 +220,28 @@ class Terminal:
         os.close(slave)
         self.seen = ""
 
-    def until(self, words: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while words not in self.seen:
-            assert time.monotonic() < deadline, self.seen[-2000:]
-            if select.select([self.master], [], [], 0.2)[0]:
-                self._read()
-            elif self.process.poll() is not None:
-                raise AssertionError(self.seen[-2000:])
+    def until(self, *words: str) -> None:
+        """Wait for one of these words."""
+        wait_until(lambda: self._has_ended() or any(each in self.seen for each in words))
+        assert any(each in self.seen for each in words), self.seen[-2000:]
 
-    def _read(self) -> None:
-        with suppress(OSError):  # the other end is closed
-            self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
+    def _has_ended(self) -> bool:
+        """Read what is there, and return whether nothing more will come."""
+        ended = self.process.poll() is not None
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
+            except OSError:  # the other end is closed
+                break
+        return ended
 
     def press(self, key: str) -> None:
         os.write(self.master, key.encode())
 
     def end(self) -> int:
         """Read the rest, and return the exit code."""
-        deadline = time.monotonic() + PATIENCE
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline
-            if select.select([self.master], [], [], 0.1)[0]:
-                self._read()
-        return self.process.returncode
+        wait_until(self._has_ended)
+        return int(self.process.returncode)
 
 
 def test_in_a_terminal_it_is_a_screen_and_elsewhere_lines(tmp_path: Path, cli: Cli) -> None:
@@ -290,7 +286,7 @@ def test_a_run_is_stopped_from_the_screen_and_goes_on_later(tmp_path: Path) -> N
             terminal.press("s")
             terminal.until("says how to go on")
             terminal.press("y")
-            terminal.until("Asked process")
+            terminal.until("Asked process", "has ended already")
             terminal.seen = ""
         assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
         assert "stopped on request of another process; checkpoints: ada at step" in run.errors.read_text()

@@ -225,8 +225,10 @@ def test_axe_finds_nothing_and_nothing_is_cut_off(
         opened(browser, page)
         rules = (Path(axe.__file__).parent / "axe.min.js").read_text()
         browser.execute_cdp_cmd("Runtime.evaluate", {"expression": rules})  # the page itself lets no other script run
-        found = browser.execute_async_script("const done = arguments[0]; axe.run().then((r) => done(r.violations));")
-        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+        violations = browser.execute_async_script(
+            "const done = arguments[0]; axe.run().then((r) => done(r.violations));"
+        )
+        assert [(each["id"], each["nodes"][0]["html"]) for each in violations] == []
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         columns = browser.execute_script(
             "return getComputedStyle(document.querySelector('.figures')).gridTemplateColumns.split(' ').length"
@@ -288,11 +290,10 @@ def test_a_page_is_used_with_the_keyboard_alone(cli_here: Cli, tmp_path: Path, b
     for _ in range(200):
         ActionChains(browser).send_keys(Keys.TAB).perform()
         active = browser.switch_to.active_element
-        reached.append(active.get_attribute("id") or active.tag_name)
-        assert browser.execute_script("return getComputedStyle(arguments[0]).outlineStyle", active) != "none", reached[
-            -1
-        ]
-        if reached[-1] == "rescue-on":
+        name = active.get_attribute("id") or active.tag_name
+        reached.append(name)
+        assert browser.execute_script("return getComputedStyle(arguments[0]).outlineStyle", active) != "none", name
+        if name == "rescue-on":
             break
     assert reached[0] == "a"  # skips to the content
     assert {"summary", "rescue-policy", "rescue-outcome", "rescue-search"} <= set(reached)

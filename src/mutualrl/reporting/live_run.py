@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import stat
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from mutualrl.reporting.pace import WAIT
 from mutualrl.reporting.run_reader import Point, validation_of
 from mutualrl.see import open_store
 from mutualrl.see.liveness import last_beat
-from mutualrl.storage.files import JsonObject, finite_number, parse_or_none, read_checksummed
+from mutualrl.storage.files import JsonObject, finite_number, open_regular, parse_or_none, read_checksummed
 from mutualrl.storage.rundir import RunDirectory
 
 MOST_STEPS = 10**9
@@ -46,17 +45,15 @@ class NewLines:
         """Return the new lines without their ends, at most `LOOK_BYTES` of them; a line that is being written is left
         for the next look. None are returned of a file that is not there."""
         try:
-            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            with open_regular(self.path) as file:
                 state = os.fstat(file.fileno())
-                if not stat.S_ISREG(state.st_mode):  # a pipe would be waited for
-                    return []
                 self.began_anew = state.st_ino != self._inode or state.st_size < self._offset
                 if self.began_anew:
                     first = 0 if self._last_bytes is None else max(0, state.st_size - self._last_bytes)
                     self._inode, self._offset = state.st_ino, first
                 file.seek(self._offset)
                 data = file.read(LOOK_BYTES)
-        except OSError:
+        except (FileDamagedError, OSError):
             self.began_anew = False
             return []
         end = data.rfind(b"\n") + 1

@@ -20,6 +20,7 @@ from mutualrl.reporting.figure_specs import Figure
 from mutualrl.reporting.page import PageSection, Verdict, render
 from mutualrl.reporting.run_reader import Run, read_run
 from mutualrl.storage.files import read_any_json, try_read_json, user_path, write_atomic
+from mutualrl.storage.rundir import RunDirectory
 
 INDEX, DATA, FIGURES = "index.html", "report.json", "figures"
 DISTILLED = "distill.json"
@@ -124,8 +125,8 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 def _recipes(runs: Sequence[Run], directory: Path) -> list[tuple[str, str]]:
     """Return the runs whose recipes lie on this machine, each with the recipe's path from the page's directory."""
-    local = [run for run in runs if not run.info.get("exchange") and (run.root / "recipe.yaml").is_file()]
-    return [(run.name, os.path.relpath(run.root / "recipe.yaml", directory)) for run in local]
+    recipes = {run.name: RunDirectory(run.root).recipe for run in runs if not run.info.get("exchange")}
+    return [(name, os.path.relpath(path, directory)) for name, path in recipes.items() if path.is_file()]
 
 
 def _general(runs: Sequence[Run], shown: Sequence[Comparison]) -> list[str]:

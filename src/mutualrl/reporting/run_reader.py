@@ -21,6 +21,7 @@ from mutualrl.storage.artifacts import FileSum
 from mutualrl.storage.files import (
     JsonObject,
     finite_number,
+    open_regular,
     parse_or_none,
     read_checksummed,
     read_json,
@@ -331,13 +332,11 @@ TAIL_BYTES = 64 * 1024
 def _tail(path: Path, size: int) -> tuple[bytes, bool]:
     """Return the complete lines in the last `size` bytes of a regular file, and whether that is all of it."""
     try:
-        if not path.is_file():
-            return b"", True
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             length = file.seek(0, 2)
             file.seek(max(0, length - size))
             data = file.read(size)
-    except OSError:
+    except (FileDamagedError, OSError):
         return b"", True
     begin = data.find(b"\n") + 1 if length > size else 0
     return data[begin : data.rfind(b"\n") + 1], length <= size

@@ -12,7 +12,7 @@ import stat
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mutualrl.errors import DiskError, FileDamagedError, UsageError
 
@@ -171,20 +171,29 @@ def sync_directory(path: Path) -> None:
 SMALL_BYTES = 64 * 2**20  # of a small file of ours, at most: what is larger was not written by us
 
 
-def read_regular(path: Path, limit: int = SMALL_BYTES) -> bytes:
-    """Return the bytes of a regular file of at most `limit` bytes. A FIFO, a device or a directory is never read, nor
-    waited for.
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Yield a regular file, open for reading. A FIFO, a device or a directory is never read, nor waited for.
 
-    Raises FileNotFoundError, FileDamagedError for another kind of file or a larger one, OSError.
+    Raises FileNotFoundError, FileDamagedError for another kind of file, OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise FileDamagedError(f"{path}: not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(limit + 1)
+            yield file
     finally:
         os.close(descriptor)
+
+
+def read_regular(path: Path, limit: int = SMALL_BYTES) -> bytes:
+    """Return the bytes of a regular file of at most `limit` bytes.
+
+    Raises as `open_regular` does, and FileDamagedError for a larger one.
+    """
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
     if len(data) > limit:
         raise FileDamagedError(f"{path}: over {limit:,} bytes; expected less")
     return data
