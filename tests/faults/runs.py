@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,15 @@ class FinishedRun:
 class Run(FinishedRun):
     """`mutualrl train` in the background; `begin` may be called again, as a user would."""
 
-    def __init__(self, directory: Path, *arguments: str, **environment: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        of: Sequence[str] = ("--regime", "sgt", "--pool", "tiny"),
+        **environment: str,
+    ) -> None:
         super().__init__(directory)
-        self.begin("--regime", "sgt", "--pool", "tiny", *arguments, **environment)
+        self.begin(*of, *arguments, **environment)
 
     def begin(self, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(

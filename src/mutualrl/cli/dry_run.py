@@ -129,6 +129,8 @@ def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:
     """
     if recipe.task.reward == BOXED:
         return {}, ""
+    if recipe.task.has_turns:
+        return {}, "it scores rollouts of several turns"
     from mutualrl.training.models import load_tokenizers
 
     try:

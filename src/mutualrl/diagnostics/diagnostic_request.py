@@ -25,6 +25,7 @@ from mutualrl.storage.rundir import RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 from mutualrl.tasks import get_task, load_prompts
 from mutualrl.tasks.base import sample_evenly
+from mutualrl.tasks.turns import require_one_turn
 
 PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 
@@ -116,6 +117,7 @@ class DiagnosticRequest:
                 )
             ends = {**_pool_models(recipe, flags.trust_remote_code), **extra}
             origin = f"pool {recipe.pool}"
+        require_one_turn(recipe.task.environment, recipe.task.tools, "a diagnostic")
         templates = {p.name: recipe.trainer_settings(p.name).get("chat_template_kwargs") or {} for p in recipe.policies}
         default_seed = recipe.run.seed if recorded is not None else 0
         return cls(

@@ -23,6 +23,7 @@ from mutualrl.tasks import TaskSource, get_task
 from mutualrl.tasks.base import sample_evenly
 from mutualrl.tasks.mixture import PAPER, MixtureTask
 from mutualrl.tasks.rewarding import BOXED, REWARD_SECONDS
+from mutualrl.tasks.turns import require_one_turn
 
 ALIASES = {"paper": PAPER}
 
@@ -123,7 +124,10 @@ class EvalRequest:
 
 def _rewarded(task: TaskRequest, own: TaskSection, weights: Any) -> TaskRequest:
     """Return how a run's or pool's own task is rewarded: as its recipe says."""
-    if task.name != own.name or own.reward == task.rewards:
+    if task.name != own.name:
+        return task
+    require_one_turn(own.environment, own.tools, "mutualrl eval")
+    if own.reward == task.rewards:
         return task
     given = tuple(float(w) for w in weights) if isinstance(weights, list) else None
     return replace(task, rewards=own.reward, reward_weights=given)

@@ -119,6 +119,9 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     code = {"task.name": recipe.task.name, "regime.name": recipe.regime_name}
     values |= {key: SEPARATOR.join(map(without_directory, name.split(SEPARATOR))) for key, name in code.items()}
     values["task.reward"] = [without_directory(path) for path in recipe.task.reward]
+    values["task.tools"] = [without_directory(path) for path in recipe.task.tools]
+    if recipe.task.environment is not None:
+        values["task.environment"] = without_directory(recipe.task.environment)
     return {key: value for key, value in values.items() if not _OF_ONE_MACHINE.fullmatch(key)}
 
 

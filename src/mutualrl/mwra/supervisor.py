@@ -41,6 +41,7 @@ from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.run_info import Fingerprint, policy_result
 from mutualrl.storage.rundir import RunDirectory, check_free, clean_run, hold
 from mutualrl.tasks.rewards import require_rewards
+from mutualrl.tasks.turns import require_turns
 from mutualrl.tiny import located
 
 POLL_SECONDS = 0.2
@@ -132,6 +133,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     if launch.ray is not None:
         require_room(placement)
     require_rewards(recipe.task.reward)
+    require_turns(recipe.task.environment, recipe.task.tools)
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
     for policy in recipe.policies:
         solutions(recipe, policy.name, prompts)

@@ -92,6 +92,9 @@ def fingerprint(
         group = entry_points(f"mutualrl.{key.partition(' ')[0]}s")
         if is_import_path(name) or name in group:  # a run whose code has changed is another run
             code[f"{key}_sha256"] = source_digest(group[name].value if name in group else name)
+    turns = [] if recipe.task.environment is None else [("environment", recipe.task.environment)]
+    for key, path in (*turns, *(("tool", path) for path in recipe.task.tools)):
+        code[f"{key} {without_directory(path)}"] = source_digest(path)
     for number, path in enumerate(recipe.task.reward):
         if is_import_path(path):
             several = f" {number}" if len(recipe.task.reward) > 1 else ""

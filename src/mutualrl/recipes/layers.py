@@ -216,14 +216,17 @@ def _with_data(section: Layer, anchor: Callable[[Any], Any]) -> Layer:
     return {k: anchor(v) if k in ("data", "validation_data") else v for k, v in section.items()}
 
 
-def _with_rewards(section: Layer, directory: Path) -> Layer:
-    """Return a task's section with the files of its reward functions that lie beside the recipe made absolute."""
-    rewards = section.get("reward")
-    if isinstance(rewards, str):
-        return {**section, "reward": _beside(rewards, directory)}
-    if isinstance(rewards, list):
-        return {**section, "reward": [_beside(each, directory) if isinstance(each, str) else each for each in rewards]}
-    return section
+def _with_code(section: Layer, directory: Path) -> Layer:
+    """Return a task's section with the files of its code (rewards, environment, tools) that lie beside the recipe made
+    absolute."""
+    anchored = dict(section)
+    for key in ("reward", "environment", "tools"):
+        value = section.get(key)
+        if isinstance(value, str):
+            anchored[key] = _beside(value, directory)
+        elif isinstance(value, list):
+            anchored[key] = [_beside(each, directory) if isinstance(each, str) else each for each in value]
+    return anchored
 
 
 def _anchored_member(member: Any, anchor: Callable[[Any], Any]) -> Any:
@@ -276,7 +279,7 @@ def _anchored(layer: Layer, directory: Path) -> Layer:
     anchor_code(layer, directory)
     task = layer.get("task")
     if isinstance(task, dict):
-        layer["task"] = _with_rewards(_with_data(task, anchor), directory)
+        layer["task"] = _with_code(_with_data(task, anchor), directory)
         if isinstance(members := layer["task"].get("members"), dict):
             layer["task"]["members"] = {name: _anchored_member(member, anchor) for name, member in members.items()}
     return layer

@@ -46,6 +46,7 @@ from mutualrl.storage.files import user_path
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.hub_data import is_hub
+from mutualrl.tasks.turns import NOT_SHARED
 
 #: where the paper's base algorithm differs from TRL's defaults (paper, Section "Hyperparameters").
 BASE_TRAINER: dict[str, Any] = {
@@ -235,15 +236,21 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
     advantages."""
     spec = recipe.spec
     try:
-        traced = recipe.published.traced
+        schema = recipe.published
     except ValidationError:
         return []  # the regime's own settings are wrong, and reported by themselves
+    traced = schema.traced
     lines = []
     if spec.reads_peers and len(recipe.policies) < 2:
         lines.append(
             f"regime {spec.name!r} shares between policies, and this pool has one ({recipe.policies[0].name!r}); "
             f"add a policy, or use --regime {baseline().name}"
         )
+    if recipe.task.has_turns and ("text" in schema.fields or recipe.run.publish == "full"):
+        publisher = f"regime {spec.name!r}" if "text" in schema.fields else "run.publish: full"
+        key = "tools" if recipe.task.environment is None else "environment"
+        unshared = f"{publisher} shares texts, not rollouts of several turns: {NOT_SHARED}"
+        lines.append(_line(layers, ("task", key), unshared))
     for policy in recipe.policies:
         problem = spec.staleness_problem(recipe.regime_settings(policy.name), recipe.exchange.staleness)
         if problem is not None:

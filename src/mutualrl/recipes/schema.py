@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from mutualrl.plugins import FORM as IMPORT_FORM
 from mutualrl.plugins import absolute_path, is_import_path
 from mutualrl.records import POLICY_NAME, PublishSchema
 from mutualrl.regimes import RegimeSettings, RegimeSpec, baseline, get_regime
@@ -79,12 +80,19 @@ def _absolute(value: str) -> str:
 UserPath = Annotated[str, AfterValidator(_absolute)]
 
 
-def _importable(value: str) -> str:
+def _reward(value: str) -> str:
     """Return `boxed`, or an import path; a path to a file is made absolute."""
     if value == "boxed":
         return value
     if not is_import_path(value):
         raise ValueError(f"found {value!r}, {FORM}")
+    return absolute_path(value)
+
+
+def _importable(value: str) -> str:
+    """Return an import path; a path to a file is made absolute."""
+    if not is_import_path(value):
+        raise ValueError(f"found {value!r}, expected {IMPORT_FORM}")
     return absolute_path(value)
 
 
@@ -96,8 +104,10 @@ def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-RewardPath = Annotated[str, AfterValidator(_importable)]
-Rewards = Annotated[tuple[RewardPath, ...], BeforeValidator(_as_tuple), Field(min_length=1, strict=False)]
+RewardPath = Annotated[str, AfterValidator(_reward)]
+CodePath = Annotated[str, AfterValidator(_importable)]
+Rewards = Annotated[tuple[RewardPath, ...], BeforeValidator(_as_tuple), Field(strict=False)]
+Tools = Annotated[tuple[CodePath, ...], BeforeValidator(_as_tuple), Field(strict=False)]
 
 
 class MemberSection(Section):
@@ -113,7 +123,10 @@ class MemberSection(Section):
 class TaskSection(Section):
     """Section `task`: prompts and rewards. `data` and `validation_data` are files or directories, or `hub:OWNER/NAME`,
     where the task reads some. `reward`: `boxed`, or any TRL reward function by import path, or several (weighted by
-    `trainer.reward_weights`). `template` and `answer` are of task `dataset`, `members` are of task `mixture`."""
+    `trainer.reward_weights`). `template` and `answer` are of task `dataset`, `members` are of task `mixture`.
+    `environment` and `tools`: TRL's `environment_factory` (a class) and `tools` (functions), by import path; rollouts
+    then have several turns. With an environment `reward` may be empty, which is then its default: the environment's
+    `get_reward` is the reward."""
 
     name: str = "arithmetic"
     data: UserPath | None = None
@@ -123,9 +136,20 @@ class TaskSection(Section):
     members: dict[str, MemberSection] = Field({}, description="tasks of the mixture, by name; empty: the paper's seven")
     max_prompt_tokens: int = Field(1024, ge=1, description="longer under any policy: dropped for all")
     reward: Rewards = ("boxed",)
+    environment: CodePath | None = Field(None, description="class of TRL's environment_factory, by import path")
+    tools: Tools = Field((), description="functions that the model may call, by import path")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _environments_reward(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("environment") is not None:
+            return {"reward": (), **value}
+        return value
 
     @model_validator(mode="after")
     def _own_keys(self) -> TaskSection:
+        if not self.reward and self.environment is None:
+            raise ValueError(f"reward: found none; {FORM}")
         if self.name != "mixture" and self.members:
             raise ValueError(f"members: only task 'mixture' has members; this is {self.name!r}")
         if self.name != "dataset" and (self.template is not None or self.answer != "answer"):
@@ -137,6 +161,11 @@ class TaskSection(Section):
             if name != "dataset" and (member.template is not None or member.answer != "answer"):
                 raise ValueError(f"members.{name}: only task 'dataset' takes template and answer")
         return self
+
+    @property
+    def has_turns(self) -> bool:
+        """Return whether a rollout may have several turns: the model's, and those of tools or an environment."""
+        return self.environment is not None or bool(self.tools)
 
     def source(self, seed: int) -> TaskSource:
         """Return where the task reads from."""

@@ -46,10 +46,11 @@ def content_score(content: str | None, answer: str) -> float:
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:
-    """Return text of a completion as TRL hands it out: a string, or the messages of a conversation."""
+    """Return text of a completion as TRL hands it out: a string, or the messages of a conversation, of which those
+    count that the model wrote: what a tool answered is no answer of the model's."""
     if isinstance(completion, str):
         return completion
-    return "".join(message["content"] for message in completion)
+    return "".join(message.get("content") or "" for message in completion if message["role"] == "assistant")
 
 
 def boxed_reward(completions: list[str | list[dict[str, str]]], answer: list[str], **_: object) -> list[float]:

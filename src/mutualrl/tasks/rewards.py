@@ -57,7 +57,7 @@ def wrap_errors(function: Reward, name: str, on_call: Callable[[str], None] = la
         @functools.wraps(function)
         async def later(*args: object, **kwargs: object) -> Any:
             on_call(name)
-            with _naming(name):
+            with naming(f"reward function {name}"):
                 return await function(*args, **kwargs)
 
         return later
@@ -65,7 +65,7 @@ def wrap_errors(function: Reward, name: str, on_call: Callable[[str], None] = la
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
         on_call(name)
-        with _naming(name):
+        with naming(f"reward function {name}"):
             return function(*args, **kwargs)
 
     return call
@@ -79,13 +79,14 @@ def is_async(function: Reward) -> bool:
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def naming(what: str) -> Iterator[None]:
+    """Turn an exception of the user's code into a RewardError that says whose it is, and where."""
     try:
         yield
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        raise RewardError(f"reward function {name}: {type(error).__name__}: {error} ({where})") from error
+        raise RewardError(f"{what}: {type(error).__name__}: {error} ({where})") from error
 
 
 def weighted(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from transformers import PrinterCallback, set_seed
 from transformers.utils import logging
+from trl.chat_template_utils import add_response_schema, supports_tool_calling
 
 from mutualrl.console.lines import notify
 from mutualrl.engines.scoring import check_vocabulary
@@ -30,6 +32,7 @@ from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards
+from mutualrl.tasks.turns import load_environment, load_tools
 from mutualrl.tiny import located
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
@@ -42,6 +45,9 @@ from mutualrl.training.sharing import Sharing, publish_schema
 from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
 from mutualrl.training.vllm_generation import engine_turn, hear_steps, prepare_vllm
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class BuiltTrainer(NamedTuple):
@@ -112,15 +118,23 @@ def build_trainer(
         shared=allocation.policies_per_gpu > 1,
         say=notify,
     )
+    task = recipe.task
+    if task.has_turns:
+        require_tool_calling(policy, tokenizers[policy])
+    factory = None
+    if task.environment is not None:
+        factory = load_environment(task.environment, owns_reward=not task.reward)
     try:
         with one_at_a_time:
             trainer = MutualGRPOTrainer(
                 model=model,
-                reward_funcs=load_rewards(recipe.task.reward),
+                reward_funcs=load_rewards(task.reward) or None,
                 args=args,
                 train_dataset=as_dataset(prompts, tokenizers[policy]),
                 processing_class=tokenizers[policy],
                 peft_config=lora_config(recipe.lora_settings(policy)),
+                tools=load_tools(task.tools) or None,
+                environment_factory=factory,
                 sharing=sharing,
             )
     except (OSError, SafetensorError) as error:
@@ -142,6 +156,32 @@ def _warn_of_context(policy: str, trainer: MutualGRPOTrainer, longest: int) -> N
             f"policy {policy!r}: a prompt of {longest} tokens and trainer.max_completion_length ({completion}) are "
             f"more than the {context} positions of its model; what lies beyond them is not what it learnt"
         )
+
+
+def require_tool_calling(policy: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ModelError where a policy's chat template cannot write a tool call, or TRL cannot read one of it."""
+    if not tokenizer.chat_template:
+        problem = "has no chat template"
+    elif not supports_tool_calling(tokenizer):
+        problem = "has a chat template that cannot write tool calls"
+    elif (unread := _unread_calls(tokenizer)) is not None:
+        problem = f"has a chat template whose tool calls TRL cannot read ({unread})"
+    else:
+        return
+    raise ModelError(
+        f"policy {policy!r}: its tokenizer {problem}, and task.tools and task.environment need it; expected a model "
+        "that calls tools, such as Qwen/Qwen3-0.6B"
+    )
+
+
+def _unread_calls(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    if any(getattr(tokenizer, key, None) is not None for key in ("response_template", "response_schema")):
+        return None
+    try:
+        add_response_schema(copy.deepcopy(tokenizer))
+    except ValueError as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 def _fitting(

@@ -9,15 +9,12 @@ from transformers import AutoConfig, ProcessorMixin
 from trl.trainer.utils import get_callable_name
 
 from mutualrl.errors import UsageError
+from mutualrl.tasks.turns import NOT_SHARED
 
-_TURNS = (
-    "the exchange does not record which tokens of several turns were sampled and which a tool wrote, nor can the "
-    "learner's chat template write a peer's turns again; leave it out, or take a regime that shares rewards alone"
-)
 #: what sharing texts would need
 MISSING = {
-    "tools": _TURNS,
-    "environment_factory": _TURNS,
+    "tools": NOT_SHARED,
+    "environment_factory": NOT_SHARED,
     "rollout_func": "the exchange does not record which tokens it sampled; leave it out",
     "model": "the exchange does not record images; leave it out",
 }

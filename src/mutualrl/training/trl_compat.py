@@ -39,6 +39,7 @@ _REGIMES = "tests/training/test_regimes_in_training.py"
 _RESUME = "tests/training/test_script_resume.py"
 _RANKS = "tests/training/test_ranks.py"
 _VLLM = "tests/training/test_vllm.py"
+_TURNS = "tests/training/test_turns.py"
 
 ASSUMPTIONS = (
     Assumption("GRPOTrainer._step", "counts micro-batches of training", _REGIMES),
@@ -46,6 +47,7 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._metrics", '["train"] is a defaultdict of lists whose means are logged', _TRAINER),
     Assumption("GRPOTrainer._logs", '["advantages"] is a deque with one entry per logged completion', _TRAINER),
     Assumption("GRPOTrainer._tokenizer", "the tokenizer, also where the processor is another object", _TRAINER),
+    Assumption("GRPOTrainer._environment_pool", "lists of instances, by the environment's name", _TURNS),
     Assumption("GRPOTrainer._last_loaded_step", "the step whose weights the vLLM engine has", _VLLM),
     Assumption("GRPOTrainer._entropy_bonus_enabled", "whether _compute_loss adds an entropy term", _REGIMES),
     Assumption("GRPOTrainer._calculate_rewards", "rewards gathered over ranks, (rows, functions)", _TRAINER),
@@ -281,6 +283,42 @@ def reward_rows(
     finally:
         del trainer._log_completion_extra, trainer._log_metric
     return rewards
+
+
+def reward_turns(trainer: HookedGRPOTrainer, inputs: list[Inputs], environments: dict[Any, list[Any]]) -> torch.Tensor:
+    """Return TRL's rewards of one rollout per row of data, of several turns where tools or an environment answer;
+    gathered over ranks, shape (rows, functions). Needs a model in evaluation.
+
+    `environments`: instances by name, kept for the next call, so that those of training are left alone. Nothing is
+    logged, and no pass is made for a loss.
+    """
+    heard: list[torch.Tensor] = []
+    apart: dict[str, Any] = {
+        "num_generations_eval": 1,
+        "beta": 0.0,
+        "vllm_importance_sampling_correction": False,
+        "_logs": {
+            **{key: [] for key in ("prompt", "completion", "advantages", "images")},
+            **{key: defaultdict(list) for key in ("rewards", "extra")},
+        },
+        "on_rewards": lambda inputs, ids, rewards: heard.append(rewards),
+    }
+    if trainer.environment_factories is not None:
+        apart["_environment_pool"] = environments
+    saved = {key: vars(trainer)[key] for key in apart if key in vars(trainer)}
+    metrics = trainer._metrics["eval"]
+    trainer._metrics["eval"] = defaultdict(list)
+    for key, value in apart.items():
+        setattr(trainer, key, value)
+    try:
+        trainer._generate_and_score_completions(inputs)
+    finally:
+        trainer._metrics["eval"] = metrics
+        for key in apart:
+            delattr(trainer, key)
+        for key, value in saved.items():
+            setattr(trainer, key, value)
+    return heard[0]
 
 
 def total_rewards(trainer: GRPOTrainer, rewards: torch.Tensor) -> torch.Tensor:

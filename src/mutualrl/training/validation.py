@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list, gather_object
+from transformers import GenerationConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from mutualrl.engines.base import Sampling
@@ -17,8 +21,9 @@ from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import weighted
 from mutualrl.tasks.scoring import score, score_rewards
-from mutualrl.training.trl_compat import tokenizer_of
-from mutualrl.training.vllm_generation import greedy
+from mutualrl.training.data import as_dataset
+from mutualrl.training.trl_compat import reward_turns, tokenizer_of, total_rewards
+from mutualrl.training.vllm_generation import greedy, greedy_engine
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
 
 class Validator:
     """Greedy pass@1 of the model under training: one completion per prompt, exact boxed match, or the mean reward where
-    the task has reward functions of its own.
+    the task has reward functions of its own. With tools or an environment: one greedy rollout per prompt, and its mean
+    reward.
 
     The prompts are shared out over the ranks; every rank returns the score of all.
     """
@@ -35,15 +41,19 @@ class Validator:
         self._trainer = trainer
         self._prompts = prompts
         self._batch_size = batch_size
+        self._environments: dict[Any, list[Any]] = defaultdict(list)
 
     def __call__(self) -> Validation:
         """Return the score of all prompts, on every rank."""
-        accelerator = self._trainer.accelerator
+        trainer, accelerator = self._trainer, self._trainer.accelerator
         # Ranks with unequal shares would run unequal numbers of batches, and hang where a forward is a collective.
         share = -(-len(self._prompts) // accelerator.num_processes)
         prompts = list(self._prompts[accelerator.process_index :: accelerator.num_processes])
         prompts += [self._prompts[0]] * (share - len(prompts))
-        completions = self._with_vllm(prompts) if self._trainer.use_vllm else self._with_transformers(prompts)
+        if trainer.tools or trainer.environment_factories is not None:
+            rewards = gather_object(list(zip([p.id for p in prompts], self._of_turns(prompts), strict=True)))
+            return score_rewards(self._prompts, [dict(rewards)[p.id] for p in self._prompts])
+        completions = self._with_vllm(prompts) if trainer.use_vllm else self._with_transformers(prompts)
         answers = gather_object([(p.id, completion) for p, completion in zip(prompts, completions, strict=True)])
         by_id = dict(answers)
         score: list[Validation | None] = [None]
@@ -52,6 +62,44 @@ class Validator:
         validation: Validation | None = broadcast_object_list(score, from_process=0)[0]
         assert validation is not None
         return validation
+
+    def _of_turns(self, prompts: list[Prompt]) -> list[float]:
+        """Return the reward of a greedy rollout of each prompt, as TRL rolls out and scores; None and NaN count as
+        0."""
+        trainer = self._trainer
+        rewards: list[float] = []
+        training = trainer.model.training
+        trainer.model.eval()
+        with self._greedy():
+            for first in range(0, len(prompts), self._batch_size):
+                rows = list(as_dataset(prompts[first : first + self._batch_size], tokenizer_of(trainer)))
+                scored = total_rewards(trainer, reward_turns(trainer, rows, self._environments))
+                start = trainer.accelerator.process_index * len(rows)
+                rewards += scored[start : start + len(rows)].tolist()
+        trainer.model.train(training)
+        return [0.0 if math.isnan(reward) else reward for reward in rewards]
+
+    @contextmanager
+    def _greedy(self) -> Iterator[None]:
+        """Let TRL decode greedily, with none of the settings that training samples with."""
+        trainer = self._trainer
+        if trainer.use_vllm:
+            with greedy_engine(trainer):
+                yield
+            return
+        sampling, overriding = trainer.generation_config, trainer.generation_kwargs
+        trainer.generation_kwargs = {}
+        trainer.generation_config = GenerationConfig(
+            max_new_tokens=trainer.max_completion_length,
+            do_sample=False,
+            pad_token_id=sampling.pad_token_id,
+            bos_token_id=sampling.bos_token_id,
+            eos_token_id=sampling.eos_token_id,
+        )
+        try:
+            yield
+        finally:
+            trainer.generation_config, trainer.generation_kwargs = sampling, overriding
 
     def _with_transformers(self, prompts: list[Prompt]) -> list[Completion]:
         trainer = self._trainer

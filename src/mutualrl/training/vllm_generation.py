@@ -116,22 +116,31 @@ def shut_down(trainer: GRPOTrainer) -> None:
         trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
 
 
-def greedy(trainer: GRPOTrainer, prompts: Sequence[Sequence[int]]) -> list[Completion]:
-    """Return greedy completions of the prompts (token ids) from the engine that training samples from, with its
-    weights, and none of the settings that training samples with.
-
-    All ranks call this with equally many prompts. Greedy decoding draws no random number.
-    """
+@contextmanager
+def greedy_engine(trainer: GRPOTrainer) -> Iterator[None]:
+    """Let the engine decode greedily, with none of the settings that training samples with: no random number is
+    drawn."""
     engine = trainer.vllm_generation
-    load_weights_into_engine(trainer)
     plain: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     plain |= {"generation_kwargs": {}, "structured_outputs_regex": None}
     saved = {name: getattr(engine, name) for name in plain}
+    vars(engine).update(plain)
     try:
-        vars(engine).update(plain)
-        _, completions, _, _ = engine.generate(prompts=[list(ids) for ids in prompts], images=None, num_generations=1)
+        yield
     finally:
         vars(engine).update(saved)
+
+
+def greedy(trainer: GRPOTrainer, prompts: Sequence[Sequence[int]]) -> list[Completion]:
+    """Return greedy completions of the prompts (token ids) from the engine that training samples from, with its
+    weights.
+
+    All ranks call this with equally many prompts.
+    """
+    engine = trainer.vllm_generation
+    load_weights_into_engine(trainer)
+    with greedy_engine(trainer):
+        _, completions, _, _ = engine.generate(prompts=[list(ids) for ids in prompts], images=None, num_generations=1)
     texts = tokenizer_of(trainer).batch_decode(completions, skip_special_tokens=True)
     return [
         Completion(tuple(ids), text, ended(list(ids), trainer.eos_token_ids))

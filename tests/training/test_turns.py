@@ -1,0 +1,435 @@
+"""Tools and environments from a recipe: policies that call a tool train, are validated, and share their rewards."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    set_seed,
+)
+
+from conftest import PATIENCE, Cli, make_once
+from mutualrl.errors import UsageError
+from mutualrl.tasks.boxed import boxed_reward
+from mutualrl.tasks.turns import load_environment, load_tools
+from runs import Run, stop_at, stopped
+
+CODE = '''
+class Counter:
+    """An environment whose reward is what was counted, up to ten."""
+
+    def reset(self, start: str = "0", **row) -> None:
+        self.count = int(start)
+
+    def increment(self, step: int) -> str:
+        """Count up.
+
+        Args:
+            step: How far.
+
+        Returns:
+            The count.
+        """
+        self.count += step
+        return str(self.count)
+
+    def get_reward(self) -> float:
+        return min(self.count, 10) / 10
+
+
+class Remembers(Counter):
+    """An environment that is not begun anew as the row says: it counts its own beginnings."""
+
+    times = 0
+
+    def reset(self, **row) -> None:
+        self.times += 1
+        self.count = self.times % 3
+
+
+class Breaks(Counter):
+    def reset(self, **row) -> None:
+        raise KeyError("no such board")
+
+
+class Silent:
+    def reset(self, **row) -> None:
+        """Nothing."""
+
+
+class Timeless:
+    """Cannot begin anew."""
+
+
+def double(number: int) -> int:
+    """Double a number.
+
+    Args:
+        number: What to double.
+    """
+    return 2 * number
+
+
+def untyped(number):
+    """Return it."""
+
+
+def undocumented(number: int) -> int:
+    return number
+
+
+def talks(completions, **kwargs):
+    """One for a conversation of several turns, in which a tool answered."""
+    return [float(any(message["role"] == "tool" for message in messages)) for messages in completions]
+
+
+unusable = 3
+'''
+INCREMENT = {
+    "type": "function",
+    "function": {
+        "name": "increment",
+        "description": "Count up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"step": {"type": "integer", "description": "How far."}},
+            "required": ["step"],
+        },
+        "return": {"type": "string", "description": "The count."},
+    },
+}
+
+
+def conversation(prompt: str, step: int) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "increment", "arguments": {"step": step}}}
+    return [
+        {"role": "user", "content": prompt},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "increment", "content": str(step)},
+        {"role": "assistant", "content": "Done."},
+    ]
+
+
+PROMPTS = [f"Count from {number}." for number in range(16)]
+
+
+def tool_caller(directory: Path, seed: int) -> None:
+    """Train a small model until it calls the tool with a step from 1 to 9, and then says that it is done."""
+    templates = Path(trl.__file__).parent / "chat_templates"
+    talks = [conversation(prompt, step) for prompt in PROMPTS for step in range(1, 10)]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=(templates / "qwen3.jinja").read_text("utf-8"),
+    )
+    in_training = (templates / "qwen3_training.jinja").read_text("utf-8")  # what TRL takes in its place
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    texts = [
+        tokenizer.apply_chat_template(talk, tools=[INCREMENT], chat_template=in_training, tokenize=False)
+        for talk in talks
+    ]
+    # what does not change is one token each: short rows, which a small model learns in seconds
+    fixed = {piece for text in texts for piece in re.split(r"<\|\w+\|>|\d|assistant\n", text)}
+    tokenizer.add_tokens([*sorted(piece for piece in fixed if len(piece) > 3), "assistant\n"])
+    set_seed(seed)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            tie_word_embeddings=True,
+        )
+    )
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    rest = torch.stack(
+        [(row == tokenizer.convert_tokens_to_ids("<|im_start|>")).cumsum(0) >= 2 for row in batch["input_ids"]]
+    )
+    labels = batch["input_ids"].masked_fill(~(rest & batch["attention_mask"].bool()), -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(400):
+        rows = torch.randint(len(texts), (12,))
+        loss = model(
+            input_ids=batch["input_ids"][rows], attention_mask=batch["attention_mask"][rows], labels=labels[rows]
+        ).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+@pytest.fixture(scope="session")
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with two policies that call tools, a pool of them, data and code."""
+
+    def make(directory: Path) -> None:
+        for seed, name in enumerate(("cara", "carl")):
+            tool_caller(directory / name, seed)
+        policies = [{"name": name, "model": str(directory / name)} for name in ("cara", "carl")]
+        (directory / "pool.yaml").write_text(yaml.safe_dump({"policies": policies}))
+        rows = [{"prompt": prompt, "answer": "10", "start": str(start % 4)} for start, prompt in enumerate(PROMPTS)]
+        (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (directory / "board.py").write_text(CODE)
+
+    return make_once(tmp_path_factory, "callers", make)
+
+
+def recipe(callers: Path, directory: Path, regime: str = "xgrpo", **task: Any) -> Path:
+    """Write a recipe over the pool, with an environment unless the task says otherwise."""
+    data = str(callers / "rows.jsonl")
+    section = {"name": "dataset", "data": data, "validation_data": data, **task}
+    if "tools" not in section:  # the environment of most tests
+        section.setdefault("environment", f"{callers / 'board.py'}:Counter")
+    path = directory / "recipe.yaml"
+    trainer = {"max_completion_length": 64, "learning_rate": 0.002, "num_generations": 8, "beta": 0.0}
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "pool": str(callers / "pool.yaml"),
+                "regime": {"name": regime},
+                "task": section,
+                "trainer": trainer,
+                "round": {"prompts": 4},
+                "run": {"steps": 6, "validate_every": 3},
+            }
+        )
+    )
+    return path
+
+
+def metrics(run: Path, policy: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "policies" / policy / "metrics.jsonl").read_text().splitlines()]
+
+
+def greedily(model_path: Path) -> float:
+    """Return the mean reward of greedy rollouts, made without TRL: the step of the one call, counted up from the row's
+    start."""
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    rewards = []
+    for start, prompt in enumerate(PROMPTS):
+        question = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tools=[INCREMENT],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+        ids = model.generate(**question, do_sample=False, max_new_tokens=64)[0][question["input_ids"].shape[1] :]
+        call = re.search(r'{"step": (\d+)}', tokenizer.decode(ids))
+        assert call is not None
+        rewards.append(min(start % 4 + int(call[1]), 10) / 10)
+    return sum(rewards) / len(rewards)
+
+
+@pytest.mark.extended
+def test_policies_train_in_an_environment_and_share_its_rewards(callers: Path, tmp_path: Path, cli: Cli) -> None:
+    path = recipe(callers, tmp_path)
+    done = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
+    assert done.returncode == 0, done.stderr
+    for policy in ("cara", "carl"):
+        steps = metrics(tmp_path / "run", policy)
+        rewards = [line["reward"] for line in steps if "reward" in line]
+        calls = [line["tools/call_frequency"] for line in steps if "tools/call_frequency" in line]
+        assert len(rewards) == 6
+        assert min(rewards) > 0.3
+        assert min(calls) > 0.8  # the policies call the tool, by the text that TRL reads
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
+    validations = {name: each["validation"] for name, each in result["policies"].items()}
+    for name, validation in validations.items():
+        assert (validation["n"], validation["no_box"]) == (16, None)
+        assert result["policies"][name]["initial_validation"]["accuracy"] == pytest.approx(greedily(callers / name))
+    assert metrics(tmp_path / "run", "cara")[0]["rewards/Counter/mean"] > 0.3
+    again = cli("eval", "--run", tmp_path / "run")
+    assert again.returncode == 2
+    assert "task.environment" in again.stderr
+    assert "samples one turn per prompt" in again.stderr
+
+
+@pytest.mark.extended
+def test_validation_in_an_environment_leaves_training_as_it_is(callers: Path, tmp_path: Path, cli: Cli) -> None:
+    path = recipe(callers, tmp_path, "grpo", environment=f"{callers / 'board.py'}:Remembers")
+    for name, every in (("often", "1"), ("seldom", "0")):
+        done = cli("train", path, "--run-dir", tmp_path / name, "--no-report", "--set", f"run.validate_every={every}")
+        assert done.returncode == 0, done.stderr
+    for policy in ("cara", "carl"):
+        often, seldom = (
+            [
+                {key: line[key] for key in ("reward", "loss", "tools/call_frequency", "num_tokens")}
+                for line in metrics(tmp_path / name, policy)
+                if "loss" in line
+            ]
+            for name in ("often", "seldom")
+        )
+        assert often == seldom
+
+
+@pytest.mark.extended
+def test_a_killed_policy_goes_on_from_within_a_round_of_several_turns(callers: Path, tmp_path: Path) -> None:
+    path = str(recipe(callers, tmp_path))
+    half_used = ("--no-report", "--set", "round.optimizer_steps=2", "--set", "run.save_every=1")
+    places = [tmp_path / name for name in ("unbroken", "killed")]
+    for place in places:
+        place.mkdir()
+    unbroken = Run(places[0], *half_used, of=[path])
+    assert unbroken.process.wait(PATIENCE) == 0, unbroken.errors.read_text()
+    environment = stop_at("in-the-loss:carl:4", mark=tmp_path / "mark")
+    run = Run(places[1], *half_used, of=[path], **environment)
+    try:
+        stopped(tmp_path / "mark", run).kill()
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
+        assert run.weights() == unbroken.weights()
+        assert len(run.weights()) == 2
+        assert "Starting it again" in run.errors.read_text()
+    finally:
+        run.end()
+
+
+@pytest.mark.extended
+def test_tools_are_called_and_a_reward_function_reads_the_turns(callers: Path, tmp_path: Path, cli: Cli) -> None:
+    increment = callers / "board.py"
+    tool = tmp_path / "tool.py"
+    tool.write_text(
+        'def increment(step: int) -> str:\n    """Count up.\n\n    Args:\n        step: How far.\n\n    Returns:\n'
+        '        The count.\n    """\n    return str(step)\n'
+    )
+    path = recipe(callers, tmp_path, "grpo", tools=[f"{tool}:increment"], reward=f"{increment}:talks")
+    done = cli("train", path, "--steps", "2", "--run-dir", tmp_path / "run", "--no-report")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {each["initial_validation"]["accuracy"] for each in result["policies"].values()} == {1.0}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ("Breaks", "environment Breaks: KeyError: 'no such board' (board.py, line"),
+        ("Silent", "has no method get_reward, and the recipe no task.reward"),
+    ],
+)
+def test_an_environment_that_fails_is_named(
+    callers: Path, tmp_path: Path, cli: Cli, environment: str, words: str
+) -> None:
+    path = recipe(callers, tmp_path, "grpo", environment=f"{callers / 'board.py'}:{environment}")
+    done = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
+    assert done.returncode in (1, 2)
+    assert words in done.stderr
+
+
+@pytest.mark.extended
+def test_a_chat_template_without_tools_is_named(callers: Path, tmp_path: Path, cli: Cli) -> None:
+    path = recipe(callers, tmp_path, "grpo")
+    text = path.read_text().replace(str(callers / "pool.yaml"), "tiny").replace("prompts: 4", "prompts: 16")
+    path.write_text(text)
+    done = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
+    assert done.returncode == 4
+    assert "has no chat template, and task.tools and task.environment need it" in done.stderr
+
+
+@pytest.mark.parametrize("regime", ["sgt", "prp"])
+def test_a_regime_that_shares_texts_refuses_turns(callers: Path, tmp_path: Path, cli_here: Cli, regime: str) -> None:
+    done = cli_here("train", recipe(callers, tmp_path, regime), "--dry-run")
+    assert done.returncode == 2
+    assert "task.environment" in done.stderr
+    assert f"regime '{regime}' shares texts" in done.stderr
+    assert "which tokens of several turns were sampled" in done.stderr
+    full = cli_here("train", recipe(callers, tmp_path, "xgrpo"), "--set", "run.publish=full", "--dry-run")
+    assert full.returncode == 2
+    assert "run.publish: full" in full.stderr
+
+
+def test_a_plan_says_that_the_reward_was_not_tried(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+    done = cli_here("train", recipe(callers, tmp_path), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "rollouts of several turns" in done.stdout
+    assert "reward: []" in done.stdout
+
+
+def test_code_lies_beside_the_recipe(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "board.py").write_text(CODE)
+    recipe(callers, beside, environment="board.py:Counter", tools="board.py:double")
+    done = cli_here("train", beside / "recipe.yaml", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"environment: {beside / 'board.py'}:Counter" in done.stdout
+    assert f"- {beside / 'board.py'}:double" in done.stdout
+    recipe(callers, beside, environment="absent.py:Counter")
+    assert "absent.py" in cli_here("train", beside / "recipe.yaml", "--run-dir", tmp_path / "run").stderr
+
+
+def test_the_diagnostics_refuse_turns(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+    pool = yaml.safe_load((callers / "pool.yaml").read_text())
+    pool["task"] = {"name": "dataset", "data": str(callers / "rows.jsonl"), "tools": [f"{callers / 'board.py'}:double"]}
+    (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
+    done = cli_here("complementarity", "--pool", tmp_path / "pool.yaml")
+    assert done.returncode == 2
+    assert "samples one turn per prompt" in done.stderr
+
+
+def test_without_an_environment_a_reward_is_needed(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
+    done = cli_here("train", "--set", "task.reward=[]", "--dry-run")
+    assert done.returncode == 2
+    assert "task: reward: found none" in done.stderr or "task.reward: found none" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Timeless", "has no method reset"),
+        ("unusable", "found int, expected a class"),
+        ("absent", "has no class 'absent'"),
+    ],
+)
+def test_what_is_no_environment_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "board.py").write_text(CODE)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        load_environment(f"{tmp_path / 'board.py'}:{name}", owns_reward=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("untyped", "has no type for number"),
+        ("undocumented", "has no docstring"),
+        ("unusable", "found int, expected a function"),
+    ],
+)
+def test_a_tool_that_a_model_could_not_be_told_of_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "board.py").write_text(CODE)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        load_tools([f"{tmp_path / 'board.py'}:{name}"])
+
+
+def test_what_a_tool_answered_is_no_answer_of_the_models() -> None:
+    turns = [
+        {"role": "assistant", "tool_calls": [{"type": "function"}]},
+        {"role": "tool", "name": "solve", "content": "\\boxed{7}"},
+        {"role": "assistant", "content": "I do not know."},
+    ]
+    assert boxed_reward([turns], ["7"]) == [0.0]
+    assert boxed_reward([[*turns, {"role": "assistant", "content": "\\boxed{7}"}]], ["7"]) == [1.0]
