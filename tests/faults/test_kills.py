@@ -52,7 +52,6 @@ CHAINS: dict[str, Kills] = {
         ("checkpoint-half-pruned", "worker", 0),
     ),
 }
-BY_HAND = (pytest.mark.extended, pytest.mark.long)
 SINGLE: Kills = (("mid-shard", "worker", 2),)
 
 
@@ -88,7 +87,7 @@ def kill(run: Run, point: str, victim: str, process: psutil.Process, environment
     [
         pytest.param(SINGLE, id="single", marks=pytest.mark.slow),
         *(
-            pytest.param(chain, id=name, marks=pytest.mark.extended if name == "exchange" else BY_HAND)
+            pytest.param(chain, id=name, marks=[pytest.mark.extended, pytest.mark.long])
             for name, chain in CHAINS.items()
         ),
     ],

@@ -42,7 +42,6 @@ def test_a_supervisor_killed_while_training_leaves_nothing(run: Callable[..., Ru
     wait_until(lambda: not members(started.path))
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_a_supervisor_killed_while_starting_leaves_nothing(run: Callable[..., Run]) -> None:
     started = run()
@@ -70,7 +69,6 @@ def test_a_stop_signal_saves_checkpoints_and_ends_the_run_with_130(
         assert abs(step - len(started.metrics(policy))) <= 1
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_a_second_signal_stops_at_once(run: Callable[..., Run], tmp_path: Path) -> None:
     """A worker that never gets to the end of its step keeps the first signal waiting."""
@@ -119,7 +117,6 @@ def began_again(run: Run, restart: int) -> None:
     wait_until(lambda: len(run.metrics("bob")) > steps + 2)
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[..., Run]) -> None:
     """The survivor's metrics and the summary say so; a resumed run has the lost one back, and it catches up."""
@@ -143,7 +140,6 @@ def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[...,
     assert json.loads((started.path / "summary.json").read_text())["lost"] == []
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_a_frozen_worker_is_replaced_and_what_wakes_up_is_fenced_off(run: Callable[..., Run], tmp_path: Path) -> None:
     """The supervisor kills what it gives up. What it cannot reach (another machine's) is fenced off when it wakes."""
@@ -171,7 +167,6 @@ def test_a_frozen_policy_is_given_up_after_the_peer_timeout(run: Callable[..., R
     assert "policy 'bob' is frozen" in started.errors.read_text()
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_a_frozen_policy_is_found_out_where_nobody_waits_for_it(run: Callable[..., Run]) -> None:
     started = run("--set", "regime=grpo", "--set", "run.peer_timeout=10.0")
@@ -208,7 +203,6 @@ def test_a_second_run_on_the_directory_is_refused_before_anything_heavy(run: Cal
     assert started.process.poll() is None
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path) -> None:
     command = [
@@ -234,7 +228,6 @@ def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path
     assert (tmp_path / "r" / "summary.json").exists()
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_a_stop_in_the_wait_leaves_no_trace(unbroken: FinishedRun, tmp_path: Path) -> None:
     """One policy waits for another that does not come: it saves the step it had made, as if the round had not begun."""
@@ -258,7 +251,6 @@ def test_a_stop_in_the_wait_leaves_no_trace(unbroken: FinishedRun, tmp_path: Pat
         started.end()
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_a_frozen_rank_is_found_out_whichever_it_is(run: Callable[..., Run]) -> None:
     started = run(
@@ -286,7 +278,6 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.long
 @pytest.mark.extended
 @pytest.mark.parametrize("victim", ["worker", "supervisor"])
 def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: Path, victim: str) -> None:
@@ -311,7 +302,6 @@ def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: P
     wait_until(lambda: not any(alive(p) for p in helpers) and not members(started.path))
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_a_final_save_longer_than_the_time_out_is_no_frozen_policy(tmp_path: Path) -> None:
     """Of two ranks: the one that has nothing to write waits for the other, and goes on beating."""

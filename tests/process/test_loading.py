@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -18,6 +19,14 @@ def test_collection_rests_in_the_block_and_goes_on_after_it() -> None:
     with pytest.raises(ImportError), importing():
         import no_such_module  # noqa: F401
     assert gc.isenabled()
+
+
+def test_the_records_of_installed_packages_are_read_once() -> None:
+    before = metadata.packages_distributions
+    with importing():
+        assert metadata.packages_distributions() is metadata.packages_distributions()
+    assert metadata.packages_distributions is before
+    assert metadata.packages_distributions() is not metadata.packages_distributions()
 
 
 def test_what_is_imported_first_is_kept_out_of_later_collections_and_garbage_of_models_is_not() -> None:

@@ -20,6 +20,7 @@ from mutualrl.diagnostics.rollout_reader import TYPES, read_rollouts
 from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError, MutualRLError, UsageError
+from mutualrl.process.loading import importing
 from mutualrl.recipes.published import missing_rounds
 from mutualrl.records import Prompt
 from mutualrl.seeds import policy_seed
@@ -126,7 +127,8 @@ class _Asked(dict[str, Content]):
 
 def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) -> Rollouts:
     """Let every model answer the prompts. A prompt that leaves any of them no room is dropped for all."""
-    from mutualrl.engines.transformers_engine import context_of, load_tokenizer
+    with importing():
+        from mutualrl.engines.transformers_engine import context_of, load_tokenizer
     from mutualrl.tiny import located
 
     names = [p.name for p in sampled.recipe.policies]

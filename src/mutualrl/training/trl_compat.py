@@ -39,7 +39,7 @@ _REGIMES = "tests/training/test_regimes_in_training.py"
 _RESUME = "tests/training/test_script_resume.py"
 _RANKS = "tests/training/test_ranks.py"
 _VLLM = "tests/training/test_vllm.py"
-_TURNS = "tests/training/test_turns.py"
+_TURNS = "tests/training/test_environments.py"
 
 ASSUMPTIONS = (
     Assumption("GRPOTrainer._step", "counts micro-batches of training", _REGIMES),

@@ -8,6 +8,7 @@ from typing import Any
 
 from mutualrl.engines.base import ScoringEngine
 from mutualrl.errors import UsageError
+from mutualrl.process.loading import importing
 from mutualrl.recipes.schema import HUB_ID, known_model
 from mutualrl.storage.files import user_path
 from mutualrl.tiny import PREFIX
@@ -50,7 +51,8 @@ class Endpoint:
 
     def tokenizer(self) -> Any:
         """Load the tokenizer. Raises ModelError when that fails."""
-        from mutualrl.engines.transformers_engine import load_tokenizer
+        with importing():
+            from mutualrl.engines.transformers_engine import load_tokenizer
         from mutualrl.tiny import located
 
         return load_tokenizer(located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
