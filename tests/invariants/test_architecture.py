@@ -208,6 +208,16 @@ def test_every_guarantee_names_a_test_that_is_there() -> None:
         before = named
 
 
+def test_the_lock_has_the_pinned_versions_with_hashes() -> None:
+    text = (REPOSITORY / "requirements.lock").read_text().replace("\\\n", "")
+    locked = [line for line in text.splitlines() if line and not line.startswith("#")]
+    constraints = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    pinned = {line for line in constraints if not line.startswith(("#", "torch=="))}
+    assert {line.split()[0] for line in locked} == pinned  # torch's build is the machine's
+    for line in locked:
+        assert re.fullmatch(r"\S+==\S+( +--hash=sha256:[0-9a-f]{64})+", line), line
+
+
 def test_the_pinned_versions_are_within_the_bounds_of_the_package() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()

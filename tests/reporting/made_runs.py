@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,12 +147,15 @@ def edit_recipe(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     set_recipe(run, json.dumps(recipe))
 
 
-def add_model(run: Path, policy: str, **files: str) -> Path:
-    """Give a policy of a run a trained model, of a configuration alone; returns its directory."""
+def add_model(run: Path, policy: str, of: Path | None = None, **files: str) -> Path:
+    """Give a policy of a run a trained model, the files of a directory or a configuration alone; returns its
+    directory."""
     root = run / "policies" / policy
     staging = root / ".model.partial"
     staging.mkdir(parents=True)
-    for name, text in {"config.json": "{}", **files}.items():
+    for path in [] if of is None else of.iterdir():
+        shutil.copy2(path, staging)
+    for name, text in {**({} if of else {"config.json": "{}"}), **files}.items():
         (staging / name).write_text(text)
     run_id = json.loads((run / "run.json").read_text())["run_id"]
     commit_directory(staging, root / "model", {"run_id": run_id, "policy": policy, "step": 20})

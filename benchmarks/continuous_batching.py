@@ -1,0 +1,121 @@
+"""Sampling with transformers' continuous batching beside TRL's padded batches, on the CPU, in one run.
+
+    python benchmarks/continuous_batching.py     # some minutes on two idle cores
+
+The same run of one embedded policy (GRPO, a thread) is made in turn with each way to sample. Compared are the median of
+`step_time` over all steps but the first, and the largest memory of the run's processes. `default` is what
+`trainer.use_transformers_continuous_batching` does by itself: its cache takes half of the memory that is free. `small
+cache` limits it to what the batch needs. Writes benchmarks/results/continuous_batching.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import psutil
+
+from mutualrl.storage.rundir import versions
+
+RESULTS = Path(__file__).parent / "results"
+POOL = 'policies: [{name: ada, model: "tiny:ada"}]\nhardware: {gpus: 0}\n'
+BATCH = ("round.prompts=16", "trainer.num_generations=4", "trainer.per_device_train_batch_size=64")
+CONTINUOUS = "trainer.use_transformers_continuous_batching=true"
+SMALL = "trainer.transformers_continuous_batching_config={num_blocks: 256, block_size: 32, max_batch_tokens: 512}"
+#: ways to sample: their settings, and how many steps are made (one takes a minute under `default`)
+WAYS: dict[str, tuple[tuple[str, ...], int]] = {
+    "padded batches": ((), 12),
+    "continuous, small cache": ((CONTINUOUS, SMALL), 12),
+    "continuous, default": ((CONTINUOUS,), 4),
+}
+RUNS = 3
+
+
+def peak_memory(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
+    """Return the largest resident memory of a process and all below it, in bytes, seen until it ends."""
+    peak, top = 0, psutil.Process(process.pid)
+    while not stop.wait(0.1):
+        total = 0
+        for each in (top, *_children(top)):
+            try:
+                total += each.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        peak = max(peak, total)
+    return peak
+
+
+def _children(top: psutil.Process) -> list[psutil.Process]:
+    try:
+        return top.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def run(directory: Path, settings: tuple[str, ...], steps: int) -> tuple[float, int]:
+    """Make a run; return the median seconds of a step, and the largest memory in bytes."""
+    (directory.parent / "one.yaml").write_text(POOL)
+    command = [sys.executable, "-m", "mutualrl", "train", "--pool", str(directory.parent / "one.yaml"), "--no-report"]
+    command += ["--steps", str(steps), "--run-dir", str(directory)]
+    for setting in (*BATCH, "run.validate_every=0", "run.validation_limit=1", "run.save_every=0", *settings):
+        command += ["--set", setting]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    stop, peaks = threading.Event(), []
+    watch = threading.Thread(target=lambda: peaks.append(peak_memory(process, stop)))
+    watch.start()
+    errors = process.communicate()[1]
+    stop.set()
+    watch.join()
+    if process.returncode:
+        raise SystemExit(errors.decode())
+    rows = [json.loads(line) for line in (directory / "policies" / "ada" / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median([row["step_time"] for row in rows if "step_time" in row][1:]), peaks[0]
+
+
+def main() -> None:
+    """Make the runs, and write the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    memory: dict[str, list[int]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory() as directory:
+        for number in range(RUNS):
+            for place, (way, (settings, steps)) in enumerate(WAYS.items()):
+                median, peak = run(Path(directory) / f"{place}-{number}", settings, steps)
+                seconds[way].append(median)
+                memory[way].append(peak)
+                print(way, f"{median:.3f} s, {peak / 2**30:.1f} GiB", flush=True)
+    medians = {way: statistics.median(values) for way, values in seconds.items()}
+    gibibytes = {way: max(values) / 2**30 for way, values in memory.items()}
+    padded = medians["padded batches"]
+    lines = [
+        "| sampling | median step of each run, s | median, s | to padded | largest memory, GiB |",
+        "|---|---|---|---|---|",
+    ]
+    for way, values in seconds.items():
+        each = ", ".join(f"{value:.2f}" for value in values)
+        lines.append(f"| {way} | {each} | {medians[way]:.2f} | {medians[way] / padded:.1f} | {gibibytes[way]:.1f} |")
+    content = {
+        "command": "python benchmarks/continuous_batching.py",
+        "versions": versions(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_of_the_machine": psutil.virtual_memory().total / 2**30,
+        "seconds": seconds,
+        "medians": medians,
+        "to_padded": {way: median / padded for way, median in medians.items()},
+        "gibibytes": gibibytes,
+    }
+    (RESULTS / "continuous_batching.json").write_text(json.dumps(content, indent=1) + "\n")
+    (RESULTS / "continuous_batching.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
