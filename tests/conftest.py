@@ -139,11 +139,6 @@ def zero_ready() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin the longest tests first: none is left for the end, when the other processes have nothing to do."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
-
-
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -309,7 +309,6 @@ def test_other_regimes_share_over_a_bucket_as_over_a_directory(tmp_path: Path, s
 
 
 @pytest.mark.extended
-@pytest.mark.long
 def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucket(
     server: Server, tmp_path: Path
 ) -> None:

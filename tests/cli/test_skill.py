@@ -15,7 +15,6 @@ SKILL = (REPOSITORY / "SKILL.md").read_text()
 
 
 @pytest.mark.extended
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_order_of_work_runs_as_it_stands(cli: Cli, tmp_path: Path) -> None:
     block = re.search(r"```bash\n(.*?)```", SKILL.split("## Order of work")[1], flags=re.DOTALL)

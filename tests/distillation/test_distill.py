@@ -289,7 +289,6 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
 
 
 @pytest.mark.extended
-@pytest.mark.long
 def test_a_killed_distillation_goes_on_from_its_checkpoint(cli: Cli, tmp_path: Path) -> None:
     settings = ("--set", "round.prompts=16", "--set", "trainer.per_device_train_batch_size=64")
     done = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)

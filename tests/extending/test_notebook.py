@@ -14,7 +14,6 @@ TOUR = REPOSITORY / "examples" / "tour.ipynb"
 
 
 @pytest.mark.extended
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_tour_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")

@@ -12,7 +12,7 @@ from conftest import PATIENCE
 from mutualrl.storage.checkpoints import Checkpoints
 from runs import SHORT, FinishedRun, Run, hooked, members, mounted, verified
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.long]
 
 
 #: what the disk refuses one session of a run after the other: bob's file, the how manieth write to it, the error, and
@@ -26,7 +26,6 @@ REFUSALS = (
 )
 
 
-@pytest.mark.long
 def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
     unbroken: FinishedRun, tmp_path: Path
 ) -> None:

@@ -52,6 +52,8 @@ CHAINS: dict[str, Kills] = {
         ("checkpoint-half-pruned", "worker", 0),
     ),
 }
+IN_CI = ("exchange", "last checkpoint")
+BY_HAND = (pytest.mark.extended, pytest.mark.long)
 SINGLE: Kills = (("mid-shard", "worker", 2),)
 
 
@@ -87,7 +89,7 @@ def kill(run: Run, point: str, victim: str, process: psutil.Process, environment
     [
         pytest.param(SINGLE, id="single", marks=pytest.mark.slow),
         *(
-            pytest.param(chain, id=name, marks=[pytest.mark.extended, pytest.mark.long])
+            pytest.param(chain, id=name, marks=pytest.mark.extended if name in IN_CI else BY_HAND)
             for name, chain in CHAINS.items()
         ),
     ],

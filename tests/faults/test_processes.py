@@ -117,6 +117,7 @@ def began_again(run: Run, restart: int) -> None:
     wait_until(lambda: len(run.metrics("bob")) > steps + 2)
 
 
+@pytest.mark.long
 @pytest.mark.extended
 def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[..., Run]) -> None:
     """The survivor's metrics and the summary say so; a resumed run has the lost one back, and it catches up."""
@@ -140,6 +141,7 @@ def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[...,
     assert json.loads((started.path / "summary.json").read_text())["lost"] == []
 
 
+@pytest.mark.long
 @pytest.mark.extended
 def test_a_frozen_worker_is_replaced_and_what_wakes_up_is_fenced_off(run: Callable[..., Run], tmp_path: Path) -> None:
     """The supervisor kills what it gives up. What it cannot reach (another machine's) is fenced off when it wakes."""
@@ -203,6 +205,7 @@ def test_a_second_run_on_the_directory_is_refused_before_anything_heavy(run: Cal
     assert started.process.poll() is None
 
 
+@pytest.mark.long
 @pytest.mark.extended
 def test_of_twenty_starts_at_once_one_wins(tiny: dict[str, Path], tmp_path: Path) -> None:
     command = [
@@ -302,6 +305,7 @@ def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: P
     wait_until(lambda: not any(alive(p) for p in helpers) and not members(started.path))
 
 
+@pytest.mark.long
 @pytest.mark.extended
 def test_a_final_save_longer_than_the_time_out_is_no_frozen_policy(tmp_path: Path) -> None:
     """Of two ranks: the one that has nothing to write waits for the other, and goes on beating."""

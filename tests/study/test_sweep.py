@@ -143,7 +143,6 @@ def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(copy:
 
 
 @pytest.mark.extended
-@pytest.mark.long
 def test_killed_five_times_it_comes_to_the_same_results(made: Path, tmp_path: Path) -> None:
     for name in ("s.yaml", "claims.yaml", "one.yaml"):
         shutil.copy2(made / name, tmp_path / name)  # with its date, which the results name

@@ -50,7 +50,6 @@ def test_only_the_adapter_moves_and_the_reference_is_the_model_without_it(
 
 
 @pytest.mark.extended
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "processes"),
     [

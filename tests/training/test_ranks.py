@@ -94,10 +94,9 @@ UNDER: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.extended
-@pytest.mark.long
 @pytest.mark.parametrize(
     "strategy",
-    ["ddp", pytest.param("zero2", marks=ZERO), pytest.param("zero3", marks=ZERO)],
+    ["ddp", pytest.param("zero2", marks=[*ZERO, pytest.mark.long]), pytest.param("zero3", marks=ZERO)],
 )
 def test_on_two_ranks_nothing_hangs_and_nothing_but_the_order_of_sums_changes(
     tiny: dict[str, Path], tmp_path: Path, strategy: str
