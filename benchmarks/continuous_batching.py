@@ -1,6 +1,6 @@
 """Sampling with transformers' continuous batching beside TRL's padded batches, on the CPU, in one run.
 
-    python benchmarks/continuous_batching.py     # some minutes on two idle cores
+    python benchmarks/continuous_batching.py     # a minute and a half on two idle cores
 
 The same run of one embedded policy (GRPO, a thread) is made in turn with each way to sample. Compared are the median of
 `step_time` over all steps but the first, and the largest memory of the run's processes. `default` is what
@@ -29,13 +29,12 @@ POOL = 'policies: [{name: ada, model: "tiny:ada"}]\nhardware: {gpus: 0}\n'
 BATCH = ("round.prompts=16", "trainer.num_generations=4", "trainer.per_device_train_batch_size=64")
 CONTINUOUS = "trainer.use_transformers_continuous_batching=true"
 SMALL = "trainer.transformers_continuous_batching_config={num_blocks: 256, block_size: 32, max_batch_tokens: 512}"
-#: ways to sample: their settings, and how many steps are made (one takes a minute under `default`)
-WAYS: dict[str, tuple[tuple[str, ...], int]] = {
-    "padded batches": ((), 12),
-    "continuous, small cache": ((CONTINUOUS, SMALL), 12),
-    "continuous, default": ((CONTINUOUS,), 4),
+#: ways to sample: their settings, and how many runs of how many steps are made (a step takes seconds under `default`)
+WAYS: dict[str, tuple[tuple[str, ...], int, int]] = {
+    "padded batches": ((), 3, 12),
+    "continuous, small cache": ((CONTINUOUS, SMALL), 3, 12),
+    "continuous, default": ((CONTINUOUS,), 1, 3),
 }
-RUNS = 3
 
 
 def peak_memory(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
@@ -86,8 +85,10 @@ def main() -> None:
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     memory: dict[str, list[int]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as directory:
-        for number in range(RUNS):
-            for place, (way, (settings, steps)) in enumerate(WAYS.items()):
+        for number in range(max(runs for _, runs, _ in WAYS.values())):
+            for place, (way, (settings, runs, steps)) in enumerate(WAYS.items()):
+                if number >= runs:
+                    continue
                 median, peak = run(Path(directory) / f"{place}-{number}", settings, steps)
                 seconds[way].append(median)
                 memory[way].append(peak)
