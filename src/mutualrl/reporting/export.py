@@ -55,8 +55,9 @@ def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None 
     if not names:
         raise UsageError(f"{root} has no trained model to export (did it finish?)")
     sources = {name: _checked(run, name) for name in names}
-    for name, source in sources.items() if converter is not None else ():
-        require_convertible(name, source)
+    if converter is not None:
+        for name, source in sources.items():
+            require_convertible(name, source)
     revisions = {policy["name"]: policy.get("revision") for policy in policies_in(reader.recipe)}
     licenses = {name: license_files(reader.policies[name].model, revisions.get(name)) for name in names}
     for name in names:
@@ -68,8 +69,8 @@ def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None 
         text = card(reader, reader.policies[name])
         with _staged(name, to) as staging:
             _copy(text, licenses[name], sources[name], staging)
-            if converter is not None and gguf is not None:
-                convert(converter, name, staging, gguf)
+            if converter is not None:
+                convert(converter, name, staging)
             files = _with_sums(staging)
         exported.append(Exported(name, to / name, files, tuple(path.name for path in licenses[name])))
     return exported

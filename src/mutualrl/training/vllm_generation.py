@@ -15,7 +15,7 @@ from mutualrl.process.ports import free_port
 from mutualrl.process.turns import turn
 from mutualrl.records import Completion
 from mutualrl.thl import ended
-from mutualrl.training.trl_compat import load_weights_into_engine, tokenizer_of
+from mutualrl.training.trl_compat import load_weights_into_engine, replaced, tokenizer_of
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -120,15 +120,10 @@ def shut_down(trainer: GRPOTrainer) -> None:
 def greedy_engine(trainer: GRPOTrainer) -> Iterator[None]:
     """Let the engine decode greedily, with none of the settings that training samples with: no random number is
     drawn."""
-    engine = trainer.vllm_generation
     plain: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     plain |= {"generation_kwargs": {}, "structured_outputs_regex": None}
-    saved = {name: getattr(engine, name) for name in plain}
-    vars(engine).update(plain)
-    try:
+    with replaced(trainer.vllm_generation, plain):
         yield
-    finally:
-        vars(engine).update(saved)
 
 
 def greedy(trainer: GRPOTrainer, prompts: Sequence[Sequence[int]]) -> list[Completion]:
