@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from conftest import Cli
+from mutualrl.cli.app import app
 from mutualrl.engines.transformers_engine import load_tokenizer
 from mutualrl.recipes.starter import NEXT, Starter, files, named
 
@@ -162,3 +164,22 @@ def test_on_a_terminal_it_asks_for_what_is_missing(tmp_path: Path, rows: Path) -
         assert question in errors.decode()
     assert b"Written to" in output
     assert yaml.safe_load((tmp_path / "new" / "pool.yaml").read_text())["hardware"] == {"gpus": 0}
+
+
+CPUS = {"with bfloat16": {"avx512_bf16": True}, "without": {"avx512_bf16": False, "amx_bf16": False}}
+
+
+@pytest.mark.parametrize(("cpu", "written"), [("with bfloat16", {"bf16": True}), ("without", None)])
+def test_large_models_train_in_bfloat16_where_the_cpu_computes_in_it(
+    rows: Path, tmp_path: Path, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch, cpu: str, written: object
+) -> None:
+    large = tmp_path / "large"
+    shutil.copytree(tiny["bob"], large)
+    config = json.loads((large / "config.json").read_text())
+    (large / "config.json").write_text(json.dumps({**config, "intermediate_size": 1_000_000}))  # no weight is read
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: CPUS[cpu])
+    options = ["--model", "tiny:ada", "--model", str(large), "--data", str(rows), "--gpus", "0", "--yes", *SHORT]
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "project"), *options])
+    assert done.exit_code == 0, done.output
+    policies = yaml.safe_load((tmp_path / "project" / "pool.yaml").read_text())["policies"]
+    assert [policy.get("trainer") for policy in policies] == [None, written]

@@ -25,7 +25,8 @@ from textual.widgets import Static, TabbedContent
 from conftest import PATIENCE, Cli
 from made_runs import made_run
 from mutualrl.cli.watch import stop_run
-from mutualrl.cli.watch_screen import Confirm, WatchScreen, duration, whole_ticks
+from mutualrl.cli.watch_screen import Confirm, WatchScreen, whole_ticks
+from mutualrl.console.display import duration
 from mutualrl.errors import UsageError
 from mutualrl.reporting.live_run import LiveRun
 from mutualrl.storage.rundir import RunDirectory, hold

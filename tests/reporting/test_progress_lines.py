@@ -33,3 +33,25 @@ def test_a_line_that_says_nothing_new_is_not_repeated_for_two_minutes(tmp_path: 
         assert lines_after(16) == 1
         assert lines_after(100) == 0
         assert lines_after(60) == 1
+
+
+def test_the_time_that_is_left_is_said_after_the_first_step_and_not_after_the_last(
+    tmp_path: Path, clock: Clock
+) -> None:
+    screen = io.StringIO()
+    run = RunDirectory(tmp_path)
+    rows = [json.dumps({"step": step, "step_time": 60.0}) + "\n" for step in range(1, 11)]
+    for policy in ("ada", "bob"):
+        run.policy(policy).metrics.parent.mkdir(parents=True)
+    with Progress(run, ["ada", "bob"], 10, Console(file=screen, width=200)) as progress:
+
+        def line_with(ada: int, bob: int) -> str:
+            for policy, steps in (("ada", ada), ("bob", bob)):
+                run.policy(policy).metrics.write_text("".join(rows[:steps]))
+            clock.sleep(16)
+            progress.update()
+            return screen.getvalue().splitlines()[-1]
+
+        assert "left" not in line_with(1, 0)
+        assert line_with(4, 2).endswith("; about 8 min of training left")  # of the slower one
+        assert "left" not in line_with(10, 10)

@@ -350,6 +350,23 @@ def test_a_chat_template_without_tools_is_named(callers: Path, tmp_path: Path, c
     assert "has no chat template, and task.tools and task.environment need it" in done.stderr
 
 
+@pytest.mark.extended
+def test_what_the_model_is_told_of_its_tools_counts_for_the_length_of_a_prompt(
+    callers: Path, tmp_path: Path, cli: Cli
+) -> None:
+    model = yaml.safe_load((callers / "pool.yaml").read_text())["policies"][0]["model"]
+    talk = [conversation(prompt, 1)[:1] for prompt in PROMPTS]
+    template = AutoTokenizer.from_pretrained(model).apply_chat_template
+    alone = [len(ids) for ids in template(talk, add_generation_prompt=True)["input_ids"]]
+    told = [len(ids) for ids in template(talk, add_generation_prompt=True, tools=[INCREMENT])["input_ids"]]
+    assert max(alone) < min(told)
+    for limit, code in ((min(told) - 1, 2), (max(told), 0)):
+        arguments = ("--set", f"task.max_prompt_tokens={limit}", "--set", "run.steps=1", "--no-report")
+        done = cli("train", recipe(callers, tmp_path, "grpo"), *arguments, "--run-dir", tmp_path / str(limit))
+        assert done.returncode == code, done.stderr
+        assert (f"no training prompt is within task.max_prompt_tokens ({limit})" in done.stderr) == (code == 2)
+
+
 @pytest.mark.parametrize("regime", ["sgt", "prp"])
 def test_a_regime_that_shares_texts_refuses_turns(callers: Path, tmp_path: Path, cli_here: Cli, regime: str) -> None:
     done = cli_here("train", recipe(callers, tmp_path, regime), "--dry-run")

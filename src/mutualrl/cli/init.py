@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +49,7 @@ NoCheckOption = Annotated[
 ]
 
 SHOWN = 5  # prompts
+BF16_WEIGHTS = 50_000_000  # from here on bfloat16 is faster on a CPU that has it: docs/results.md
 FEW_HELD_OUT = 32
 
 
@@ -76,11 +80,12 @@ def init(
     target = user_path(directory)
     _require_free(target)
     starter = _starter(model, task, data, reward, gpus, max_completion_length, trust_remote_code, asks=asks)
+    plan = None
+    if not no_check:
+        starter = replace(starter, bf16=_in_bf16(starter))
+        with _staged(starter) as pool:
+            plan = _checked(pool, as_json=as_json)
     contents = project.files(starter)
-    with tempfile.TemporaryDirectory(prefix="mutualrl-init-") as staging:
-        for name, text in contents.items():
-            (Path(staging) / name).write_text(text, encoding="utf-8")
-        plan = None if no_check else _checked(Path(staging) / "pool.yaml", as_json=as_json)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         _create(target / name, text)
@@ -91,6 +96,24 @@ def init(
     typer.echo(f"Written to {target}: {', '.join(sorted(contents))}. Next, in that directory:")
     for command in project.NEXT:
         typer.echo(f"  {command}")
+
+
+@contextmanager
+def _staged(starter: Starter) -> Iterator[Path]:
+    """Write the project's files for as long as the block lasts; yield its pool."""
+    from mutualrl.recipes import starter as project
+
+    with tempfile.TemporaryDirectory(prefix="mutualrl-init-") as staging:
+        for name, text in project.files(starter).items():
+            (Path(staging) / name).write_text(text, encoding="utf-8")
+        yield Path(staging) / "pool.yaml"
+
+
+def _recipe(pool: Path) -> Recipe:
+    from mutualrl.recipes import Request, resolve
+    from mutualrl.regimes import at_level
+
+    return resolve(Request(regime=at_level("outcome").name, pool=str(pool)))
 
 
 def _require_free(target: Path) -> None:
@@ -168,6 +191,25 @@ def _starter(
     )
 
 
+def _in_bf16(starter: Starter) -> frozenset[str]:
+    """Return the names of the policies that a CPU trains faster in bfloat16: none on GPUs, where it is TRL's default,
+    and none where the CPU does not compute in it."""
+    import torch
+
+    from mutualrl.mwra.memory import parameter_count
+
+    capabilities = torch.cpu.get_capabilities()
+    if starter.gpus or not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
+        return frozenset()
+    large = set()
+    with _staged(starter) as pool:
+        for policy in _recipe(pool).policies:
+            weights = parameter_count(policy)
+            if weights is not None and weights >= BF16_WEIGHTS:
+                large.add(policy.name)
+    return frozenset(large)
+
+
 def _ask(question: str, default: str | None = None) -> str:
     return str(typer.prompt(question, default=default, err=True)).strip()
 
@@ -182,10 +224,8 @@ def _checked(pool: Path, *, as_json: bool) -> Plan:
     from mutualrl.diagnostics.thl.thl_request import ThlFlags, ThlRequest
     from mutualrl.diagnostics.thl.thl_tables import verdict
     from mutualrl.mwra.session import Launch
-    from mutualrl.recipes import Request, resolve
-    from mutualrl.regimes import at_level
 
-    recipe = resolve(Request(regime=at_level("outcome").name, pool=str(pool)))
+    recipe = _recipe(pool)
     result = check(ThlRequest.of(ThlFlags(pool=str(pool), suite="tokenizers")), prose())
     reasons = [reason for pair in result["pairs"] for reason in pair["reasons"]]
     for reason in reasons:

@@ -21,7 +21,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 from textual_plotext import PlotextPlot
 
-from mutualrl.console.display import clean
+from mutualrl.console.display import clean, duration
 from mutualrl.errors import MutualRLError
 from mutualrl.reporting.live_run import Curve, LivePolicy, LiveRun
 from mutualrl.storage.files import JsonObject
@@ -321,13 +321,6 @@ def one_line(value: object) -> str:
 def number(value: float | None) -> str:
     """Return a share or a reward with two digits after the point."""
     return "" if value is None else f"{value:.2f}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that a person would take."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def opened(page: Path) -> str:

@@ -21,6 +21,13 @@ def clean(text: str, limit: int = 2000) -> str:
     return selected + (f" ... ({len(text)} characters)" if len(text) > limit else "")
 
 
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that a person would take."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def cell(text: str) -> str:
     """Return `text` cleaned, and escaped for a Rich table or console."""
     return escape(clean(text, 200))

@@ -19,7 +19,8 @@ BOXED = "boxed"
 @dataclass(frozen=True, slots=True)
 class Starter:
     """What a new project is made of. `models`: `MODEL` or `NAME=MODEL` each. `data`: the user's own rows, of task
-    `dataset`. `reward`: `boxed`, `own`, or an import path. `max_completion_length`: tokens."""
+    `dataset`. `reward`: `boxed`, `own`, or an import path. `max_completion_length`: tokens. `bf16`: names of the
+    policies that train in bfloat16 on a CPU."""
 
     models: tuple[str, ...]
     task: str
@@ -28,6 +29,7 @@ class Starter:
     gpus: int
     max_completion_length: int
     trust_remote_code: bool = False
+    bf16: frozenset[str] = frozenset()
 
 
 def named(models: Sequence[str]) -> dict[str, str]:
@@ -64,8 +66,12 @@ def files(starter: Starter) -> dict[str, str]:
 def _pool(starter: Starter) -> str:
     policies = []
     for name, model in named(starter.models).items():
-        trust = ", trust_remote_code: true" if starter.trust_remote_code else ""
-        policies.append(f"  - {{name: {_quoted(name)}, model: {_quoted(_absolute(model))}{trust}}}")
+        keys = [f"name: {_quoted(name)}", f"model: {_quoted(_absolute(model))}"]
+        if starter.trust_remote_code:
+            keys.append("trust_remote_code: true")
+        if name in starter.bf16:
+            keys.append("trainer: {bf16: true}")
+        policies.append(f"  - {{{', '.join(keys)}}}")
     task = [f"  name: {_quoted(starter.task)}"]
     if starter.data is not None:
         task.append(f"  data: {_quoted(str(starter.data))}")

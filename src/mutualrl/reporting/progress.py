@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from mutualrl.console.display import cell
+from mutualrl.console.display import cell, duration
 from mutualrl.reporting.live_run import LivePolicy, LiveRun
 from mutualrl.storage.rundir import RunDirectory
 
@@ -48,7 +48,7 @@ class Progress:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
-            line = "; ".join(map(self._line, self._live_run.policies.values()))
+            line = "; ".join([*map(self._line, self._live_run.policies.values()), *self._left()])
             if line != self._last_line or time.monotonic() >= self._repeat_at:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
                 self._last_line, self._repeat_at = line, time.monotonic() + REPEAT_SECONDS
@@ -61,8 +61,14 @@ class Progress:
             f"({policy.phase})"
         )
 
+    def _left(self) -> list[str]:
+        """Return how long the training still takes; nothing before every policy has made a step, or at the last."""
+        seconds = self._live_run.seconds_left(self._steps)
+        return [f"about {duration(seconds)} of training left"] if seconds > 0 else []
+
     def _table(self) -> Table:
-        table = Table("policy", "step", "reward", "gate rate", "waited", "validation", "doing")
+        caption = next(iter(self._left()), None)
+        table = Table("policy", "step", "reward", "gate rate", "waited", "validation", "doing", caption=caption)
         for name, policy in self._live_run.policies.items():
             table.add_row(
                 name,

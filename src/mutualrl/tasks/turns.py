@@ -79,6 +79,19 @@ def load_tools(paths: Sequence[str]) -> list[Tool]:
     return tools
 
 
+def told_tools(tools: Sequence[Tool], environment: Environment | None) -> list[Tool]:
+    """Return what a model is told of: the functions, and the public methods of an environment but `reset` and
+    `get_reward`, as TRL finds them."""
+    if environment is None:
+        return list(tools)
+    instance = environment()
+    methods = []
+    for name, _ in inspect.getmembers(type(instance), inspect.isfunction):
+        if not name.startswith("_") and name not in ("reset", "get_reward"):
+            methods.append(getattr(instance, name))
+    return [*tools, *methods]
+
+
 def _with_named_errors(environment: type) -> type:
     """Return a subclass whose `reset` raises RewardErrors that name the environment."""
 

@@ -33,7 +33,7 @@ from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards
-from mutualrl.tasks.turns import load_environment, load_tools
+from mutualrl.tasks.turns import load_environment, load_tools, told_tools
 from mutualrl.tiny import located
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
@@ -75,7 +75,8 @@ def build_trainer(
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
     compare(policy, fingerprint(recipe, batch, prompts, validation), info.fingerprint)
     tokenizers = load_tokenizers(recipe)
-    prompts, validation = _fitting(recipe, prompts, validation, tokenizers, batch)
+    turns = _turns(recipe.task, policy, tokenizers[policy])
+    prompts, validation = _fitting(recipe, prompts, validation, tokenizers, batch, turns)
     cpu = not torch.cuda.is_available() or not allocation.gpus
     output = run.policy(policy).root / "trainer"
     args = grpo_config(
@@ -119,7 +120,6 @@ def build_trainer(
         shared=allocation.policies_per_gpu > 1,
         say=notify,
     )
-    turns = _turns(recipe.task, policy, tokenizers[policy])
     try:
         with one_at_a_time:
             trainer = MutualGRPOTrainer(
@@ -191,19 +191,27 @@ def _unread_calls(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _fitting(
-    recipe: Recipe, prompts: list[Prompt], validation: list[Prompt], tokenizers: dict[str, Any], batch: BatchPlan
+    recipe: Recipe,
+    prompts: list[Prompt],
+    validation: list[Prompt],
+    tokenizers: dict[str, Any],
+    batch: BatchPlan,
+    turns: dict[str, Any],
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Return training and validation prompts that are short enough for every policy."""
+    """Return training and validation prompts that are short enough for every policy, with what a model is told of its
+    tools."""
     limit = recipe.task.max_prompt_tokens
-    readers = [
-        (tokenizer, recipe.trainer_settings(name).get("chat_template_kwargs") or {})
-        for name, tokenizer in tokenizers.items()
-    ]
+    told = {"tools": told_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
+    readers = []
+    for name, tokenizer in tokenizers.items():
+        template = recipe.trainer_settings(name).get("chat_template_kwargs") or {}
+        readers.append((tokenizer, {**template, **told}))
     training = within_limit(prompts, readers, limit)
-    require_enough(training, batch.prompts)
     fitting = within_limit(validation, readers, limit)
-    if not fitting:
-        raise DataError(f"no validation prompt is within task.max_prompt_tokens ({limit}) for every policy")
+    for kind, left in (("training", training), ("validation", fitting)):
+        if not left:
+            raise DataError(f"no {kind} prompt is within task.max_prompt_tokens ({limit}) for every policy")
+    require_enough(training, batch.prompts)
     return training, fitting
 
 

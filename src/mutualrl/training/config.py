@@ -12,7 +12,8 @@ from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.training.vllm_generation import vllm_keys
 
-# TRL's defaults are for GPUs; on CPU bf16 is 4.5 times slower and checkpointing saves nothing that is scarce.
+# TRL's defaults are for GPUs. On CPU bf16 is slower for small models, or where the CPU does not compute in it
+# (docs/results.md), and checkpointing saves nothing that is scarce.
 CPU_DEFAULTS: dict[str, Any] = {
     "use_cpu": True,
     "bf16": False,
