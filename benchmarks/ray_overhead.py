@@ -5,8 +5,10 @@
 The same run of the tiny pool (SGT, 30 steps, a thread per policy) is made in turn by the local launcher and on a Ray
 cluster of one node on this machine, five times each. Compared are the medians of `step_time` over all steps but the
 first five of each run. `busy`: both cores compute all the time, so that whatever Ray's own processes compute is taken
-from the training. `waiting`: a step waits 0.8 s for its reward, as one does for a judge or a GPU. Writes
-benchmarks/results/ray_overhead.{json,md}.
+from the training. `waiting`: a step waits 0.8 s for its reward, as one does for a judge or a GPU. Wall-clock time is
+noisy, so that the CPU seconds of Ray's own processes (raylet, control store, agents, actors; not the training below
+them) are read too, from the sixth step to the last: what they take of the cores is the cost where no core is free.
+Writes benchmarks/results/ray_overhead.{json,md}.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+
+import psutil
 
 from mutualrl.storage.rundir import versions
 
@@ -27,6 +32,33 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 RUNS, STEPS, WARM_UP = 5, 30, 5
 STEADY = str(Path(__file__).with_name("paced_rewards.py")) + ":steady"
 CASES = {"busy": (), "waiting": ("--set", f"task.reward={STEADY}")}
+
+
+def ray_seconds() -> float:
+    """Return the CPU seconds that Ray's own processes of this machine have taken so far."""
+    total = 0.0
+    for process in psutil.process_iter(["name", "cmdline", "cpu_times"]):
+        command = " ".join(process.info["cmdline"] or ())
+        name = process.info["name"] or ""
+        own = name in ("raylet", "gcs_server") or name.startswith("ray::") or "/ray/" in command or "ray::" in command
+        if own and "mutualrl" not in command and process.info["cpu_times"] is not None:
+            total += process.info["cpu_times"].user + process.info["cpu_times"].system
+    return total
+
+
+def watch_ray(directory: Path, stop: threading.Event, readings: list[tuple[int, float]]) -> None:
+    """Append steps that ada has made, and Ray's CPU seconds, twice per second."""
+    metrics = directory / "policies" / "ada" / "metrics.jsonl"
+    while not stop.wait(0.5):
+        made = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+        readings.append((made, ray_seconds()))
+
+
+def ray_seconds_per_step(readings: list[tuple[int, float]]) -> float:
+    """Return Ray's CPU seconds per step, between the first reading after the warm-up and the last before the end."""
+    within = [(made, seconds) for made, seconds in readings if WARM_UP <= made < STEPS]
+    (first, before), (last, after) = within[0], within[-1]
+    return (after - before) / (last - first)
 
 
 def step_times(directory: Path, *arguments: str) -> list[float]:
@@ -49,12 +81,23 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     cores = len(os.sched_getaffinity(0))
     medians: dict[str, dict[str, list[float]]] = {case: {"local": [], "ray": []} for case in CASES}
+    computed: dict[str, list[float]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory() as directory, ray_cluster(cores) as cluster:
         launchers = {"local": (), "ray": ("--launcher", "ray", "--address", cluster.address)}
         for case, settings in CASES.items():
             for number in range(RUNS):
                 for launcher, arguments in launchers.items():
-                    times = step_times(Path(directory) / f"{case}-{launcher}-{number}", *settings, *arguments)
+                    run, stop = Path(directory) / f"{case}-{launcher}-{number}", threading.Event()
+                    readings: list[tuple[int, float]] = []
+                    watch = threading.Thread(target=watch_ray, args=(run, stop, readings))
+                    watch.start()
+                    try:
+                        times = step_times(run, *settings, *arguments)
+                    finally:
+                        stop.set()
+                        watch.join()
+                    if launcher == "ray":
+                        computed[case].append(ray_seconds_per_step(readings))
                     medians[case][launcher].append(statistics.median(times))
                     print(case, launcher, number, medians[case][launcher][-1], flush=True)
     lines = ["| steps | launcher | median step of each run, ms | median, ms | to local |", "|---|---|---|---|---|"]
@@ -67,12 +110,18 @@ def main() -> None:
             lines.append(
                 f"| {case} | {launcher} | {each} | {1000 * median:.0f} | {median / overall[case]['local']:.3f} |"
             )
+    own = {case: statistics.median(values) for case, values in computed.items()}
+    share = {case: own[case] / (cores * overall[case]["ray"]) for case in CASES}
+    lines += ["", "| steps | CPU of Ray's own processes per step, ms | of the cores' time |", "|---|---|---|"]
+    lines += [f"| {case} | {1000 * own[case]:.1f} | {share[case]:.1%} |" for case in CASES]
     content = {
         "command": "python benchmarks/ray_overhead.py",
         "versions": versions(),
         "cores": cores,
         "medians": medians,
         "overall": overall,
+        "ray_cpu_seconds_per_step": computed,
+        "share_of_the_cores": share,
         "ratio": {case: values["ray"] / values["local"] for case, values in overall.items()},
     }
     (RESULTS / "ray_overhead.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -194,12 +194,14 @@ def _starter(
 def _in_bf16(starter: Starter) -> frozenset[str]:
     """Return the names of the policies that a CPU trains faster in bfloat16: none on GPUs, where it is TRL's default,
     and none where the CPU does not compute in it."""
+    if starter.gpus:
+        return frozenset()
     import torch
 
     from mutualrl.mwra.memory import parameter_count
 
     capabilities = torch.cpu.get_capabilities()
-    if starter.gpus or not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
+    if not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")):
         return frozenset()
     large = set()
     with _staged(starter) as pool:
