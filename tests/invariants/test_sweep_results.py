@@ -71,17 +71,20 @@ def test_figures_show_every_pool_and_what_the_table_has(outcomes: Outcomes, tmp_
 def test_a_grid_made_in_parts_is_added_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One piece made again, one new: the others stay, the comparison is made anew, and the parts are named."""
     before = sweeps.stored("paper")
+    before["pieces"] = before["pieces"][:-2]
+    monkeypatch.setattr(sweeps, "stored", lambda name: before)
     claims = read_claims(CLAIMS["paper"])
     again = json.loads(json.dumps(before["pieces"][0]))
     again["policies"]["ada"]["after"]["all"] = 0.125
     new = {**json.loads(json.dumps(before["pieces"][1])), "seed": 99}
+    pieces_before = len(before["pieces"])
     pools, arms = (tuple(dict.fromkeys(piece[key] for piece in before["pieces"])) for key in ("pool", "arm"))
     monkeypatch.setattr(sweeps, "of_sweep", lambda runs: ({"versions": {}, "pieces": [again, new]}, None))
     later = claims_of(claims.text, claims.name, LATER)
     monkeypatch.setattr(sweeps, "registered_claims", lambda runs: later)
     monkeypatch.setattr(sweeps, "stored_grid", lambda runs: Grid(pools, arms, (0, 99), "grpo"))
     value, comparison = sweeps.added_to("paper", tmp_path)
-    assert len(value["pieces"]) == len(before["pieces"]) + 1
+    assert len(value["pieces"]) == pieces_before + 1
     found = next(piece for piece in value["pieces"] if (piece["arm"], piece["seed"]) == (again["arm"], again["seed"]))
     assert found["policies"]["ada"]["after"]["all"] == 0.125
     declared = len(pools) * len(arms) * claims.file.seeds
