@@ -1,19 +1,25 @@
 """Step time on a Ray cluster beside the local launcher's, in one run.
 
-    python benchmarks/ray_overhead.py     # eight minutes on two idle cores; pip install 'mutualrl[ray]'
+    python benchmarks/ray_overhead.py     # twelve minutes on two idle cores; pip install 'mutualrl[ray]'
 
 The same run of the tiny pool (SGT, 30 steps, a thread per policy) is made in turn by the local launcher and on a Ray
 cluster of one node on this machine, five times each. Compared are the medians of `step_time` over all steps but the
-first five of each run. `busy`: both cores compute all the time, so that whatever Ray's own processes compute is taken
-from the training. `waiting`: a step waits 0.8 s for its reward, as one does for a judge or a GPU. Wall-clock time is
-noisy, so that the CPU seconds of Ray's own processes (raylet, control store, agents, actors; not the training below
-them) are read too, from the sixth step to the last: what they take of the cores is the cost where no core is free.
+first five of each run. Three cases:
+
+- `busy`: training uses both cores all the time, so that Ray's own processes compete with it.
+- `waiting`: a step waits 0.8 s for its reward, as it does for a judge or a GPU.
+- `apart`: training is pinned to the first core, everything else to the second, under both launchers. This is what Ray
+  costs a step on a machine with a core to spare.
+
+Wall-clock time is noisy, so that the CPU seconds of Ray's own processes (raylet, control store, agents, actors; not the
+training below them) are read too, from the sixth step to the last.
 Writes benchmarks/results/ray_overhead.{json,md}.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -31,25 +37,57 @@ RESULTS = Path(__file__).parent / "results"
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "faults"))
 RUNS, STEPS, WARM_UP = 5, 30, 5
 STEADY = str(Path(__file__).with_name("paced_rewards.py")) + ":steady"
-CASES = {"busy": (), "waiting": ("--set", f"task.reward={STEADY}")}
+CASES = {"busy": (), "waiting": ("--set", f"task.reward={STEADY}"), "apart": ()}
 
 
-def ray_seconds() -> float:
-    """Return the CPU seconds that Ray's own processes of this machine have taken so far."""
-    total = 0.0
-    for process in psutil.process_iter(["name", "cmdline", "cpu_times"]):
+def ray_processes() -> list[psutil.Process]:
+    """Return Ray's own processes on this machine."""
+    processes = []
+    for process in psutil.process_iter(["name", "cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         name = process.info["name"] or ""
         own = name in ("raylet", "gcs_server") or name.startswith("ray::") or "/ray/" in command or "ray::" in command
-        if own and "mutualrl" not in command and process.info["cpu_times"] is not None:
-            total += process.info["cpu_times"].user + process.info["cpu_times"].system
+        if own and "mutualrl" not in command:
+            processes.append(process)
+    return processes
+
+
+def ray_seconds() -> float:
+    """Return the CPU seconds that Ray's own processes have taken so far."""
+    total = 0.0
+    for process in ray_processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
     return total
 
 
-def watch_ray(directory: Path, stop: threading.Event, readings: list[tuple[int, float]]) -> None:
-    """Append steps that ada has made, and Ray's CPU seconds, twice per second."""
+def pin(process: psutil.Process, core: int) -> None:
+    """Pin all threads of a process to a core."""
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, {core})
+
+
+def pin_apart(training_core: int, other_core: int) -> None:
+    """Pin the workers that train to one core, Ray's processes and the command itself to another."""
+    for process in ray_processes():
+        pin(process, other_core)
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if "mutualrl.training.worker" in command:
+            pin(process, training_core)
+        elif "-m mutualrl" in command:
+            pin(process, other_core)
+
+
+def watch(directory: Path, stop: threading.Event, readings: list[tuple[int, float]], *, apart: bool) -> None:
+    """Append steps that ada has made, and Ray's CPU seconds, twice per second; pin the processes if asked."""
     metrics = directory / "policies" / "ada" / "metrics.jsonl"
+    cores = sorted(os.sched_getaffinity(0))
     while not stop.wait(0.5):
+        if apart:
+            pin_apart(cores[0], cores[-1])
         made = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
         readings.append((made, ray_seconds()))
 
@@ -89,13 +127,15 @@ def main() -> None:
                 for launcher, arguments in launchers.items():
                     run, stop = Path(directory) / f"{case}-{launcher}-{number}", threading.Event()
                     readings: list[tuple[int, float]] = []
-                    watch = threading.Thread(target=watch_ray, args=(run, stop, readings))
-                    watch.start()
+                    watcher = threading.Thread(
+                        target=watch, args=(run, stop, readings), kwargs={"apart": case == "apart"}
+                    )
+                    watcher.start()
                     try:
                         times = step_times(run, *settings, *arguments)
                     finally:
                         stop.set()
-                        watch.join()
+                        watcher.join()
                     if launcher == "ray":
                         computed[case].append(ray_seconds_per_step(readings))
                     medians[case][launcher].append(statistics.median(times))

@@ -81,7 +81,7 @@ def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_p
 
 @pytest.mark.long
 @pytest.mark.extended
-def test_a_policy_over_two_raylets_is_the_run_of_one_machine(tmp_path: Path) -> None:
+def test_a_policy_over_two_raylets_stopped_with_ctrl_c_is_the_run_of_one_machine(tmp_path: Path) -> None:
     arguments = (*SHORT, "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=16")
     (tmp_path / "local").mkdir()
     (tmp_path / "ray").mkdir()
@@ -92,30 +92,19 @@ def test_a_policy_over_two_raylets_is_the_run_of_one_machine(tmp_path: Path) -> 
         try:
             run.until_training()
             assert len(workers(run)) == 4
-            raylets = {}
+            raylets: dict[str, set[int]] = {}
             for worker in workers(run):
                 policy = next(each for each in worker.cmdline() if each.startswith("--policy="))
                 raylets.setdefault(policy, set()).add(raylet_of(worker))
             assert sorted(map(len, raylets.values())) == [1, 2]
+            run.process.send_signal(signal.SIGINT)
+            assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
+            assert "checkpoints: ada at step" in run.errors.read_text()
+            wait_until(lambda: not members(run.path))
+            run.begin("--resume", *on(cluster))
         finally:
             finished(run)
     assert run.weights() == local.weights()
-
-
-@pytest.mark.long
-@pytest.mark.extended
-def test_ctrl_c_saves_checkpoints_and_the_run_goes_on(
-    cluster: RayCluster, unbroken: FinishedRun, tmp_path: Path
-) -> None:
-    run = Run(tmp_path, *SHORT, *on(cluster))
-    run.until_training()
-    run.process.send_signal(signal.SIGINT)
-    assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
-    assert "checkpoints: ada at step" in run.errors.read_text()
-    wait_until(lambda: not members(run.path))
-    run.begin("--resume", *on(cluster))
-    finished(run)
-    assert run.weights() == unbroken.weights()
 
 
 @pytest.mark.extended
