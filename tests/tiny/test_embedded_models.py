@@ -1,7 +1,9 @@
 """Shipped weights are what the script makes, within the spread that another order of summation gives.
 
-Measured: starting from weights that differ by 1e-7, `bob` ends 1.4 % away (relative norm) and its held-out NLL within
-.012 nats; `ada`, trained for longer, 29 % away and within .2 nats. An untrained model is 100 % away or more.
+Measured: from weights that differ by 1e-7, or on another kind of CPU, `bob` ends 1.4 to 4.5 % away (relative norm), its
+held-out NLL within .02 nats for the skill that it was taught and within .15 for the other, on which it has little to go
+by. `ada`, trained for longer, ends 29 % away and within .2 nats. An untrained model is 100 % away or more, and its NLL
+4 nats.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from mutualrl.tasks.countdown import SIZES, STYLES, held_out
 from mutualrl.tiny import located, path_of
 from mutualrl.tiny.build import build_model, build_tokenizer
 from mutualrl.tiny.make import main
-from mutualrl.tiny.spec import POLICIES, Arithmetic, Countdown
+from mutualrl.tiny.spec import POLICIES, Countdown
 from mutualrl.tiny.warmup import batch
 
 EXAMPLES = {
@@ -67,17 +69,19 @@ def test_a_shipped_model_is_strong_at_its_own_skill_only_as_far_as_its_spec_says
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "weights", "nats"), [("bob", 0.2, 0.1)])
-def test_shipped_weights_are_what_the_script_makes(name: str, weights: float, nats: float, tmp_path: Path) -> None:
+def test_shipped_weights_are_what_the_script_makes(tmp_path: Path) -> None:
+    name, weights, nats = "bob", 0.2, {"*": 0.1, "+": 0.4}
     main([str(tmp_path), name])
     shipped, created = path_of(name), tmp_path / name
-    untrained = build_model(POLICIES[name], build_tokenizer(POLICIES[name]))
-    untrained.save_pretrained(tmp_path / "untrained")
+    tokenizer = build_tokenizer(POLICIES[name])
+    for part in (build_model(POLICIES[name], tokenizer), tokenizer):
+        part.save_pretrained(tmp_path / "untrained")
     size = flat(shipped).norm()
     assert (flat(created) - flat(shipped)).norm() / size < weights
     assert (flat(tmp_path / "untrained") - flat(shipped)).norm() / size > weights, "the tolerance tells nothing"
-    for skill in ("+", "*") if isinstance(POLICIES[name].warm_up, Arithmetic) else ("solution", "mirrored"):
-        assert held_out_nll(created, skill) == pytest.approx(held_out_nll(shipped, skill), abs=nats)
+    for skill, tolerance in nats.items():
+        assert held_out_nll(created, skill) == pytest.approx(held_out_nll(shipped, skill), abs=tolerance)
+        assert held_out_nll(tmp_path / "untrained", skill) > held_out_nll(shipped, skill) + tolerance
     assert (created / "config.json").read_text() == (shipped / "config.json").read_text()
 
 
