@@ -15,7 +15,6 @@ from mutualrl.mwra.session import (
     HARMLESS,
     Launch,
     accept_changes,
-    changed_keys,
     counted,
     next_session,
     resumable,
@@ -24,6 +23,7 @@ from mutualrl.mwra.session import (
     start_run,
 )
 from mutualrl.recipes import Recipe, Request, load_run, resolve
+from mutualrl.recipes.differences import changed_keys
 from mutualrl.see import MissingPeers, open_store
 from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.storage.rundir import RunDirectory

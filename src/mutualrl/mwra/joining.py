@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from mutualrl.errors import ExchangeDamagedError, PlanMismatchError, UsageError
-from mutualrl.mwra.session import Launch, differing, flat
-from mutualrl.plugins import without_directory
+from mutualrl.mwra.session import Launch
 from mutualrl.recipes import Recipe
 from mutualrl.recipes.agreement import compare
+from mutualrl.recipes.differences import decisive, differing
 from mutualrl.recipes.schema import Bucket
-from mutualrl.regimes.channels import SEPARATOR
 from mutualrl.see import MissingPeers
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import Staged, forget, has_copy, stage
@@ -103,26 +100,6 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
         compare(policy, plan, manifest.fingerprint)
     except PlanMismatchError as error:
         raise UsageError(f"{error} in {url}; give every policy of a run the same recipe and data") from None
-
-
-#: keys of a recipe that may differ between the policies of a run: where things are, and how they are kept
-_OF_ONE_MACHINE = re.compile(
-    r"pool|run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\.(?!staleness).*|task\.(data|validation_data)|"
-    r"policies\..*\.(model|revision|parameters)|(policies\..*\.)?trainer\.(per_device_.*|gradient_accumulation_steps)"
-)
-
-
-def decisive(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys of a resolved recipe that all policies of a run must have alike. Of the user's code not where it
-    lies: its content is in the fingerprint."""
-    values = flat(recipe.model_dump(mode="json"))
-    code = {"task.name": recipe.task.name, "regime.name": recipe.regime_name}
-    values |= {key: SEPARATOR.join(map(without_directory, name.split(SEPARATOR))) for key, name in code.items()}
-    values["task.reward"] = [without_directory(path) for path in recipe.task.reward]
-    values["task.tools"] = [without_directory(path) for path in recipe.task.tools]
-    if recipe.task.environment is not None:
-        values["task.environment"] = without_directory(recipe.task.environment)
-    return {key: value for key, value in values.items() if not _OF_ONE_MACHINE.fullmatch(key)}
 
 
 def require_run(bucket: Bucket, run_id: str, policy: str | None, console: Console) -> None:

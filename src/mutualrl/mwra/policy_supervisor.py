@@ -225,26 +225,20 @@ class PolicySupervisor:
 
     def _is_consequence(self, managed: ManagedPolicy) -> bool:
         """Return whether a policy has ended because another did, as it says itself."""
-        if managed.state != "running" or managed.group is None or not managed.group.exit_code():
-            return False
-        failure = failure_of(self.run, managed.name)
+        failure = failure_of(self.run, managed.name) if self._has_failed(managed) else None
         return failure is not None and failure[0] in CONSEQUENCES
 
     def _another_died(self, managed: ManagedPolicy) -> bool:
         """Return whether another policy died that is to be restarted, or was not yet looked at."""
         for other in self.managed_policies:
-            if other is not managed and other.state == "restarting":
+            died = other.state == "restarting" or (self._has_failed(other) and not self._is_consequence(other))
+            if other is not managed and died:
                 return True
-            if (
-                other is not managed
-                and other.state == "running"
-                and other.group is not None
-                and other.group.exit_code()
-            ):
-                failure = failure_of(self.run, other.name)
-                if failure is None or failure[0] not in CONSEQUENCES:
-                    return True
         return False
+
+    def _has_failed(self, managed: ManagedPolicy) -> bool:
+        """Return whether a policy's process group has ended with an error that was not yet looked at."""
+        return managed.state == "running" and managed.group is not None and bool(managed.group.exit_code())
 
     def _print(self, words: str) -> None:
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)

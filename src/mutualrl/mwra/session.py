@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from mutualrl.errors import FileDamagedError, PlanMismatchError, RecipeError, RunDirectoryError, UsageError
 from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare, compare_models
 from mutualrl.recipes.batch_plan import BatchPlan
+from mutualrl.recipes.differences import HARMLESS, by_dotted_key, changed_keys, differing
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.see import MissingPeers
@@ -53,52 +53,6 @@ class Launch:
     def policies(self, recipe: Recipe) -> list[str]:
         """Return the policies that this session starts: all, or the one that joins an exchange."""
         return [p.name for p in recipe.policies] if self.policy is None else [self.policy]
-
-
-#: keys that may change between two sessions: they decide how the run is kept and watched, not what it computes
-HARMLESS = frozenset(
-    {
-        "run.max_restarts",
-        "run.peer_timeout",
-        "run.round_timeout",
-        "run.step_timeout",
-        "run.on_peer_loss",
-        "run.keep_checkpoints",
-        "run.keep_rounds",
-        "run.report_to",
-        "run.save_every",
-        "run.validate_every",
-        "run.dir",
-        "exchange.heartbeat_seconds",
-        "exchange.checkpoints",
-        "hardware.gpus",
-        "pool",
-    }
-)
-
-
-def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return keys in which two resolved recipes differ, with both values."""
-    changed = differing(flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json")))
-    changed.pop("run.dir", None)
-    return changed
-
-
-def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which two mappings differ, with both values."""
-    keys = sorted({*before, *now})
-    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
-
-
-def flat(value: Any, at: str = "") -> dict[str, object]:
-    """Return the leaves of a recipe by dotted key; a policy's by its name."""
-    if isinstance(value, dict):
-        pairs = [(f"{at}.{key}" if at else key, item) for key, item in value.items()]
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        pairs = [(f"{at}.{item.get('name', i)}", item) for i, item in enumerate(value)]
-    else:
-        return {at: value}
-    return {key: leaf for path, item in pairs for key, leaf in flat(item, path).items()}
 
 
 def accept_changes(old: Recipe, new: Recipe) -> list[str]:
@@ -270,13 +224,12 @@ def require_recipe(run: RunDirectory, info: RunInfo) -> None:
 def _changes(text: str, data: bytes) -> str:
     """Return in which keys two recipes differ, in words; nothing where that cannot be told."""
     try:
-        before, now = flat(parse(text, "")), flat(parse(data.decode("utf-8"), ""))
+        before, now = by_dotted_key(parse(text, "")), by_dotted_key(parse(data.decode("utf-8"), ""))
     except (RecipeError, UnicodeDecodeError):
         return ""
     lines = [
-        f"{key}: {repr(now.get(key))[:60]}, the run has {repr(before.get(key))[:60]}"
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key)
+        f"{key}: {repr(after)[:60]}, the run has {repr(value)[:60]}"
+        for key, (value, after) in differing(before, now).items()
     ]
     return f" ({'; '.join(lines[:5])})" if lines else ""
 

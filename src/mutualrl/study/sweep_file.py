@@ -31,8 +31,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mutualrl.distillation.settings import settings_of
 from mutualrl.errors import RecipeError
-from mutualrl.mwra.session import changed_keys
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
+from mutualrl.recipes.differences import changed_keys
 from mutualrl.regimes import baseline
 from mutualrl.study.claims import RegisteredClaims, read_claims
 from mutualrl.tiny import located

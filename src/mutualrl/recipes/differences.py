@@ -1,0 +1,76 @@
+"""Differences between two resolved recipes, and which of their keys decide what a run computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mutualrl.plugins import without_directory
+from mutualrl.recipes import Recipe
+from mutualrl.regimes import SEPARATOR
+
+#: keys that may change between two sessions: they decide how the run is kept and watched, not what it computes
+HARMLESS = frozenset(
+    {
+        "run.max_restarts",
+        "run.peer_timeout",
+        "run.round_timeout",
+        "run.step_timeout",
+        "run.on_peer_loss",
+        "run.keep_checkpoints",
+        "run.keep_rounds",
+        "run.report_to",
+        "run.save_every",
+        "run.validate_every",
+        "run.dir",
+        "exchange.heartbeat_seconds",
+        "exchange.checkpoints",
+        "hardware.gpus",
+        "pool",
+    }
+)
+
+
+def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return keys in which two resolved recipes differ, with both values."""
+    changed = differing(by_dotted_key(old.model_dump(mode="json")), by_dotted_key(new.model_dump(mode="json")))
+    changed.pop("run.dir", None)
+    return changed
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which two mappings differ, with both values."""
+    keys = sorted({*before, *now})
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
+def by_dotted_key(value: Any, at: str = "") -> dict[str, object]:
+    """Return the leaves of a recipe by dotted key; a policy's by its name."""
+    if isinstance(value, dict):
+        pairs = [(f"{at}.{key}" if at else key, item) for key, item in value.items()]
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        pairs = [(f"{at}.{item.get('name', i)}", item) for i, item in enumerate(value)]
+    else:
+        return {at: value}
+    return {key: leaf for path, item in pairs for key, leaf in by_dotted_key(item, path).items()}
+
+
+#: keys of a recipe that may differ between the policies of a run: where things are, and how they are kept
+_OF_ONE_MACHINE = re.compile(
+    r"pool|run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\.(?!staleness).*|task\.(data|validation_data)|"
+    r"policies\..*\.(model|revision|parameters)|(policies\..*\.)?trainer\.(per_device_.*|gradient_accumulation_steps)"
+)
+
+
+def decisive(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys of a resolved recipe that all policies of a run must have alike. Of the user's code not where it
+    lies: its content is in the fingerprint."""
+    values = by_dotted_key(recipe.model_dump(mode="json"))
+    code = {"task.name": recipe.task.name, "regime.name": recipe.regime_name}
+    values |= {key: SEPARATOR.join(map(without_directory, name.split(SEPARATOR))) for key, name in code.items()}
+    values["task.reward"] = [without_directory(path) for path in recipe.task.reward]
+    values["task.tools"] = [without_directory(path) for path in recipe.task.tools]
+    if recipe.task.environment is not None:
+        values["task.environment"] = without_directory(recipe.task.environment)
+    return {key: value for key, value in values.items() if not _OF_ONE_MACHINE.fullmatch(key)}
