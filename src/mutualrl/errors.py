@@ -15,7 +15,7 @@ class MutualRLError(Exception):
 
 
 class UsageError(MutualRLError, ValueError):
-    """Command, flag or argument that cannot be carried out as given."""
+    """Command, flag or argument that cannot be used as given."""
 
     kind = "usage"
     exit_code = 2
@@ -45,7 +45,7 @@ class RewardError(MutualRLError, RuntimeError):
 
 
 class RegimeError(UsageError):
-    """Regime that cannot be loaded, or a plan of one that cannot be carried out."""
+    """Regime that cannot be loaded, or a plan of one that cannot be executed."""
 
     kind = "regime"
 

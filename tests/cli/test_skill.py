@@ -1,4 +1,4 @@
-"""The order of work that SKILL.md gives coding agents, carried out as it stands there."""
+"""The order of work that SKILL.md gives coding agents, executed as it stands there."""
 
 from __future__ import annotations
 

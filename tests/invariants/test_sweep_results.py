@@ -69,7 +69,7 @@ def test_figures_show_every_pool_and_what_the_table_has(outcomes: Outcomes, tmp_
 
 
 def test_a_grid_made_in_parts_is_added_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One piece made again, one new: the others stay, the comparison is made anew, and the parts are named."""
+    """One piece made again, one new: the others stay, the comparison is made again, and the parts are named."""
     before = sweeps.stored("paper")
     before["pieces"] = before["pieces"][:-2]
     monkeypatch.setattr(sweeps, "stored", lambda name: before)

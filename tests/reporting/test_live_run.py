@@ -22,14 +22,14 @@ def test_new_lines_are_read_once_and_whole(tmp_path: Path) -> None:
     assert lines.read() == []
     path.write_bytes(b"one\ntwo\nthr")
     assert lines.read() == [b"one", b"two"]
-    assert lines.began_anew
+    assert lines.restarted
     with path.open("ab") as file:
         file.write(b"ee\n")
     assert lines.read() == [b"three"]
-    assert not lines.began_anew
+    assert not lines.restarted
     path.write_bytes(b"four\n")  # shorter: cut by a restart
     assert lines.read() == [b"four"]
-    assert lines.began_anew
+    assert lines.restarted
     path.with_suffix(".new").write_bytes(b"four\nfive\n")
     path.with_suffix(".new").rename(path)  # another file of the same name
     assert lines.read() == [b"four", b"five"]

@@ -186,7 +186,7 @@ class Faults:
     failed: int = 0
 
     def draw(self) -> tuple[bool, bool, int]:
-        """Return whether a request fails, whether it is carried out before, and with which status."""
+        """Return whether a request fails, whether it is applied before, and with which status."""
         with self.lock:
             fails = self.down or self.rng.random() < self.failing
             after = fails and not self.down and self.rng.random() < 0.5

@@ -149,7 +149,7 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(tmp_path
     assert store.verify(8).step == 8
 
 
-def test_a_policy_never_begins_anew_because_its_past_cannot_be_read(tmp_path: Path) -> None:
+def test_a_policy_never_starts_from_scratch_because_its_past_cannot_be_read(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "new").newest("run", "bob", print) is None
     store = checkpoint(tmp_path / "bob", 4)
     checkpoint(tmp_path / "bob", 8)

@@ -1,4 +1,4 @@
-"""What the page about own rewards says, carried out; and what is said of one that fails."""
+"""The page about own rewards, executed; and the message about one that fails."""
 
 from __future__ import annotations
 

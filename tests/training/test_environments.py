@@ -51,7 +51,7 @@ class Counter:
 
 
 class Remembers(Counter):
-    """An environment that is not begun anew as the row says: it counts its own beginnings."""
+    """Environment that ignores the row at its reset: it counts its resets."""
 
     times = 0
 
@@ -71,7 +71,7 @@ class Silent:
 
 
 class Timeless:
-    """Cannot begin anew."""
+    """Cannot be reset."""
 
 
 def double(number: int) -> int:

@@ -158,7 +158,7 @@ def _trial_table(policy: str, paths: Sequence[str], trials: Sequence[Trial]) -> 
 
 
 def left_to_trl(recipe: Recipe) -> str | None:
-    """Return in words TRL's defaults of the keys that decide a training and that the recipe leaves unset."""
+    """Return the message about TRL's defaults of the keys that decide a training and that the recipe leaves unset."""
     settings = [recipe.trainer_settings(policy.name) for policy in recipe.policies]
     unset = [f"{key} {defaults()[key]:g}" for key in DECISIVE if any(key not in each for each in settings)]
     corrected = [each for each in settings if each.get("use_vllm") and each.get(CORRECTION[0], True)]
@@ -179,8 +179,8 @@ UNEVEN = 1.2
 
 
 def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
-    """Return who waits for whom in words: the policy with the most weights per device, where the pool says how many
-    each has. None where nobody waits."""
+    """Return the message about who waits for whom: the policy with the most weights per device, where the pool says
+    how many each has. None where nobody waits."""
     if not recipe.spec.reads_peers:
         return None
     staleness = recipe.exchange.staleness

@@ -37,7 +37,7 @@ def tokens_M_P_G(rollouts: Rollouts) -> Ints:
     if (counts < 0).any():
         raise UsageError(
             f"{rollouts.origin}: the lengths of responses are not recorded; rollouts need 'tokens' or 'token_ids' (a "
-            "run of regime prp, or with --exchange full, has them), or sample anew with --pool"
+            "run of regime prp, or with --exchange full, has them), or sample again with --pool"
         )
     tokens: Ints = counts.astype(np.int64)
     return tokens

@@ -115,7 +115,7 @@ class _Asked(dict[str, Content]):
             if recipe.task.name not in TASKS:  # a run is data: what it names is not run to look at it
                 raise DataError(
                     f"the run's prompts are made by {recipe.task.name}, code that is not imported from a run; record "
-                    "them with --exchange full, or sample anew with --pool and --task"
+                    "them with --exchange full, or sample again with --pool and --task"
                 )
             try:
                 prompts = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))

@@ -148,8 +148,8 @@ def check_regime(spec: RegimeSpec, settings: RegimeSettings | None = None) -> li
             plans.append(check_plan(spec.plan(view, settings), view, spec.name))
             findings += _purity(spec.plan, view, settings, plans[-1])
     except Exception as error:  # noqa: BLE001  (as above)
-        return [*findings, Finding(f"round {len(plans)}: its plan can be carried out", False, _said(error))]
-    findings.append(Finding("its plans can be carried out", True, _carried(plans)))
+        return [*findings, Finding(f"round {len(plans)}: its plan can be executed", False, _said(error))]
+    findings.append(Finding("its plans can be executed", True, _carried(plans)))
     return [*findings, _declared(spec, plans)]
 
 

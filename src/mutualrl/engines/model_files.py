@@ -20,7 +20,7 @@ _NOT_OF_IT = (".md", ".gitattributes")
 def model_files(directory: Path) -> list[Path]:
     """Return the files of a model's directory, sorted: all but cards and hidden ones.
 
-    Raises ModelError for a FIFO, a device or a socket, which whoever reads it would wait for.
+    Raises ModelError for a FIFO, a device or a socket, on which a reader would block.
     """
     files = []
     for path in sorted(directory.rglob("*")):

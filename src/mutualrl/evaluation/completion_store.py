@@ -1,7 +1,7 @@
 """Completions of an evaluation, in Parquet parts that survive a kill; a part is complete or does not exist.
 
 Beside each part lies its marker, written after it: what it is a part of, and its sha256. A part in another's place is
-refused, and so is one of which a byte was changed. Rewards are stored for people; whoever reads a part computes them
+refused, and so is one of which a byte was changed. Rewards are stored for people; readers of a part compute them
 again from the texts.
 
 The columns are those of an exchange (`mutualrl.see.schema`), with `task`, `group`, `answer`, `tokens` and `too_long`,
@@ -151,7 +151,7 @@ class Store:
 
 
 def _marker(path: Path) -> Path:
-    """Return where the marker of a part lies. By its name whoever reads the directory as a data set leaves it out."""
+    """Return where the marker of a part lies. Readers of the directory as a data set skip it by its name."""
     return path.with_name(f"_{path.stem}.json")
 
 

@@ -39,7 +39,7 @@ def _main(result: Row) -> str:
 
 
 def how(result: Row) -> str:
-    """Return how completions were decoded, in words."""
+    """Return how completions were decoded, as text."""
     rewards = "; ".join(dict.fromkeys(name(details["reward"]) for details in result["tasks"].values()))
     if result["temperature"] == 0:
         return f"greedy pass@1, {rewards}"

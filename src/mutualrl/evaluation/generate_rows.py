@@ -96,7 +96,7 @@ def _part(model: str, model_digest: str, task: TaskRequest, piece: Chunk, sample
 def _scored_again(
     rows: list[Row], part: Part, task: TaskRequest, piece: Chunk, samples: int, tokenizer: PreTrainedTokenizerBase
 ) -> list[Row]:
-    """Return stored rows with their rewards computed anew. Raises FileDamagedError where the exact match of an answer
+    """Return stored rows with their rewards recomputed. Raises FileDamagedError where the exact match of an answer
     is not what was stored: a text or a reward was changed. (A function of the user's may give another value.)"""
     prompts = [task.prompts[place] for place in piece.places for _ in range(samples)]
     where = f"part {part.number} of task {task.name!r}, model {part.model!r}"

@@ -305,7 +305,7 @@ def _visibility(place: Path) -> CheckResult:
                 renamed = time.monotonic()
                 delays.append(1000 * (float(watcher.stdout.readline()) - renamed))
         finally:
-            watcher.kill()  # it would look for ever for a file that could not be written
+            watcher.kill()  # it would look forever for a file that could not be written
     slowest = max(0.0, *delays)
     result = f"a new file is seen by another process after {slowest:.1f} ms at most"
     if slowest > _SLOW_SIGHT_MS:

@@ -178,7 +178,7 @@ def failure_of(run: RunDirectory, policy: str) -> tuple[str, str] | None:
 
 
 def how_it_died(run: RunDirectory, policy: str, code: int) -> str:
-    """Return in words how a policy's process ended: its exit code, and the error that it left, if any."""
+    """Return the message about how a policy's process ended: its exit code, and the error that it left, if any."""
     failure = failure_of(run, policy)
     words = f"exit code {code}, no error of its own" if failure is None else f"exit code {code}: {failure[1]}"
     return f"died ({words})"

@@ -31,7 +31,7 @@ class Allocation:
 
     @property
     def devices(self) -> str:
-        """Return the devices in words."""
+        """Return the devices as text."""
         if self.gpus:
             return "GPU " + ",".join(self.gpus)
         threads = f"{self.threads} thread" + ("s" if self.threads > 1 else "")

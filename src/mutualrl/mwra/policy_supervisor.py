@@ -115,7 +115,7 @@ class PolicySupervisor:
     # ---- one policy
 
     def _start(self, managed: ManagedPolicy) -> None:
-        if managed.group is not None:  # its agent is dead; a worker below it may have a moment left
+        if managed.group is not None:  # its agent is dead; a worker below it may not have ended yet
             end([managed.group], self._tag(managed), grace=0)
         managed.attempt = next_attempt(self.run, managed.name)
         clear_attempt(self.run, managed.name)
@@ -203,13 +203,13 @@ class PolicySupervisor:
 
     def _error_of(self, managed: ManagedPolicy) -> MutualRLError | None:
         """Return the error that a policy, or another that failed with it, left; None for a death that a restart may
-        mend."""
+        fix."""
         failure = failure_of(self.run, managed.name)
         if failure is None or failure[0] == "died":
             return None
         kind, message = failure
         if kind in CONSEQUENCES:
-            time.sleep(CAUSE_SECONDS)  # whoever caused it is found first
+            time.sleep(CAUSE_SECONDS)  # the cause is found first
             if self._another_died(managed):
                 return None
         assert managed.group is not None

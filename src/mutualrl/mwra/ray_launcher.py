@@ -88,7 +88,7 @@ def _no_cluster(address: str, why: str) -> MachineError:
 def run_on_cluster(
     run: RunDirectory, recipe: Recipe, placement: Placement, session: int, console: Console, request: StopSignals
 ) -> None:
-    """Carry out the policies on the cluster that was joined, and see them through; end all of them when the run fails
+    """Run the policies on the cluster that was joined; end all of them when the run fails
     or is stopped."""
     names = [policy.name for policy in recipe.policies]
     waiting = {name for name in names if not run.policy(name).result.exists()}
@@ -117,19 +117,19 @@ def run_on_cluster(
 
 
 class _Status:
-    """What the peers are told of each policy: one that is silent while Ray has it is being started again."""
+    """Status of each policy for its peers: one without heartbeats while Ray runs it is being restarted."""
 
     def __init__(self, run: RunDirectory, session: int) -> None:
         self._writer = StatusWriter(run.root, session)
         self._heartbeats = HeartbeatMonitor(run.exchange)
 
     def publish(self, policy: str, state: str) -> None:
-        """Say something new about a policy."""
+        """Publish a policy's state if it changed."""
         if self._writer.statuses.get(policy) != PolicyStatus(state):
             self._writer.publish(policy, PolicyStatus(state))
 
     def update(self, policies: Iterable[str]) -> None:
-        """Say of the policies that Ray has whether they are heard of."""
+        """Publish whether the policies that Ray runs send heartbeats."""
         for policy in policies:
             silent, phase = self._heartbeats.seconds_since(policy)
             away = silent > SILENT_SECONDS or phase.startswith(NOT_STARTED)
@@ -137,12 +137,12 @@ class _Status:
         self._writer.beat()
 
     def close(self, outcome: str) -> None:
-        """Say how the run ended here."""
+        """Write how the run ended."""
         self._writer.close(outcome)
 
 
 def require_room(placement: Placement) -> None:
-    """Raise MachineError where the cluster has less than the policies are given: Ray would wait for more for ever."""
+    """Raise MachineError where the cluster has less than the policies are given: Ray would wait forever for more."""
     import ray
 
     asked: dict[str, float] = {}
@@ -189,7 +189,7 @@ def _start(run: RunDirectory, recipe: Recipe, allocation: Allocation) -> ray.Obj
 
 
 def _fit(config: dict[str, Any], workers: int, resources: dict[str, float], restarts: int) -> None:
-    """Carry out a policy as a Ray Train run of its own; `restarts` of it at most, -1 for no limit."""
+    """Run a policy as a Ray Train run of its own; `restarts` of it at most, -1 for no limit."""
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     from pathlib import Path
 
@@ -236,12 +236,12 @@ def _collect(
 
 
 def _failure(run: RunDirectory, policy: str, why: str) -> MutualRLError:
-    """Return what a policy ended with: the error that it left, else that it died as often as it may."""
+    """Return a policy's last error: the one that it wrote, else that it used up its restarts."""
     left = failure_of(run, policy)
     where = "its log is in the session's directory of Ray on its node, and in the dashboard"
     if left is None or left[0] in ("died", *CONSEQUENCES):
         words = why if left is None else left[1]
-        return PeerLostError(f"policy {policy!r} died as often as it may (run.max_restarts): {words}; {where}")
+        return PeerLostError(f"policy {policy!r} died, with no restart left (run.max_restarts): {words}; {where}")
     kind, message = left
     error = MutualRLError(f"policy {policy!r} failed: {message}; {where}")
     error.kind, error.exit_code = kind, exit_code_of(kind) or MutualRLError.exit_code

@@ -88,7 +88,7 @@ def train_policy(config: dict[str, Any]) -> None:
 
 def _see_through(process: subprocess.Popen[bytes], run: RunDirectory, policy: str, *, watching: bool) -> str | None:
     """Wait until a rank's process ends; the main one's worker also looks for a policy that is frozen, or makes no
-    progress. Return what went wrong, in words."""
+    progress. Return what went wrong, None where nothing did."""
     watch = Watch(run.exchange, policy, load_run(run, without_models=True).run, notify)
     failed_at = None
     while (code := process.poll()) is None:

@@ -56,7 +56,7 @@ class Launch:
 
 
 def accept_changes(old: Recipe, new: Recipe) -> list[str]:
-    """Return what changed and is harmless, in words. Raises UsageError naming every change that is not."""
+    """Return messages about harmless changes. Raises UsageError naming every change that is not."""
     changed = changed_keys(old, new)
     if new.run.epochs is not None:  # to be worked out, and compared then
         changed = {key: values for key, values in changed.items() if key not in ("run.steps", "run.epochs")}
@@ -72,7 +72,7 @@ def accept_changes(old: Recipe, new: Recipe) -> list[str]:
 
 
 def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, models: Mapping[str, str]) -> list[str]:
-    """Return what differs between sessions and is harmless, in words. Raises UsageError when the data, the user's code,
+    """Return messages about harmless differences between sessions. Raises UsageError when the data, the user's code,
     the base models, the batch or the number of processes of a policy are not the run's."""
     try:
         compare("resumed", plan, info.fingerprint)
@@ -208,7 +208,7 @@ def resumable(path: Path) -> RunDirectory:
 
 
 def require_recipe(run: RunDirectory, info: RunInfo) -> None:
-    """Raise FileDamagedError when recipe.yaml is not what the run wrote. One that is missing is written anew with the
+    """Raise FileDamagedError when recipe.yaml is not what the run wrote. One that is missing is written again with the
     session, and so is the one before the newest session: a kill came between the two files."""
     try:
         data = read_regular(run.recipe)
@@ -217,12 +217,12 @@ def require_recipe(run: RunDirectory, info: RunInfo) -> None:
     if hashlib.sha256(data).hexdigest() not in (info.recipe_sha256, info.recipe_before_sha256):
         raise FileDamagedError(
             f"{run.recipe}: changed since the run wrote it{_changes(info.recipe, data)}. A resumed run takes changes "
-            "from the command line (--set KEY=VALUE); remove the file, and it is written anew as the run has it"
+            "from the command line (--set KEY=VALUE); remove the file, and it is written again as the run has it"
         )
 
 
 def _changes(text: str, data: bytes) -> str:
-    """Return in which keys two recipes differ, in words; nothing where that cannot be told."""
+    """Return the keys in which two recipes differ, as text; an empty string where they cannot be read."""
     try:
         before, now = by_dotted_key(parse(text, "")), by_dotted_key(parse(data.decode("utf-8"), ""))
     except (RecipeError, UnicodeDecodeError):

@@ -63,7 +63,7 @@ def ask_to_stop(run: RunDirectory, console: Console) -> None:
 
 
 def stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSignals) -> str:
-    """Return what a stopped run leaves, in words."""
+    """Return the message about what a stopped run leaves."""
     steps = {name: max(Checkpoints(run.policy(name).root).steps(), default=None) for name in launch.policies(recipe)}
     checkpoints = ", ".join(
         f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()

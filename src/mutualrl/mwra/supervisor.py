@@ -1,4 +1,4 @@
-"""Supervisor of a run: claims or takes up the directory, starts the policies, watches, collects."""
+"""Supervisor of a run: claims the directory or reopens it, starts the policies, watches, collects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
         request.raise_if_any()
         recipe = load_run(run, run_code=True)  # with its steps counted
         session = next_session(run)
-        end([], ProcessTag(str(run.root)), grace=0)  # what a supervisor that was killed a moment ago left
+        end([], ProcessTag(str(run.root)), grace=0)  # left by a supervisor that was just killed
         console.print(f"Run directory: {clean(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
         for note in notes:
             console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -76,11 +76,11 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
 def _open(
     recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
-    """Return the run's directory, made or taken up and locked, after every check that needs no model; where the
+    """Return the run's directory, created or reopened, and locked, after every check that needs no model; where the
     policies run; what to say."""
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
     if launch.resume:
-        return _take_up(recipe, path, machine, launch, console, held)
+        return _reopen(recipe, path, machine, launch, console, held)
     if path is not None and not launch.clean:
         check_free(path)
     recipe, placement, plan = planned(recipe, machine, launch)
@@ -94,7 +94,7 @@ def _open(
     return run, placement, [*placement.notes, *fetched]
 
 
-def _take_up(
+def _reopen(
     recipe: Recipe, path: Path | None, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
     if path is None:
@@ -159,7 +159,7 @@ def run_policies(
     console: Console,
     request: StopSignals,
 ) -> None:
-    """Start the policies and see them through; end every process when the run fails or is stopped."""
+    """Start the policies and supervise them to their end; end every process when the run fails or is stopped."""
     status_writer = StatusWriter(run.root, session)
     policy_supervisor = PolicySupervisor(run, recipe, placement.allocations, status_writer, console)
     at_once = False

@@ -24,7 +24,7 @@ class Watch:
         self._warned = False
 
     def frozen_for(self) -> str | None:
-        """Return how long the policy has been frozen, in words; None while it is not."""
+        """Return how long the policy has been frozen, as text; None while it is not."""
         silent, phase = self._heartbeats.seconds_since(self._policy)
         limit = self._limits.peer_timeout
         if silent <= (max(limit, START_SECONDS) if phase.startswith(NOT_STARTED) else limit):
@@ -32,7 +32,7 @@ class Watch:
         return f"{silent:.0f} s (last seen: {phase})"
 
     def stalled_for(self) -> str | None:
-        """Return for how long a policy that lives has made no progress, and in what, in words; None while it makes
+        """Return for how long a policy that lives has made no progress, and in what, as text; None while it makes
         some."""
         idle, phase = self._heartbeats.seconds_without_progress(self._policy)
         limit = self._limits.step_timeout

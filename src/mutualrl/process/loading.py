@@ -26,7 +26,7 @@ def importing() -> Iterator[None]:
         yield
     finally:
         metadata.packages_distributions = read_packages
-        if no_model_yet:  # else garbage with weights in it might be kept for ever
+        if no_model_yet:  # else garbage with weights in it might be kept forever
             gc.freeze()
         if enabled:
             gc.enable()

@@ -70,7 +70,7 @@ class StatusWriter:
             "outcome": self._outcome,
             "policies": {name: asdict(word) for name, word in self.statuses.items()},
         }
-        with contextlib.suppress(DiskError):  # full for a moment, say: the next word may get through
+        with contextlib.suppress(DiskError):  # full for a short time, say: the next one may get through
             write_json(self._path, state, durable=False)
 
 
@@ -81,7 +81,7 @@ def status_of(state: JsonObject, policy: str) -> PolicyStatus:
 
 def _is_state(value: JsonObject) -> bool:
     """Return whether an object is what `StatusWriter` writes. The file carries no checksum: it is written twice per
-    second, and is worth nothing a moment later."""
+    second, and is stale soon after."""
     policies = value.get("policies")
     return (
         type(value.get("session")) is int

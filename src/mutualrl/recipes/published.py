@@ -11,7 +11,7 @@ from mutualrl.storage.rundir import RunDirectory
 
 
 def missing_rounds(run: RunDirectory, rounds: Mapping[str, Collection[int]]) -> list[str]:
-    """Return in words which rounds are not among those that are there (`rounds`, by policy): between others, and those
+    """Return messages about missing rounds, given those that are there (`rounds`, by policy): gaps, and rounds
     that a policy's checkpoints say it published and that some policy may still read."""
     recipe = load_run(run, without_models=True)
     if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":

@@ -84,7 +84,7 @@ def _kind(value: Any) -> str:
 
 
 def problem_with(key: str, value: Any) -> str | None:
-    """Return what is wrong with `trainer.<key>: <value>`, in words with what was expected; None when nothing is."""
+    """Return what is wrong with `trainer.<key>: <value>`, with what was expected; None when nothing is."""
     table = fields()
     if key in RESERVED:
         return f"is decided by the run; use {RESERVED[key]}"

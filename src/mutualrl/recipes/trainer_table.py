@@ -1,6 +1,6 @@
 """Table of GRPOConfig's fields that ships with mutualrl, so that `trainer:` is checked without importing TRL.
 
-`python -m mutualrl.recipes.trainer_table` writes it anew from the installed TRL; a test compares the two.
+`python -m mutualrl.recipes.trainer_table` writes it again from the installed TRL; a test compares the two.
 """
 
 from __future__ import annotations

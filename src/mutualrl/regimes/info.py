@@ -1,4 +1,4 @@
-"""Description of a regime in a run's files, so that whoever looks at a run needs none of the regime's code."""
+"""Description of a regime in a run's files, so that readers of a run need none of the regime's code."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def plain_state(state: Mapping[str, Any], regime: str) -> dict[str, Any]:
 
 def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
     """Return the plan in plain Python numbers and NumPy arrays of the declared types, so that a checkpoint gives back
-    what was trained on. Raises RegimeError naming the first thing in it that cannot be carried out."""
+    what was trained on. Raises RegimeError naming the first thing in it that cannot be executed."""
     if not isinstance(plan, Plan):
         raise RegimeError(f"regime {regime!r}: plan returned {type(plan).__name__}, expected mutualrl.regimes.Plan")
     advantages = None

@@ -1,7 +1,7 @@
 """Cross-Policy GRPO advantage sharing (XGRPO): own rollouts, graded by the rewards of the whole pool.
 
 Source: paper, Section "Regime 2: Value-level experience sharing" and Section "Hyperparameters" (mix 0.2, length
-correction 0.1). The paper gives the mixing rule in words; its convex reading is ours:
+correction 0.1). The paper states the mixing rule in prose; its convex reading is ours:
 
     A = (1 - mix) * A_local + mix * A_pool
     A *= (mean length of the group / max(1, own length)) ** length_correction

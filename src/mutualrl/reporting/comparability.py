@@ -33,7 +33,7 @@ _FREE_RUN = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs that may be compared, and what keeps them from being matched, in words."""
+    """Runs that may be compared, and why they cannot be matched, as text."""
 
     name: str
     runs: tuple[Run, ...]

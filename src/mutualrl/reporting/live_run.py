@@ -37,7 +37,7 @@ class NewLines:
     def __init__(self, path: Path, last_bytes: int | None = None) -> None:
         """`last_bytes`: the first look begins so many bytes before the end; None: at the file's beginning."""
         self.path = path
-        self.began_anew = False  # whether the last look found another file, or a shorter one
+        self.restarted = False  # whether the last look found another file, or a shorter one
         self._last_bytes = last_bytes
         self._inode, self._offset = 0, 0
 
@@ -47,14 +47,14 @@ class NewLines:
         try:
             with open_regular(self.path) as file:
                 state = os.fstat(file.fileno())
-                self.began_anew = state.st_ino != self._inode or state.st_size < self._offset
-                if self.began_anew:
+                self.restarted = state.st_ino != self._inode or state.st_size < self._offset
+                if self.restarted:
                     first = 0 if self._last_bytes is None else max(0, state.st_size - self._last_bytes)
                     self._inode, self._offset = state.st_ino, first
                 file.seek(self._offset)
                 data = file.read(LOOK_BYTES)
         except (FileDamagedError, OSError):
-            self.began_anew = False
+            self.restarted = False
             return []
         end = data.rfind(b"\n") + 1
         if not end and len(data) == LOOK_BYTES:
@@ -134,7 +134,7 @@ class LivePolicy:
         if self._before is None:
             self._read_before()
         lines = self._metrics.read()
-        if self._metrics.began_anew:  # a restarted policy has cut it
+        if self._metrics.restarted:  # a restarted policy has cut it
             self._forget()
         while lines:
             for line in lines:
@@ -143,7 +143,7 @@ class LivePolicy:
                     self._take(row)
             lines = self._metrics.read()
         lines = self._rescues.read()
-        if self._rescues.began_anew:
+        if self._rescues.restarted:
             self.rescues.clear()
         rows = (parse_or_none(line) for line in lines[-MOST_RESCUES:])
         self.rescues.extend(row for row in rows if row is not None)

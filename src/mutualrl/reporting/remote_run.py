@@ -40,7 +40,7 @@ def run_name(url: str) -> str:
 
 def fetch_run(url: str, root: Path) -> RunDirectory:
     """Write what the policies of a run mirror in a bucket into the directory `root`, as a run directory that reports
-    read; a finished one has its summary. Nothing that lies in the bucket is carried out.
+    read; a finished one has its summary. No code from the bucket is run.
 
     Raises UsageError where the bucket holds no run, or none of its policies has begun; FileDamagedError.
     """
@@ -78,7 +78,7 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
 
 
 def _bring_up_to_date(path: Path, data: bytes) -> None:
-    """Make a file's content `data`; one that has only grown stays the same file, for whoever follows it."""
+    """Make a file's content `data`; one that has only grown stays the same file, for readers that follow it."""
     before = path.read_bytes() if path.is_file() else None
     if before is None or not data.startswith(before):
         write_atomic(path, data, durable=False)

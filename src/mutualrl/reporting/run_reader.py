@@ -121,7 +121,7 @@ class Evaluation(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Run:
     """Run. `name`: its directory's, or more of its path where two have the same. `state`: finished, running,
-    stopped, failed or ended; `notes`: what is wrong or missing, in words."""
+    stopped, failed or ended; `notes`: messages about what is wrong or missing."""
 
     root: Path
     name: str

@@ -2,7 +2,7 @@
 
 `create` is a put with If-None-Match, `swap` a put with If-Match on the ETag that was read with the expected bytes.
 Requests that fail for the moment (5xx, a refused or dropped connection, a time-out) are tried again with jittered
-exponential back-off until `RETRY_SECONDS` are over. A conditional put whose answer was lost may have been carried out:
+exponential back-off until `RETRY_SECONDS` are over. A conditional put whose answer was lost may have been applied:
 who finds its own bytes there has written them.
 
 Credentials come from the usual environment (`AWS_*`, `GOOGLE_*`, `AZURE_*`, or the machine's role), never from a URL.
@@ -229,7 +229,7 @@ _PASSING = (408, 409, 429)
 
 
 def _lasting(error: Exception) -> str:
-    """Return why a failure will not pass, in words; nothing where it may."""
+    """Return why a failure is permanent; an empty string where it may be transient."""
     text = str(error)
     if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text or "ContainerNotFound" in text:
         return "there is no such bucket; make it, or correct exchange.url"

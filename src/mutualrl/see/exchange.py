@@ -56,7 +56,7 @@ class WaitTimeouts:
 @dataclass(frozen=True, slots=True)
 class WaitCallbacks:
     """Callbacks of a wait. `waiting`: once, with a message naming the peers. `arrived`: each peer, and after how many
-    seconds. `slow`: once, in words, a peer that is alive and has been waited for longer than `peer_timeout`.
+    seconds. `slow`: called once with a message about a live peer that was waited for longer than `peer_timeout`.
     `stopping`: asked between looks; a true answer ends the wait with RoundAbortedError."""
 
     waiting: Callable[[str], None] = lambda words: None
@@ -319,7 +319,7 @@ class Exchange:
         return lost
 
     def _why_lost(self, peer: str) -> str | None:
-        """Return why a peer that owes a round will never publish it, in words; None while it may."""
+        """Return why a peer that owes a round will never publish it; None while it may."""
         silent, phase = self._heartbeats.seconds_since(peer)
         limit = self.timeouts.peer_timeout
         if self._status_reader is not None:

@@ -1,6 +1,6 @@
 """Manifest of an exchange in a bucket: which run it holds, and what all of its policies must agree on.
 
-`<url>/run.json`, created once by whoever comes first.
+`<url>/run.json`, created once by the first to come.
 """
 
 from __future__ import annotations

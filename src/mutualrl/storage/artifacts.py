@@ -17,7 +17,7 @@ from mutualrl.storage.files import JsonObject, read_checksummed, sync_directory,
 
 FORMAT = 1
 MARKER = "complete.json"
-CARD = "README.md"  # a model's card is made, and made anew, when the model is complete
+CARD = "README.md"  # a model's card is written, and written again, when the model is complete
 _SUMS: dict[tuple[str, int, int, int], str] = {}
 
 

@@ -162,7 +162,7 @@ class Checkpoints:
         and quarantined. None when there is no checkpoint at all.
 
         Raises CheckpointDamagedError when there are checkpoints and none of them is intact, or one is of another
-        format, run or policy: a policy never begins anew because its past cannot be read."""
+        format, run or policy: a policy never starts from scratch because its past cannot be read."""
         damaged: list[tuple[int, CheckpointDamagedError]] = []
         for step in reversed(self.steps()):
             try:
@@ -183,7 +183,7 @@ class Checkpoints:
         if damaged:
             raise CheckpointDamagedError(
                 f"policy {policy!r} has no intact checkpoint: {'; '.join(str(why) for _, why in damaged)}. Restore "
-                "one, or train anew: --clean, or another --run-dir"
+                "one, or train from the start: --clean, or another --run-dir"
             )
         return None
 

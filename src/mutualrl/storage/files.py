@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from mutualrl.errors import DiskError, FileDamagedError, UsageError
 
-#: what json.loads gives of an object; whoever reads one checks what is in it
+#: what json.loads gives of an object; its readers check what is in it
 JsonObject = dict[str, Any]
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EFBIG}

@@ -11,7 +11,7 @@ OFFLINE = "HF_HUB_OFFLINE is set"
 
 @functools.cache
 def hub_problem() -> str | None:
-    """Return why the hub cannot be used, in words; None when it answers. Asked once per process."""
+    """Return why the hub cannot be used; None when it answers. Asked once per process."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "").lower() in ("1", "true"):

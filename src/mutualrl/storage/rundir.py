@@ -282,7 +282,7 @@ _LOOK_SECONDS = 0.3
 
 
 def holder_of(lock: Path) -> str | None:
-    """Return who holds a supervisor's lock, in words; None when nobody does."""
+    """Return who holds a supervisor's lock, as text; None when nobody does."""
     try:
         with lock.open("r", encoding="utf-8") as file:
             try:
@@ -305,7 +305,7 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
     try:
         run.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(run.lock, str(path)))
-        check_free(run.root)  # whoever held the lock a moment ago may have begun a run
+        check_free(run.root)  # the last holder of the lock may have begun a run
         write_checksummed(run.run_json, info.to_json(), root=run.root)
     except (OSError, DiskError) as error:
         raise RunDirectoryError(

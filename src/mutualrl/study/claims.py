@@ -187,7 +187,7 @@ def assess(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
 
 
 class _UntestableError(Exception):
-    """A claim cannot be tested; the reason, in words."""
+    """A claim cannot be tested; the message is the reason."""
 
 
 def _lines(outcomes: Outcomes, claim: Claim, file: ClaimFile) -> Iterator[ClaimResult]:

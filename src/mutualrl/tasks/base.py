@@ -56,7 +56,7 @@ class TaskData:
 class Task(Protocol):
     """Named source of prompts. Implementations are modules of `mutualrl.tasks`.
 
-    `max_new_tokens`: the longest completion of an evaluation that says nothing else. `reads`: what it reads, in words.
+    `max_new_tokens`: the longest completion of an evaluation that says nothing else. `reads`: what it reads, as text.
     """
 
     @property
@@ -76,7 +76,7 @@ class Task(Protocol):
 
     @property
     def reads(self) -> str:
-        """Return what it reads, in words."""
+        """Return what it reads, as text."""
         ...
 
     def read(self, split: Split, source: TaskSource) -> TaskData:

@@ -38,7 +38,7 @@ def prompt_ids(
     """Return token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text.
 
     `texts`: texts, or conversations. `template`: arguments of the chat template (TRL's `chat_template_kwargs`). Raises
-    ModelError when the chat template cannot be carried out, or is missing where it is needed.
+    ModelError when the chat template cannot be rendered, or is missing where it is needed.
     """
     if not texts:
         return []

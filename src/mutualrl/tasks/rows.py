@@ -1,4 +1,4 @@
-"""Rows of a data set, wherever it lies, and their fields: what is missing or of another type is named."""
+"""Rows of a data set, local or on the hub, and their fields: what is missing or of another type is named."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The paper's own word map, kept bit for bit for reproduction: Algorithms "THL: PerTokenWordMapBySegments" and
 "THL: WordAlignLogProbs".
 
-It encodes the text anew, whole and word by word, and matches the two by position. On real text they differ (`.\\n` is
+It encodes the text again, whole and word by word, and matches the two by position. On real text they differ (`.\\n` is
 one token in the whole, two across words), so the map drifts and is cut at the shorter length; see `design/thl.md`.
 """
 

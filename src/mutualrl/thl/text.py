@@ -49,7 +49,7 @@ class Retokenized:
 
     @property
     def lost(self) -> str:
-        """Return what is lost, in words; empty when nothing is."""
+        """Return what is lost, as text; empty when nothing is."""
         return "; ".join(
             text
             for text, true in (

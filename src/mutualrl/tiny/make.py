@@ -1,4 +1,4 @@
-"""Make the embedded models anew: the script behind `mutualrl/tiny/models`.
+"""Make the embedded models again: the script behind `mutualrl/tiny/models`.
 
     python -m mutualrl.tiny.make DIRECTORY [NAME ...]
 

@@ -146,7 +146,7 @@ def cut_logs(files: PolicyFiles, marker: CheckpointMarker | None) -> None:
     for path in log_paths(files):
         if not path.exists():
             if path.name in sums:
-                notify(f"{path} is gone: it begins anew after step {0 if marker is None else marker.step}")
+                notify(f"{path} is gone: it begins again after step {0 if marker is None else marker.step}")
             continue
         expected = FileSum(**sums.get(path.name, asdict(NOTHING)))
         try:
@@ -167,5 +167,5 @@ def _require_rounds(sharing: Sharing, cursor: int) -> None:
             raise ExchangeDamagedError(
                 f"policy {link.policy!r} resumes from round {cursor} and reads from {wanted} on, and the exchange has "
                 f"rounds of {peer!r} from {rounds[0]} on only: the ones before were deleted. Restore a newer "
-                "checkpoint, or train anew"
+                "checkpoint, or train from the start"
             )

@@ -189,7 +189,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             self._follow(self.sharing, gather_object(self._rewarded()))
 
     def _share_round(self, sharing: Sharing, batch: Inputs) -> None:
-        """Run the data flow of a round. It knows no regime and carries out what a plan contains."""
+        """Run the data flow of a round. It knows no regime and executes what a plan contains."""
         round_index = micro_step(self) // micro_steps_per_round(self)
         own = self._collect(sharing, batch)  # TRL's batch as our nouns
         shared = sharing.sync(round_index, self.state.global_step, own, self.accelerator)  # SEE: publish, wait, read

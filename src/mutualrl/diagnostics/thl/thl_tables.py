@@ -19,7 +19,7 @@ def markdown(result: ThlCheck) -> str:
 
 
 def verdict(pairs: Sequence[PairCheck]) -> str:
-    """Return in words which directions can be used."""
+    """Return the message about which directions can be used."""
     unsafe = [_pair(pair) for pair in pairs if not pair["safe"]]
     if not unsafe:
         return "Safe: texts and traces can be exchanged in every direction that was checked."
