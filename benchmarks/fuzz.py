@@ -1,7 +1,7 @@
 """Random kills and random damages: does a run ever end otherwise than undisturbed, or is a damaged file ever believed?
 
     python benchmarks/fuzz.py                                  # 100 schedules and 500 damages: hours on 2 cores
-    python benchmarks/fuzz.py --schedules 10 --damages 100     # goes on where an earlier call ended
+    python benchmarks/fuzz.py --schedules 10 --damages 100     # continues where an earlier call ended
 
 A schedule disturbs a run up to four times at random moments: SIGKILL to a worker, an agent or the supervisor; SIGINT or
 SIGTERM to the supervisor; SIGSTOP to a worker, for less or for more than `run.peer_timeout`. Killed and stopped runs
@@ -168,7 +168,7 @@ def disturbed(run: Path, variant: str, disturbances: list[Disturbance], seed: st
 
 
 def _code(process: subprocess.Popen[bytes], deadline: float, *, patient: bool) -> int | None:
-    """Return the exit code of a run; None while it goes on, or when its time is over."""
+    """Return the exit code of a run; None while it is running, or when its time is over."""
     try:
         return process.wait(max(0.1, deadline - time.monotonic()) if patient else 0.2)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """Specialists of a real pretrained chat model under GRPO and SGT: problems, two SFT runs, the sweep, its table.
 
-    python benchmarks/smol.py --model DIR     # all of it; goes on where it was stopped
+    python benchmarks/smol.py --model DIR     # all of it; resumes where it was stopped
     python benchmarks/smol.py --table         # the table of the pieces that are there
 
 DIR is SmolLM2-135M-Instruct as `save_pretrained` wrote it. Below `benchmarks/sweeps/smol/` it writes

@@ -1,6 +1,6 @@
 """Peers of unequal speed: what `exchange.staleness` saves, and what it costs in accuracy.
 
-    python benchmarks/staleness.py            # 24 runs of two to three minutes; goes on where it was stopped
+    python benchmarks/staleness.py            # 24 runs of two to three minutes; resumes where it was stopped
     python benchmarks/staleness.py --table    # the table of the runs that are there
 
 Pool tiny under SGT, 64 rounds, three seeds. In `half` the rounds of one policy take twice as long as the other's; in

@@ -1,6 +1,6 @@
 """Whose text is learnt at one gate: problems, lessons, models after SFT, the sweep, and its table.
 
-    python benchmarks/text_source.py                # all of it; goes on where it was stopped
+    python benchmarks/text_source.py                # all of it; resumes where it was stopped
     python benchmarks/text_source.py --table        # the table of the pieces that are there
 
 Below `benchmarks/sweeps/text-source/` it writes
@@ -99,7 +99,7 @@ def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) 
 
 
 def make() -> None:
-    """Make the problems, the lessons and the models. The evaluation goes on where it was stopped."""
+    """Make the problems, the lessons and the models. The evaluation resumes where it was stopped."""
     OUT.mkdir(parents=True, exist_ok=True)
     rows = rows_of("train")[:PROBLEMS]
     write_rows(OUT / "held_out.jsonl", rows_of("validation"))

@@ -129,7 +129,7 @@ def _import(name: str, path: str, what: str, error: type[UsageError]) -> ModuleT
 
 
 def _search_here() -> None:
-    """Let modules of the working directory be found, last: nothing there hides an installed package."""
+    """Make modules of the working directory importable, last: nothing there hides an installed package."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 

@@ -142,7 +142,7 @@ REFUSED = {
     "run.seed: 1, the run has 0": ["--policy", "bob", *SGT, "--seed", "1"],
     "regime.weight: 0.3, the run has 0.1": ["--policy", "bob", *SGT, "--set", "regime.weight=0.3"],
     "--policy dee: the run in": ["--policy", "dee", "--regime", "sgt", "--pool", "tiny-near"],
-    "policy 'ada' runs already": ["--policy", "ada", *SGT],
+    "policy 'ada' is already running": ["--policy", "ada", *SGT],
 }
 
 
@@ -330,7 +330,7 @@ def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucke
     shutil.rmtree(ada.directory)
     ada = Joined(tmp_path, url, "ada", *longer, core=cores[0])
     finish(ada, bob)
-    assert "policy ada goes on from its checkpoint of step" in ada.errors
+    assert "policy ada resumes from its checkpoint of step" in ada.errors
     assert {"ada": ada.weights(), "bob": bob.weights()} == local.weights()
     shutil.rmtree(ada.directory)
     again = Joined(tmp_path, url, "ada", *longer, core=cores[0])

@@ -39,7 +39,7 @@ class Watched:
     def __init__(self, root: Path, **answers: Any) -> None:
         self.run = RunDirectory(root)
         self.calls: list[str] = []
-        self.goes_on = True
+        self.is_live = True
         self.answers = answers
         self.screen = WatchScreen(
             LiveRun(self.run, answers.get("names", ["ada", "bob"]), "sgt/gate_rate"),
@@ -55,7 +55,7 @@ class Watched:
     def _look(self) -> bool:
         if isinstance(trouble := self.answers.get("look"), Exception):
             raise trouble
-        return self.goes_on
+        return self.is_live
 
     def _called(self, what: str) -> str:
         self.calls.append(what)
@@ -104,7 +104,7 @@ def test_it_shows_how_far_the_policies_are(tmp_path: Path, size: tuple[int, int]
             region = watched.screen.query_one(part).region
             assert region.height > 0
             assert region.bottom <= size[1]
-        watched.goes_on = False
+        watched.is_live = False
         await watched.until(lambda: "ended" in watched.words("#head"))
 
     on_screen(watched, look, size)
@@ -254,7 +254,7 @@ def test_in_a_terminal_it_is_a_screen_and_elsewhere_lines(tmp_path: Path, cli: C
         terminal.until("20/20")
         terminal.press("q")
         assert terminal.end() == 0
-        assert "goes on" in terminal.seen
+        assert "still running" in terminal.seen
         plain = Terminal(sys.executable, "-m", "mutualrl", "watch", "--plain", str(root))
         plain.until("gate rate")
         assert "Stop and save" not in plain.seen
@@ -285,7 +285,7 @@ def test_a_run_is_stopped_from_the_screen_and_goes_on_later(tmp_path: Path) -> N
         terminal.until("Stop and save")
         for _ in range(2):  # who sees nothing happen asks again
             terminal.press("s")
-            terminal.until("says how to go on")
+            terminal.until("says how to resume")
             terminal.press("y")
             terminal.until("Asked process", "has ended already")
             terminal.seen = ""

@@ -134,7 +134,7 @@ def test_the_others_go_on_without_a_lost_policy_when_they_may(run: Callable[...,
     assert summary["lost"] == ["bob"]
     assert set(summary["policies"]) == {"ada"}
     assert summary["policies"]["ada"]["lost_peers"] == {"bob": peers.index(0)}
-    assert "It is lost; the others go on without it" in started.errors.read_text()
+    assert "It is lost; the others continue without it" in started.errors.read_text()
     started.begin("--resume")
     assert started.process.wait(PATIENCE) == 0, started.errors.read_text()
     assert [line["see/peers"] for line in started.metrics("bob")] == [1] * 12

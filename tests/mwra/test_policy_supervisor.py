@@ -335,7 +335,7 @@ def test_under_continue_the_others_go_on_and_the_last_one_is_an_error(supervised
     n.dies("bob")
     n.supervisor.poll()
     assert n.states() == {"ada": "running", "bob": "lost"}
-    assert "the others go on without it" in n.screen.getvalue()
+    assert "the others continue without it" in n.screen.getvalue()
     assert StatusReader(n.run.root).of("bob").state == "unknown"  # nobody has seen this supervisor move yet
     n.dies("ada")
     with pytest.raises(PeerLostError, match="policy 'ada' died"):

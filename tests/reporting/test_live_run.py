@@ -1,4 +1,4 @@
-"""A run as it goes on: growing files, restarts, damaged lines, bounded memory."""
+"""A live run: growing files, restarts, damaged lines, bounded memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_curve_keeps_its_ends_and_its_shape_in_bounded_memory() -> None:
     gaps = [later.step - earlier.step for earlier, later in zip(curve.points, curve.points[1:], strict=False)]
     assert max(gaps) <= 4 * 10_000 / MOST_POINTS
     assert all(point.value == point.step / 10_000 for point in curve.points)
-    curve.add(5_000, 0.0)  # a policy that goes on from a checkpoint
+    curve.add(5_000, 0.0)  # a policy that resumes from a checkpoint
     assert curve.points[-1] == Point(5_000, 0.0)
     assert curve.points[-2].step < 5_000
 

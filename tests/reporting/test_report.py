@@ -164,12 +164,12 @@ def test_a_live_run_a_crashed_one_and_a_failed_one_have_their_pages(cli_here: Cl
         held.enter_context(hold(RunDirectory(live).lock, "live"))
         page, data, summary = reported(cli_here, live)
         assert data["runs"][0]["state"] == "running"
-        assert any("still going on" in note for note in summary["notes"])
+        assert any("still running" in note for note in summary["notes"])
         assert Path(summary["page"]) == live / "report" / "index.html"
         assert page.tables["table-2-1"][1][:4] == ["ada", "all", "0.300", "0.450"]
     page, data, summary = reported(cli_here, live)
     assert data["runs"][0]["state"] == "ended"
-    assert any("without a last word" in note for note in summary["notes"])
+    assert any("without a final status" in note for note in summary["notes"])
     (live / "supervisor").mkdir()
     for outcome, state in (
         ("peer-lost: policy 'bob' was lost <b>", "failed"),
@@ -566,7 +566,7 @@ def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
     (locked / ".node-0.lock").mkdir()
     _, data, summary = reported(cli_here, locked)
     assert data["runs"][0]["state"] == "unknown"
-    assert "whether it is going on cannot be seen" in said(summary)
+    assert "whether it is running cannot be seen" in said(summary)
     listed = json.loads(cli_here("runs", "ls", tmp_path / "runs", "--json").stdout)
     assert len(listed["runs"]) == len(runs) + 1
     for bad in ({"learners": {"a": 5}}, {"learners": {"a": {"bars": {"sgt": {"relative": float("nan")}}}}}):

@@ -183,7 +183,7 @@ def test_a_wait_ends_when_the_run_is_asked_to_stop_and_tells_of_the_slow(tmp_pat
             WaitCallbacks(waiting=messages.append, slow=messages.append, stopping=lambda: clock.now > end),
         )
     assert messages[0] == "waiting for round 3 of bob"
-    assert "its heartbeat goes on" in messages[1]
+    assert "its heartbeat continues" in messages[1]
     assert len(messages) == 2
 
 

@@ -209,7 +209,7 @@ def test_a_signal_stops_the_pieces_and_the_same_command_goes_on(tmp_path: Path, 
         time.sleep(0.1)
     process.terminate()
     _, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, "the same command goes on" in errors) == (130, True), errors
+    assert (process.returncode, "the same command resumes it" in errors) == (130, True), errors
     run = checkpoints.parents[2]
     assert not (run / "summary.json").exists()
     done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")

@@ -62,7 +62,7 @@ def join(
 ) -> None:
     """Train one policy, sharing with the others through a bucket; each is started where and when it suits.
 
-    The first process creates the run, the others compare their recipe and data with it. The same command goes on
+    The first process creates the run, the others compare their recipe and data with it. The same command resumes
     after a stop or a crash, from this policy's last checkpoint. Example: mutualrl join s3://my-bucket/run-1 --policy
     ada --regime sgt --pool tiny
     """

@@ -42,7 +42,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     console.print(clean(heading), markup=False, highlight=False, soft_wrap=True)
     show_table(table)
     for name in summary["lost"]:
-        console.print(f"{cell(name)} was lost on the way; the others went on without it", highlight=False)
+        console.print(f"{cell(name)} was lost on the way; the others continued without it", highlight=False)
     console.print(
         f"{summary['seconds']:.0f} s in all; everything is in {clean(str(run_dir))}",
         markup=False,

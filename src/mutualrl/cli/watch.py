@@ -1,4 +1,4 @@
-"""`mutualrl watch`: a run as it goes on, from another terminal or another machine."""
+"""`mutualrl watch`: a live run, from another terminal or another machine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def watch(
         read = read_run(path, logs=False)
         directory = RunDirectory(read.root)
 
-        def goes_on() -> bool:
+        def is_live() -> bool:
             if not remote:
                 return holder_of(directory.lock) is not None
             fetch_run(run, path)
@@ -64,29 +64,29 @@ def watch(
         if read.state in ("running", "elsewhere"):
             terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
             follow = _on_screen if terminal and not plain else _lines
-            follow(run, read, goes_on, REMOTE_SECONDS if remote else LOCAL_SECONDS)
+            follow(run, read, is_live, REMOTE_SECONDS if remote else LOCAL_SECONDS)
             read = read_run(path, logs=False)
         if read.state in ("running", "elsewhere"):  # the screen was left
-            screen().print(f"{run} goes on", markup=False, highlight=False, soft_wrap=True)
+            screen().print(f"{run} is still running", markup=False, highlight=False, soft_wrap=True)
         elif read.summary is None or read.state != "finished":
             raise MutualRLError(f"the run {clean(run)} is {read.state}: {'; '.join(read.notes)}")
         else:
             show_summary(read.summary, run if remote else read.root)
 
 
-def _lines(where: str, read: Run, goes_on: Callable[[], bool], seconds: float) -> None:
+def _lines(where: str, read: Run, is_live: Callable[[], bool], seconds: float) -> None:
     from mutualrl.reporting.progress import Progress
     from mutualrl.storage.rundir import RunDirectory
 
     gate_key = read.rule.metric("gate_rate")
     directory = RunDirectory(read.root)
     with Progress(directory, list(read.policies), read.planned_steps or 0, screen(), gate_key) as progress:
-        while goes_on():
+        while is_live():
             progress.update()
             time.sleep(seconds)
 
 
-def _on_screen(where: str, read: Run, goes_on: Callable[[], bool], seconds: float) -> None:
+def _on_screen(where: str, read: Run, is_live: Callable[[], bool], seconds: float) -> None:
     from mutualrl.cli.watch_screen import WatchScreen
     from mutualrl.errors import MutualRLError
     from mutualrl.reporting.live_run import LiveRun
@@ -113,13 +113,13 @@ def _on_screen(where: str, read: Run, goes_on: Callable[[], bool], seconds: floa
         measure="greedy accuracy" if read.measures_accuracy else "mean reward, greedy",
         steps=read.planned_steps or 0,
         seconds=max(1.0, seconds),
-        look=goes_on,
+        look=is_live,
         stop=None if remote else lambda: stop_run(directory),
         report=report,
     )
     app.run()
     if app.return_code:
-        raise MutualRLError("the screen broke off (above); the run goes on. In its place: mutualrl watch --plain")
+        raise MutualRLError("the screen broke off (above); the run continues. In its place: mutualrl watch --plain")
 
 
 def stop_run(run: RunDirectory) -> str:

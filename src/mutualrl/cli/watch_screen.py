@@ -84,7 +84,7 @@ class WatchScreen(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "stop", "Stop and save"),
         Binding("o", "report", "Open the report"),
-        Binding("q,ctrl+c", "quit", "Leave; the run goes on", key_display="q"),
+        Binding("q,ctrl+c", "quit", "Leave; the run continues", key_display="q"),
     ]
     ENABLE_COMMAND_PALETTE = False
 
@@ -102,8 +102,8 @@ class WatchScreen(App[None]):
     ) -> None:
         """All three calls are made in a thread, and may raise MutualRLError or OSError.
 
-        `look`: called every `seconds` before the files are read; returns whether the run goes on. `stop`: asks the run
-        to save and end, and returns what it did; None where that is not done from here. `report`: writes the report
+        `look`: called every `seconds` before the files are read; returns whether it is live. `stop`: asks the run to
+        save and end, and returns what it did; None where that is not done from here. `report`: writes the report
         and returns its page.
         """
         super().__init__()
@@ -157,23 +157,23 @@ class WatchScreen(App[None]):
 
     @work(thread=True, exclusive=True, group="watch")
     def _watch(self) -> None:
-        """Look at the run until it ends or the screen is left."""
+        """Poll the run until it ends or the screen is left."""
         while self.is_running:
             trouble = None
             try:
-                goes_on = self._look()
+                is_live = self._look()
                 self._live.update(logs=True)
             except (MutualRLError, OSError) as error:  # a bucket that is away for a while
-                goes_on, trouble = True, str(error)
-            self.call_from_thread(self._take, trouble, goes_on)
-            if not goes_on:
+                is_live, trouble = True, str(error)
+            self.call_from_thread(self._take, trouble, is_live)
+            if not is_live:
                 return
             wake = time.monotonic() + self._seconds
             while self.is_running and time.monotonic() < wake:
                 time.sleep(0.1)
 
-    def _take(self, trouble: str | None, goes_on: bool) -> None:
-        self._state = clean(trouble, 200) if trouble is not None else "running" if goes_on else "ended"
+    def _take(self, trouble: str | None, is_live: bool) -> None:
+        self._state = clean(trouble, 200) if trouble is not None else "running" if is_live else "ended"
         self._choose_curves()
         self._show()
 
@@ -257,7 +257,7 @@ class WatchScreen(App[None]):
             if yes and self._stop is not None:
                 self._in_thread(self._stop)
 
-        question = "Stop the run? Each policy saves a checkpoint, and the run says how to go on from it.  [y/n]"
+        question = "Stop the run? Each policy saves a checkpoint, and the run says how to resume.  [y/n]"
         self.push_screen(Confirm(question), answered)
 
     def action_report(self) -> None:

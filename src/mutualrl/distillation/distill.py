@@ -43,7 +43,7 @@ def distill(
     """Collect the successes in the runs' exchanges, fine-tune each policy on its peers' successes (or, by
     `settings.teacher`, its own, or the data's solutions), and evaluate it beside the model before training, the
     standalone one, and those of the runs `beside`. Writes `out`/distill.json and returns it. Killed, the same command
-    goes on: from a learner's newest checkpoint, and from the newest part of an evaluation.
+    resumes: from a learner's newest checkpoint, and from the newest part of an evaluation.
 
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """

@@ -96,7 +96,7 @@ def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSet
 
 
 def open_directory(path: Path, request: JsonObject) -> Path:
-    """Return `path`, made for a request; or that of the same request, which then goes on. Raises UsageError when it
+    """Return `path`, made for a request; or that of the same request, which is then resumed. Raises UsageError when it
     holds another distillation, with what differs, or anything else."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"--out {path} is a file, expected a directory")

@@ -117,7 +117,7 @@ def fine_tune(
 ) -> dict[str, object]:
     """Fine-tune the model `start` on the examples; the result goes to `out`/model (an adapter merged there, and alone
     in `out`/adapter), and what it returns to `out`/sft.json: `steps`, `seconds` (of all attempts), `loss` (means over
-    the first and the last tenth of the steps, nats per token). It goes on from the newest checkpoint in `out`.
+    the first and the last tenth of the steps, nats per token). It resumes from the newest checkpoint in `out`.
 
     Raises ModelError, RecipeError, CheckpointDamagedError, DiskError.
     """
@@ -171,7 +171,7 @@ def fine_tune(
     except (OSError, SafetensorError, RuntimeError) as error:
         if is_disk_failure(error):
             raise DiskError(
-                f"{out}: cannot be written ({error}); when there is room, the same command goes on"
+                f"{out}: cannot be written ({error}); when there is room, the same command resumes it"
             ) from error
         if isinstance(error, RuntimeError):
             raise

@@ -54,7 +54,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         ...
 
 

@@ -129,7 +129,7 @@ class TransformersEngine:
         return text_logprobs(self.model, start_id, texts, on_batch)
 
     def close(self) -> None:
-        """Give the model's memory back."""
+        """Free the model's memory."""
         self.model = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

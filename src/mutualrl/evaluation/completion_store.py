@@ -80,7 +80,7 @@ class Store:
 
     @classmethod
     def open(cls, out: Path | None, request: JsonObject) -> Store:
-        """Return a store for a request: new, or of the same request, which then goes on.
+        """Return a store for a request: new, or of the same request, which is then resumed.
 
         Raises UsageError when the directory holds another evaluation, with what differs, or anything else.
         """

@@ -80,7 +80,7 @@ class _Worker:
             self.process.stdin.flush()
 
     def has_time_left(self) -> bool:
-        """Return whether it may go on, and set the deadline to when it will have used its CPU time at the earliest."""
+        """Return whether it may continue; set the deadline to when it will have used its CPU time at the earliest."""
         now = time.monotonic()
         if self.place is None or now >= self._latest:
             return self.deadline > now

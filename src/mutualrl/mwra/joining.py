@@ -1,4 +1,4 @@
-"""A run whose exchange is in a bucket: what is asked of the bucket, and agreed on there, before anything starts."""
+"""A run whose exchange is in a bucket: checks of the bucket, and agreement on the run, before anything starts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
         elif (rounds := committed_rounds(store, policy)) and not has_copy(store, policy):
             raise UsageError(
                 f"policy {policy!r} has published {len(rounds)} rounds in {store.url}, and {recipe.run.dir} holds no "
-                "run to go on with; name its directory with --run-dir, or train it from the start with --restart"
+                "run to resume; name its directory with --run-dir, or train it from the start with --restart"
             )
     return manifest.run_id
 
@@ -77,10 +77,10 @@ def fetch_checkpoint(
 
 
 def install_checkpoint(staged: Staged, run: RunDirectory) -> str:
-    """Put a fetched checkpoint into a run's directory; return what to say. Lost peers are waited for again."""
+    """Install a fetched checkpoint in a run's directory; return the note about it. Lost peers are waited for again."""
     staged.install(run)
     MissingPeers(records_of(run), staged.marker.policy).readmit_all(staged.marker.round)
-    return f"policy {staged.marker.policy} goes on from its checkpoint of step {staged.marker.step} in the bucket"
+    return f"policy {staged.marker.policy} resumes from its checkpoint of step {staged.marker.step} in the bucket"
 
 
 def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerprint, policy: str) -> None:
@@ -129,6 +129,6 @@ def require_alone(bucket: Bucket, policy: str, console: Console) -> None:
         now = last_beat(store, policy)
         if now is not None and now.get("counter") != before.get("counter"):
             raise UsageError(
-                f"policy {policy!r} runs already: its heartbeat in {store.url} goes on (process {now.get('pid')}, step "
-                f"{now.get('step')}, {now.get('phase')}); stop it there, or wait until it has ended"
+                f"policy {policy!r} is already running: its heartbeat in {store.url} is live (process "
+                f"{now.get('pid')}, step {now.get('step')}, {now.get('phase')}); stop it, or wait for its end"
             )

@@ -1,4 +1,4 @@
-"""Policies of a run as the supervisor sees them: started, watched, started again, given up."""
+"""Supervision of a run's policies: start, poll, restart, give up."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class PolicySupervisor:
             self._ended(managed, f"lives, and hangs: {stalled}")
 
     def _finish(self, managed: ManagedPolicy, silent: str | None) -> None:
-        """Note a policy as finished: its result is written, and it only had to leave."""
+        """Mark a policy finished: its result is written, and only its exit was left."""
         assert managed.group is not None
         if silent is not None:
             self._print(f"policy {managed.name!r} had its result, and did not end: no heartbeat for {silent}")
@@ -191,13 +191,13 @@ class PolicySupervisor:
         managed.reason = text.partition("\n")[0]
         self._set_state(managed, "lost")
         if section.on_peer_loss == "continue" and self._others_left(managed):
-            self._print(f"{text}\nIt is lost; the others go on without it (run.on_peer_loss: continue)")
+            self._print(f"{text}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
             return
         spent = f"; {managed.restarts} restart(s) spent" if section.max_restarts else ""
         raise PeerLostError(f"{text.partition(chr(10))[0]}{spent}\n{text.partition(chr(10))[2]}")
 
     def _others_left(self, managed: ManagedPolicy) -> bool:
-        """Return whether another policy is still there to go on."""
+        """Return whether another policy is left to continue."""
         there = ("starting", "running", "restarting", "finished")
         return any(other.state in there for other in self.managed_policies if other is not managed)
 

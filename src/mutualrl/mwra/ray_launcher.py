@@ -1,7 +1,7 @@
 """Policies of a run on a Ray cluster, one Ray Train run each: Ray places them, starts them again and keeps their logs.
 
 The run's directory lies on a file system that all nodes share, as Ray Train's own storage does. Rounds, checkpoints and
-results are as on one machine, and a policy that is started again goes on from its newest checkpoint.
+results are as on one machine, and a policy that is started again resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -232,7 +232,9 @@ def _collect(
         failure = _failure(run, name, why)
         if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not fits:
             raise failure
-        console.print(f"{failure}\nIt is lost; the others go on without it (run.on_peer_loss: continue)", markup=False)
+        console.print(
+            f"{failure}\nIt is lost; the others continue without it (run.on_peer_loss: continue)", markup=False
+        )
 
 
 def _failure(run: RunDirectory, policy: str, why: str) -> MutualRLError:

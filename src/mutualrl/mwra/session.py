@@ -1,4 +1,4 @@
-"""Beginning a run, and resuming one: what is checked before any process is started.
+"""Start of a run, and its resumption: the checks before any process is started.
 
 A session is one `mutualrl train` over a run directory: the first makes it, `--resume` starts another.
 """
@@ -66,7 +66,7 @@ def accept_changes(old: Recipe, new: Recipe) -> list[str]:
     if refused:
         raise UsageError(
             "--resume: the recipe differs from the run's in what decides its results: " + "; ".join(refused) + ". "
-            "Leave these out to go on as before, or start another run with --run-dir"
+            "Leave these out to resume as before, or start another run with --run-dir"
         )
     return [f"{key} is now {after!r} (was {before!r})" for key, (before, after) in changed.items()]
 
@@ -84,7 +84,7 @@ def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, models: Ma
     notes = []
     if {each.policy for each in placement.allocations} != set(info.placement):
         raise UsageError(
-            f"--resume: the directory holds {', '.join(info.placement)} alone, which joined an exchange; go on with: "
+            f"--resume: the directory holds {', '.join(info.placement)} alone, which joined an exchange; resume with: "
             f"mutualrl join {info.exchange or 'URL'} --policy {next(iter(info.placement), 'NAME')}"
         )
     for allocation in placement.allocations:

@@ -57,7 +57,7 @@ def write_stop_request(run: RunDirectory) -> None:
 
 
 def ask_to_stop(run: RunDirectory, console: Console) -> None:
-    """Ask every worker for a checkpoint and an end."""
+    """Ask every worker to save a checkpoint and end."""
     write_stop_request(run)
     console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop at once)")
 

@@ -77,7 +77,7 @@ def _open(
     recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
     """Return the run's directory, created or reopened, and locked, after every check that needs no model; where the
-    policies run; what to say."""
+    policies run; notes for the user."""
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
     if launch.resume:
         return _reopen(recipe, path, machine, launch, console, held)
@@ -126,7 +126,7 @@ def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
 
 def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint]:
     """Return the recipe with its steps counted, where the policies run, and the batch plan that all of them must
-    have. Raises what a look at the machine and the data can find wrong."""
+    have. Raises what checks of the machine and the data find wrong."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)

@@ -13,8 +13,8 @@ START_SECONDS = 300.0  # from the start of a process group to its first heartbea
 
 
 class Watch:
-    """Watch over a policy whose process group runs. `say` is told once of a lack of progress that lasts for half of
-    `run.step_timeout`."""
+    """Watch over a policy whose process group runs. `say` is called once with a warning when there is no
+    progress for half of `run.step_timeout`."""
 
     def __init__(self, exchange: Location, policy: str, limits: RunSection, say: Callable[[str], None]) -> None:
         self._policy = policy
@@ -51,5 +51,5 @@ class Watch:
         return self._heartbeats.seconds_since(self._policy)[1] not in (NOT_STARTED, LOADING)
 
     def reset(self) -> None:
-        """Count silence from the next look on: the policy is started again."""
+        """Count silence from the next check on: the policy is restarted."""
         self._heartbeats.reset(self._policy)

@@ -45,13 +45,13 @@ class StatusWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def publish(self, policy: str, word: PolicyStatus) -> None:
-        """Say something new about a policy, at once."""
+        """Publish a policy's status at once."""
         self.statuses[policy] = word
         self._next = 0.0
         self.beat()
 
     def close(self, outcome: str) -> None:
-        """Say how the run ended here: `finished`, or an error's kind and words. The last word."""
+        """Publish how the run ended: `finished`, or an error's kind and message. Nothing is published after it."""
         self._outcome = outcome
         self._next = 0.0
         self.beat()
@@ -106,7 +106,7 @@ class StatusReader:
         self._seen: tuple[Any, float, bool] | None = None
 
     def of(self, policy: str) -> PolicyStatus:
-        """Return the last word about a policy; state `unknown` when no living supervisor speaks of it."""
+        """Return the newest status of a policy; state `unknown` when no live supervisor publishes it."""
         state = self.read()
         return PolicyStatus() if state is None else status_of(state, policy)
 

@@ -105,7 +105,7 @@ class Layers:
         self.add_layer(with_name_keys(yaml_file.read(path), str(path)), path)
 
     def add_text(self, text: str, path: Path) -> None:
-        """Add the YAML text of a run's recipe, which lies, or lay, at `path`."""
+        """Add the YAML text of a run's recipe from `path`, which need not exist."""
         self.add_layer(with_name_keys(yaml_file.parse_mapping(text, str(path)), str(path)), path)
 
     def add_layer(self, layer: Layer, path: Path) -> None:

@@ -124,7 +124,7 @@ def resolve(request: Request) -> Recipe:
 
 
 def revise(run: RunDirectory, request: Request) -> Recipe:
-    """Return the recipe of a run that goes on: the run's, with `--set` and the plain flags laid over it. Where
+    """Return the recipe of a resumed run: the run's, with `--set` and the plain flags laid over it. Where
     the request names a recipe, pool, regime or task, it is resolved whole, as if it were new. Raises RecipeError as
     `resolve` does."""
     if any((request.recipe, request.pool, request.regime, request.task)):
@@ -225,7 +225,7 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
 
 
 def _name_own_parts(section: Layer) -> None:
-    """Put settings of the user's own regimes, which a list gives under their import paths, below their names."""
+    """Move settings of the user's own regimes, which a list gives under their import paths, below their names."""
     for part in parts_of(section["name"]):
         if is_open(part) and part in section:
             section[get_regime(part).name] = section.pop(part)
@@ -293,7 +293,7 @@ def _regime_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
 
 
 def _check_names(value: Layer, layers: Layers, problems: list[str], *, run_code: bool) -> None:
-    """Note an unknown task or regime; with `run_code` import those of the user, else take them for what they say."""
+    """Note an unknown task or regime; with `run_code` import the user's, else accept their names."""
     lookups: tuple[tuple[str, Callable[[str], object], list[str]], ...] = (
         ("task", get_task, list(TASKS)),
         ("regime", get_regime, list(regimes())),

@@ -111,7 +111,7 @@ Tools = Annotated[tuple[CodePath, ...], BeforeValidator(_as_tuple), Field(strict
 
 
 class MemberSection(Section):
-    """One task of a mixture. What it does not say is taken from the mixture."""
+    """One task of a mixture. Keys that it leaves out are the mixture's."""
 
     data: UserPath | None = None
     validation_data: UserPath | None = None
@@ -255,7 +255,7 @@ class ExchangeSection(Section):
     url: Annotated[str, AfterValidator(require_url)] | None = None
     heartbeat_seconds: float = Field(10.0, ge=1, description="seconds between two heartbeats of a policy in the bucket")
     checkpoints: bool = Field(
-        False, description="copy each policy's newest checkpoint into the bucket, so that another machine may go on"
+        False, description="copy each policy's newest checkpoint into the bucket, so that another machine may resume"
     )
     staleness: int = Field(0, ge=0, description="rounds that a peer may be behind before it is waited for")
 

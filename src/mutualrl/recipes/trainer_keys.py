@@ -26,7 +26,7 @@ RESERVED = {
     "save_steps": "run.save_every",
     "save_total_limit": "run.keep_checkpoints",
     "save_only_model": "nothing: a checkpoint is complete, or a run could not resume from it",
-    "ignore_data_skip": "nothing: a run that goes on sees the prompts that it would have seen",
+    "ignore_data_skip": "nothing: a resumed run sees the prompts that it would have seen",
     "do_train": "nothing: the run trains",
     "do_predict": "nothing: the run trains",
     "eval_on_start": "nothing: every run validates before its first step",

@@ -47,7 +47,7 @@ class RegimeInfo(BaseModel):
 
     @classmethod
     def from_run(cls, info: Mapping[str, Any]) -> RegimeInfo:
-        """Return what run.json says of its regime; what it does not say is as what ships under the regime's name."""
+        """Return run.json's description of its regime; missing fields are those of the shipped regime of that name."""
         name = str(info.get("regime", "unknown"))
         shipped = cls.of(regimes()[name]) if name in regimes() else cls(name=name)
         try:

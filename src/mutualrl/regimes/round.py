@@ -1,6 +1,6 @@
 """Round as a regime sees it, and what a regime may do about it. No TRL, no files, no torch.
 
-`RoundView` in, `Plan` out. A plan holds nothing that belongs to one regime: advantages for the learner's own rollouts,
+`RoundView` in, `Plan` out. A plan has nothing specific to one regime: advantages for the learner's own rollouts,
 extra rows for the loss, metrics, and the state that the next round is given.
 """
 

@@ -17,7 +17,7 @@ Problem = tuple[str, str]
 
 
 class RegimeSettings(BaseModel):
-    """Base of the settings that stand under `regime:` in a recipe; unknown keys are refused."""
+    """Base of the settings under `regime:` in a recipe; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 

@@ -1,4 +1,4 @@
-"""A run as it goes on: what its policies have written since the last look, in bounded memory."""
+"""A live run: what its policies have written since the last look, in bounded memory."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class LivePolicy:
             self.accuracy.add(0, self._before)
 
     def _read_before(self) -> None:
-        """Take what was measured before training, once it is there."""
+        """Read what was measured before training, once it exists."""
         try:
             before = validation_of(read_checksummed(self._run.policy(self.name).before, root=self._run.root))
         except (FileDamagedError, OSError):  # `report` says what is wrong with it
@@ -197,7 +197,7 @@ def _is_step(value: object) -> bool:
 
 
 class LiveRun:
-    """The policies of a run while it goes on."""
+    """The policies of a live run."""
 
     def __init__(self, run: RunDirectory, policies: Sequence[str], gate_key: str | None = None) -> None:
         self.run = run

@@ -39,7 +39,7 @@ def simulate(busy: Mapping[str, Sequence[float]], staleness: int) -> Pace:
     """Return the course of a run whose policies are busy for `busy[p][r]` seconds in round r before they publish it.
 
     Policy p publishes round r at P_p(r) = S_p(r) + busy[p][r] and begins the next at S_p(r + 1) = max(P_p(r),
-    max over q of P_q(r - staleness)): it goes on when no peer is more than `staleness` rounds behind. Rounds that not
+    max over q of P_q(r - staleness)): it continues when no peer is more than `staleness` rounds behind. Rounds that not
     all policies have are left out. Writing, reading and a failure take no time here. Raises ValueError where there is
     no policy or no round.
     """

@@ -99,7 +99,7 @@ def _info(store: RemoteStore, policy: str) -> RunInfo | None:
 
 
 def _close(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) -> None:
-    """Write the summary of a run whose policies have all finished, else where it is going on."""
+    """Write the summary of a run whose policies have all finished, else its progress."""
     results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
     finished = {policy: result for policy, result in results.items() if result is not None}
     if len(finished) == len(results):

@@ -1,4 +1,4 @@
-"""Run as its files describe it: finished, still going on, stopped or broken. Nothing is repaired, nothing is guessed:
+"""Run as its files describe it: finished, still running, stopped or broken. Nothing is repaired, nothing is guessed:
 what cannot be read is listed in `notes`, and the rest is shown."""
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
             f"it was written in format {version!r} (mutualrl {part(info, 'versions').get('mutualrl', 'unknown')}), "
             f"this version reads {FORMAT}: what it has in this form is shown"
         )
-    summary = _summary(run, info, notes)  # before the policies: a run that ends meanwhile was still going on
+    summary = _summary(run, info, notes)  # before the policies: a run that ends meanwhile was still running
     recipe = _recipe(run, info, notes)
     models = {policy["name"]: str(policy.get("model", "")) for policy in policies_in(recipe)}
     names = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
@@ -467,14 +467,16 @@ def _state(run: RunDirectory, summary: Row | None, notes: list[str]) -> str:
     try:
         holder = holder_of(run.lock)
     except OSError as error:
-        notes.append(f"whether it is going on cannot be seen ({error.strerror}: {run.lock.name})")
+        notes.append(f"whether it is running cannot be seen ({error.strerror}: {run.lock.name})")
         return "unknown"
     if holder is not None:
-        notes.append("it is still going on: this page shows it as it was when the page was made")
+        notes.append("it is still running: this page shows it as it was when the page was made")
         return "running"
     outcome = (try_read_json(status_file(run.root)) or {}).get("outcome")
     if not isinstance(outcome, str):
-        notes.append("it ended without a last word (killed, or on another machine); `mutualrl train --resume` goes on")
+        notes.append(
+            "it ended without a final status (killed, or on another machine); `mutualrl train --resume` resumes it"
+        )
         return "ended"
     if outcome == "finished":
         notes.append("it finished, and has no summary that can be read")

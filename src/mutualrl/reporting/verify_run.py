@@ -54,7 +54,7 @@ class Verification:
 
 
 def verify_run(run: RunDirectory) -> Verification:
-    """Return the verification of a run. It may be going on: what is replaced meanwhile is looked at again. Raises
+    """Return the verification of a run. It may be running: what is replaced meanwhile is looked at again. Raises
     UsageError for what is no run, FileDamagedError for a damaged run.json, without which nothing can be compared."""
     result = Verification()
     info = run.info()

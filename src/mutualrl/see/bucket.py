@@ -224,7 +224,7 @@ class BucketStore:
 _CREDENTIALS = "docs/operations.md#a-bucket for the credentials and rights that an exchange needs"
 
 
-#: statuses that a later try may not have: a time-out, a conflict with a write that goes on, too many requests
+#: statuses that a later try may not have: a time-out, a conflict with a write in progress, too many requests
 _PASSING = (408, 409, 429)
 
 

@@ -1,4 +1,4 @@
-"""A policy's newest checkpoint in the bucket of its run, from which another machine may go on.
+"""A policy's newest checkpoint in the bucket of its run, from which another machine may resume.
 
 Objects of the policy's namespace: `checkpoint.STEP.aATTEMPT.N`, the N-th of the checkpoint's files in the order of
 their names, then `checkpoint.json`, which names them with the checkpoint's own marker (the size and sha256 of each).
@@ -28,7 +28,7 @@ from mutualrl.storage.rundir import RunDirectory
 POINTER = "checkpoint.json"
 COPY = "checkpoint."
 LARGEST_POINTER = 2**26  # bytes
-LOGS = ("before.json", "metrics.jsonl", "rescues.jsonl")  # mirrored files that a policy which goes on needs
+LOGS = ("before.json", "metrics.jsonl", "rescues.jsonl")  # mirrored files that a policy that resumes needs
 
 
 class CheckpointCopies:

@@ -280,7 +280,7 @@ class Exchange:
                     slow |= late
                     callbacks.slow(
                         f"{WAITING} for round {round_index} of {', '.join(sorted(late))} for {now - began:.0f} s; its "
-                        f"heartbeat goes on (until run.round_timeout, {self.timeouts.round_timeout:.0f} s)"
+                        f"heartbeat continues (until run.round_timeout, {self.timeouts.round_timeout:.0f} s)"
                     )
                 next_look = now + self.store.liveness_seconds
             time.sleep(pause)

@@ -60,7 +60,7 @@ def writers(exchange: Location) -> list[str]:
 
 
 def inspect_policy(exchange: Location, run_id: str, policy: str, *, verify: bool) -> PolicyInspection:
-    """Look at a policy's rounds: at their markers, and with `verify` at every byte of every part."""
+    """Inspect a policy's rounds: their markers, and with `verify` every byte of every part."""
     reader = Reader(exchange, run_id)
     inspection = PolicyInspection(policy, reader.rounds(policy))
     named: set[str] = set()

@@ -65,14 +65,14 @@ class Heartbeat:
         self._repeater.start()
 
     def set(self, phase: str, step: int | None = None) -> None:
-        """Say what the policy is doing; seen with the next beat. Beginning something is progress."""
+        """Set the policy's phase; published with the next beat. A new phase counts as progress."""
         self._phase = phase
         self._progress += 1
         if step is not None:
             self._step = step
 
     def advance(self) -> None:
-        """Say that the policy has got on with what it is doing."""
+        """Record progress within the phase."""
         self._progress += 1
 
     def beat(self) -> None:
@@ -97,7 +97,7 @@ class Heartbeat:
         return json.dumps(state, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
     def stop(self, phase: str) -> None:
-        """End the thread and leave `phase` (such as 'finished') as the last word."""
+        """End the thread; the last heartbeat has `phase` (such as 'finished')."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -180,7 +180,7 @@ class HeartbeatMonitor:
         before = self._seen.get((peer, name))
         try:
             data = self._store.get(peer, name)
-        except OSError:  # nothing is known of it now: the time goes on from what was
+        except OSError:  # nothing is known of it now: the time resumes from what was
             return (0.0, NOT_STARTED) if before is None else (now - before.at, before.phase)
         state = parse_or_none(data) or {}
         counter, progress = (_count(state.get(key)) for key in ("counter", "progress"))

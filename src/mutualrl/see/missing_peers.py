@@ -1,4 +1,4 @@
-"""In which rounds a learner went on without a peer. Kept on disk, so that a replayed round is the round that was."""
+"""In which rounds a learner continued without a peer. Kept on disk, so that a replayed round is the round that was."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def _stored(store: ExchangeStore, policy: str) -> dict[str, list[list[int | None
         raise ExchangeDamagedError(str(error)) from None
     owner = stored.get("policy", policy)  # older versions wrote none
     if owner != policy or not isinstance(stored.get("peers"), dict):
-        raise ExchangeDamagedError(f"{where}: not which peers {policy!r} went on without (of policy {owner!r})")
+        raise ExchangeDamagedError(f"{where}: not which peers {policy!r} continued without (of policy {owner!r})")
     intervals: dict[str, list[list[int | None]]] = stored["peers"]
     return intervals

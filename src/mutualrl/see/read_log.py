@@ -39,8 +39,8 @@ class ReadLog:
         return round_index - lag
 
     def write(self, round_index: int, newest: dict[str, int]) -> None:
-        """Note what is read of each peer in a round. Durable before this returns. Raises ValueError where the round was
-        planned before."""
+        """Record what is read of each peer in a round. Durable before this returns. Raises ValueError where the round
+        was planned before."""
         if round_index <= self._through:
             raise ValueError(f"round {round_index} was planned before, through {self._through}")
         for peer, read in newest.items():

@@ -81,7 +81,7 @@ class Marker:
     written_at: float
 
     def to_json(self) -> dict[str, object]:
-        """Return the marker as it lies on disk."""
+        """Return the marker as stored."""
         return asdict(self)
 
     @classmethod

@@ -1,6 +1,6 @@
 """Carrying out a sweep: pieces side by side on the cores there are, each a command of its own, none made twice.
 
-A piece that was cut off goes on from its checkpoints. When the sweep is killed, its pieces are told to stop.
+A piece that was cut off resumes from its checkpoints. When the sweep is killed, its pieces are told to stop.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def carry_out(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> S
         with stop_signals() as request:
             why = pieces.make(request)
         if request.received:
-            raise RunInterruptedError(f"stopped by {request.name}; the same command goes on")
+            raise RunInterruptedError(f"stopped by {request.name}; the same command resumes it")
         return SweepEnd(pieces.failed, tuple(pieces.waiting), write_results(sweep, root), why)
 
 
@@ -195,7 +195,7 @@ def _sources(sweep: Sweep, piece: Piece) -> list[Piece]:
 
 
 def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _Running:
-    """Begin a piece, or go on with it. It has these cores alone, and is told to stop when this process ends."""
+    """Begin a piece, or resume it. It has these cores alone, and is told to stop when this process ends."""
     place = root / piece.place
     place.parent.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(place)

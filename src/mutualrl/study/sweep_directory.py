@@ -75,7 +75,7 @@ def results(
     stored = {piece: stored_outcome(root, piece) for piece in grid.pieces}
     outcomes = [outcome for outcome in stored.values() if outcome is not None]
     if not outcomes:
-        raise UsageError(f"{root}: no piece of the sweep is done; go on with: mutualrl sweep FILE --out {root}")
+        raise UsageError(f"{root}: no piece of the sweep is done; resume with: mutualrl sweep FILE --out {root}")
     if reference is not None and reference not in grid.arms:
         raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(grid.arms)}")
     notes = []

@@ -143,7 +143,7 @@ def build_trainer(
 
 
 def _warn_of_context(policy: str, trainer: MutualGRPOTrainer, longest: int) -> None:
-    """Say where prompts and completions together may be longer than what the model was made for."""
+    """Warn where prompt and completion together may exceed the model's context."""
     context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
     completion = trainer.args.max_completion_length
     if isinstance(context, int) and longest + completion > context:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """Tell the peers of this policy: its first heartbeat, its step, its end."""
+    """Publish this policy's liveness to its peers: its first heartbeat, its step, its end."""
 
     def __init__(self, link: PeerLink) -> None:
         self._link = link
@@ -36,24 +36,24 @@ class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
             self._link.heartbeat.start()
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Tell the step."""
+        """Publish the step."""
         self._link.set_phase("training", state.global_step)
 
     def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Tell the peers that no further round will come."""
+        """Publish that no further round will come."""
         if state.is_world_process_zero:
             self._link.set_phase("trained", state.global_step)
 
 
 class AlreadyTrainedError(Exception):
-    """Checkpoint that was loaded is the last one: nothing is left to train, where transformers would go on."""
+    """Checkpoint that was loaded is the last one: nothing is left to train, where transformers would continue."""
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
     """Notes the generators and the count of tokens at each step's end, and ends training with a checkpoint once the
     main rank was asked to stop.
 
-    All ranks take the main rank's word, so that they stop after the same step.
+    All ranks follow the main rank, so that they stop after the same step.
     """
 
     def __init__(self, trainer: GRPOTrainer, stopping: Callable[[], bool]) -> None:
@@ -61,13 +61,13 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transforme
         self._stopping = stopping
 
     def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Note the generators. Raises AlreadyTrainedError when the loaded checkpoint is the last step's."""
+        """Record the generators' states. Raises AlreadyTrainedError when the loaded checkpoint is the last step's."""
         self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if state.global_step >= state.max_steps:
             raise AlreadyTrainedError
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Note the generators, and stop if asked to."""
+        """Record the generators' states; stop if asked to."""
         self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if broadcast_object_list([self._stopping()], from_process=0)[0]:
             control.should_save = control.should_training_stop = True

@@ -129,7 +129,7 @@ def random_state() -> RandomState:
 
 
 def set_random_state(state: RandomState) -> None:
-    """Put all generators back."""
+    """Restore all generators."""
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])

@@ -347,7 +347,7 @@ class ExtraRows:
     # ---- statistics
 
     def _log(self, step: int) -> None:
-        """Log what the regime says of the optimizer step's extra rows, over all ranks."""
+        """Log the regime's metrics of the optimizer step's extra rows, over all ranks."""
         nll_rows = [index for term in self._terms if term.term.loss == "nll" for index in term.of_step(step)]
         nll = None
         if nll_rows:

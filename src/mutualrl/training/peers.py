@@ -28,7 +28,7 @@ class PeerLink:
     """Exchange as one policy uses it.
 
     `stopping` is asked while it waits; a true answer ends the wait with RoundAbortedError. `missing_peers`: the rounds
-    in which the policy went on without a peer. `waited_for`: the seconds that each peer was waited for. `staleness`:
+    in which the policy continued without a peer. `waited_for`: the seconds that each peer was waited for. `staleness`:
     how many rounds a peer may be behind before it is waited for; `reads`: how far each was read in each round."""
 
     exchange: Exchange
@@ -71,7 +71,7 @@ class PeerLink:
         return round_index - 1 if read is None else read
 
     def first_wanted(self, peer: str, round_index: int) -> int:
-        """Return the first round of a peer that a policy which goes on with this round will read."""
+        """Return the first round of a peer that a policy that resumes with this round will read."""
         return max(self.last_read(peer, round_index) + 1, round_index - self.staleness)
 
     def _newest(self, round_index: int, before: dict[str, int]) -> dict[str, int]:
@@ -121,12 +121,12 @@ class PeerLink:
         return waited
 
     def set_phase(self, phase: str, step: int | None = None) -> None:
-        """Say what the policy is doing, where the supervisor and the peers see it."""
+        """Set the policy's phase, which the supervisor and the peers see."""
         if self.heartbeat is not None:
             self.heartbeat.set(phase, step)
 
     def advance(self) -> None:
-        """Say that the policy has got on with what it is doing."""
+        """Record progress within the phase."""
         if self.heartbeat is not None:
             self.heartbeat.advance()
 

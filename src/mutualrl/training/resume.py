@@ -1,4 +1,4 @@
-"""One policy's way through a run over its restarts: where it goes on, what it saves and reports, what it frees."""
+"""One policy's progress through a run over its restarts: where it resumes, what it saves and reports, what it frees."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PolicyProgress:
         }
 
     def resume(self, marker: CheckpointMarker) -> None:
-        """Take up what a checkpoint kept."""
+        """Restore what a checkpoint kept."""
         validation = marker.progress["initial_validation"]
         self.initial_validation = None if validation is None else Validation.model_validate(validation)
         self._seconds = marker.progress["train_seconds"]

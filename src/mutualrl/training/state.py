@@ -1,5 +1,5 @@
 """Trainer state beyond transformers' own checkpoint, as plain tensors, numbers and texts: the generation batch
-that is being used up, the round's extra rows, the regime's state. Saved with it and restored, a killed run goes on as
+that is being used up, the round's extra rows, the regime's state. Saved with it and restored, a killed run resumes as
 if it had not been."""
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def trainer_state(trainer: MutualGRPOTrainer) -> dict[str, object]:
 
 
 def restore(trainer: MutualGRPOTrainer, state: Mapping[str, Any]) -> None:
-    """Put a state back."""
+    """Restore a state."""
     restore_position(trainer, state["step"], state["buffered"])
     if trainer.sharing is None or "regime_state" not in state:
         return

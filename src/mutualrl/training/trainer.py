@@ -99,7 +99,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         embeddings.register_forward_pre_hook(lambda module, given: sharing.link.advance())
 
     def _check_settings(self, sharing: Sharing) -> None:
-        """Raise UsageError for settings under which the regime would not compute what it says."""
+        """Raise UsageError for settings under which the regime would not compute what its spec states."""
         args, spec = self.args, sharing.spec
         settings = vars(args)
         problems = [
@@ -135,7 +135,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     # ---- a round
 
     def on_generate(self, inputs: list[Inputs]) -> None:
-        """Say that this policy samples; let the regime begin some rollouts."""
+        """Set the phase to sampling; let the regime begin some rollouts."""
         self.prefixes = None
         if self.sharing is None or not self.model.training:
             return
@@ -154,7 +154,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             self.prefixes = prefixes
 
     def _on_reward(self, name: str) -> None:
-        """Say whose reward function runs: it may be a judge that never answers."""
+        """Set the phase to the reward function that runs: it may be a judge that never answers."""
         if self.sharing is not None:
             self.sharing.link.set_phase(f"{SCORING}: reward function {name}")
 

@@ -232,7 +232,7 @@ def buffered_batches(trainer: GRPOTrainer) -> list[Inputs] | None:
 
 
 def restore_position(trainer: GRPOTrainer, step: int, buffered: Sequence[Mapping[str, Any]] | None) -> None:
-    """Put the count of micro-batches and the generation batch in use back."""
+    """Restore the count of micro-batches and the generation batch in use."""
     trainer._step = step
     if buffered is None:
         trainer._buffered_inputs = None
@@ -248,12 +248,12 @@ def restore_position(trainer: GRPOTrainer, step: int, buffered: Sequence[Mapping
 
 
 def log_value(trainer: GRPOTrainer, name: str, value: float) -> None:
-    """Put a number among those whose mean TRL logs with the step."""
+    """Add a number to those whose mean TRL logs with the step."""
     trainer._metrics["train"][name].append(value)
 
 
 def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence[float]) -> None:
-    """Put advantages, of all ranks' rows, in place of TRL's; in TRL's table of completions too."""
+    """Replace TRL's advantages by those of all ranks' rows; in TRL's table of completions too."""
     own = batch["advantages"]
     first = trainer.accelerator.process_index * len(own)
     batch["advantages"] = torch.tensor(advantages[first : first + len(own)], dtype=own.dtype, device=own.device)
@@ -338,7 +338,7 @@ def total_rewards(trainer: GRPOTrainer, rewards: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Let a model be in evaluation: without dropout, a pass draws no random number."""
+    """Put a model into evaluation mode: without dropout, a pass draws no random number."""
     training = model.training
     model.eval()
     try:

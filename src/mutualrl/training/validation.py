@@ -1,4 +1,4 @@
-"""Greedy validation on the trainer's own engine. It draws no random number, so training goes on unchanged."""
+"""Greedy validation on the trainer's own engine. It draws no random number, so training continues unchanged."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one rank. Ends with the exit code of the error's kind; the first rank that fails says why."""
+    """Run one rank. Ends with the exit code of the error's kind; the first rank that fails writes the error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--policy", required=True)
@@ -220,7 +220,7 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat | None = None) -> NoReturn:
-    """Leave the process group together and end this process, with exit code 0. The heartbeat goes on until then: the
+    """Leave the process group together and end this process, with exit code 0. The heartbeat continues until then: the
     main rank may still be writing, for longer than a silent rank is waited for."""
     from mutualrl.training.vllm_generation import shut_down
 
