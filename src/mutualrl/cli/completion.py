@@ -60,7 +60,7 @@ def _typed(incomplete: str) -> Path:
 
 
 def _listed(directory: Path) -> list[Path]:
-    """Return what is in a directory; nothing of one that cannot be read: a completion says no errors."""
+    """Return what is in a directory; an empty list for one that cannot be read: a completion prints no errors."""
     try:
         return sorted(directory.iterdir())
     except OSError:
@@ -75,7 +75,7 @@ def _holds_a_run(path: Path) -> bool:
 
 
 def policy_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the policies of the pool or recipe that stands before on the line, as its file has them."""
+    """Return the policies of the pool or recipe given earlier on the line, as in its file."""
     from mutualrl.errors import MutualRLError
     from mutualrl.recipes.layers import find, recipe_file
     from mutualrl.recipes.yaml_file import read

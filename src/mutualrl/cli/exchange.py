@@ -26,7 +26,7 @@ RunArgument = Annotated[
 @exchange.command("ls")
 @reports_errors
 def ls(run: RunArgument, as_json: JsonFlag = False) -> None:
-    """Rounds, records and bytes of every policy, and gaps between rounds. Looks at the commit markers alone."""
+    """Rounds, records and bytes of every policy, and gaps between rounds. Reads the commit markers alone."""
     inspections = _surveys(_open(run))
     if as_json:
         emit({"policies": [s.to_json() for s in inspections]})
@@ -39,7 +39,7 @@ def ls(run: RunArgument, as_json: JsonFlag = False) -> None:
 def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
     """Compare every byte of rounds and checkpoints with its marker, and decode it. Exits 6 when one is damaged.
 
-    `mutualrl runs verify` looks at every file of a run.
+    `mutualrl runs verify` checks every file of a run.
     """
     from mutualrl.reporting.verify_run import Verification, verify_checkpoints, verify_exchange
 

@@ -117,7 +117,7 @@ def _recipe(pool: Path) -> Recipe:
 
 
 def _require_free(target: Path) -> None:
-    """Raise UsageError where one of the files is there: nothing is written over."""
+    """Raise UsageError where one of the files exists: none is overwritten."""
     from mutualrl.errors import UsageError
 
     if target.exists() and not target.is_dir():

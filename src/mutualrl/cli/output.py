@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 
 def prose() -> Console:
-    """Return the console for people: stderr. A name such as `:x:` is no picture."""
+    """Return the console for messages: stderr. A name such as `:x:` is no emoji."""
     return Console(stderr=True, emoji=False)
 
 

@@ -11,7 +11,7 @@ from mutualrl.errors import MutualRLError
 
 
 def close(root: Path, console: Console, *, report: bool, push_to: str | None) -> None:
-    """Write model cards and the report, say where it lies, and push the models where that was asked for. A report that
+    """Write model cards and the report, print its path, and push the models if requested. A report that
     cannot be written is reported, and does not fail a run that has ended well."""
     from mutualrl.reporting.card import write_cards
 

@@ -16,7 +16,7 @@ from mutualrl.storage.rundir import RunDirectory
 def recipe_to_join(
     request: Request, url: str, policy: str, run_dir: Path, *, restart: bool
 ) -> tuple[Recipe | None, Launch, list[str]]:
-    """Return the recipe of one policy that joins an exchange, how it starts, and what to say; no recipe where the
+    """Return the recipe of one policy that joins an exchange, how it starts, and notes; no recipe where the
     policy has finished. Raises UsageError and RecipeError."""
     try:
         url = require_url(url)

@@ -1,4 +1,4 @@
-"""`mutualrl sweep`: a grid of pools, arms and seeds. `mutualrl compare`: what sweeps and runs say of each other."""
+"""`mutualrl sweep`: a grid of pools, arms and seeds. `mutualrl compare`: comparisons within sweeps and between runs."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class WatchScreen(App[None]):
         """All three calls are made in a thread, and may raise MutualRLError or OSError.
 
         `look`: called every `seconds` before the files are read; returns whether it is live. `stop`: asks the run to
-        save and end, and returns what it did; None where that is not done from here. `report`: writes the report
+        save and end, and returns what it did; None where that is impossible from here. `report`: writes the report
         and returns its page.
         """
         super().__init__()
@@ -144,7 +144,7 @@ class WatchScreen(App[None]):
 
     @property
     def _main(self) -> Screen[None]:
-        """The screen itself, also while a question is asked above it."""
+        """The main screen, also below a dialog."""
         return self.screen_stack[0]
 
     def on_resize(self, event: Resize) -> None:
@@ -246,7 +246,7 @@ class WatchScreen(App[None]):
     # ---- keys
 
     def action_stop(self) -> None:
-        """Ask, and then stop the run; say at once where that cannot be done from here."""
+        """Ask, and then stop the run; notify at once where that is impossible from here."""
         if self._stop is None:
             self.notify(
                 "Each policy is stopped where it runs: Ctrl-C there, or its scheduler's cancel", severity="error"

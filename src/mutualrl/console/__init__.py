@@ -1,1 +1,1 @@
-"""Text and figures for people: cleaned, as Markdown, as plots."""
+"""Text and figures for display: cleaned, as Markdown, as plots."""

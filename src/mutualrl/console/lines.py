@@ -1,4 +1,4 @@
-"""One line for people on stderr, from a process that has no terminal of its own."""
+"""One line on stderr from a process without a terminal."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from mutualrl.console.display import clean
 
 
 def name(text: str) -> str:
-    """Return a name as it may stand in a cell."""
+    """Return a name escaped for a cell."""
     return clean(text, 80).replace("|", "\\|").replace("\n", " ")
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a titled table. Whatever stands in it, no control character and no line break does."""
+    """Return a titled table, without control characters and line breaks in its cells."""
     lines = [f"**{_line(title)}**", "", _row(head), "|" + "---|" * len(head)]
     return "\n".join([*lines, *map(_row, rows)])
 

@@ -1,1 +1,1 @@
-"""Questions that a pool can be asked before and after training. One package or module for each command."""
+"""Diagnostics of a pool, before and after training. One package or module for each command."""

@@ -178,7 +178,7 @@ def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) 
 
 
 def observed_gate(rollouts: Rollouts, thresholds: Thresholds, learner: int) -> Bools:
-    """Return SGT's gate as it stands in these rollouts, shape (P,): all own (or any) below `failure`, some peer's
+    """Return SGT's gate over these rollouts, shape (P,): all own (or any) below `failure`, some peer's
     above `success`."""
     rule = thresholds.of(rollouts.policies[learner])
     own, present = rollouts.rewards_M_P_G[learner], rollouts.present_M_P_G[learner]

@@ -1,4 +1,4 @@
-"""Carry out a diagnostic: gather the rollouts, compute, and put what was not defined as null."""
+"""Run a diagnostic: load the rollouts, compute, and write undefined values as null."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def _pool_models(recipe: Recipe, trust_remote_code: bool) -> dict[str, Endpoint]
 
 
 def _run_models(recorded: Recorded, trust_remote_code: bool) -> dict[str, Endpoint]:
-    """Return the trained models of a run where they are there, else those that it began with, if they are there."""
+    """Return the trained models of a run if they exist, else its base models if they exist."""
     ends = _pool_models(recorded.recipe, trust_remote_code)
     for name, end in list(ends.items()):
         if has_trained_model(recorded.run, name):
@@ -291,7 +291,7 @@ def _check_save(path: Path, given: Path | None) -> None:
 
 
 def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
-    """Return the K at which a gate rate is asked for: `--k 1,4,8`, or powers of two up to the number of rollouts.
+    """Return the K at which a gate rate is computed: `--k 1,4,8`, or powers of two up to the number of rollouts.
 
     Raises UsageError.
     """

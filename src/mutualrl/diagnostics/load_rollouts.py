@@ -103,7 +103,7 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
 
 
 class _Asked(dict[str, Content]):
-    """Prompts of a run's task by id, loaded when the first one is asked for."""
+    """Prompts of a run's task by id, loaded on first use."""
 
     def __init__(self, recorded: Recorded) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ class ModelPool:
         return int(self.model(policy).engine.context)
 
     def prompt(self, policy: int, unit: int) -> list[int]:
-        """Return a prompt as the policy is asked it, token ids. Raises UsageError when its text is not known."""
+        """Return the token ids of a policy's prompt. Raises UsageError when its text is not known."""
         from mutualrl.tasks.prompting import prompt_ids
 
         prompt_id = self.rollouts.prompt_ids[unit]
@@ -83,8 +83,8 @@ class ModelPool:
         )
 
     def text(self, policy: int, unit: int, place: int) -> str | None:
-        """Return a response's text: decoded from its sampled ids where they and the tokenizer are there, else as it
-        was recorded."""
+        """Return a response's text: decoded from its sampled ids where they and the tokenizer are available, else as
+        recorded."""
         ids = self.rollouts.cell("token_ids", policy, unit, place) if self.rollouts.has("token_ids") else None
         if ids and self.rollouts.policies[policy] in self._models:
             decoded = decode_completion(ids, self.model(policy).tokenizer)

@@ -1,4 +1,4 @@
-"""Run a regime against recorded rounds and say what is wrong with it, before any model is loaded.
+"""Run a regime against recorded rounds and report what is wrong with it, before any model is loaded.
 
 The rounds are made here, from the arithmetic task, the embedded tokenizers and a hash: a learner that fails on some
 prompts and succeeds on others, and two peers with other tokenizers.

@@ -419,7 +419,7 @@ class TokenizerCheck(TypedDict):
 
 
 class PairCheck(TypedDict):
-    """Pair: its tokenizers, and the suites that were asked for."""
+    """Pair: its tokenizers, and the requested suites."""
 
     source: str
     target: str

@@ -30,7 +30,7 @@ class Rollouts:
     """Rollouts by policy, unit and place in their group.
 
     `rounds`, `prompt_ids`, `tasks`: of each unit, (P,). `rows_M_P_G`: rows of `table`, -1 where there is none.
-    `contents`: the prompts as models are asked them, by prompt id. `left_out`: units that not every policy answered.
+    `contents`: the prompts' contents, by prompt id. `left_out`: units that not every policy answered.
     """
 
     policies: tuple[str, ...]
@@ -144,7 +144,7 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
 
 
 def _tasks(table: pa.Table, rows: Ints, ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the task of each unit: as the table says, or as its prompt's id begins (task/split/row/hash), or `all`."""
+    """Return the task of each unit: as in the table, or by its prompt's id (task/split/row/hash), or `all`."""
     if "task" in table.column_names:
         tasks = table.column("task").take(pa.array(rows)).to_pylist()
         return tuple(str(task) if task is not None else _task_of(i) for task, i in zip(tasks, ids, strict=True))

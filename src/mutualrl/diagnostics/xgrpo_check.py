@@ -34,7 +34,7 @@ class Scales:
         return self.own.get(policy, (self.default, self.default))
 
     def described(self) -> str:
-        """In words."""
+        """Return the scales of the rewards as text."""
         scales = sorted({scale for pair in self.own.values() for scale in pair} or {self.default})
         return ", ".join(scales)
 

@@ -48,8 +48,8 @@ OURS = frozenset(
 
 
 class DistillSettings(Section):
-    """Paper, Section "Online Gating versus Sequential Peer Distillation", paragraph "SFT hyperparameters"; what it does
-    not say is TRL's default."""
+    """Paper, Section "Online Gating versus Sequential Peer Distillation", paragraph "SFT hyperparameters"; the rest
+    are TRL's defaults."""
 
     start: Literal["trained", "base"] = Field(
         "trained", description="the model that is fine-tuned: after RL, or before"

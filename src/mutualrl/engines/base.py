@@ -73,5 +73,5 @@ class ScoringEngine(Engine, Protocol):
     def text_logprobs(
         self, start_id: int, texts: Sequence[Sequence[int]], on_batch: Callable[[int], None] | None = None
     ) -> list[Floats]:
-        """Return log p of every token of texts that stand behind a start token, nats, in windows of the context."""
+        """Return log p of every token of texts after a start token, nats, in windows of the context."""
         ...

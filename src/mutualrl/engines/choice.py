@@ -27,7 +27,7 @@ def check_engine(requested: str | None) -> None:
 
 
 def chosen_engine(requested: str | None, path: str, *, revision: str | None, trust_remote_code: bool) -> str:
-    """Return the name of the engine for a model. Raises UsageError, with the reason, when vLLM was asked for and
+    """Return the name of the engine for a model. Raises UsageError, with the reason, when vLLM was requested and
     cannot run it."""
     if requested == "transformers" or not installed():
         return "transformers"

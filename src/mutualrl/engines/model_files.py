@@ -61,7 +61,7 @@ def model_digest(model: str, revision: str | None = None) -> str:
 
 
 def cached_commit(model: str, revision: str | None = None) -> str | None:
-    """Return the commit of a model of the hub as it lies in the cache; None where it does not."""
+    """Return the cached commit of a model of the hub; None where it is not cached."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(model, "config.json", revision=revision)

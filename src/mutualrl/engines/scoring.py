@@ -123,7 +123,7 @@ def text_logprobs(
     texts: Sequence[Sequence[int]],
     on_batch: Callable[[int], None] | None = None,
 ) -> list[Floats]:
-    """Return log p of every token of texts that stand behind a start token, nats.
+    """Return log p of every token of texts after a start token, nats.
 
     A text longer than the context is scored in windows, each behind a start token of its own: its tokens see at most
     their window. `on_batch` receives the number of windows done.

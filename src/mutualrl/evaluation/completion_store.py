@@ -111,8 +111,8 @@ class Store:
         return cls(directory)
 
     def get(self, part: Part) -> list[JsonObject] | None:
-        """Return the rows of a part; None when it is not there. Raises FileDamagedError when it is damaged, or another
-        part lies in its place."""
+        """Return the rows of a part; None when it does not exist. Raises FileDamagedError when it is damaged, or
+        another part's file."""
         if self._directory is None:
             return None
         path = self._path(part)
@@ -124,7 +124,7 @@ class Store:
             ) from None
 
     def put(self, part: Part, rows: Sequence[JsonObject]) -> None:
-        """Keep the rows of a part: its file, then its marker."""
+        """Write the rows of a part: its file, then its marker."""
         if self._directory is None:
             return
         path = self._path(part)
@@ -138,7 +138,7 @@ class Store:
         write_checksummed(_marker(path), {**asdict(part), "sha256": hashlib.sha256(data).hexdigest()})
 
     def results(self, value: JsonObject, markdown: str) -> list[str]:
-        """Write `results.json` and `results.md`; returns what lies in the directory."""
+        """Write `results.json` and `results.md`; returns the results of the directory."""
         if self._directory is None:
             return []
         write_json(self._directory / "results.json", value)
@@ -151,7 +151,7 @@ class Store:
 
 
 def _marker(path: Path) -> Path:
-    """Return where the marker of a part lies. Readers of the directory as a data set skip it by its name."""
+    """Return the path of a part's marker. Readers of the directory as a data set skip it by its name."""
     return path.with_name(f"_{path.stem}.json")
 
 
@@ -162,7 +162,7 @@ def _stored(path: Path) -> JsonObject | None:
 
 
 def _rows(path: Path, part: Part) -> list[JsonObject] | None:
-    """Return the rows of a part's file, after a look at each thing that its marker says."""
+    """Return the rows of a part's file, after every check against its marker."""
     marker = read_checksummed(_marker(path))
     if marker is None:  # a kill came between the two files
         return None

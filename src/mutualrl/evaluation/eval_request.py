@@ -123,7 +123,7 @@ class EvalRequest:
 
 
 def _rewarded(task: TaskRequest, own: TaskSection, weights: Any) -> TaskRequest:
-    """Return how a run's or pool's own task is rewarded: as its recipe says."""
+    """Return the rewards of a run's or pool's own task, from its recipe."""
     if task.name != own.name:
         return task
     require_one_turn(own.environment, own.tools, "mutualrl eval")

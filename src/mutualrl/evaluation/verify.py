@@ -159,7 +159,7 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
 
 
 def _hear(worker: _Worker, result: list[bool | None], bars: Progress, bar: Any) -> int:
-    """Read what a process says; returns how many answers that decides (0 or 1)."""
+    """Read a process's output; return how many answers it decides (0 or 1)."""
     *lines, worker.pending = (worker.pending + os.read(worker.stdout.fileno(), 65536)).split(b"\n")
     decided = 0
     for line in lines:

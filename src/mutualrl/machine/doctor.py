@@ -37,7 +37,7 @@ _SLOW_SIGHT_MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One answer. `advice` says what to do where the status is not ok."""
+    """Result of one check. `advice`: what to do where the status is not ok."""
 
     check: str
     status: Literal["ok", "warn", "fail"]

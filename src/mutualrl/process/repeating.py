@@ -11,7 +11,7 @@ from mutualrl.errors import DiskError, MachineError
 
 class Repeater:
     """Thread that calls `action` now, every `interval` seconds, and at its end. Where it fails for want of a disk or a
-    store, that is said once, and the next call may get through."""
+    store, one warning is printed, and the next call may succeed."""
 
     def __init__(self, what: str, action: Callable[[], object], interval: float) -> None:
         self._what = what

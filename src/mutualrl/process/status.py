@@ -75,7 +75,7 @@ class StatusWriter:
 
 
 def status_of(state: JsonObject, policy: str) -> PolicyStatus:
-    """Return what a supervisor says of a policy; state `unknown` where it says nothing."""
+    """Return a policy's status in what a supervisor published; state `unknown` where it has none."""
     return PolicyStatus(**state["policies"][policy]) if policy in state["policies"] else PolicyStatus()
 
 
@@ -98,8 +98,8 @@ def _is_status(entry: object) -> bool:
 
 
 class StatusReader:
-    """Reader of the supervisor's words, on its own monotonic clock. A word of a supervisor that fell silent, or of one
-    that has not spoken since this reader began, is not believed."""
+    """Reader of the supervisor's status, on its own monotonic clock. The status of a supervisor that fell silent, or
+    has published nothing since this reader began, is ignored."""
 
     def __init__(self, run: Path) -> None:
         self._path = status_file(run)
@@ -111,8 +111,8 @@ class StatusReader:
         return PolicyStatus() if state is None else status_of(state, policy)
 
     def read(self) -> JsonObject | None:
-        """Return what the supervisor says, or None when it is not (yet) known to be alive, or what lies there is not
-        what a supervisor writes."""
+        """Return the supervisor's status, or None when it is not (yet) known to be alive, or the file is not one
+        that a supervisor writes."""
         now = time.monotonic()
         state = try_read_json(self._path)
         if state is None or not _is_state(state):

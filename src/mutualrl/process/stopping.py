@@ -1,4 +1,4 @@
-"""Asked to stop: by a signal to this process, or by the run's stop file, which the supervisor writes."""
+"""Requests to stop: a signal to this process, or the run's stop file, which the supervisor writes."""
 
 from __future__ import annotations
 

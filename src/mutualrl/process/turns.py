@@ -14,7 +14,7 @@ POLL_SECONDS = 0.2
 @contextmanager
 def turn(lock: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the lock of a file for as long as the block lasts; wait for it as long as another process holds it, which
-    the system ends with that process. `on_wait` is told once that it waits."""
+    the system ends with that process. `on_wait` is called once when it has to wait."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a", encoding="utf-8") as file:
         waiting = False

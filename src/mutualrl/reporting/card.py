@@ -1,4 +1,4 @@
-"""Model card beside each trained model: what it is, what made it, what came out, and what to cite."""
+"""Model card of each trained model: base, training, results, citation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures drawn with matplotlib: PNG and SVG files, and an SVG that stands in a page and takes its colours.
+"""Figures drawn with matplotlib: PNG and SVG files, and an SVG for a page, in the page's colours.
 
 Lines differ in colour and in dashes; the colours keep their contrast on white and on black.
 """
@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT = 4.2, 2.9  # of a panel, inches
 
 
 def draw_figure(figure: Figure, directory: Path) -> str:
-    """Write NAME.png and NAME.svg into a directory; returns the SVG as it stands in a page."""
+    """Write NAME.png and NAME.svg into a directory; returns the SVG for the page."""
     rows = math.ceil(len(figure.panels) / figure.columns)
     columns = min(figure.columns, len(figure.panels))
     wide = max(len(panel.bars[0].categories) * len(panel.bars) if panel.bars else 0 for panel in figure.panels)

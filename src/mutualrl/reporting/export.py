@@ -26,7 +26,7 @@ LICENSES = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One exported model. `licenses`: the base's files of that kind; none where the base has none at hand."""
+    """One exported model. `licenses`: the base's files of that kind; none where the base has none locally."""
 
     policy: str
     directory: Path
@@ -120,7 +120,7 @@ def _copy(text: str, licenses: Sequence[Path], source: Path, staging: Path) -> N
 
 
 def license_files(base: str, revision: str | None = None) -> list[Path]:
-    """Return the files in which a base model says how it may be used: those of its directory, or of the hub's cache;
+    """Return a base model's licence files: those of its directory, or of the hub's cache;
     none where neither is here."""
     if not base:
         return []

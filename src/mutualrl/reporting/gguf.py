@@ -35,7 +35,7 @@ def require_converter(kind: str) -> Converter:
 
 
 def require_convertible(policy: str, directory: Path) -> None:
-    """Raise ModelError for an adapter, which is no whole model, and for a model with code of its own, which the
+    """Raise ModelError for an adapter, which is not a complete model, and for a model with code of its own, which the
     converter would run."""
     if (directory / "adapter_config.json").is_file():
         raise ModelError(f"policy {policy!r}: {directory} is an adapter; merge it into its base (peft) before --gguf")
@@ -45,7 +45,7 @@ def require_convertible(policy: str, directory: Path) -> None:
 
 
 def convert(converter: Converter, policy: str, directory: Path) -> None:
-    """Write `directory`/POLICY.gguf of the model there. Raises ModelError with the converter's last words for a model
+    """Write `directory`/POLICY.gguf of the model there. Raises ModelError with the converter's last lines for a model
     that it does not know."""
     file = directory / f"{policy}.gguf"
     notify(f"policy {policy!r}: writing {file.name} ({converter.kind})")

@@ -211,6 +211,6 @@ class LiveRun:
                 policy.update_log()
 
     def seconds_left(self, steps: int) -> float:
-        """Return how long the slowest policy takes to its last step; NaN until each has made one."""
+        """Return the estimated seconds until the slowest policy's last step; NaN until each has made one."""
         left = [policy.seconds_left(steps) for policy in self.policies.values()]
         return math.nan if any(map(math.isnan, left)) else max(left, default=math.nan)

@@ -53,7 +53,7 @@ def _probe_arms(arms: Arms) -> Arms:
 
 
 def _elsewhere(arms: Arms, main: Arms) -> str:
-    """Return words for the arms that a figure has no room for."""
+    """Return a note about the arms that a figure has no room for."""
     rest = [arm for arm in arms if arm not in main]
     return f" In the figures below: {', '.join(rest)}." if rest else ""
 

@@ -26,7 +26,7 @@ _NUMERIC = re.compile(r"[-+]?[0-9][0-9.,]*( ± [0-9.]+)?( \[.*\])?")
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """Part of the page: what is wrong, and figures with their drawings. Its tables stand with the others, below."""
+    """Part of the page: what is wrong, and figures with their drawings. Its tables are below, with the others."""
 
     title: str
     notes: Sequence[str]
@@ -36,7 +36,7 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What runs came to: one sentence, what it leaves open, and the commands that would tell more."""
+    """Verdict on runs: one sentence, what it leaves open, and the commands that would decide it."""
 
     answer: str
     cautions: Sequence[str]
@@ -58,8 +58,8 @@ def render(
 ) -> str:
     """Return the whole page: verdicts, figures, rescues, tables.
 
-    `recipes`: names of runs, and the paths of their recipes from the page. Every text is escaped; what a model wrote
-    stands in blocks of JSON that a script sets as text, and no script but the page's own may run (a content security
+    `recipes`: names of runs, and the paths of their recipes from the page. Every text is escaped; model text is in
+    blocks of JSON that a script sets as text, and no script but the page's own may run (a content security
     policy by its hash).
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -103,7 +103,7 @@ def render(
 
 
 def as_block(value: Any) -> str:
-    """Return JSON that may stand inside a script element: no tag and no comment can begin or end in it."""
+    """Return JSON that is safe inside a script element: no tag and no comment can begin or end in it."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

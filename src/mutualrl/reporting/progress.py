@@ -42,7 +42,7 @@ class Progress:
             self._live.stop()
 
     def update(self) -> None:
-        """Read the files and show what they say."""
+        """Read the files and show them."""
         self._live_run.update()
         if self._live is not None:
             self._live.update(self._table())
@@ -62,7 +62,7 @@ class Progress:
         )
 
     def _left(self) -> list[str]:
-        """Return how long the training still takes; nothing before every policy has made a step, or at the last."""
+        """Return the estimated training time left; empty before every policy's first step, and at the last."""
         seconds = self._live_run.seconds_left(self._steps)
         return [f"about {duration(seconds)} of training left"] if seconds > 0 else []
 

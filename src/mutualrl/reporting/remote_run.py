@@ -88,7 +88,7 @@ def _bring_up_to_date(path: Path, data: bytes) -> None:
 
 
 def _info(store: RemoteStore, policy: str) -> RunInfo | None:
-    """Return what a policy's run directory says of the run; None where it has not begun. Raises FileDamagedError."""
+    """Return the run.json that a policy mirrored; None where it has not begun. Raises FileDamagedError."""
     data, where = mirrored(store, policy, RUN_JSON), store.describe(policy, RUN_JSON)
     if data is None:
         return None

@@ -39,7 +39,7 @@ def write_report(
     paths: Sequence[Path], out: Path, command: str, judge: Callable[[Sequence[Comparison]], Sequence[Verdict]]
 ) -> Report:
     """Write `out`/index.html, report.json (all numbers that are drawn) and figures/*.png, *.svg of the runs, and of the
-    directories that `mutualrl distill` wrote. `judge` says what comparisons came to, which stands first. Raises
+    directories that `mutualrl distill` wrote. `judge` returns the verdicts on comparisons, which come first. Raises
     UsageError for a path that is neither."""
     distilled = [user_path(path) for path in paths if (user_path(path) / DISTILLED).is_file()]
     runs = read_runs([path for path in paths if user_path(path) not in distilled])
@@ -124,7 +124,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _recipes(runs: Sequence[Run], directory: Path) -> list[tuple[str, str]]:
-    """Return the runs whose recipes lie on this machine, each with the recipe's path from the page's directory."""
+    """Return the runs whose recipes are on this machine, each with the recipe's path from the page's directory."""
     recipes = {run.name: RunDirectory(run.root).recipe for run in runs if not run.info.get("exchange")}
     return [(name, os.path.relpath(path, directory)) for name, path in recipes.items() if path.is_file()]
 

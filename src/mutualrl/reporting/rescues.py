@@ -1,4 +1,4 @@
-"""Rescues: what a policy failed at, the peer's text that it learnt, and its answer when it was asked again."""
+"""Rescues: what a policy failed at, the peer's text that it learnt, and its later answer to the same prompt."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def collect_rescues(runs: Sequence[Run]) -> tuple[list[JsonObject], list[str]]:
 
 
 def _visits(run: Run, policy: PolicyRun, wanted: set[str], notify: Callable[[str], None]) -> Visits:
-    """Return for each prompt the rounds in which the policy was asked it. A damaged round is reported and left out."""
+    """Return for each prompt the rounds in which the policy sampled it. A damaged round is reported and left out."""
     visits: dict[str, list[Visit]] = {}
     above = run.success_above(policy.name)
     try:

@@ -145,7 +145,7 @@ class Run:
 
     @property
     def rule(self) -> RegimeInfo:
-        """Return what the run says of its regime."""
+        """Return the run's description of its regime."""
         return RegimeInfo.from_run(self.info)
 
     @property

@@ -1,7 +1,7 @@
 """Exchange in a bucket (S3, GCS, Azure): `<url>/<policy>/<name>`, through `obstore` (extra `cloud`).
 
 `create` is a put with If-None-Match, `swap` a put with If-Match on the ETag that was read with the expected bytes.
-Requests that fail for the moment (5xx, a refused or dropped connection, a time-out) are tried again with jittered
+Requests that fail transiently (5xx, a refused or dropped connection, a time-out) are tried again with jittered
 exponential back-off until `RETRY_SECONDS` are over. A conditional put whose answer was lost may have been applied:
 who finds its own bytes there has written them.
 
@@ -194,7 +194,7 @@ class BucketStore:
         return True
 
     def _tried(self, what: str, path: str, request: Callable[[], T], *, again: bool = True) -> T:
-        """Return what a request answers; one that fails for the moment is made again. Raises FileNotFoundError for an
+        """Return a request's answer; a transient failure is retried. Raises FileNotFoundError for an
         object that is not there, MachineError for what no second try can change, ExchangeUnreachableError once
         the time for retries is over."""
         from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
@@ -247,7 +247,7 @@ def _lasting(error: Exception) -> str:
 
 
 def _asks_the_machine(error: Exception) -> bool:
-    """Return whether it was the machine's own role that was asked for credentials."""
+    """Return whether the credentials were looked for in the machine's role."""
     return any(name in str(error) for name in ("169.254.169.254", "metadata.google.internal"))
 
 

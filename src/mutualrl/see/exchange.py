@@ -57,7 +57,7 @@ class WaitTimeouts:
 class WaitCallbacks:
     """Callbacks of a wait. `waiting`: once, with a message naming the peers. `arrived`: each peer, and after how many
     seconds. `slow`: called once with a message about a live peer that was waited for longer than `peer_timeout`.
-    `stopping`: asked between looks; a true answer ends the wait with RoundAbortedError."""
+    `stopping`: called between polls; a true answer ends the wait with RoundAbortedError."""
 
     waiting: Callable[[str], None] = lambda words: None
     arrived: Callable[[str, float], None] = lambda peer, seconds: None
@@ -94,7 +94,7 @@ class Exchange:
         self._owner = uuid.uuid4().hex  # two processes may have counted to the same attempt
 
     def location(self, policy: str) -> str:
-        """Return where a policy's rounds lie, for messages."""
+        """Return the location of a policy's rounds, for messages."""
         return self.store.describe(policy)
 
     def rounds(self, policy: str) -> list[int]:
@@ -251,7 +251,7 @@ class Exchange:
         return None
 
     def wait(self, peers: Sequence[str], round_index: int, callbacks: WaitCallbacks | None = None) -> dict[str, Shard]:
-        """Return the round of every peer, in the order of `peers`; returns as soon as all are there.
+        """Return the round of every peer, in the order of `peers`; returns as soon as all have arrived.
 
         Under `on_peer_loss: continue` a peer that is lost is left out. Raises PeerLostError for a peer that is lost,
         WaitTimeoutError for one that is alive but late, ExchangeDamagedError for bytes that do not match their marker,
@@ -295,8 +295,7 @@ class Exchange:
                 callbacks.arrived(peer, time.monotonic() - began)
 
     def _lost(self, missing: Sequence[str], round_index: int, waited: float) -> set[str]:
-        """Return the peers that are lost for good and may be left out. Raises where the patience says that one may
-        not."""
+        """Return the peers that are lost for good and may be left out. Raises where the time-outs forbid it."""
         lost = set()
         for peer in missing:
             reason = self._why_lost(peer)
@@ -367,7 +366,7 @@ def _is_count(value: object) -> bool:
 
 
 def _logs_of(store: ExchangeStore, peer: str) -> str:
-    """Return where a peer's logs lie, where the exchange is in a run's directory."""
+    """Return the directory of a peer's logs, if the exchange is in a run directory."""
     if not isinstance(store, LocalStore):
         return ""
     return f"; its logs: {store.root.parent / 'policies' / peer / 'logs'}"

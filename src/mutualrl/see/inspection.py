@@ -21,7 +21,7 @@ from mutualrl.see.store import Location, open_store
 
 @dataclass
 class PolicyInspection:
-    """One policy's directory. `gaps`: rounds missing between the first and the last that are there; `pruned`: how many
+    """One policy's directory. `gaps`: rounds missing between the first and the last present; `pruned`: how many
     before the first were deleted; `damaged`: what is wrong, each with its file; `orphaned`: parts that no marker names
     (a writer died before it committed them, or an older attempt's), which no reader looks at."""
 
@@ -35,7 +35,7 @@ class PolicyInspection:
 
     @property
     def pruned(self) -> int:
-        """Return rounds before the first that is there."""
+        """Return the number of rounds before the first present."""
         return self.rounds[0] if self.rounds else 0
 
     def to_json(self) -> dict[str, object]:

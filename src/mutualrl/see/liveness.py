@@ -1,4 +1,4 @@
-"""Heartbeats: a counter that a policy raises, and a watch that a reader keeps on its own clock.
+"""Heartbeats: a counter that a policy increments, and a monitor on the reader's own clock.
 
 Liveness is not progress. The counter of beats goes up as long as the process lives; the counter of progress only when
 the policy did something: began a phase, ran its model. A reward function that never returns beats, and makes none."""
@@ -31,7 +31,7 @@ class Heartbeat:
     """Raises a counter in the policy's `heartbeat.json` (`heartbeat.<rank>.json` for further ranks) once per second
     from a daemon thread.
 
-    The file also says what the policy is doing (`phase`, `step`, `progress`), for people and for the supervisor.
+    The file also says what the policy is doing (`phase`, `step`, `progress`), for users and the supervisor.
     A reader judges by the counter alone, never by the writer's clock.
     """
 
@@ -130,8 +130,8 @@ class _Seen:
 
 
 class HeartbeatMonitor:
-    """Time since each peer's last heartbeat, on this reader's monotonic clock. `longest_gap`: where two looks lie
-    further apart, in seconds, the reader could not look, and the time between them does not count."""
+    """Time since each peer's last heartbeat, on this reader's monotonic clock. `longest_gap`: where two polls are
+    further apart, in seconds, the reader was suspended, and the time between them does not count."""
 
     def __init__(self, exchange: Location, longest_gap: float = math.inf) -> None:
         self._store = open_store(exchange)
@@ -210,7 +210,7 @@ def heartbeats(store: ExchangeStore, policy: str) -> list[str]:
 
 
 def last_beat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> JsonObject | None:
-    """Return what a policy's heartbeat says now: `phase`, `step`, `counter`; None where it cannot be read."""
+    """Return a policy's newest heartbeat: `phase`, `step`, `counter`; None where it cannot be read."""
     try:
         return parse_or_none(store.get(policy, name))
     except OSError:

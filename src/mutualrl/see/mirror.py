@@ -1,7 +1,7 @@
 """Copies of a policy's small files in the bucket of its run, so that the run can be followed from anywhere.
 
 Objects `mirror.NAME` in the policy's namespace: run.json, what it validated before training, its metrics and rescues,
-its result. They are for people: nothing that trains reads them.
+its result. They are for users: no training process reads them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def policy_files(files: PolicyFiles) -> dict[str, Path]:
 
 
 class Mirror:
-    """Small files of a policy; those that have changed are put into the bucket again."""
+    """Small files of a policy; changed ones are uploaded again."""
 
     def __init__(
         self, store: ExchangeStore, run: RunDirectory, policy: str, is_newest: Callable[[], bool] = lambda: True
@@ -57,7 +57,7 @@ class Mirror:
 
 
 def mirrored(store: ExchangeStore, policy: str, name: str) -> bytes | None:
-    """Return a file of a policy as it was put last; None where it was not, or is larger than any that is put."""
+    """Return a policy's newest copy of a file; None where there is none, or it is larger than any upload."""
     if store.size(policy, PREFIX + name) > LARGEST:
         return None
     return store.get(policy, PREFIX + name)

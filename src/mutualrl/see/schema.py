@@ -1,6 +1,6 @@
 """Columns of a shard and fields of its commit marker; records to Parquet bytes and back.
 
-The bytes of a shard depend on its records alone: time, process and attempt stand in the marker.
+The bytes of a shard depend on its records alone: time, process and attempt are in the marker.
 """
 
 from __future__ import annotations

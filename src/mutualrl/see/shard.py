@@ -39,7 +39,7 @@ class Shard:
         return self.marker.rows
 
     def column(self, name: str) -> list[Any]:
-        """Return all values of one column, in the writer's order; decoded once, and only the columns asked for."""
+        """Return all values of one column, in the writer's order; decoded once, and only requested columns."""
         if name not in self._columns:
             self._columns[name] = self._array(name).to_pylist()
         return self._columns[name]

@@ -1,4 +1,4 @@
-"""Storage of the objects of an exchange: the one seam behind which files, a bucket or memory may stand.
+"""Storage of the objects of an exchange: one interface over files, a bucket or memory.
 
 Each policy has a namespace of its own, and it alone writes there. Names are flat. What a store promises:
 
@@ -27,8 +27,8 @@ LARGEST_OBJECT = 4 * 2**30  # bytes; a round of thousands of long rollouts is so
 
 
 class ExchangeStore(Protocol):
-    """Objects by policy and name. A reader pauses `poll_seconds` (the first, and the longest time) between two looks
-    for an object, and looks at the heartbeats every `liveness_seconds`."""
+    """Objects by policy and name. A reader pauses `poll_seconds` (the first, and the longest time) between two polls
+    for an object, and polls the heartbeats every `liveness_seconds`."""
 
     poll_seconds: tuple[float, float]
     liveness_seconds: float
@@ -55,7 +55,7 @@ class ExchangeStore(Protocol):
         ...
 
     def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write an object, replacing what is there. Not durable: it may be lost in a crash, never torn."""
+        """Write an object, replacing an older one. Not durable: it may be lost in a crash, never torn."""
         ...
 
     def create(self, policy: str, name: str, data: bytes) -> bool:

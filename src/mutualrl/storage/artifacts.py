@@ -38,7 +38,7 @@ def file_sum(path: Path) -> FileSum:
 
 
 def prefix_sum(path: Path, length: int | None = None) -> FileSum:
-    """Return size and sha256 of a file's first `length` bytes (of what is there of them), or of all."""
+    """Return size and sha256 of a file's first `length` bytes (or fewer, if it is shorter), or of all."""
     digest, left, size = hashlib.sha256(), length, 0
     with path.open("rb") as file:
         while block := file.read(2**20 if left is None else min(2**20, left)):

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: complete, or not there at all. No torch.
+"""Checkpoints on disk: complete or absent. No torch.
 
 `<policy>/checkpoints/step-000020/` holds the files of all ranks and, written last, `complete.json` with the size and
 the sha256 of each. It is made under another name and renamed; `latest.json` is replaced atomically after that. A reader
@@ -54,11 +54,11 @@ class Checkpoints:
         self.staging = policy / "trainer"
 
     def path(self, step: int) -> Path:
-        """Return where the complete checkpoint of a step lies."""
+        """Return the path of a step's complete checkpoint."""
         return self.root / f"step-{step:06d}"
 
     def staged(self, step: int) -> Path:
-        """Return where the checkpoint of a step is made; nobody reads it there. The name is transformers'."""
+        """Return the path where a step's checkpoint is written, before it is complete. The name is transformers'."""
         return self.staging / f"checkpoint-{step}"
 
     def steps(self) -> list[int]:
@@ -76,7 +76,7 @@ class Checkpoints:
         return sorted(path for path in named if not (path / MARKER).is_file())
 
     def clear_partial(self) -> None:
-        """Remove what an earlier attempt left half made."""
+        """Remove partial checkpoints of an earlier attempt."""
         if self.staging.is_dir():
             shutil.rmtree(self.staging)
         for path in self.incomplete():

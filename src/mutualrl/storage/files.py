@@ -55,7 +55,7 @@ def _encodes(text: str) -> bool:
 
 
 def is_disk_failure(error: BaseException) -> bool:
-    """Return whether an error says that the disk, or the limit of open files, refused a write."""
+    """Return whether an error means that the disk, or the limit of open files, refused a write."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _DISK_ERRORS
     return any(word in str(error) for word in _DISK_WORDS)

@@ -14,7 +14,7 @@ ROWS = 1024  # decoded at a time
 
 
 def require_bounded(file: pq.ParquetFile, where: str, limit: int = LARGEST) -> None:
-    """Raise DataError when a file says itself that its pages take more than `limit` bytes."""
+    """Raise DataError when a file's own metadata claims pages of more than `limit` bytes."""
     declared = sum(file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups))
     if declared > limit:
         raise DataError(f"{where}: {declared:,} bytes when decompressed, expected at most {limit:,}; split the file")

@@ -15,12 +15,12 @@ Fingerprint = dict[str, str | int]
 
 
 class Stored(BaseModel):
-    """Base of what lies on disk as JSON; keys of a newer version are left aside."""
+    """Base of what is stored as JSON; keys of a newer version are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     def to_json(self) -> dict[str, object]:
-        """Return the object as it lies on disk."""
+        """Return the object as stored."""
         return self.model_dump(mode="json", by_alias=True)
 
 

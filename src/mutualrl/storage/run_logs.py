@@ -17,12 +17,12 @@ LOGS = "logs"  # the key of the sums in result.json, and in the progress of a ch
 
 
 def log_paths(files: PolicyFiles) -> tuple[Path, ...]:
-    """Return the logs of a policy, whether they are there or not."""
+    """Return the paths of a policy's logs, which need not exist."""
     return files.metrics, files.rescues
 
 
 def current_sums(files: PolicyFiles) -> JsonObject:
-    """Return size and sha256 of the logs as they are now, by name, of those that are there."""
+    """Return current size and sha256 of the logs that exist, by name."""
     return {path.name: asdict(prefix_sum(path)) for path in log_paths(files) if path.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""Run's directory: what lies where, and how it is claimed. Run directories are data: JSON, YAML, Parquet."""
+"""Run directory: its layout, and how it is claimed. Run directories are data: JSON, YAML, Parquet."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def has_trained_model(run: RunDirectory, policy: str) -> bool:
 
 
 def trained_model(run: RunDirectory, policy: str, *, verify: bool = False) -> Path:
-    """Return the directory of a policy's trained model. Its marker says whose it is; with `verify` every file is
+    """Return the directory of a policy's trained model. Its marker names run and policy; with `verify` every file is
     compared with it, as is done whenever a model is loaded.
 
     Raises UsageError where there is no trained model, FileDamagedError for another policy's or run's, or a changed one.

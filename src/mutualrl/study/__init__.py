@@ -1,1 +1,1 @@
-"""Studies: sweeps over regimes, settings and seeds, and the comparison of what comes out."""
+"""Studies: sweeps over regimes, settings and seeds, and the comparison of their results."""

@@ -1,4 +1,4 @@
-"""Claims about arms, written down before the runs, and what the runs say of them.
+"""Claims about arms, declared before the runs, and their verdicts.
 
 A claim file:
 
@@ -174,7 +174,7 @@ class ClaimResult:
 
 
 def assess(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
-    """Return what the outcomes say of each claim, pool by pool, corrected over the family.
+    """Return the verdict on each claim, pool by pool, corrected over the family.
 
     A claim counts with the smaller of its two p-values, held and refuted: the chance of any false verdict in the
     family is at most 2 alpha, as that of a two-sided test is.

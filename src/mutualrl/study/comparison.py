@@ -17,7 +17,7 @@ BUDGET = {"generated_tokens": "tokens generated", "extra_tokens": "extra tokens 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Everything that a comparison says. By pool and arm: `final` accuracy by column, what stands `beside` it (pass@k,
+    """All results of a comparison. By pool and arm: `final` accuracy by column, the measures `beside` it (pass@k,
     problems retained, the lessons' NLL), `differences` from the `reference` arm by measure, `budget` as ratios to the
     reference's; None where there is nothing to take it of."""
 
@@ -203,7 +203,7 @@ def _final_table(compared: Compared, pool: str) -> str:
 
 
 def _beside_table(compared: Compared, pool: str) -> str:
-    """Return what stands beside accuracy; empty where no run has it."""
+    """Return the table of measures beside accuracy; empty where no run has them."""
     rows = compared.beside.get(pool, {})
     return _level_table(compared, pool, rows, "Beside accuracy") if any(rows.values()) else ""
 

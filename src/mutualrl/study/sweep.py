@@ -1,6 +1,6 @@
-"""Carrying out a sweep: pieces side by side on the cores there are, each a command of its own, none made twice.
+"""Execution of a sweep: pieces side by side on the available cores, each its own command, none made twice.
 
-A piece that was cut off resumes from its checkpoints. When the sweep is killed, its pieces are told to stop.
+A piece that was cut off resumes from its checkpoints. When the sweep is killed, its pieces are asked to stop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class SweepEnd:
-    """How a call of `sweep` ended: pieces that failed, with the last line that each said; pieces not begun."""
+    """How a call of `sweep` ended: pieces that failed, with the last line of each; pieces not started."""
 
     failed: Mapping[str, str]
     left: tuple[Piece, ...]
@@ -195,7 +195,7 @@ def _sources(sweep: Sweep, piece: Piece) -> list[Piece]:
 
 
 def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _Running:
-    """Begin a piece, or resume it. It has these cores alone, and is told to stop when this process ends."""
+    """Begin a piece, or resume it. It has these cores alone, and is stopped when this process ends."""
     place = root / piece.place
     place.parent.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(place)

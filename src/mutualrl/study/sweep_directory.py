@@ -1,4 +1,4 @@
-"""Files of a sweep's directory: how it began, what each piece came to, and the comparison of what is there.
+"""Files of a sweep's directory: its start, the result of each piece, and their comparison.
 
 `sweep.json` (how it began), `pieces/POOL/ARM-SEED/` (a run, as `mutualrl train` leaves it), `pieces/POOL/ARM-SEED.json`
 (what it came to), `.began.json` (its command) and `.log` (what it printed), `results.json` and `results.md`.
@@ -59,14 +59,14 @@ def registered_claims(root: Path) -> RegisteredClaims | None:
 
 
 def compared(root: Path, claims: RegisteredClaims | None = None, reference: str | None = None) -> Compared:
-    """Return the comparison of the pieces that are there; see `results`."""
+    """Return the comparison of the finished pieces; see `results`."""
     return results(root, claims, reference)[1]
 
 
 def results(
     root: Path, claims: RegisteredClaims | None = None, reference: str | None = None
 ) -> tuple[JsonObject, Compared]:
-    """Return the raw values of the pieces that are there with their comparison, as `results.json` has them, and the
+    """Return the raw values of the finished pieces with their comparison, as `results.json` has them, and the
     comparison, by the claims that the sweep began with or others; what is missing, and other claims, are noted.
 
     Reads what the sweep wrote down alone, and runs no code that it names. Raises UsageError where no piece is done.

@@ -194,7 +194,7 @@ class Sweep:
 
     @property
     def grid(self) -> Grid:
-        """Return what its results are made of."""
+        """Return the grid of its results."""
         return Grid(self.file.pools, tuple(self.file.arms), self.file.seed_list, self.file.compared_with)
 
 

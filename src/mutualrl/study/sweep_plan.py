@@ -41,7 +41,7 @@ class Plan:
 
 
 def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
-    """Return what there is to do. Raises UsageError where a piece that is there, or begun, is of another command."""
+    """Return the plan of a sweep. Raises UsageError where a finished or started piece is of another command."""
     seconds: dict[Piece, float] = {}
     missing: list[Piece] = []
     for piece in sweep.pieces:

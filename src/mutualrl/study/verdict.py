@@ -1,4 +1,4 @@
-"""What runs came to, in a few sentences: the first thing that a report says."""
+"""Verdicts on runs, in a few sentences: the first part of a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FINISHED = "finished"
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """Return what each comparison shows, how certain that is, and the commands that would tell more."""
+    """Return what each comparison shows, how certain that is, and the commands that would decide more."""
     results: list[Verdict] = []
     for comparison in comparisons:
         results += [_of_one(comparison.runs[0])] if len(comparison.runs) == 1 else _of_several(comparison)

@@ -38,7 +38,7 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """Return the question as a model sees it."""
+        """Return the prompt's text."""
         return self.operation.join(map(str, self.operands)) + ":"
 
     @property

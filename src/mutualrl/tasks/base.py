@@ -56,7 +56,7 @@ class TaskData:
 class Task(Protocol):
     """Named source of prompts. Implementations are modules of `mutualrl.tasks`.
 
-    `max_new_tokens`: the longest completion of an evaluation that says nothing else. `reads`: what it reads, as text.
+    `max_new_tokens`: the longest completion of an evaluation by default. `reads`: what it reads, as text.
     """
 
     @property
@@ -66,7 +66,7 @@ class Task(Protocol):
 
     @property
     def max_new_tokens(self) -> int:
-        """Return tokens of a completion, where nothing else is asked for."""
+        """Return the default number of tokens of a completion."""
         ...
 
     @property

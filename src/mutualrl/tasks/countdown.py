@@ -51,7 +51,7 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """Return the question as a model sees it."""
+        """Return the prompt's text."""
         numbers = ", ".join(map(str, self.numbers))
         return (
             f"Use each of {numbers} exactly once, with + - * / and parentheses, to make {self.target}. "
@@ -76,7 +76,7 @@ def draw(size: int, rng: random.Random) -> Problem:
 
 
 def distinct(size: int, count: int, rng: random.Random, taken: set[tuple[tuple[int, ...], int]]) -> list[Problem]:
-    """Return `count` problems, no two alike and none alike to one that is taken; they are taken then."""
+    """Return `count` problems, all different and none already in `taken`, to which they are added."""
     problems: list[Problem] = []
     while len(problems) < count:
         problem = draw(size, rng)

@@ -67,7 +67,7 @@ class MixtureTask:
 
 
 def _inherited(own: TaskSource, mixture: TaskSource, task: Task) -> TaskSource:
-    """Return a member's source with what it does not say itself taken from the mixture's."""
+    """Return a member's source; keys that it leaves out are the mixture's."""
     return replace(
         own,
         data=own.data if own.data is not None or not task.takes_data else mixture.data,

@@ -38,7 +38,7 @@ def load_reward(path: str) -> Reward:
 
 
 def require_rewards(paths: str | Sequence[str]) -> None:
-    """Raise UsageError where a reward function is not there, as far as that can be told without running anything."""
+    """Raise UsageError where a reward function does not exist, as far as is known without running code."""
     for path in [paths] if isinstance(paths, str) else paths:
         require_there(path, "task.reward", noun="function")
 
@@ -80,7 +80,7 @@ def is_async(function: Reward) -> bool:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turn an exception of the user's code into a RewardError that says whose it is, and where."""
+    """Turn an exception of the user's code into a RewardError that names the function and the line."""
     try:
         yield
     except Exception as error:

@@ -212,7 +212,7 @@ def _open(part: HubSource | Path, split: Split) -> tuple[str, Iterator[tuple[int
 
 
 def _check_fields(task: RowTask, row: DatasetRow) -> None:
-    """Raise DataError for a field that is missing, and say whose fields these are where that is clear."""
+    """Raise DataError for a field that is missing, and name the task with these fields where that is clear."""
     missing = [name for name in task.fields if name not in row.values]
     if not missing:
         return

@@ -17,7 +17,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True, slots=True)
 class DatasetRow:
-    """One row: its fields, the file or hub data set that it stands in, and its number there, from 1."""
+    """One row: its fields, its file or hub data set, and its number there, from 1."""
 
     values: Mapping[str, Any]
     where: str
@@ -30,7 +30,7 @@ class DatasetRow:
         return self.values[field]
 
     def string(self, field: str) -> str:
-        """Return a field that is a text, exactly as it stands there; it may be blank."""
+        """Return a text field unchanged; it may be blank."""
         value = self.take(field)
         if not isinstance(value, str):
             self.refuse(field, value, "a text")
@@ -44,7 +44,7 @@ class DatasetRow:
         return value
 
     def texts(self, field: str, value: Any) -> list[str]:
-        """Return a list of two or more texts, `value` being what stands in the field. Raises DataError for anything
+        """Return a list of two or more texts, `value` being the field's value. Raises DataError for anything
         else."""
         items = list(value) if isinstance(value, list | tuple) else []
         if len(items) < 2 or len(items) > len(LETTERS) or not all(isinstance(item, str) for item in items):

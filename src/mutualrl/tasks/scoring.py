@@ -19,8 +19,8 @@ def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Validation:
 
 
 def score_rewards(prompts: Sequence[Prompt], rewards: Sequence[float]) -> Validation:
-    """Return the mean reward in place of accuracy, for tasks with reward functions of their own; nobody looks for a
-    box then.
+    """Return the mean reward in place of accuracy, for tasks with reward functions of their own; no box is looked
+    for.
 
     Raises ValueError when there are none, or the numbers differ.
     """

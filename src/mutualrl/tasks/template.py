@@ -1,4 +1,4 @@
-"""Prompt templates: text in which `{field}` stands for a field of the row."""
+"""Prompt templates: text in which `{field}` is replaced by a field of the row."""
 
 from __future__ import annotations
 

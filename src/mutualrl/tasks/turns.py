@@ -21,8 +21,7 @@ Tool = Callable[..., Any]
 
 
 def require_turns(environment: str | None, tools: Sequence[str]) -> None:
-    """Raise UsageError where an environment or a tool is not there, as far as that can be told without running
-    anything."""
+    """Raise UsageError where an environment or a tool does not exist, as far as is known without running code."""
     if environment is not None:
         require_there(environment, "task.environment", noun="class")
     for path in tools:

@@ -32,7 +32,7 @@ _ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 
 
 def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE trained on the spot; digits are isolated or merged, as the spec says."""
+    """Train and return a byte-level BPE; digits are isolated or merged, by the spec."""
     tokenizer = Tokenizer(models.BPE())
     countdown = isinstance(spec.warm_up, Countdown)
     split: list[Any] = [pre_tokenizers.Digits(individual_digits=spec.isolate_digits)]

@@ -19,7 +19,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Model or tokenizer by name, where it lies, and whether it has weights."""
+    """Model or tokenizer: its name, its path, and whether it has weights."""
 
     name: str
     path: str

@@ -53,7 +53,7 @@ class Prompts:
 def respond(
     prompts: Sequence[str], source: LazyModel, target: LazyModel, sampling: Sampling, track: Track
 ) -> Responses:
-    """Let the source answer the prompts, all different, and score the answers.
+    """Sample the source on the prompts, all different, and score its responses.
 
     Left out and counted: prompts too long for either context, empty responses, and such as the target's tokenizer
     changes or its context does not hold. Raises DataError when fewer than two prompts, or no response, are left.

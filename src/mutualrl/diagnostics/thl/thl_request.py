@@ -102,7 +102,7 @@ def _prompt_count(flags: ThlFlags) -> int:
 
 
 def _recipe(flags: ThlFlags) -> Recipe | None:
-    """Return the recipe of the pool that is asked for; None for a pair of models."""
+    """Return the recipe of the requested pool; None for a pair of models."""
     if flags.source is None and flags.target is None:
         return resolve(Request(pool=flags.pool or "tiny"))
     if flags.pool is not None:
@@ -173,7 +173,7 @@ def _anchor(requested: str | None) -> Anchor:
 
 
 def _prompts(flags: ThlFlags, recipe: Recipe | None) -> tuple[tuple[str, ...] | None, str]:
-    """Return training prompts of a task, the one asked for or the pool's own; or None for openings of the text."""
+    """Return training prompts of the requested task, or the pool's own; None for openings of the text."""
     name = flags.task or (recipe.task.name if recipe else None)
     if name is None:
         if flags.data is not None:
