@@ -54,6 +54,8 @@ def _require_one_per_seed(outcomes: Sequence[Outcome]) -> None:
         key = (outcome.pool, outcome.arm, outcome.seed)
         if key in seen:
             raise UsageError(
-                f"{outcome.pool}, {outcome.arm}: seed {outcome.seed} is there twice; pairs need one run per seed"
+                f"{outcome.pool}, {outcome.arm}: found two runs of seed {outcome.seed}, expected one run per seed; "
+                "arms differ in their regime and its settings: to compare other settings, make each an arm of "
+                "`mutualrl sweep FILE`"
             )
         seen.add(key)
