@@ -15,7 +15,7 @@ import pytest
 from conftest import PATIENCE, Cli
 from mutualrl.errors import RewardError
 from ray_cluster import RayCluster, ray_cluster
-from runs import SHORT, FinishedRun, Run, members, stop_at, stopped, verified, wait_until
+from runs import SHORT, FinishedRun, Run, members, steps_of, stop_at, stopped, verified, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'mutualrl[ray]')")
 from ray._private.services import find_gcs_addresses
@@ -45,6 +45,13 @@ def finished(run: Run) -> None:
 
 def workers(run: Run) -> list[psutil.Process]:
     return [process for process in members(run.path) if "mutualrl.training.worker" in process.cmdline()]
+
+
+def rank_of(run: Run, policy: str, number: str) -> psutil.Process:
+    """Return the process of a rank of a policy."""
+    ranks = [process.environ() | {"pid": process.pid} for process in workers(run)]
+    (pid,) = (rank["pid"] for rank in ranks if rank["MUTUALRL_POLICY"] == policy and rank["RANK"] == number)
+    return psutil.Process(pid)
 
 
 def raylet_of(process: psutil.Process) -> int:
@@ -81,8 +88,10 @@ def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_p
 
 @pytest.mark.long
 @pytest.mark.extended
-def test_a_policy_over_two_raylets_stopped_with_ctrl_c_is_the_run_of_one_machine(tmp_path: Path) -> None:
-    arguments = (*SHORT, "--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=16")
+def test_a_policy_over_two_raylets_stopped_and_killed_is_the_run_of_one_machine(tmp_path: Path) -> None:
+    """Stopped with Ctrl-C; then the Ray worker of each of its ranks is killed, while the other waits for that rank."""
+    arguments = (*SHORT, "--steps", "12", "--set", "launch.processes=2")
+    arguments = (*arguments, "--set", "trainer.per_device_train_batch_size=16")
     (tmp_path / "local").mkdir()
     (tmp_path / "ray").mkdir()
     local = Run(tmp_path / "local", *arguments)
@@ -92,16 +101,22 @@ def test_a_policy_over_two_raylets_stopped_with_ctrl_c_is_the_run_of_one_machine
         try:
             run.until_training()
             assert len(workers(run)) == 4
-            raylets: dict[str, set[int]] = {}
+            raylets: dict[str, set[int]] = {"ada": set(), "bob": set()}
             for worker in workers(run):
-                policy = next(each for each in worker.cmdline() if each.startswith("--policy="))
-                raylets.setdefault(policy, set()).add(raylet_of(worker))
+                raylets[worker.environ()["MUTUALRL_POLICY"]].add(raylet_of(worker))
             assert sorted(map(len, raylets.values())) == [1, 2]
+            split = max(raylets, key=lambda policy: len(raylets[policy]))
             run.process.send_signal(signal.SIGINT)
             assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
             assert "checkpoints: ada at step" in run.errors.read_text()
             wait_until(lambda: not members(run.path))
             run.begin("--resume", *on(cluster))
+            for number in ("1", "0"):
+                wait_until(lambda: len(workers(run)) == 4)
+                rank, before = rank_of(run, split, number), steps_of(run.path, split)
+                wait_until(lambda before=before: steps_of(run.path, split) > before)
+                rank.parent().kill()
+                wait_until(lambda rank=rank: not rank.is_running())
         finally:
             finished(run)
     assert run.weights() == local.weights()

@@ -1,24 +1,22 @@
-"""Policies of a run on a Ray cluster, one Ray Train run each: Ray places them, starts them again and keeps their logs.
+"""Policies of a run on a Ray cluster, a placement group each: Ray places them, starts them again and keeps their logs.
 
-The run's directory lies on a file system that all nodes share, as Ray Train's own storage does. Rounds, checkpoints and
-results are as on one machine, and a policy that is started again resumes from its newest checkpoint.
+The run's directory lies on a file system that all nodes share. Rounds, checkpoints and results are as on one machine,
+and a policy that is started again resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RunInterruptedError, exit_code_of
-from mutualrl.machine.devices import Machine
+from mutualrl.errors import MutualRLError, PeerLostError, RunInterruptedError, exit_code_of
 from mutualrl.mwra.group import CONSEQUENCES, failure_of
 from mutualrl.mwra.placement import Allocation, Placement
+from mutualrl.mwra.ray_worker import PolicyDiedError, PolicyTask, in_bundle, train_policy
 from mutualrl.mwra.session import Launch
 from mutualrl.mwra.stop import StopSignals, ask_to_stop, stopped
 from mutualrl.process.status import PolicyStatus, StatusWriter
@@ -29,82 +27,40 @@ from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
     import ray
+    from ray.util.placement_group import PlacementGroup
 
-CONNECT_SECONDS = 10.0
 POLL_SECONDS = 0.2
 SILENT_SECONDS = 5.0  # without a heartbeat: Ray is about to start the policy again, or its own watch will end it
 
 
-def join_cluster(address: str) -> Machine:
-    """Connect to a Ray cluster and return its GPUs and cores as those of one machine: Ray decides which node has which.
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """Policy that Ray runs: its name, the result of its task, and the placement group that it has."""
 
-    Raises MachineError where Ray is not installed, or no cluster answers.
-    """
-    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray hides the GPUs from its own tasks
-    try:
-        import ray
-    except ImportError:
-        raise MachineError("--launcher ray: Ray is not installed (pip install 'mutualrl[ray]')") from None
-    _require_listener(address)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, ignore_reinit_error=True)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        raise _no_cluster(address, str(error).strip().partition("\n")[0]) from None
-    there = ray.cluster_resources()
-    return Machine(tuple(str(index) for index in range(int(there.get("GPU", 0)))), int(there.get("CPU", 0)))
-
-
-def _require_listener(address: str) -> None:
-    """Raise MachineError where nothing listens at HOST:PORT: Ray itself would ask again for minutes."""
-    named = (os.environ.get("RAY_ADDRESS") or _newest_cluster()) if address == "auto" else address
-    host, _, port = named.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except (OSError, OverflowError, ValueError) as error:  # ValueError: what is no name of a host
-        raise _no_cluster(address, f"{named}: {error}") from None
-
-
-def _newest_cluster() -> str:
-    """Return the cluster that Ray takes for `auto`: one that runs here, else the last one that was started, which may
-    have ended."""
-    from ray._private.services import canonicalize_bootstrap_address  # Ray says this nowhere else
-
-    try:
-        return canonicalize_bootstrap_address("auto") or ""
-    except (ConnectionError, ValueError) as error:  # ValueError: what was written down is no address
-        raise _no_cluster("auto", str(error).strip().partition("\n")[0]) from None
-
-
-def _no_cluster(address: str, why: str) -> MachineError:
-    return MachineError(
-        f"--address {address}: no Ray cluster answers ({why}); start one with `ray start --head`, or name one with "
-        "--address HOST:PORT"
-    )
+    name: str
+    result: ray.ObjectRef[None]
+    group: PlacementGroup
 
 
 def run_on_cluster(
     run: RunDirectory, recipe: Recipe, placement: Placement, session: int, console: Console, request: StopSignals
 ) -> None:
-    """Run the policies on the cluster that was joined; end all of them when the run fails
-    or is stopped."""
+    """Run the policies on the cluster that was joined; end all of them when the run fails or is stopped."""
     names = [policy.name for policy in recipe.policies]
-    waiting = {name for name in names if not run.policy(name).result.exists()}
-    fits = {_start(run, recipe, placement.allocation(name)): name for name in names if name in waiting}
+    waiting = [name for name in names if not run.policy(name).result.exists()]
+    running = [_start(run, recipe, placement.allocation(name)) for name in waiting]
     status = _Status(run, session)
     try:
         with Progress(run, names, recipe.run.steps, console, recipe.spec.metric("gate_rate")) as progress:
             deadline = None
-            while fits:
+            while running:
                 if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
                     ask_to_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     break
-                _collect(run, recipe, fits, status, console)
-                status.update(fits.values())
+                _collect(run, recipe, running, status, console)
+                status.update(policy.name for policy in running)
                 progress.update()
         if request.received or run.stop_file.exists():
             raise RunInterruptedError(stopped(run, recipe, Launch(), request))
@@ -113,7 +69,8 @@ def run_on_cluster(
         status.close(f"{error.kind}: {error}")
         raise
     finally:
-        _end(fits)
+        for policy in running:
+            _end(policy)
 
 
 class _Status:
@@ -141,21 +98,9 @@ class _Status:
         self._writer.close(outcome)
 
 
-def require_room(placement: Placement) -> None:
-    """Raise MachineError where the cluster has less than the policies are given: Ray would wait forever for more."""
-    import ray
-
-    asked: dict[str, float] = {}
-    for allocation in placement.allocations:
-        for kind, amount in _resources(allocation).items():
-            asked[kind] = asked.get(kind, 0.0) + amount * allocation.processes
-    there = ray.cluster_resources()
-    short = {kind: amount for kind, amount in asked.items() if there.get(kind, 0.0) < amount - 1e-6}
-    if short:
-        words = ", ".join(f"{amount:g} {kind}s asked, {there.get(kind, 0.0):g} there" for kind, amount in short.items())
-        raise MachineError(
-            f"the Ray cluster is too small for the pool: {words} (nodes: {sum(n['Alive'] for n in ray.nodes())})"
-        )
+def bundles(placement: Placement) -> list[dict[str, float]]:
+    """Return what each process of the pool takes of its node."""
+    return [_resources(allocation) for allocation in placement.allocations for _ in range(allocation.processes)]
 
 
 def _resources(allocation: Allocation) -> dict[str, float]:
@@ -166,63 +111,37 @@ def _resources(allocation: Allocation) -> dict[str, float]:
     return resources
 
 
-def _start(run: RunDirectory, recipe: Recipe, allocation: Allocation) -> ray.ObjectRef[None]:
-    """Start a policy's Ray Train run, from a task on this node: Ray Train takes signals, and waits."""
+def _start(run: RunDirectory, recipe: Recipe, allocation: Allocation) -> _Started:
+    """Start a policy's task in a placement group with a bundle per rank. Ray moves the bundles of a lost node, and
+    starts the task again at most `run.max_restarts` times; without limit where peers wait for it."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    patient = recipe.run.on_peer_loss == "wait"
-    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=here)(_fit)
-    reference: ray.ObjectRef[None] = task.options(name=f"mutualrl {allocation.policy}").remote(
-        {
-            "run_dir": str(run.root),
-            "policy": allocation.policy,
-            "threads": allocation.threads,
-            "host": ray.util.get_node_ip_address(),
-        },
-        allocation.processes,
-        _resources(allocation),
-        -1 if patient else recipe.run.max_restarts,
-    )
-    return reference
-
-
-def _fit(config: dict[str, Any], workers: int, resources: dict[str, float], restarts: int) -> None:
-    """Run a policy as a Ray Train run of its own; `restarts` of it at most, -1 for no limit."""
-    os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
-    from pathlib import Path
-
-    import ray.train
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-    from mutualrl.mwra.ray_worker import train_policy
-
-    DataParallelTrainer(
+    resources = _resources(allocation)
+    group = ray.util.placement_group([resources] * allocation.processes, name=allocation.policy, strategy="PACK")
+    train = in_bundle(
         train_policy,
-        train_loop_config=config,
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=workers, use_gpu="GPU" in resources, resources_per_worker=resources, placement_strategy="PACK"
-        ),
-        run_config=ray.train.RunConfig(
-            name=str(config["policy"]),
-            storage_path=str(Path(config["run_dir"]) / "ray"),
-            failure_config=ray.train.FailureConfig(max_failures=restarts),
-        ),
-    ).fit()
+        group,
+        0,
+        resources,
+        name=f"mutualrl {allocation.policy}",
+        max_retries=-1 if recipe.run.on_peer_loss == "wait" else recipe.run.max_restarts,
+        retry_exceptions=[PolicyDiedError],
+    )
+    task = PolicyTask(run, allocation.policy, allocation.threads, ray.util.get_node_ip_address())
+    return _Started(allocation.policy, train.remote(task, group, resources), group)
 
 
-def _collect(
-    run: RunDirectory, recipe: Recipe, fits: dict[ray.ObjectRef[None], str], status: _Status, console: Console
-) -> None:
-    """Take the policies that have ended out of `fits`. Raises the error of one that failed."""
+def _collect(run: RunDirectory, recipe: Recipe, running: list[_Started], status: _Status, console: Console) -> None:
+    """Take the policies that have ended out of `running`. Raises the error of one that failed."""
     import ray
 
-    done, _ = ray.wait(list(fits), timeout=POLL_SECONDS)
-    for reference in done:
-        name, why = fits.pop(reference), ""
+    done, _ = ray.wait([policy.result for policy in running], timeout=POLL_SECONDS)
+    for policy in [policy for policy in running if policy.result in done]:
+        running.remove(policy)
+        _end(policy)
+        name, why = policy.name, ""
         try:
-            ray.get(reference)
+            ray.get(policy.result)
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[-1]
         if run.policy(name).result.exists() or run.stop_file.exists():
@@ -230,7 +149,7 @@ def _collect(
             continue
         status.publish(name, "lost")
         failure = _failure(run, name, why)
-        if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not fits:
+        if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not running:
             raise failure
         console.print(
             f"{failure}\nIt is lost; the others continue without it (run.on_peer_loss: continue)", markup=False
@@ -250,9 +169,9 @@ def _failure(run: RunDirectory, policy: str, why: str) -> MutualRLError:
     return error
 
 
-def _end(fits: dict[ray.ObjectRef[None], str]) -> None:
-    """End what still runs. A task that ends takes its Ray Train run with it, and each worker its process."""
+def _end(policy: _Started) -> None:
+    """End a policy's task, which takes those of its ranks with it, and give its resources back to the cluster."""
     import ray
 
-    for reference in fits:
-        ray.cancel(reference, force=True)
+    ray.cancel(policy.result, force=True)
+    ray.util.remove_placement_group(policy.group)

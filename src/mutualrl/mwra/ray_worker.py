@@ -1,7 +1,8 @@
-"""One rank of one policy inside a Ray Train worker: a process of its own, as the agent starts it on one machine.
+"""One policy of a run as a Ray task, with a task per further rank.
 
-A process, because a rank takes signals, and ends without the interpreter's own end. Its output is the Ray worker's.
-Ray starts a policy again when this function raises; it returns where another start would end in the same way.
+Each rank is a process below its task: a rank takes signals, and ends without the interpreter's own end. Its output is
+the Ray worker's. Ray starts a policy's task again when it raises PolicyDiedError, and when its worker or node dies; the
+task returns where another start would end in the same way.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mutualrl.console.lines import notify
 from mutualrl.mwra.group import (
@@ -24,9 +26,14 @@ from mutualrl.mwra.group import (
     next_attempt,
 )
 from mutualrl.mwra.watch import Watch
+from mutualrl.process.parent_watch import end_children
 from mutualrl.process.ports import free_port
 from mutualrl.recipes import load_run
 from mutualrl.storage.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    import ray
+    from ray.util.placement_group import PlacementGroup
 
 POLL_SECONDS = 0.5
 SIBLING_SECONDS = 10.0  # after another rank of the policy has failed: this one may wait for it in a collective
@@ -36,74 +43,150 @@ class PolicyDiedError(RuntimeError):
     """Policy that ended before its result, and may be started again."""
 
 
-def train_policy(config: dict[str, Any]) -> None:
-    """Carry out this worker's rank of a policy: `config` has `run_dir`, `policy`, `threads`, and the
-    supervisor's `host`. Raises PolicyDiedError
-    where it died, and where the run's directory is not on this node."""
+@dataclass(frozen=True, slots=True)
+class PolicyTask:
+    """Policy of a run on a cluster: the run's directory, the policy's threads per rank, and the node of the command."""
+
+    run: RunDirectory
+    policy: str
+    threads: int
+    command_host: str
+
+
+def ranks_on(nodes: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """Return, per rank of a policy whose bundles are on `nodes`, its bundle and its variables of torch.distributed.
+
+    The ranks of one node are in a row; rank 0 has the first bundle.
+    """
+    bundles = sorted(range(len(nodes)), key=lambda bundle: (nodes.index(nodes[bundle]), bundle))
+    ranks = []
+    for rank, bundle in enumerate(bundles):
+        of_node = [other for other in bundles if nodes[other] == nodes[bundle]]
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(nodes)),
+            "LOCAL_RANK": str(of_node.index(bundle)),
+            "LOCAL_WORLD_SIZE": str(len(of_node)),
+        }
+        ranks.append((bundle, variables))
+    return ranks
+
+
+def train_policy(task: PolicyTask, group: PlacementGroup, resources: dict[str, float]) -> None:
+    """Train a policy: rank 0 here, in the first bundle of its placement group, each further rank in a task of its own.
+
+    Raises PolicyDiedError where it died, and where the run's directory is not on this node.
+    """
     import ray
-    import ray.train
-    from ray.train.collective import broadcast_from_rank_zero
+    from ray.util import placement_group_table
 
-    context = ray.train.get_context()
-    rank, policy, run = context.get_world_rank(), str(config["policy"]), RunDirectory(Path(config["run_dir"]))
-    host = ray.util.get_node_ip_address()
-    if not run.run_json.is_file():
-        raise PolicyDiedError(
-            f"{run.root} is not on the node {host}: expected a file system that all nodes of the cluster share"
-        )
-    if run.policy(policy).result.exists():
+    _require_shared(task.run)
+    if task.run.policy(task.policy).result.exists():
         return
-    begin = None
-    if rank == 0:
-        attempt = next_attempt(run, policy)
-        clear_attempt(run, policy)
-        begin = {"attempt": attempt, "host": host, "port": free_port(host)}
-    begin = broadcast_from_rank_zero(begin)
-    assert begin is not None
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    variables = {
-        **environment(int(config["threads"]), gpus.split(",") if gpus else []),
-        **ProcessTag(str(run.root), policy).variables(),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(context.get_world_size()),
-        # Ray shows each worker its own GPU alone, which is the first of those it sees.
-        "LOCAL_RANK": "0" if gpus else str(context.get_local_rank()),
-        "LOCAL_WORLD_SIZE": "1" if gpus else str(context.get_local_world_size()),
-        "MASTER_ADDR": begin["host"],
-        "MASTER_PORT": str(begin["port"]),
-    }
-    command = [sys.executable, "-m", "mutualrl.training.worker", f"--run-dir={run.root}", f"--policy={policy}"]
-    command += [f"--attempt={begin['attempt']}", f"--parent={os.getpid()}"]
-    if host != config["host"]:
-        command.append("--elsewhere")
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables)
+    attempt = next_attempt(task.run, task.policy)
+    clear_attempt(task.run, task.policy)
+    host = ray.util.get_node_ip_address()
+    meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(free_port(host))}
+    node_of_bundle = placement_group_table(group)["bundles_to_node_id"]
+    (_, first), *others = ranks_on([node_of_bundle[bundle] for bundle in range(len(node_of_bundle))])
+    siblings = [
+        in_bundle(train_rank, group, bundle, resources).remote(task, attempt, variables | meeting)
+        for bundle, variables in others
+    ]
+    process = _start_rank(task, attempt, first | meeting)
     try:
-        trouble = _see_through(process, run, policy, watching=rank == 0)
+        trouble = _wait_for(process, task, siblings)
     finally:
-        process.kill()
+        end_children()
         process.wait()
-    if trouble is not None and not _is_final(run, policy):
-        raise PolicyDiedError(f"policy {policy!r} {trouble}")
+        for sibling in siblings:
+            ray.cancel(sibling, force=True)
+    if trouble is not None and not _is_final(task.run, task.policy):
+        raise PolicyDiedError(f"policy {task.policy!r} {trouble}")
 
 
-def _see_through(process: subprocess.Popen[bytes], run: RunDirectory, policy: str, *, watching: bool) -> str | None:
-    """Wait until a rank's process ends; the main one's worker also looks for a policy that is frozen, or makes no
-    progress. Return what went wrong, None where nothing did."""
-    watch = Watch(run.exchange, policy, load_run(run, without_models=True).run, notify)
-    failed_at = None
+def train_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> None:
+    """Train a further rank of a policy. Raises PolicyDiedError where it died."""
+    _require_shared(task.run)
+    process = _start_rank(task, attempt, variables)
+    try:
+        code = process.wait()
+    finally:
+        end_children()
+    if code != 0:
+        raise PolicyDiedError(f"policy {task.policy!r}: rank {variables['RANK']} ended with exit code {code}")
+
+
+def in_bundle(
+    function: Callable[..., None], group: PlacementGroup, bundle: int, resources: dict[str, float], **options: Any
+) -> Any:
+    """Return a Ray task that runs a function in a bundle of a placement group, with the bundle's resources."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    cpus, gpus = resources["CPU"], resources.get("GPU", 0)
+    once = {"max_retries": 0} | options
+    return ray.remote(function).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy, **once)
+
+
+def _require_shared(run: RunDirectory) -> None:
+    import ray
+
+    if not run.run_json.is_file():
+        host = ray.util.get_node_ip_address()
+        raise PolicyDiedError(f"{run.root} is not on the node {host}: expected a file system that all nodes share")
+
+
+def _start_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    import ray
+
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # Ray shows each task its own GPU alone, which is the first of those it sees.
+    local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if gpus else {}
+    tag = ProcessTag(str(task.run.root), task.policy).variables()
+    command = [sys.executable, "-m", "mutualrl.training.worker", f"--run-dir={task.run.root}"]
+    command += [f"--policy={task.policy}", f"--attempt={attempt}", f"--parent={os.getpid()}"]
+    if ray.util.get_node_ip_address() != task.command_host:
+        command.append("--elsewhere")
+    inherited = environment(task.threads, gpus.split(",") if gpus else [])
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=inherited | tag | variables | local)
+
+
+def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list[ray.ObjectRef[None]]) -> str | None:
+    """Wait until the policy's rank 0 ends; end the wait for a policy that is frozen, makes no progress, or waits for a
+    rank that failed. Return what went wrong, None where nothing did."""
+    import ray
+
+    watch = Watch(task.run.exchange, task.policy, load_run(task.run, without_models=True).run, notify)
+    failed_at, running = None, siblings
     while (code := process.poll()) is None:
         time.sleep(POLL_SECONDS)
-        if failed_at is None and failure_of(run, policy) is not None:
+        ended, running = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
+        if failed_at is None and (failure_of(task.run, task.policy) is not None or _failed(ended)):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() > failed_at + SIBLING_SECONDS:
             return "was left waiting by another rank, which failed"
-        if not watching:
-            continue
         if (silent := watch.frozen_for()) is not None:
             return f"is frozen: no heartbeat for {silent}"
         if (stalled := watch.stalled_for()) is not None:
             return f"lives, and hangs: {stalled}"
-    return None if code == 0 else how_it_died(run, policy, code)
+    if code != 0:
+        return how_it_died(task.run, task.policy, code)
+    if running:  # they end a moment after rank 0
+        ray.wait(running, num_returns=len(running), timeout=SIBLING_SECONDS)
+    return None
+
+
+def _failed(ended: list[ray.ObjectRef[None]]) -> bool:
+    """Return whether one of the ranks that ended has failed."""
+    import ray
+
+    try:
+        ray.get(ended)
+    except ray.exceptions.RayError:
+        return True
+    return False
 
 
 def _is_final(run: RunDirectory, policy: str) -> bool:

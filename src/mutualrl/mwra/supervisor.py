@@ -14,13 +14,14 @@ from mutualrl.console.display import clean
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
+from mutualrl.machine.ray_cluster import join_cluster, require_room
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
 from mutualrl.mwra.joining import claim_exchange, fetch_checkpoint, install_checkpoint, require_run
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.policy_supervisor import PolicySupervisor
-from mutualrl.mwra.ray_launcher import join_cluster, require_room, run_on_cluster
+from mutualrl.mwra.ray_launcher import bundles, run_on_cluster
 from mutualrl.mwra.session import (
     Launch,
     accept_changes,
@@ -131,7 +132,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
     if launch.ray is not None:
-        require_room(placement)
+        require_room(bundles(placement))
     require_rewards(recipe.task.reward)
     require_turns(recipe.task.environment, recipe.task.tools)
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
