@@ -11,7 +11,7 @@ first five of each run. Three cases:
 - `apart`: training is pinned to the first core, everything else to the second, under both launchers. This is what Ray
   costs a step on a machine with a core to spare.
 
-Wall-clock time is noisy, so that the CPU seconds of Ray's own processes (raylet, control store, agents, actors; not the
+Wall-clock time is noisy, so that the CPU seconds of Ray's own processes (raylet, control store, agents, tasks; not the
 training below them) are read too, from the sixth step to the last.
 Writes benchmarks/results/ray_overhead.{json,md}.
 """
@@ -47,7 +47,7 @@ def ray_processes() -> list[psutil.Process]:
         command = " ".join(process.info["cmdline"] or ())
         name = process.info["name"] or ""
         own = name in ("raylet", "gcs_server") or name.startswith("ray::") or "/ray/" in command or "ray::" in command
-        if own and "mutualrl" not in command:
+        if own and "-m mutualrl" not in command:
             processes.append(process)
     return processes
 

@@ -136,6 +136,27 @@ def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster,
     assert not list((run.path / "policies").glob("*/result.json"))
 
 
+ENDINGS = """
+import sys, time
+import ray
+from mutualrl.mwra.ray_worker import end_ranks
+ray.init(address=sys.argv[1], log_to_driver=False)
+train = ray.remote(lambda: time.sleep(0.01))
+for _ in range(500):
+    end_ranks([train.remote()])
+print("all ended")
+"""
+
+
+@pytest.mark.extended
+def test_ranks_that_end_by_themselves_are_not_cancelled(cluster: RayCluster) -> None:
+    """Ray ends the process that cancels a task at the moment of its completion."""
+    answer = subprocess.run(
+        [sys.executable, "-c", ENDINGS, cluster.address], capture_output=True, text=True, check=False
+    )
+    assert answer.stdout.strip() == "all ended", answer.stderr[-2000:]
+
+
 @pytest.mark.extended
 def test_a_cluster_that_is_too_small_is_named(cluster: RayCluster, tmp_path: Path, cli: Cli) -> None:
     four = ("--set", "launch.processes=4", "--set", "trainer.per_device_train_batch_size=32")

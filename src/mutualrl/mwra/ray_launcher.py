@@ -170,8 +170,8 @@ def _failure(run: RunDirectory, policy: str, why: str) -> MutualRLError:
 
 
 def _end(policy: _Started) -> None:
-    """End a policy's task, which takes those of its ranks with it, and give its resources back to the cluster."""
+    """Remove a policy's placement group, which ends its tasks where they still run."""
     import ray
 
-    ray.cancel(policy.result, force=True)
+    # ray.cancel of a task that completes at this moment ends this process (ray-project/ray#54798)
     ray.util.remove_placement_group(policy.group)

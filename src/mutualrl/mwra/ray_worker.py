@@ -99,8 +99,7 @@ def train_policy(task: PolicyTask, group: PlacementGroup, resources: dict[str, f
     finally:
         end_children()
         process.wait()
-        for sibling in siblings:
-            ray.cancel(sibling, force=True)
+        end_ranks(siblings)
     if trouble is not None and not _is_final(task.run, task.policy):
         raise PolicyDiedError(f"policy {task.policy!r} {trouble}")
 
@@ -128,6 +127,18 @@ def in_bundle(
     cpus, gpus = resources["CPU"], resources.get("GPU", 0)
     once = {"max_retries": 0} | options
     return ray.remote(function).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy, **once)
+
+
+def end_ranks(ranks: list[ray.ObjectRef[None]]) -> None:
+    """End the tasks of ranks that have not ended a moment after rank 0."""
+    import ray
+
+    if not ranks:
+        return
+    # ray.cancel of a task that completes at this moment ends this process (ray-project/ray#54798)
+    _, running = ray.wait(ranks, num_returns=len(ranks), timeout=SIBLING_SECONDS)
+    for rank in running:
+        ray.cancel(rank, force=True)
 
 
 def _require_shared(run: RunDirectory) -> None:
@@ -171,11 +182,7 @@ def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list
             return f"is frozen: no heartbeat for {silent}"
         if (stalled := watch.stalled_for()) is not None:
             return f"lives, and hangs: {stalled}"
-    if code != 0:
-        return how_it_died(task.run, task.policy, code)
-    if running:  # they end a moment after rank 0
-        ray.wait(running, num_returns=len(running), timeout=SIBLING_SECONDS)
-    return None
+    return None if code == 0 else how_it_died(task.run, task.policy, code)
 
 
 def _failed(ended: list[ray.ObjectRef[None]]) -> bool:
