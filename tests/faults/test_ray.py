@@ -59,6 +59,56 @@ def raylet_of(process: psutil.Process) -> int:
     return next(parent.pid for parent in process.parents() if "raylet" in parent.name())
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "auto"])
+def test_a_cluster_that_is_not_there_is_named_before_ray_waits_for_it(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "localhost:1")
+    absent = cli("train", *SGT, "--launcher", "ray", "--address", address, "--run-dir", tmp_path / "b")
+    assert absent.returncode == 4
+    words = " ".join(absent.stderr.split())
+    assert f"--address {address}: no Ray cluster answers (" in words
+    assert "gcs" not in words  # whose own search for it takes minutes
+
+
+@pytest.mark.parametrize("ended", [None, "127.0.0.1:1", "no address"])
+def test_a_cluster_that_has_ended_is_not_waited_for(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, ended: str | None
+) -> None:
+    """What the last `ray start` wrote down lies there when its machine was switched off."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    if ended is not None:
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(ended)
+    if (running := find_gcs_addresses()) and len(running) < 2:
+        pytest.skip(f"a Ray cluster runs here, and is the one that is taken: {running}")
+    absent = cli("train", *SGT, "--launcher", "ray", "--address", "auto", "--run-dir", tmp_path / "b")
+    assert absent.returncode == 4
+    words = " ".join(absent.stderr.split())
+    assert "--address auto: no Ray cluster answers (" in words
+    why = {
+        None: "Could not find any running Ray instance",
+        "127.0.0.1:1": ":1: ",
+        "no address": "Invalid address format",
+    }
+    assert why[ended] in words
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('not here')\n")
+    answer = subprocess.run(
+        [sys.executable, "-m", "mutualrl", "train", *SGT, "--launcher", "ray"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        check=False,
+    )
+    assert answer.returncode == 4
+    assert "pip install 'mutualrl[ray]'" in answer.stderr
+
+
 @pytest.mark.long
 @pytest.mark.extended
 def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_path: Path) -> None:
@@ -89,14 +139,15 @@ def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_p
 @pytest.mark.long
 @pytest.mark.extended
 def test_a_policy_over_two_raylets_stopped_and_killed_is_the_run_of_one_machine(tmp_path: Path) -> None:
-    """Stopped with Ctrl-C; then the Ray worker of each of its ranks is killed, while the other waits for that rank."""
+    """Stopped with Ctrl-C; then the Ray worker of rank 1 is killed, and the raylet of rank 0, while the other rank waits
+    for it."""
     arguments = (*SHORT, "--steps", "12", "--set", "launch.processes=2")
     arguments = (*arguments, "--set", "trainer.per_device_train_batch_size=16")
     (tmp_path / "local").mkdir()
     (tmp_path / "ray").mkdir()
     local = Run(tmp_path / "local", *arguments)
     finished(local)
-    with ray_cluster(3, 1) as cluster:
+    with ray_cluster(2, 1, 1, 1) as cluster:
         run = Run(tmp_path / "ray", *arguments, *on(cluster))
         try:
             run.until_training()
@@ -115,7 +166,11 @@ def test_a_policy_over_two_raylets_stopped_and_killed_is_the_run_of_one_machine(
                 wait_until(lambda: len(workers(run)) == 4)
                 rank, before = rank_of(run, split, number), steps_of(run.path, split)
                 wait_until(lambda before=before: steps_of(run.path, split) > before)
-                rank.parent().kill()
+                assert raylet_of(rank) != cluster.head
+                if number == "1":
+                    rank.parent().kill()
+                else:
+                    cluster.kill(raylet_of(rank))
                 wait_until(lambda rank=rank: not rank.is_running())
         finally:
             finished(run)
@@ -166,53 +221,3 @@ def test_a_cluster_that_is_too_small_is_named(cluster: RayCluster, tmp_path: Pat
     gpus = cli("train", *SGT, *on(cluster), "--set", "hardware.gpus=2", "--run-dir", tmp_path / "c")
     assert gpus.returncode == 4
     assert "2 of the 2 GPUs" in " ".join(gpus.stderr.split())
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "auto"])
-def test_a_cluster_that_is_not_there_is_named_before_ray_waits_for_it(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "localhost:1")
-    absent = cli("train", *SGT, "--launcher", "ray", "--address", address, "--run-dir", tmp_path / "b")
-    assert absent.returncode == 4
-    words = " ".join(absent.stderr.split())
-    assert f"--address {address}: no Ray cluster answers (" in words
-    assert "gcs" not in words  # whose own search for it takes minutes
-
-
-@pytest.mark.parametrize("ended", [None, "127.0.0.1:1", "no address"])
-def test_a_cluster_that_has_ended_is_not_waited_for(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, ended: str | None
-) -> None:
-    """What the last `ray start` wrote down lies there when its machine was switched off."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    if ended is not None:
-        (tmp_path / "ray").mkdir()
-        (tmp_path / "ray" / "ray_current_cluster").write_text(ended)
-    if (running := find_gcs_addresses()) and len(running) < 2:
-        pytest.skip(f"a Ray cluster runs here, and is the one that is taken: {running}")
-    absent = cli("train", *SGT, "--launcher", "ray", "--address", "auto", "--run-dir", tmp_path / "b")
-    assert absent.returncode == 4
-    words = " ".join(absent.stderr.split())
-    assert "--address auto: no Ray cluster answers (" in words
-    why = {
-        None: "Could not find any running Ray instance",
-        "127.0.0.1:1": ":1: ",
-        "no address": "Invalid address format",
-    }
-    assert why[ended] in words
-
-
-def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('not here')\n")
-    answer = subprocess.run(
-        [sys.executable, "-m", "mutualrl", "train", *SGT, "--launcher", "ray"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-        check=False,
-    )
-    assert answer.returncode == 4
-    assert "pip install 'mutualrl[ray]'" in answer.stderr
