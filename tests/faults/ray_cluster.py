@@ -2,7 +2,7 @@
 
     python ray_cluster.py CPUS...     # a raylet with so many CPUs each, the first is the head
 
-Prints the address and the process id of the head's raylet. Reads from stdin: `kill PID` kills the raylet of that process
+Prints the address and the process ids of the head's raylet and GCS. Reads from stdin: `kill PID` kills the raylet of that process
 id as a machine that goes away, anything else ends it all.
 """
 
@@ -21,8 +21,8 @@ class RayCluster:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self.address, head = self._answer().split()
-        self.head = int(head)  # process id of its raylet
+        self.address, head, control_store = self._answer().split()
+        self.head, self.control_store = int(head), int(control_store)  # process ids of the head's raylet and GCS
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
@@ -64,7 +64,8 @@ def main() -> None:
     nodes = [cluster.head_node, *(cluster.add_node(num_cpus=each) for each in cpus[1:])]
     cluster.wait_for_nodes()
     by_raylet = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
-    print(f"answer {cluster.address} {next(iter(by_raylet))}", flush=True)
+    control_store = cluster.head_node.all_processes["gcs_server"][0].process.pid
+    print(f"answer {cluster.address} {next(iter(by_raylet))} {control_store}", flush=True)
     for line in sys.stdin:
         verb, _, number = line.strip().partition(" ")
         if verb != "kill":

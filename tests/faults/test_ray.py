@@ -178,6 +178,27 @@ def test_a_policy_over_two_raylets_stopped_and_killed_is_the_run_of_one_machine(
 
 
 @pytest.mark.extended
+def test_a_head_node_that_goes_away_is_named_and_the_run_resumes_on_another_cluster(
+    unbroken: FinishedRun, tmp_path: Path
+) -> None:
+    patience = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}  # of Ray, by default a minute
+    with ray_cluster(1, 1, **stop_at("in-generation:bob:1", mark=tmp_path / "mark"), **patience) as cluster:
+        run = Run(tmp_path, *SHORT, *on(cluster), **patience)
+        waiting = stopped(tmp_path / "mark", run)
+        psutil.Process(cluster.control_store).kill()
+        assert run.process.wait(PATIENCE) != 0
+        waiting.kill()
+    assert f"head node of the Ray cluster ({cluster.address}) does not answer" in " ".join(
+        run.errors.read_text().split()
+    )
+    wait_until(lambda: not members(run.path))
+    with ray_cluster(1, 1) as cluster:
+        run.begin("--resume", *on(cluster))
+        finished(run)
+    assert run.weights() == unbroken.weights()
+
+
+@pytest.mark.extended
 def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster, tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(
         "def broken(completions, answer, **columns):\n    raise ValueError('no judge today')\n"

@@ -1,16 +1,18 @@
-"""A Ray cluster as a machine: connecting to it, and whether its nodes have room for a pool."""
+"""A Ray cluster as a machine: how it is joined, whether its nodes have room for a pool, and its head node."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import time
 from collections.abc import Sequence
 
 from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
 
 CONNECT_SECONDS = 10.0
+HEAD_SECONDS = 5.0  # between two looks at the head node
 SLACK = 1e-6  # of fractions of a GPU
 KINDS = ("CPU", "GPU")  # resources of Ray that processes are given
 
@@ -91,6 +93,42 @@ def _total(resources: Sequence[Resources]) -> Resources:
 def _words(resources: Resources) -> str:
     words = [f"{amount:g} {kind}{'' if amount == 1 else 's'}" for kind, amount in resources.items()]
     return ", ".join(words) or "nothing"
+
+
+class HeadWatch:
+    """Watch of the head node of the cluster that was joined.
+
+    Ray waits a minute for one that does not answer, then ends this process and the tasks.
+    """
+
+    def __init__(self) -> None:
+        import ray
+
+        self._address, self._answers = ray.get_runtime_context().gcs_address, True
+        self._next = time.monotonic()
+
+    def news(self) -> str | None:
+        """Return a sentence when the head node has stopped to answer, or answers again; None where nothing changed."""
+        if time.monotonic() < self._next:
+            return None
+        answered, self._answers = self._answers, self._connects()
+        self._next = time.monotonic() + HEAD_SECONDS
+        if answered == self._answers:
+            return None
+        if self._answers:
+            return f"the head node of the Ray cluster ({self._address}) answers again"
+        return (
+            f"the head node of the Ray cluster ({self._address}) does not answer; unless it comes back, Ray ends this "
+            "command and its policies in a minute; then resume the run with --resume, on a cluster that runs"
+        )
+
+    def _connects(self) -> bool:
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_SECONDS).close()
+        except OSError:
+            return False
+        return True
 
 
 def _require_listener(address: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mutualrl.errors import MutualRLError, PeerLostError, RunInterruptedError, exit_code_of
+from mutualrl.machine.ray_cluster import HeadWatch
 from mutualrl.mwra.group import CONSEQUENCES, failure_of
 from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.mwra.ray_worker import PolicyDiedError, PolicyTask, in_bundle, train_policy
@@ -49,7 +50,7 @@ def run_on_cluster(
     names = [policy.name for policy in recipe.policies]
     waiting = [name for name in names if not run.policy(name).result.exists()]
     running = [_start(run, recipe, placement.allocation(name)) for name in waiting]
-    status = _Status(run, session)
+    status, head = _Status(run, session), HeadWatch()
     try:
         with Progress(run, names, recipe.run.steps, console, recipe.spec.metric("gate_rate")) as progress:
             deadline = None
@@ -59,6 +60,8 @@ def run_on_cluster(
                     ask_to_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     break
+                if (news := head.news()) is not None:
+                    console.print(news, markup=False)
                 _collect(run, recipe, running, status, console)
                 status.update(policy.name for policy in running)
                 progress.update()
