@@ -198,6 +198,32 @@ def test_a_head_node_that_goes_away_is_named_and_the_run_resumes_on_another_clus
     assert run.weights() == unbroken.weights()
 
 
+OTHER_JOB = """
+import sys
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+ray.get(ray.util.placement_group([{"CPU": 1}, {"CPU": 1}]).ready())
+print("has two CPUs", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.extended
+def test_a_policy_that_waits_for_room_is_named_and_ctrl_c_ends_the_wait(cluster: RayCluster, tmp_path: Path) -> None:
+    command, pipe = [sys.executable, "-c", OTHER_JOB, cluster.address], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as job:
+        assert job.stdout is not None and job.stdout.readline() == "has two CPUs\n"
+        run = Run(tmp_path, *SHORT, *on(cluster))
+        try:
+            wait_until(lambda: "waits for room on the Ray cluster" in " ".join(run.errors.read_text().split()))
+            run.process.send_signal(signal.SIGINT)
+            assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
+        finally:
+            run.end()
+            assert job.stdin is not None
+            job.stdin.close()
+
+
 @pytest.mark.extended
 def test_an_error_of_a_policys_own_is_said_and_not_repeated(cluster: RayCluster, tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(

@@ -104,18 +104,18 @@ class HeadWatch:
     def __init__(self) -> None:
         import ray
 
-        self._address, self._answers = ray.get_runtime_context().gcs_address, True
+        self._address, self.answers = ray.get_runtime_context().gcs_address, True
         self._next = time.monotonic()
 
     def news(self) -> str | None:
         """Return a sentence when the head node has stopped to answer, or answers again; None where nothing changed."""
         if time.monotonic() < self._next:
             return None
-        answered, self._answers = self._answers, self._connects()
+        answered, self.answers = self.answers, self._connects()
         self._next = time.monotonic() + HEAD_SECONDS
-        if answered == self._answers:
+        if answered == self.answers:
             return None
-        if self._answers:
+        if self.answers:
             return f"the head node of the Ray cluster ({self._address}) answers again"
         return (
             f"the head node of the Ray cluster ({self._address}) does not answer; unless it comes back, Ray ends this "

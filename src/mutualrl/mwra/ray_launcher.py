@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from mutualrl.errors import MutualRLError, PeerLostError, RunInterruptedError, exit_code_of
+from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RunInterruptedError, exit_code_of
 from mutualrl.machine.ray_cluster import HeadWatch
 from mutualrl.mwra.group import CONSEQUENCES, failure_of
 from mutualrl.mwra.placement import Allocation, Placement
@@ -23,7 +23,7 @@ from mutualrl.mwra.stop import StopSignals, ask_to_stop, stopped
 from mutualrl.process.status import PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
 from mutualrl.reporting.progress import Progress
-from mutualrl.see.liveness import NOT_STARTED, HeartbeatMonitor
+from mutualrl.see.liveness import LOADING, NOT_STARTED, HeartbeatMonitor
 from mutualrl.storage.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 POLL_SECONDS = 0.2
+ROOM_SECONDS = 30.0  # without training: room on the cluster may be what a policy waits for
 SILENT_SECONDS = 5.0  # without a heartbeat: Ray is about to start the policy again, or its own watch will end it
 
 
@@ -49,9 +50,12 @@ def run_on_cluster(
     """Run the policies on the cluster that was joined; end all of them when the run fails or is stopped."""
     names = [policy.name for policy in recipe.policies]
     waiting = [name for name in names if not run.policy(name).result.exists()]
-    running = [_start(run, recipe, placement.allocation(name)) for name in waiting]
+    running: list[_Started] = []
     status, head = _Status(run, session), HeadWatch()
     try:
+        for name in waiting:
+            run.policy(name).failure.unlink(missing_ok=True)  # of an earlier session
+            running.append(_start(run, recipe, placement.allocation(name)))
         with Progress(run, names, recipe.run.steps, console, recipe.spec.metric("gate_rate")) as progress:
             deadline = None
             while running:
@@ -64,6 +68,8 @@ def run_on_cluster(
                     console.print(news, markup=False)
                 _collect(run, recipe, running, status, console)
                 status.update(policy.name for policy in running)
+                if head.answers:
+                    _watch_absent(recipe, running, status, console, stopping=deadline is not None)
                 progress.update()
         if request.received or run.stop_file.exists():
             raise RunInterruptedError(stopped(run, recipe, Launch(), request))
@@ -73,7 +79,7 @@ def run_on_cluster(
         raise
     finally:
         for policy in running:
-            _end(policy)
+            _end(policy, console)
 
 
 class _Status:
@@ -82,6 +88,8 @@ class _Status:
     def __init__(self, run: RunDirectory, session: int) -> None:
         self._writer = StatusWriter(run.root, session)
         self._heartbeats = HeartbeatMonitor(run.exchange)
+        self._trained: dict[str, float] = {}
+        self.without_room: set[str] = set()
 
     def publish(self, policy: str, state: str) -> None:
         """Publish a policy's state if it changed."""
@@ -94,7 +102,13 @@ class _Status:
             silent, phase = self._heartbeats.seconds_since(policy)
             away = silent > SILENT_SECONDS or phase.startswith(NOT_STARTED)
             self.publish(policy, "restarting" if away else "running")
+            if not away and not phase.startswith(LOADING):
+                self._trained[policy] = time.monotonic()
         self._writer.beat()
+
+    def absent_for(self, policy: str) -> float:
+        """Return the seconds since the policy was last seen past loading, or since the first call."""
+        return time.monotonic() - self._trained.setdefault(policy, time.monotonic())
 
     def close(self, outcome: str) -> None:
         """Write how the run ended."""
@@ -102,7 +116,14 @@ class _Status:
 
 
 def bundles(placement: Placement) -> list[dict[str, float]]:
-    """Return what each process of the pool takes of its node."""
+    """Return what each process of the pool takes of its node. Raises MachineError where ranks of one policy could be
+    given the same GPU: Ray fills a GPU with parts before it takes the next."""
+    for allocation in placement.allocations:
+        if allocation.gpus and allocation.processes > 1 and _resources(allocation)["GPU"] < 1:
+            raise MachineError(
+                f"--launcher ray: policy {allocation.policy!r} shares its {allocation.processes} GPUs with others; "
+                "expected whole GPUs, or one: --set launch.share_gpus=false"
+            )
     return [_resources(allocation) for allocation in placement.allocations for _ in range(allocation.processes)]
 
 
@@ -141,22 +162,53 @@ def _collect(run: RunDirectory, recipe: Recipe, running: list[_Started], status:
     done, _ = ray.wait([policy.result for policy in running], timeout=POLL_SECONDS)
     for policy in [policy for policy in running if policy.result in done]:
         running.remove(policy)
-        _end(policy)
-        name, why = policy.name, ""
+        _end(policy, console)
+        name, why = policy.name, "it ended without a result"
         try:
             ray.get(policy.result)
+        except ray.exceptions.RayTaskError as error:
+            why = str(error.cause)
         except ray.exceptions.RayError as error:
-            why = str(error).strip().splitlines()[-1]
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
         if run.policy(name).result.exists() or run.stop_file.exists():
             status.publish(name, "finished" if run.policy(name).result.exists() else "stopped")
             continue
         status.publish(name, "lost")
         failure = _failure(run, name, why)
-        if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not running:
+        left = running or any(run.policy(other.name).result.exists() for other in recipe.policies)
+        if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not left:
             raise failure
         console.print(
             f"{failure}\nIt is lost; the others continue without it (run.on_peer_loss: continue)", markup=False
         )
+
+
+def _watch_absent(
+    recipe: Recipe, running: list[_Started], status: _Status, console: Console, *, stopping: bool
+) -> None:
+    """Name the policies that the cluster has no room for, and end them where the run is asked to stop. Raises
+    PeerLostError for a policy that does not come to train: Ray would wait for room, or restart it, for ever."""
+    import ray
+
+    for policy in list(running):
+        absent = status.absent_for(policy.name)
+        if absent < ROOM_SECONDS:
+            status.without_room.discard(policy.name)
+        if absent < (1.0 if stopping else ROOM_SECONDS):
+            continue
+        state = ray.util.placement_group_table(policy.group)["state"]
+        if state != "CREATED" and stopping:
+            running.remove(policy)
+            _end(policy, console)
+            status.publish(policy.name, "stopped")
+        elif absent > recipe.run.round_timeout:
+            raise PeerLostError(
+                f"policy {policy.name!r} has not trained for {absent:.0f} s (run.round_timeout); its placement group "
+                f"is {state}; --resume resumes the run"
+            )
+        elif state != "CREATED" and policy.name not in status.without_room:
+            status.without_room.add(policy.name)
+            console.print(f"policy {policy.name!r} waits for room on the Ray cluster ({state})", markup=False)
 
 
 def _failure(run: RunDirectory, policy: str, why: str) -> MutualRLError:
@@ -172,9 +224,12 @@ def _failure(run: RunDirectory, policy: str, why: str) -> MutualRLError:
     return error
 
 
-def _end(policy: _Started) -> None:
+def _end(policy: _Started, console: Console) -> None:
     """Remove a policy's placement group, which ends its tasks where they still run."""
     import ray
 
     # ray.cancel of a task that completes at this moment ends this process (ray-project/ray#54798)
-    ray.util.remove_placement_group(policy.group)
+    try:
+        ray.util.remove_placement_group(policy.group)
+    except ray.exceptions.RayError as error:  # the others are ended all the same
+        console.print(f"the placement group of {policy.name!r} was not removed: {error}", markup=False)

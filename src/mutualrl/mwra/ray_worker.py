@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mutualrl.console.lines import notify
+from mutualrl.machine.ray_cluster import Resources
 from mutualrl.mwra.group import (
     CONSEQUENCES,
     ProcessTag,
@@ -25,8 +26,9 @@ from mutualrl.mwra.group import (
     how_it_died,
     next_attempt,
 )
+from mutualrl.mwra.policy_supervisor import BACK_OFF_SECONDS, LONGEST_BACK_OFF_SECONDS
 from mutualrl.mwra.watch import Watch
-from mutualrl.process.parent_watch import end_children
+from mutualrl.process.parent_watch import adopt_orphans, end_children
 from mutualrl.process.ports import free_port
 from mutualrl.recipes import load_run
 from mutualrl.storage.rundir import RunDirectory
@@ -72,40 +74,51 @@ def ranks_on(nodes: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     return ranks
 
 
-def train_policy(task: PolicyTask, group: PlacementGroup, resources: dict[str, float]) -> None:
+def train_policy(task: PolicyTask, group: PlacementGroup, resources: Resources) -> None:
     """Train a policy: rank 0 here, in the first bundle of its placement group, each further rank in a task of its own.
 
     Raises PolicyDiedError where it died, and where the run's directory is not on this node.
     """
     import ray
-    from ray.util import placement_group_table
 
+    adopt_orphans()
     _require_shared(task.run)
     if task.run.policy(task.policy).result.exists():
         return
-    attempt = next_attempt(task.run, task.policy)
-    clear_attempt(task.run, task.policy)
+    try:
+        attempt = next_attempt(task.run, task.policy)
+        clear_attempt(task.run, task.policy)
+        trouble = _train_ranks(task, attempt, group, resources)
+    except (OSError, ray.exceptions.RayError) as error:
+        raise PolicyDiedError(f"policy {task.policy!r} could not be trained: {error}") from error
+    if trouble is not None and not _is_final(task.run, task.policy):
+        time.sleep(min(BACK_OFF_SECONDS * 2.0 ** min(attempt, 10), LONGEST_BACK_OFF_SECONDS))
+        raise PolicyDiedError(f"policy {task.policy!r} {trouble}")
+
+
+def _train_ranks(task: PolicyTask, attempt: int, group: PlacementGroup, resources: Resources) -> str | None:
+    """Train the ranks of an attempt until rank 0 ends. Return what went wrong, None where nothing did."""
+    import ray
+    from ray.util import placement_group_table
+
     host = ray.util.get_node_ip_address()
     meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(free_port(host))}
     node_of_bundle = placement_group_table(group)["bundles_to_node_id"]
     (_, first), *others = ranks_on([node_of_bundle[bundle] for bundle in range(len(node_of_bundle))])
-    siblings = [
-        in_bundle(train_rank, group, bundle, resources).remote(task, attempt, variables | meeting)
-        for bundle, variables in others
-    ]
-    process = _start_rank(task, attempt, first | meeting)
+    siblings: list[ray.ObjectRef[None]] = []
     try:
-        trouble = _wait_for(process, task, siblings)
+        for bundle, variables in others:
+            rank = in_bundle(train_rank, group, bundle, resources)
+            siblings.append(rank.remote(task, attempt, variables | meeting))
+        return _wait_for(_start_rank(task, attempt, first | meeting), task, siblings)
     finally:
         end_children()
-        process.wait()
         end_ranks(siblings)
-    if trouble is not None and not _is_final(task.run, task.policy):
-        raise PolicyDiedError(f"policy {task.policy!r} {trouble}")
 
 
 def train_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> None:
     """Train a further rank of a policy. Raises PolicyDiedError where it died."""
+    adopt_orphans()
     _require_shared(task.run)
     process = _start_rank(task, attempt, variables)
     try:
@@ -117,7 +130,7 @@ def train_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> Non
 
 
 def in_bundle(
-    function: Callable[..., None], group: PlacementGroup, bundle: int, resources: dict[str, float], **options: Any
+    function: Callable[..., None], group: PlacementGroup, bundle: int, resources: Resources, **options: Any
 ) -> Any:
     """Return a Ray task that runs a function in a bundle of a placement group, with the bundle's resources."""
     import ray
@@ -152,15 +165,15 @@ def _require_shared(run: RunDirectory) -> None:
 def _start_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     import ray
 
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    # Ray shows each task its own GPU alone, which is the first of those it sees.
+    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])  # not what the node's environment names
+    # A rank sees its own GPU alone, which is the first of those it sees.
     local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if gpus else {}
     tag = ProcessTag(str(task.run.root), task.policy).variables()
     command = [sys.executable, "-m", "mutualrl.training.worker", f"--run-dir={task.run.root}"]
     command += [f"--policy={task.policy}", f"--attempt={attempt}", f"--parent={os.getpid()}"]
     if ray.util.get_node_ip_address() != task.command_host:
         command.append("--elsewhere")
-    inherited = environment(task.threads, gpus.split(",") if gpus else [])
+    inherited = environment(task.threads, gpus)
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=inherited | tag | variables | local)
 
 
@@ -182,7 +195,9 @@ def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list
             return f"is frozen: no heartbeat for {silent}"
         if (stalled := watch.stalled_for()) is not None:
             return f"lives, and hangs: {stalled}"
-    return None if code == 0 else how_it_died(task.run, task.policy, code)
+    if code == 0 and (task.run.policy(task.policy).result.exists() or task.run.stop_file.exists()):
+        return None
+    return how_it_died(task.run, task.policy, code)
 
 
 def _failed(ended: list[ray.ObjectRef[None]]) -> bool:
