@@ -111,7 +111,12 @@ class HeadWatch:
         """Return a sentence when the head node has stopped to answer, or answers again; None where nothing changed."""
         if time.monotonic() < self._next:
             return None
-        answered, self.answers = self.answers, self._connects()
+        answered = self.answers
+        try:
+            _connect(self._address, HEAD_SECONDS)
+            self.answers = True
+        except OSError:
+            self.answers = False
         self._next = time.monotonic() + HEAD_SECONDS
         if answered == self.answers:
             return None
@@ -122,23 +127,22 @@ class HeadWatch:
             "command and its policies in a minute; then resume the run with --resume, on a cluster that runs"
         )
 
-    def _connects(self) -> bool:
-        host, _, port = self._address.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=HEAD_SECONDS).close()
-        except OSError:
-            return False
-        return True
+
+def _connect(address: str, seconds: float) -> None:
+    """Connect to HOST:PORT and close again."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
 
 
 def _require_listener(address: str) -> None:
     """Raise MachineError where nothing listens at HOST:PORT: Ray itself would ask again for minutes."""
     named = (os.environ.get("RAY_ADDRESS") or _newest_cluster()) if address == "auto" else address
-    host, _, port = named.removeprefix("ray://").rpartition(":")
+    listener = named.removeprefix("ray://")
+    host, _, port = listener.rpartition(":")
     if not host or not port.isdecimal():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        _connect(listener, CONNECT_SECONDS)
     except (OSError, OverflowError, ValueError) as error:  # ValueError: what is no name of a host
         raise _no_cluster(address, f"{named}: {error}") from None
 

@@ -22,6 +22,8 @@ from mutualrl.storage.files import remove_temporaries, try_read_json
 from mutualrl.storage.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+BACK_OFF_SECONDS = 1.0  # before the first restart; twice as long before each further one
+LONGEST_BACK_OFF_SECONDS = 60.0
 #: a worker ends with these when a peer of its ended: consequences, not causes
 CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
 
@@ -175,6 +177,11 @@ def failure_of(run: RunDirectory, policy: str) -> tuple[str, str] | None:
     """Return kind and message that a failed policy left behind, or None when it could not."""
     value = try_read_json(run.policy(policy).failure)
     return None if value is None else (str(value.get("kind")), str(value.get("message")))
+
+
+def back_off(restarts: int) -> float:
+    """Return the seconds to wait before a policy is started again, after so many restarts."""
+    return min(BACK_OFF_SECONDS * 2.0 ** min(restarts, 10), LONGEST_BACK_OFF_SECONDS)
 
 
 def how_it_died(run: RunDirectory, policy: str, code: int) -> str:

@@ -14,6 +14,7 @@ from mutualrl.mwra.group import (
     ProcessGroup,
     ProcessTag,
     agent,
+    back_off,
     clear_attempt,
     end,
     failure_of,
@@ -31,8 +32,6 @@ from mutualrl.storage.rundir import RunDirectory
 
 #: a policy that ends because a peer ended is not the cause; the others get so long to be found.
 CAUSE_SECONDS = 1.0
-BACK_OFF_SECONDS = 1.0  # before the first restart; twice as long before each further one
-LONGEST_BACK_OFF_SECONDS = 60.0
 
 
 @dataclass
@@ -177,7 +176,7 @@ class PolicySupervisor:
 
     def _restart_or_give_up(self, managed: ManagedPolicy, text: str) -> None:
         section, now = self.recipe.run, time.monotonic()
-        pause = min(BACK_OFF_SECONDS * 2.0 ** min(managed.restarts, 10), LONGEST_BACK_OFF_SECONDS)
+        pause = back_off(managed.restarts)
         patient = section.on_peer_loss == "wait"
         assert managed.died is not None
         if managed.restarts < section.max_restarts or (patient and now + pause < managed.died + section.round_timeout):

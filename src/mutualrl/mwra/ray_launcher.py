@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mutualrl.errors import MachineError, MutualRLError, PeerLostError, RunInterruptedError, exit_code_of
-from mutualrl.machine.ray_cluster import HeadWatch
+from mutualrl.machine.ray_cluster import HeadWatch, Resources
 from mutualrl.mwra.group import CONSEQUENCES, failure_of
 from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.mwra.ray_worker import PolicyDiedError, PolicyTask, in_bundle, train_policy
@@ -115,7 +115,7 @@ class _Status:
         self._writer.close(outcome)
 
 
-def bundles(placement: Placement) -> list[dict[str, float]]:
+def bundles(placement: Placement) -> list[Resources]:
     """Return what each process of the pool takes of its node. Raises MachineError where ranks of one policy could be
     given the same GPU: Ray fills a GPU with parts before it takes the next."""
     for allocation in placement.allocations:
@@ -127,7 +127,7 @@ def bundles(placement: Placement) -> list[dict[str, float]]:
     return [_resources(allocation) for allocation in placement.allocations for _ in range(allocation.processes)]
 
 
-def _resources(allocation: Allocation) -> dict[str, float]:
+def _resources(allocation: Allocation) -> Resources:
     """Return what a process of a policy takes of its node: its threads, and its GPU or its part of one."""
     resources = {"CPU": float(allocation.threads)}
     if allocation.gpus:

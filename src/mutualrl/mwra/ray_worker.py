@@ -20,13 +20,13 @@ from mutualrl.machine.ray_cluster import Resources
 from mutualrl.mwra.group import (
     CONSEQUENCES,
     ProcessTag,
+    back_off,
     clear_attempt,
     environment,
     failure_of,
     how_it_died,
     next_attempt,
 )
-from mutualrl.mwra.policy_supervisor import BACK_OFF_SECONDS, LONGEST_BACK_OFF_SECONDS
 from mutualrl.mwra.watch import Watch
 from mutualrl.process.parent_watch import adopt_orphans, end_children
 from mutualrl.process.ports import free_port
@@ -92,7 +92,7 @@ def train_policy(task: PolicyTask, group: PlacementGroup, resources: Resources) 
     except (OSError, ray.exceptions.RayError) as error:
         raise PolicyDiedError(f"policy {task.policy!r} could not be trained: {error}") from error
     if trouble is not None and not _is_final(task.run, task.policy):
-        time.sleep(min(BACK_OFF_SECONDS * 2.0 ** min(attempt, 10), LONGEST_BACK_OFF_SECONDS))
+        time.sleep(back_off(attempt))
         raise PolicyDiedError(f"policy {task.policy!r} {trouble}")
 
 
