@@ -268,7 +268,7 @@ def test_a_rollouts_file_that_does_not_fit_is_named(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("cost", "--rollouts", "r.jsonl"), "the lengths of responses are not recorded"),
+        (("cost", "--rollouts", "r.jsonl"), "response lengths are not recorded"),
         (("channels", "--rollouts", "r.jsonl"), "needs the models of a, b: add --model a=PATH --model b=PATH"),
         (("channels", "--rollouts", "r.jsonl", "--model", "a"), "expected POLICY=PATH"),
         (("channels", "--rollouts", "r.jsonl", "--model", "z=tiny:ada"), "no such policy in the rollouts"),

@@ -1,1 +1,1 @@
-"""Diagnostics of a pool, before and after training. One package or module for each command."""
+"""Diagnostics of a pool, before and after training. One module or package per command."""

@@ -1,10 +1,10 @@
-"""The three channels: which of them each learner could use on each prompt.
+"""Channel usability: which of the three regimes each learner could use on each prompt.
 
 Source: paper, Appendix "Channel decomposition of the three sharing regimes", Table "Joint usability of the three
 regimes". The unit is (learner, prompt). PRP is usable when some peer response has exp(mean token log-ratio) in [0.8,
-1.2]; XGRPO when pooling changes some advantage by more than 1e-6; SGT when its gate is open. SGT implies XGRPO where
-rewards are 0 or 1: with own rewards all 0 and some peer's 1, the pool's mean is not the learner's. Graded rewards can
-make the two means equal; such units get a seventh row."""
+1.2]; XGRPO when pooling changes some advantage by more than 1e-6; SGT when its gate is open. With 0/1 rewards SGT
+implies XGRPO: the learner's rewards are all 0 and some peer reward is 1, so the pooled mean differs from the learner's.
+Graded rewards can make the two means equal; such units get a seventh row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mutualrl.regimes.prp import RatioMoments
 LOW, HIGH = 0.8, 1.2
 DATA, VALUE, OUTCOME = (at_level(level).name for level in ("data", "value", "outcome"))
 CHANGED = 1e-6
-#: the six rows of the paper's table, by (PRP, XGRPO, SGT)
+#: the six rows of the paper's table, keyed by (PRP, XGRPO, SGT)
 ROWS = {
     (False, False, False): "none of the three",
     (False, True, False): "only XGRPO",
@@ -45,8 +45,7 @@ def usable_values(rollouts: Rollouts, learner: int, scales: Scales) -> Bools:
 
 
 def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[ChannelRow]:
-    """Return the six rows, `{"usable", "units", "share"}`, and a seventh where there are such units; shares sum to
-    1."""
+    """Return the six rows, `{"usable", "units", "share"}`, plus the seventh if it has units; shares sum to 1."""
     rows: list[ChannelRow] = []
     for (prp, xgrpo, sgt), name in ROWS.items():
         units = int(((prp_M_P == prp) & (xgrpo_M_P == xgrpo) & (sgt_M_P == sgt)).sum())
@@ -59,11 +58,11 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[Channel
 def channels(
     rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, scales: Scales, *, fresh: bool = False
 ) -> Channels:
-    """Return `{"policies", "prompts", "rows": the six rows, "learners": [{"learner", a share per regime, "rows"}],
-    "responses", "rescored", "left_out"}`.
+    """Return `{"policies", "prompts", "rows": the six rows, "learners": [{"learner", a fraction per regime, "rows"}],
+    "responses", "rescored", "left_out", "ratios"}`.
 
-    `rescored` counts peer responses without a recorded trace, whose denominator is the model as it is now (none of
-    `fresh` rollouts, which these models have just sampled); `left_out` counts those without a ratio, by reason."""
+    `rescored`: peer responses without a recorded trace, whose denominator is the current model (0 for `fresh` rollouts,
+    which these models have just sampled); `left_out`: responses without a ratio, by reason."""
     pool.require("the PRP channel")
     policies = range(len(rollouts.policies))
     ratios, moments, rescored, left_out = sequence_ratios(rollouts, pool)
@@ -92,18 +91,18 @@ def channels(
 
 
 def ratio_rows(policies: Sequence[str], moments: Mapping[tuple[int, int], Floats]) -> list[RatioRow]:
-    """Return effective sample size and chi-square estimate of each learner and peer, as PRP logs them. `moments`: by
-    (learner, peer) the RatioMoments of the tokens."""
+    """Return the effective sample size and chi-square estimate per learner and peer, as PRP logs them. `moments`: the
+    tokens' RatioMoments by (learner, peer)."""
     rows: list[RatioRow] = []
     for (learner, peer), sums in sorted(moments.items(), key=lambda entry: entry[0]):
-        of_pair = RatioMoments(*sums.tolist())
+        pair_moments = RatioMoments(*sums.tolist())
         rows.append(
             {
                 "learner": policies[learner],
                 "peer": policies[peer],
-                "tokens": int(of_pair.n),
-                "effective_sample_size": of_pair.effective_sample_size,
-                "chi_square": of_pair.chi_square,
+                "tokens": int(pair_moments.n),
+                "effective_sample_size": pair_moments.effective_sample_size,
+                "chi_square": pair_moments.chi_square,
             }
         )
     return rows
@@ -112,13 +111,13 @@ def ratio_rows(policies: Sequence[str], moments: Mapping[tuple[int, int], Floats
 def sequence_ratios(
     rollouts: Rollouts, pool: ModelPool
 ) -> tuple[dict[tuple[int, int], list[float]], dict[tuple[int, int], Floats], int, dict[str, int]]:
-    """Return exp(mean log-ratio) of every peer response under every learner, by (learner, unit); number, sum and sum of
-    squares of the tokens' ratios by (learner, peer); how many responses were scored again; and what was left out.
+    """Return exp(mean log-ratio) of each peer response under each learner, by (learner, unit); the count, sum and sum
+    of squares of the token ratios, by (learner, peer); the number of rescored responses; and the counts left out.
 
-    Numerator: the learner's log-probs of its own tokens of the response, by its model; denominator: the peer's trace as
-    it was recorded, or scored again by its model where none was, aligned to them.
+    Numerator: the learner model's log-probs of the response in its own tokens; denominator: the peer's trace, recorded
+    or else rescored by its model, aligned to those tokens.
 
-    Left out and counted: empty responses, and such as the learner's tokenizer changes or its context does not hold."""
+    Left out and counted: empty responses, and those that the learner's tokenizer changes or that exceed its context."""
     left_out = {"empty": 0, "changed": 0, "too_long": 0}
     ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
     moments: dict[tuple[int, int], Floats] = defaultdict(lambda: np.zeros(3))
@@ -136,8 +135,8 @@ def sequence_ratios(
                     continue
                 indices.append(number)
                 retokenized.append(encoded.ids)
-            own = pool.logprobs(learner, [responses[n][0] for n in indices], retokenized)
-            for number, ids, values in zip(indices, retokenized, own, strict=True):
+            learner_logprobs = pool.logprobs(learner, [responses[n][0] for n in indices], retokenized)
+            for number, ids, values in zip(indices, retokenized, learner_logprobs, strict=True):
                 unit, _, text, source_ids, _ = responses[number]
                 aligned, covered = pool.align(learner, peer, text, source_ids, traces[number], ids)
                 if covered.any():
@@ -147,12 +146,12 @@ def sequence_ratios(
     return dict(ratios), dict(moments), rescored, left_out
 
 
-#: unit, place, text, the peer's ids, whether it had ended
-_Said = tuple[int, int, str, tuple[int, ...], bool]
+#: unit, place in the group, text, the peer's token ids, ended
+_PeerResponse = tuple[int, int, str, tuple[int, ...], bool]
 
 
-def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[str, int]) -> list[_Said]:
-    responses: list[_Said] = []
+def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[str, int]) -> list[_PeerResponse]:
+    responses: list[_PeerResponse] = []
     for unit, place in np.argwhere(rollouts.present_M_P_G[peer]).tolist():
         text = pool.text(peer, unit, place)
         ended = rollouts.ended(peer, unit, place)
@@ -160,7 +159,7 @@ def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[st
         if text is None:
             raise UsageError(
                 f"{rollouts.origin}: the text of rollout {place} of prompt {rollouts.prompt_ids[unit]!r} by "
-                f"{rollouts.policies[peer]!r} is not recorded; PRP looks at every response: train with --exchange full "
+                f"{rollouts.policies[peer]!r} is not recorded; PRP needs every response: train with --exchange full "
                 "(or regime prp), add a column 'completion', or sample with --pool"
             )
         if not text:
@@ -180,9 +179,8 @@ def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[st
     return responses
 
 
-def _traces(rollouts: Rollouts, pool: ModelPool, peer: int, responses: list[_Said]) -> tuple[list[Floats], int]:
-    """Return the peer's log-probs of its own responses, as recorded; the others by one forward pass, and how many those
-    are."""
+def _traces(rollouts: Rollouts, pool: ModelPool, peer: int, responses: list[_PeerResponse]) -> tuple[list[Floats], int]:
+    """Return the peer's log-probs of its responses, recorded or else by a forward pass, and how many by the latter."""
     traces: dict[int, Floats] = {}
     if rollouts.has("logprobs") and pool.sampled:
         for number, (unit, place, _, ids, _) in enumerate(responses):

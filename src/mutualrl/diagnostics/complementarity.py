@@ -1,9 +1,9 @@
-"""Will these models help each other? Overlap of what they solve, by learner and peer, pool, and difficulty.
+"""Complementarity: overlap of the solved prompts by learner and peer, over the pool, and by difficulty.
 
 Source: paper, Appendix "Cross-policy complementarity and channel decomposition", Tables "Prompt-level complementarity",
 "Pool-level success", "Difficulty-conditioned diversity"; the gate probability G_n(x) is Definition "Rescue gate
-probability". (The paper's tables disagree: exactly-one of the pool is the mean of its equal buckets', which is 0.060
-and 0.056 in the one, where the other says 0.174 and 0.152. Here the two agree by construction.)"""
+probability". (The paper's tables disagree: the pool's exactly-one rate must be the mean over its equal buckets, which
+is 0.060 and 0.056 in one table; the other has 0.174 and 0.152. Here the two agree by construction.)"""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SPARSE = 0.005
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Rollout rewarded above `success` is a success, below `failure` a failure (paper, Section "Hyperparameters").
+    """Reward above which a rollout is a success, and below which a failure (paper, Section "Hyperparameters").
 
-    `gate`: whether all of a learner's rollouts must have failed, or any; `pick`: how SGT draws a success; `own`: where
-    a learner has thresholds of its own, by name."""
+    `gate`: whether all or any of a learner's rollouts must fail; `pick`: how SGT draws a success; `own`: overrides of
+    single learners, by name."""
 
     success: float = 0.8
     failure: float = 0.2
@@ -39,25 +39,25 @@ class Thresholds:
     own: Mapping[str, Thresholds] = field(default_factory=dict)
 
     def of(self, learner: str) -> Thresholds:
-        """Return those of one learner."""
+        """Return the thresholds of one learner."""
         return self.own.get(learner, self)
 
     def settings(self) -> SGTSettings:
-        """As regime `sgt` has them."""
+        """Return them as settings of regime `sgt`."""
         return SGTSettings(success_above=self.success, failure_below=self.failure, gate=self.gate, pick=self.pick)
 
 
 def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:
-    """Return whether each model solves each unit, shape (M, P): its first rollout does, or `any` of them."""
-    above: Bools = rollouts.rewards_M_P_G > thresholds.success  # NaN is above nothing
+    """Return whether each model solves each unit, shape (M, P): by its first rollout, or by `any`."""
+    above: Bools = rollouts.rewards_M_P_G > thresholds.success  # false for NaN
     return np.asarray(above.any(axis=2)) if which == "any" else above[:, :, 0]
 
 
 def complementarity(
     rollouts: Rollouts, thresholds: Thresholds, which: str, gates: Sequence[int], seed: int
 ) -> Complementarity:
-    """`{"policies", "prompts", "success", "samples", "pairs", "pool", "buckets", "gate", "recommendation"}`; every rate
-    with its 95 % bootstrap interval over prompts under the same name with `_ci`."""
+    """Return `{"policies", "prompts", "success", "samples", "pairs", "pool", "buckets", "gate", "recommendation"}` and
+    more; next to each rate is its 95 % bootstrap interval over prompts, under the same name with `_ci`."""
     solved = successes(rollouts, thresholds, which)
     pool = _pool(solved, seed)
     gate = _gate(rollouts, thresholds, gates, seed)
@@ -86,17 +86,17 @@ def _samples(rollouts: Rollouts) -> dict[str, int]:
 
 
 def _pairs(policies: Sequence[str], solved: Bools, seed: int) -> list[PairRow]:
-    """Return all ordered pairs; one set of resamples for all of them, in blocks that bound the memory."""
-    couples = list(itertools.permutations(range(len(solved)), 2))
+    """Return the rows of all ordered pairs, in blocks that bound memory; all blocks use the same resamples."""
+    pairs = list(itertools.permutations(range(len(solved)), 2))
     rows: list[PairRow] = []
-    for start in range(0, len(couples), PAIRS_AT_A_TIME):
-        rows += _pair_rows(policies, solved, couples[start : start + PAIRS_AT_A_TIME], seed)
+    for start in range(0, len(pairs), PAIRS_AT_A_TIME):
+        rows += _pair_rows(policies, solved, pairs[start : start + PAIRS_AT_A_TIME], seed)
     return rows
 
 
-def _pair_rows(policies: Sequence[str], solved: Bools, couples: list[tuple[int, int]], seed: int) -> list[PairRow]:
+def _pair_rows(policies: Sequence[str], solved: Bools, pairs: list[tuple[int, int]], seed: int) -> list[PairRow]:
     units = solved.shape[1]
-    learners, peers = solved[[a for a, _ in couples]], solved[[b for _, b in couples]]
+    learners, peers = solved[[a for a, _ in pairs]], solved[[b for _, b in pairs]]
     columns = np.concatenate([learners, peers, learners & peers]).T.astype(np.float64)
 
     def statistic(sums: Floats) -> Floats:
@@ -105,12 +105,12 @@ def _pair_rows(policies: Sequence[str], solved: Bools, couples: list[tuple[int, 
         return np.stack([learner / units, peer / units, overlap, rescue], axis=2).reshape(len(sums), -1)
 
     values = statistic(columns.sum(axis=0)[None])[0]
-    around = intervals(columns, statistic, seed)
+    bounds = intervals(columns, statistic, seed)
     rows = []
-    for number, (a, b) in enumerate(couples):
+    for pair, (a, b) in enumerate(pairs):
         row: dict[str, Any] = {"learner": policies[a], "peer": policies[b]}
-        for place, name in enumerate(PAIR_RATES, len(PAIR_RATES) * number):
-            row |= {name: float(values[place]), f"{name}_ci": list(around[place])}
+        for column, name in enumerate(PAIR_RATES, len(PAIR_RATES) * pair):
+            row |= {name: float(values[column]), f"{name}_ci": list(bounds[column])}
         rows.append(cast(PairRow, row))
     return rows
 
@@ -121,9 +121,10 @@ POOL_RATES = ("mean", "any", "all", "exactly_one", "jaccard")
 
 
 def _pool(solved: Bools, seed: int) -> PoolRates:
-    by = solved.sum(axis=0)
+    solved_by = solved.sum(axis=0)
     units = solved.shape[1]
-    columns = np.stack([by / len(solved), by > 0, by == len(solved), by == 1], axis=1).astype(np.float64)
+    columns = np.stack([solved_by / len(solved), solved_by > 0, solved_by == len(solved), solved_by == 1], axis=1)
+    columns = columns.astype(np.float64)
 
     def statistic(sums: Floats) -> Floats:
         return np.concatenate([sums / units, ratio(sums[:, 2], sums[:, 1])[:, None]], axis=1)
@@ -136,22 +137,22 @@ def _pool(solved: Bools, seed: int) -> PoolRates:
 
 
 def _buckets(rollouts: Rollouts, solved: Bools) -> list[Bucket]:
-    """Return units sorted by (mean reward over all models and rollouts, prompt id), cut in three."""
+    """Return thirds of the units, sorted by (mean reward over all models and rollouts, prompt id)."""
     rewards = rollouts.rewards_M_P_G
     scored = ~np.isnan(rewards)
     means = ratio(np.where(scored, rewards, 0.0).sum(axis=(0, 2)), scored.sum(axis=(0, 2)))
-    height = np.where(np.isnan(means), -np.inf, means)  # nobody could be scored there: among the hard ones
-    order = sorted(range(len(means)), key=lambda p: (height[p], rollouts.prompt_ids[p], rollouts.rounds[p]))
+    sort_key = np.where(np.isnan(means), -np.inf, means)  # a unit without a scored rollout is hard
+    order = sorted(range(len(means)), key=lambda p: (sort_key[p], rollouts.prompt_ids[p], rollouts.rounds[p]))
     rows: list[Bucket] = []
     for name, units in zip(BUCKETS[::-1], np.array_split(np.array(order, dtype=np.int64), len(BUCKETS)), strict=True):
-        some = solved[:, units]
+        bucket = solved[:, units]
         rows.append(
             {
                 "bucket": name,
                 "prompts": len(units),
                 "mean_reward": float(ratio(np.nansum(means[units]), (~np.isnan(means[units])).sum())),
-                "jaccard": jaccard(some),
-                "exactly_one": float(ratio((some.sum(axis=0) == 1).sum(), len(units))),
+                "jaccard": jaccard(bucket),
+                "exactly_one": float(ratio((bucket.sum(axis=0) == 1).sum(), len(units))),
             }
         )
     return rows[::-1]
@@ -160,9 +161,9 @@ def _buckets(rollouts: Rollouts, solved: Bools) -> list[Bucket]:
 def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) -> Floats:
     """Return G_n(x) = (1 - p_n)^K (1 - prod over peers of (1 - p_m)^K) of every unit, shape (P,).
 
-    From counts: the learner's failures (below `failure`; with `gate: any`, that not all K are none), the peers'
-    successes (above `success`). Products of estimates over independent rollouts: unbiased while K is at most the number
-    of rollouts of each model, and at just that number the gate observed. An unscorable rollout is neither."""
+    Estimated from counts of the learner's failures (below `failure`; with `gate: any`, P(at least one of K)) and of the
+    peers' successes (above `success`). A product of estimates over independent rollouts: unbiased for K up to each
+    model's number of rollouts; at that number, the observed gate. An unscorable rollout counts as neither."""
     rule = thresholds.of(rollouts.policies[learner])
     rewards, counts = rollouts.rewards_M_P_G, rollouts.present_M_P_G.sum(axis=2)
     failures = (rewards[learner] < rule.failure).sum(axis=1)
@@ -178,11 +179,11 @@ def gate_rate(rollouts: Rollouts, thresholds: Thresholds, learner: int, k: int) 
 
 
 def observed_gate(rollouts: Rollouts, thresholds: Thresholds, learner: int) -> Bools:
-    """Return SGT's gate over these rollouts, shape (P,): all own (or any) below `failure`, some peer's
-    above `success`."""
+    """Return SGT's gate on these rollouts, shape (P,): all (or any) of the learner's rewards below `failure`, and some
+    peer reward above `success`."""
     rule = thresholds.of(rollouts.policies[learner])
-    own, present = rollouts.rewards_M_P_G[learner], rollouts.present_M_P_G[learner]
-    failed = ((own < rule.failure) | ~present).all(axis=1) if rule.gate == "all" else (own < rule.failure).any(axis=1)
+    low = rollouts.rewards_M_P_G[learner] < rule.failure
+    failed = (low | ~rollouts.present_M_P_G[learner]).all(axis=1) if rule.gate == "all" else low.any(axis=1)
     gate: Bools = failed & (rollouts.peer_rewards(learner) > rule.success).any(axis=1)
     return gate
 
@@ -199,17 +200,17 @@ def _gate(rollouts: Rollouts, thresholds: Thresholds, gates: Sequence[int], seed
     means = stacked.mean(axis=0).tolist()
     rows: list[GateRow] = []
     for m, name in enumerate(rollouts.policies):
-        first = m * (1 + len(gates))  # its columns: the gate observed, then one per K
-        at: list[GateAt] = []
+        first = m * (1 + len(gates))  # a learner's columns: the observed gate, then one per K
+        gates_at: list[GateAt] = []
         for column, k in enumerate(gates, first + 1):
             rate, rate_ci = means[column], list(bounds[column])
-            at.append({"k": k, "rate": rate, "rate_ci": rate_ci, "extrapolated": k > smallest})
-        rows.append({"learner": name, "observed": means[first], "observed_ci": list(bounds[first]), "at": at})
+            gates_at.append({"k": k, "rate": rate, "rate_ci": rate_ci, "extrapolated": k > smallest})
+        rows.append({"learner": name, "observed": means[first], "observed_ci": list(bounds[first]), "at": gates_at})
     return rows
 
 
 def _graded(rollouts: Rollouts) -> float:
-    """Return the fraction of units whose pooled rewards are not all equal: where value sharing can change an
+    """Return the fraction of units whose pooled rewards are not all equal, i.e. where value sharing can change an
     advantage."""
     rewards = rollouts.rewards_M_P_G
     scored = ~np.isnan(rewards)
@@ -219,14 +220,14 @@ def _graded(rollouts: Rollouts) -> float:
 
 
 def better_rate(rollouts: Rollouts) -> dict[str, float]:
-    """Return by learner the share of units on which some peer's best reward exceeds the learner's: where SGT's
-    `gate: relative` opens."""
+    """Return, by learner, the fraction of units on which the peers' best reward exceeds the learner's best, i.e. where
+    SGT's `gate: relative` opens."""
     rates = {}
     for m, name in enumerate(rollouts.policies):
-        own, peers = rollouts.rewards_M_P_G[m], rollouts.peer_rewards(m)
-        best = np.where(np.isnan(own), -np.inf, own).max(axis=1)
-        others = np.where(np.isnan(peers), -np.inf, peers).max(axis=1)
-        rates[name] = float((np.isfinite(best) & (others > best)).mean())
+        rewards, peer_rewards = rollouts.rewards_M_P_G[m], rollouts.peer_rewards(m)
+        best = np.where(np.isnan(rewards), -np.inf, rewards).max(axis=1)
+        peer_best = np.where(np.isnan(peer_rewards), -np.inf, peer_rewards).max(axis=1)
+        rates[name] = float((np.isfinite(best) & (peer_best > best)).mean())
     return rates
 
 
@@ -235,9 +236,9 @@ def _recommended(
 ) -> Recommendation:
     """Return a regime, or none, with its reason and its predicted cost. `solved_at_all`: by any rollout, shape (M, P).
 
-    What decides: SGT's gate rate; where rewards are graded, how often a peer does better. Pooling whole batches (prp,
-    hacpo, swarm) and sharing rewards alone (xgrpo) were not shown to help where SGT's gate stays shut, and some of
-    their forms were shown to do harm (docs/study.md), so that they are not recommended from these figures.
+    Criteria: SGT's gate rate and, with graded rewards, how often a peer does better. Pooling whole batches (prp, hacpo,
+    swarm) and sharing only rewards (xgrpo) were not shown to help where SGT's gate stays closed, and some variants were
+    shown to harm (docs/study.md); these figures are no basis to recommend them.
     """
     prompts, group = len(rollouts.prompt_ids), max(_samples(rollouts).values())
     rates = ", ".join(f"{row['learner']} {row['observed']:.1%}" for row in gate)
@@ -245,9 +246,9 @@ def _recommended(
     rewards = rollouts.rewards_M_P_G[~np.isnan(rollouts.rewards_M_P_G)]
     graded = len(np.unique(rewards)) > 2
 
-    def advice(choice: str, text: str, opens: Sequence[float] = (), **settings: Any) -> Recommendation:
-        extra = float(np.mean(opens)) / group if opens else 0.0
-        cost = f"; at most {extra:.1%} more rows in the loss than GRPO has" if opens else ""
+    def advice(choice: str, text: str, open_rates: Sequence[float] = (), **settings: Any) -> Recommendation:
+        extra = float(np.mean(open_rates)) / group if open_rates else 0.0
+        cost = f"; at most {extra:.1%} more rows in the loss than under GRPO" if open_rates else ""
         return {
             "recommended": choice,
             "recommendation": f"{choice}{_assignments(settings)}: {text}{cost}",
@@ -261,19 +262,19 @@ def _recommended(
         return advice("none", f"every model solves all {prompts} prompts; choose harder ones")
     if best["observed"] >= SPARSE and best["observed_ci"][0] > 0:
         text = f"its gate would open on {rates} of the prompts, where the learner fails and a peer does not"
-        if shut := [row["learner"] for row in gate if row["observed"] < SPARSE]:
-            text += f"; help goes one way: for {' and '.join(shut)} it would hardly open"
+        if closed := [row["learner"] for row in gate if row["observed"] < SPARSE]:
+            text += f"; help is one-way: for {' and '.join(closed)} it would rarely open"
         return advice(at_level("outcome").name, text, [row["observed"] for row in gate])
     if graded and max(better.values()) >= SPARSE:
-        found = ", ".join(f"{name} {rate:.1%}" for name, rate in better.items())
-        text = f"no learner fails where a peer succeeds ({rates}), but a peer's best reward is above its own on {found}"
+        peer_rates = ", ".join(f"{name} {rate:.1%}" for name, rate in better.items())
+        text = f"no learner fails where a peer succeeds ({rates}), but a peer's best reward is higher on {peer_rates}"
         return advice(at_level("outcome").name, text, list(better.values()), gate="relative")
     if best["observed"] >= SPARSE:
-        text = f"SGT's gate opened on {rates} of {prompts} prompts, too few to tell from chance; give more (--prompts)"
+        text = f"SGT's gate opened on {rates} of {prompts} prompts, too few to tell from chance; use more (--prompts)"
         return advice("none", text)
-    return advice("none", f"SGT's gate would hardly open ({rates}); these models solve the same prompts")
+    return advice("none", f"SGT's gate would rarely open ({rates}); these models solve the same prompts")
 
 
 def _assignments(settings: Mapping[str, Any]) -> str:
-    """Return settings as the command line takes them."""
+    """Return settings as command-line flags."""
     return "".join(f" --set regime.{key}={value}" for key, value in settings.items())

@@ -1,4 +1,4 @@
-"""Cost: what each regime adds to a round, in response tokens.
+"""Cost of each regime: the response tokens that it adds to a round.
 
 Source: paper, Appendix "Compute overhead under a fixed rollout budget", Table "Extra compute on the same rollout
 batch"."""
@@ -22,9 +22,9 @@ from mutualrl.regimes.sgt import Candidate, Fitted, draw_candidate
 
 
 def tokens_M_P_G(rollouts: Rollouts) -> Ints:
-    """Return tokens of every response in its own model's vocabulary; 0 where there is none.
+    """Return each response's token count under its own model's tokenizer; 0 where there is no rollout.
 
-    Raises UsageError when they are not recorded.
+    Raises UsageError when the counts are not recorded.
     """
     rows = rollouts.rows_M_P_G
     counts = np.full(len(rollouts.table), -1, dtype=np.int64)
@@ -36,36 +36,38 @@ def tokens_M_P_G(rollouts: Rollouts) -> Ints:
     counts = np.where(rows >= 0, counts[rows], 0)
     if (counts < 0).any():
         raise UsageError(
-            f"{rollouts.origin}: the lengths of responses are not recorded; rollouts need 'tokens' or 'token_ids' (a "
-            "run of regime prp, or with --exchange full, has them), or sample again with --pool"
+            f"{rollouts.origin}: response lengths are not recorded; rollouts need 'tokens' or 'token_ids' (recorded by "
+            "regime prp and by --exchange full), or sample again with --pool"
         )
     tokens: Ints = counts.astype(np.int64)
     return tokens
 
 
 def cost(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> Cost:
-    """`{"policies", "prompts", "rollout_tokens", "rows": [{"regime", "extra_tokens", "ratio"}], "learners",
+    """Return `{"policies", "prompts", "rollout_tokens", "rows": [{"regime", "extra_tokens", "ratio"}], "learners",
     "sequences", "bound"}`.
 
-    ratio: extra response tokens over the rollout tokens of the learners (of all, for `rows`). PRP: every peer's
-    rollouts, (M - 1) rollouts per learner, in the peers' tokens. SGT: the drawn teachers, in the learner's tokens where
+    ratio: extra response tokens over the learner's rollout tokens (in `rows`: over all learners'). PRP: all peers'
+    rollouts, (M - 1) rollouts per learner, in the peers' tokens. SGT: the drawn teachers, in the learner's tokens if
     its tokenizer is known, else in the peer's. sequences: teachers over all rollouts, at most bound = (M - 1) / (M N),
-    N rollouts per prompt and model."""
+    with N rollouts per prompt and model."""
     lengths = tokens_M_P_G(rollouts)
-    of_policy = lengths.sum(axis=(1, 2))
-    total = int(of_policy.sum())
-    known = counted_by_learner(rollouts, pool)
-    successes = list_successes(rollouts, thresholds, pool) if known else {}
-    texts = {(s.policy, s.unit, s.place): (s.text, s.ended) for of in successes.values() for s in of} if known else None
+    policy_tokens = lengths.sum(axis=(1, 2))
+    total = int(policy_tokens.sum())
+    texts: dict[tuple[int, int, int], tuple[str, bool]] | None = None
+    if counted_by_learner(rollouts, pool):
+        texts = {}
+        for successes in list_successes(rollouts, thresholds, pool).values():
+            texts |= {(s.policy, s.unit, s.place): (s.text, s.ended) for s in successes}
     teachers = [_teachers(rollouts, thresholds, pool, lengths, m, seed, texts) for m in range(len(rollouts.policies))]
     learners: list[dict[str, Any]] = [
         {
             "learner": name,
-            "rollout_tokens": int(of_policy[m]),
+            "rollout_tokens": int(policy_tokens[m]),
             "teachers": len(teachers[m]),
-            VALUE: _extra(0, of_policy[m]),
-            OUTCOME: _extra(sum(teachers[m]), of_policy[m]),
-            DATA: _extra(total - int(of_policy[m]), of_policy[m]),
+            VALUE: _extra(0, policy_tokens[m]),
+            OUTCOME: _extra(sum(teachers[m]), policy_tokens[m]),
+            DATA: _extra(total - int(policy_tokens[m]), policy_tokens[m]),
         }
         for m, name in enumerate(rollouts.policies)
     ]
@@ -83,17 +85,17 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int)
         "learners": learners,
         "sequences": sum(map(len, teachers)) / int(rollouts.present_M_P_G.sum()),
         "bound": (models - 1) / (models * smallest),
-        "teacher_tokens": "the learner's" if known else "the peer's",
+        "teacher_tokens": "the peer's" if texts is None else "the learner's",
     }
 
 
 def counted_by_learner(rollouts: Rollouts, pool: ModelPool) -> bool:
-    """Return whether teachers can be counted in the learner's tokens: its model is known, and so are the texts."""
+    """Return whether teachers can be counted in the learner's tokens: all models and the texts are known."""
     return not pool.missing() and rollouts.has_texts
 
 
-def _extra(tokens: int, of: int) -> Extra:
-    return {"extra_tokens": int(tokens), "ratio": float(tokens / of) if of else float("nan")}
+def _extra(tokens: int, base: int) -> Extra:
+    return {"extra_tokens": int(tokens), "ratio": float(tokens / base) if base else float("nan")}
 
 
 def _teachers(
@@ -105,8 +107,8 @@ def _teachers(
     seed: int,
     texts: Mapping[tuple[int, int, int], tuple[str, bool]] | None,
 ) -> list[int]:
-    """Return tokens of the teacher that SGT would draw on each gated prompt; of its text under the learner, else
-    (`texts` is None) as the peer sampled it."""
+    """Return the token counts of the teachers that SGT would draw on the gated prompts: under the learner's tokenizer,
+    or as sampled by the peer if `texts` is None."""
     name = rollouts.policies[learner]
     rule = thresholds.of(name)
     teachers = []

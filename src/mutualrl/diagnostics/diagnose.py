@@ -26,15 +26,14 @@ Result = Complementarity | ValueCheck | Activation | Channels | Cost
 def diagnose(
     which: str, request: DiagnosticRequest, console: Console, *, success: str = "first", gates: str | None = None
 ) -> dict[str, Any]:
-    """Return the result of a diagnostic as plain values; figures that are not defined are null. See each
-    diagnostic's module.
+    """Return the result of a diagnostic as plain values; undefined figures are null. See each diagnostic's module.
 
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """
     bars = ProgressBars(console)
     with bars.progress:
         rollouts, pool = load_rollouts(request, bars)
-        results = _computed(which, request, rollouts, pool, success, gates)
+        results = _compute(which, request, rollouts, pool, success, gates)
     results["rounds"] = len(np.unique(rollouts.rounds))
     results["origin"] = rollouts.origin
     results["left_out_prompts"] = rollouts.left_out
@@ -44,7 +43,7 @@ def diagnose(
     return plain
 
 
-def _computed(
+def _compute(
     which: str, request: DiagnosticRequest, rollouts: Rollouts, pool: ModelPool, success: str, gates: str | None
 ) -> Result:
     thresholds, seed = request.thresholds, request.seed
@@ -62,13 +61,13 @@ def _computed(
     try:
         pool.require("the teachers' NLL")
         result["nll"] = teacher_nll(rollouts, thresholds, pool, seed)
-    except (UsageError, DataError) as error:  # the profile stands without it; the table says why it is missing
+    except (UsageError, DataError) as error:  # optional: the table reports why it is missing
         result["nll_needs"] = str(error)
     return result
 
 
 def _plain(value: Any) -> Any:
-    """Replace NaN, which JSON lacks: what is not defined is null."""
+    """Replace NaN, which JSON lacks, with null."""
     if isinstance(value, float):
         return None if math.isnan(value) else value
     if isinstance(value, dict):
