@@ -293,7 +293,7 @@ def test_a_rollouts_file_that_does_not_fit_is_named(
         (("complementarity", "--pool", "one.yaml"), "a pool of two or more is needed"),
         (("complementarity", "--pool", "tiny", "--save", "r.jsonl"), "expected a name that ends in .parquet"),
         (("complementarity", "--pool", "tiny", "--save", "text.parquet"), "the file already exists"),
-        (("complementarity", "--pool", "tiny", "--temperature", "0", "--samples", "2"), "2 times the same"),
+        (("complementarity", "--pool", "tiny", "--temperature", "0", "--samples", "2"), "rollouts would be identical"),
     ],
 )
 def test_a_wrong_request_is_one_clear_error(
@@ -426,7 +426,7 @@ def test_without_a_terminal_progress_is_a_line_per_quarter(capsys: pytest.Captur
         advance(5)
     words = capsys.readouterr().err.splitlines()
     assert [line.partition("sampling ada: ")[2] for line in words] == [
-        "begins, 40 to do",
+        "started, 40 to do",
         "10 of 40",
         "20 of 40",
         "30 of 40",

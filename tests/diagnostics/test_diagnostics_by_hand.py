@@ -109,7 +109,7 @@ def test_a_success_that_is_no_first_rollout_counts_for_the_recommendation() -> N
     assert (result["pool"]["any"], result["recommended"]) == (0, "sgt")
     assert "help is one-way: for b it would rarely open" in result["recommendation"]
     both = {"a": {f"p{i}": [i % 2, i % 2] for i in range(8)}, "b": {f"p{i}": [1 - i % 2] * 2 for i in range(8)}}
-    assert "one way" not in complementarity(of(both), PAPER, "first", [2], seed=0)["recommendation"]
+    assert "one-way" not in complementarity(of(both), PAPER, "first", [2], seed=0)["recommendation"]
 
 
 def test_models_that_solve_the_same_prompts_share_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The request of a diagnostic: where its rollouts come from, checked before any model is loaded."""
+"""Request of a diagnostic: the source of its rollouts, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = 256  # the paper's batch (Section "SGT diagnostics")
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticFlags:
-    """Command's flags as they were typed; None and empty mean not given."""
+    """Command-line flags as typed; None or empty: not given."""
 
     run: Path | None = None
     rollouts: tuple[Path, ...] = ()
@@ -55,7 +55,7 @@ class DiagnosticFlags:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Rollouts that are still to be sampled: a pool's, on prompts of a task."""
+    """Rollouts to sample: a pool on the prompts of a task."""
 
     recipe: Recipe
     prompts: tuple[Prompt, ...]
@@ -68,7 +68,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Rollouts of a run: its directory, and the rounds that are looked at."""
+    """Rollouts of a run: its directory, its recipe, and the requested rounds (None: all)."""
 
     run: RunDirectory
     recipe: Recipe
@@ -93,19 +93,19 @@ class DiagnosticRequest:
     @classmethod
     def of(cls, flags: DiagnosticFlags) -> DiagnosticRequest:
         """Check the flags. Raises UsageError, RecipeError or DataError with what was expected."""
-        given = {"--run": flags.run, "--rollouts": flags.rollouts, "--pool": flags.pool}
-        named = [flag for flag, value in given.items() if value]
-        if len(named) > 1:
-            raise UsageError(f"{' and '.join(named)}: name one source of rollouts")
-        _refuse_idle(flags, named[0] if named else "--pool")
-        extra = _named_models(flags)
+        source_flags = {"--run": flags.run, "--rollouts": flags.rollouts, "--pool": flags.pool}
+        sources = [flag for flag, value in source_flags.items() if value]
+        if len(sources) > 1:
+            raise UsageError(f"{' and '.join(sources)}: name one source of rollouts")
+        _reject_unused(flags, sources[0] if sources else "--pool")
+        named_models = _named_models(flags)
         if flags.rollouts:
             origin = ", ".join(path.name for path in flags.rollouts)
             rules, seed = _thresholds(flags, None), flags.seed or 0
-            return cls(None, None, flags.rollouts, extra, {}, rules, Scales(), seed, origin, flags)
+            return cls(None, None, flags.rollouts, named_models, {}, rules, Scales(), seed, origin, flags)
         if flags.run is not None:
             recorded = _recorded(flags)
-            ends = {**_run_models(recorded, flags.trust_remote_code), **extra}
+            ends = {**_run_models(recorded, flags.trust_remote_code), **named_models}
             recipe, origin = recorded.recipe, str(flags.run)
         else:
             recorded = None
@@ -115,7 +115,7 @@ class DiagnosticRequest:
                     f"pool {recipe.pool!r} has one policy ({recipe.policies[0].name!r}); a pool of two or more is "
                     "needed"
                 )
-            ends = {**_pool_models(recipe, flags.trust_remote_code), **extra}
+            ends = {**_pool_models(recipe, flags.trust_remote_code), **named_models}
             origin = f"pool {recipe.pool}"
         require_one_turn(recipe.task.environment, recipe.task.tools, "a diagnostic")
         templates = {p.name: recipe.trainer_settings(p.name).get("chat_template_kwargs") or {} for p in recipe.policies}
@@ -146,50 +146,51 @@ _SAMPLING = {
 }
 
 
-def _refuse_idle(flags: DiagnosticFlags, source: str) -> None:
-    """Raise UsageError for a flag that the source of the rollouts does not read."""
-    if source != "--pool" and (idle := [flag for flag, name in _SAMPLING.items() if getattr(flags, name) is not None]):
-        raise UsageError(f"{', '.join(idle)}: no effect with {source}, whose rollouts are there already; use --pool")
+def _reject_unused(flags: DiagnosticFlags, source: str) -> None:
+    """Raise UsageError for a flag that the source of the rollouts does not use."""
+    unused = [flag for flag, name in _SAMPLING.items() if getattr(flags, name) is not None]
+    if source != "--pool" and unused:
+        raise UsageError(f"{', '.join(unused)}: no effect with {source}, whose rollouts already exist; use --pool")
     if source != "--run" and flags.rounds is not None:
         raise UsageError("--rounds: only a run has rounds; add --run DIR")
 
 
 def _thresholds(flags: DiagnosticFlags, recipe: Recipe | None) -> Thresholds:
-    """Return what counts as success and failure: the flags', else those of a run under SGT, else the paper's."""
-    own: dict[str, Thresholds] = {}
+    """Return the success and failure thresholds: the flags', else those of a run under SGT, else the paper's."""
+    by_policy: dict[str, Thresholds] = {}
     if recipe is not None and at_level("outcome").name in parts_of(recipe.regime_name):
-        own = {p.name: _sgt(recipe, p.name) for p in recipe.policies}
+        by_policy = {p.name: _sgt_thresholds(recipe, p.name) for p in recipe.policies}
     for flag, value in (("--success-above", flags.success_above), ("--failure-below", flags.failure_below)):
         if value is not None and not isfinite(value):
             raise UsageError(f"{flag} {value}: expected a finite number")
 
-    def asked(rule: Thresholds) -> Thresholds:
+    def with_flags(rule: Thresholds) -> Thresholds:
         success = rule.success if flags.success_above is None else flags.success_above
         return replace(
             rule, success=success, failure=rule.failure if flags.failure_below is None else flags.failure_below
         )
 
-    own = {name: asked(rule) for name, rule in own.items()}
-    first = next(iter(own.values()), asked(Thresholds()))
-    for rule in (first, *own.values()):
+    by_policy = {name: with_flags(rule) for name, rule in by_policy.items()}
+    first = next(iter(by_policy.values()), with_flags(Thresholds()))
+    for rule in (first, *by_policy.values()):
         if rule.failure > rule.success:
             raise UsageError(f"--failure-below {rule.failure:g} must not exceed --success-above {rule.success:g}")
-    return replace(first, own=own)
+    return replace(first, own=by_policy)
 
 
-def _sgt(recipe: Recipe, policy: str) -> Thresholds:
+def _sgt_thresholds(recipe: Recipe, policy: str) -> Thresholds:
     settings = _part_settings(recipe, policy, at_level("outcome").name)
     assert isinstance(settings, SGTSettings)
     gate: Literal["all", "any"] = "any" if settings.gate == "any" else "all"
     pick: Literal["uniform", "shortest", "first"] = "uniform" if settings.pick == "fit" else settings.pick
-    for key, found, used in (("gate", settings.gate, gate), ("pick", settings.pick, pick)):
-        if found != used:
-            notify(f"policy {policy!r} trained with regime.{key}: {found}; the diagnostics count with {used}")
+    for key, configured, used in (("gate", settings.gate, gate), ("pick", settings.pick, pick)):
+        if configured != used:
+            notify(f"policy {policy!r} trained with regime.{key}: {configured}; the diagnostics use {used}")
     return Thresholds(settings.success_above, settings.failure_below, gate, pick)
 
 
 def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
-    """Return what a policy's local and pooled advantages are divided by."""
+    """Return the divisors of a policy's local and pooled advantages."""
     local = str(recipe.trainer_settings(policy).get("scale_rewards", "group"))
     local = {"True": "group", "False": "none"}.get(local, local)
     value = at_level("value").name
@@ -199,7 +200,7 @@ def _scale(recipe: Recipe, policy: str) -> tuple[str, str]:
 
 
 def _part_settings(recipe: Recipe, policy: str, name: str) -> RegimeSettings:
-    """Return the settings of a regime that a run has alone or among several."""
+    """Return the settings of a regime that a run uses, alone or combined with others."""
     settings = recipe.regime_settings(policy)
     part: RegimeSettings = settings if recipe.regime_name == name else getattr(settings, name)
     return part
@@ -266,7 +267,9 @@ def _sampled(recipe: Recipe, flags: DiagnosticFlags) -> Sampled:
     temperature = 1.0 if flags.temperature is None else flags.temperature
     samples = flags.samples or (int(recipe.trainer.get("num_generations", 8)) if temperature else 1)
     if temperature == 0 and samples > 1:
-        raise UsageError(f"--samples {samples} at --temperature 0 are {samples} times the same; expected more than 0")
+        raise UsageError(
+            f"--samples {samples} at --temperature 0: the rollouts would be identical; expected a temperature above 0"
+        )
     save = None if flags.save is None else user_path(flags.save)
     if save is not None:
         _check_save(save, flags.save)
@@ -281,17 +284,17 @@ def _sampled(recipe: Recipe, flags: DiagnosticFlags) -> Sampled:
     )
 
 
-def _check_save(path: Path, given: Path | None) -> None:
+def _check_save(path: Path, flag: Path | None) -> None:
     if path.suffix != ".parquet":
-        raise UsageError(f"--save {given}: expected a name that ends in .parquet")
+        raise UsageError(f"--save {flag}: expected a name that ends in .parquet")
     if path.exists():
-        raise UsageError(f"--save {given}: the file already exists; name another, or remove it")
+        raise UsageError(f"--save {flag}: the file already exists; name another, or remove it")
     if not path.parent.is_dir():
-        raise UsageError(f"--save {given}: there is no directory {path.parent}")
+        raise UsageError(f"--save {flag}: there is no directory {path.parent}")
 
 
 def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
-    """Return the K at which a gate rate is computed: `--k 1,4,8`, or powers of two up to the number of rollouts.
+    """Return the values of K for the gate rates: `--k 1,4,8`, or powers of two up to the number of rollouts.
 
     Raises UsageError.
     """
@@ -300,5 +303,5 @@ def gate_sizes(text: str | None, samples: Sequence[int]) -> list[int]:
         return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch("[1-9][0-9]{0,3}", part) for part in parts):
-        raise UsageError(f"--k {text}: expected numbers of rollouts with commas between, such as 4,8,16")
+        raise UsageError(f"--k {text}: expected numbers of rollouts separated by commas, such as 4,8,16")
     return sorted({int(part) for part in parts})

@@ -21,37 +21,37 @@ from mutualrl.diagnostics.results import (
 MOST_TASKS = 12
 
 
-def _about(result: Header) -> str:
-    left = f"; {result['left_out_prompts']} prompts left out" if result["left_out_prompts"] else ""
+def _scope(result: Header) -> str:
+    left_out = f"; {result['left_out_prompts']} prompts left out" if result["left_out_prompts"] else ""
     rounds = f" in {result['rounds']} rounds" if result["rounds"] > 1 else ""
-    return f"{name(result['origin'])}, {result['prompts']} prompts{rounds}{left}"
+    return f"{name(result['origin'])}, {result['prompts']} prompts{rounds}{left_out}"
 
 
-def _with(value: float | None, interval: Sequence[float | None]) -> str:
+def _with_interval(value: float | None, interval: Sequence[float | None]) -> str:
     low, high = interval
     return f"{number(value)} [{number(low, 2)}, {number(high, 2)}]"
 
 
-MOST_PAIRS = 400  # of models, in a table: 20 of them
+MOST_PAIRS = 400  # rows of the table, enough for 20 models
 
 
 def complementarity(result: Complementarity) -> str:
-    """Return pairs, pool, buckets, gate rates, and the recommendation."""
+    """Return the tables of pairs, pool, buckets and gate rates, and the recommendation."""
     rows = []
     pairs = [columns_of(row) for row in result["pairs"]]
     left_out = ""
     if len(pairs) > MOST_PAIRS:
-        left_out = f"; the {MOST_PAIRS} of {len(pairs):,} pairs with the most rescues, all of them with --json"
+        left_out = f"; the {MOST_PAIRS} of {len(pairs):,} pairs with the most rescues; --json has all"
         pairs = sorted(pairs, key=lambda row: -(row["rescue"] or 0.0))[:MOST_PAIRS]
     for row in pairs:
         cells = [name(row["learner"]), name(row["peer"])]
         for key in ("learner_success", "peer_success", "jaccard", "rescue"):
-            cells.append(_with(row[key], row[f"{key}_ci"]))
+            cells.append(_with_interval(row[key], row[f"{key}_ci"]))
         rows.append(cells)
-    which = {"first": "the first rollout", "any": "any rollout"}[result["success"]]
+    criterion = {"first": "the first rollout", "any": "any rollout"}[result["success"]]
     parts = [
         table(
-            f"Prompt-level complementarity ({_about(result)}; success: {which}{left_out}) [95 % bootstrap]",
+            f"Prompt-level complementarity ({_scope(result)}; success: {criterion}{left_out}) [95 % bootstrap]",
             ["learner", "peer", "learner succ.", "peer succ.", "Jaccard", "peer rescues fail"],
             rows,
         )
@@ -62,7 +62,7 @@ def complementarity(result: Complementarity) -> str:
         table(
             "Pool-level success",
             ["models", "mean single-model", "any model", "all models", "exactly one", "Jaccard of the pool"],
-            [[str(len(result["policies"])), *(_with(pool[key], pool[f"{key}_ci"]) for key in keys)]],
+            [[str(len(result["policies"])), *(_with_interval(pool[key], pool[f"{key}_ci"]) for key in keys)]],
         )
     )
     rows = []
@@ -74,12 +74,12 @@ def complementarity(result: Complementarity) -> str:
     k_values = [at["k"] for at in result["gate"][0]["at"]]
     stars = {at["k"]: "*" if at["extrapolated"] else "" for at in result["gate"][0]["at"]}
     text = table(
-        "SGT's gate: share of prompts that open it, G_n(x), with K rollouts per model",
+        "SGT's gate: fraction of prompts that open it, G_n(x), with K rollouts per model",
         ["learner", "in these rollouts", *(f"K = {k}{stars[k]}" for k in k_values)],
         [_gate_cells(gate) for gate in result["gate"]],
     )
     if any(stars.values()):
-        text += "\n\n\\* more than was sampled: (1 - c/n)^K, which counts a prompt without a success as hopeless"
+        text += "\n\n\\* more than were sampled: (1 - c/n)^K, which counts a prompt without a success as unsolvable"
     parts.append(text)
     parts.append(f"Recommendation: {clean_sentence(result['recommendation'])}")
     return "\n\n".join(parts)
@@ -87,25 +87,25 @@ def complementarity(result: Complementarity) -> str:
 
 def _gate_cells(gate: GateRow) -> list[str]:
     rates = [number(at["rate"]) for at in gate["at"]]
-    return [name(gate["learner"]), _with(gate["observed"], gate["observed_ci"]), *rates]
+    return [name(gate["learner"]), _with_interval(gate["observed"], gate["observed_ci"]), *rates]
 
 
 def clean_sentence(text: str) -> str:
-    """Return a sentence with names of the user's in it, cleaned."""
+    """Return a sentence with user-supplied names, cleaned for display."""
     from mutualrl.console.display import clean
 
     return clean(text, 1000).replace("\n", " ")
 
 
 def xgrpo_check(result: ValueCheck) -> str:
-    """Return the table of true against shuffled pool."""
+    """Return the table of the true against the shuffled pool."""
     keys = ("correlation", "sign_flips", "sign_changes", "advantage_change", "signed_change")
     head = [
         "learner",
         "pool",
         "corr. peer spread ↔ adv. change",
         "adv. sign-flip rate",
-        "the same, from and to 0 too",
+        "adv. sign-change rate, 0 counted",
         "mean abs. adv. change",
         "mean signed change",
     ]
@@ -114,18 +114,18 @@ def xgrpo_check(result: ValueCheck) -> str:
     for learner, row in [*lines, ("mean", columns_of(result["mean"]))]:
         for pool in ("true", "shuffled"):
             rows.append([name(learner), pool, *(number(row[pool][key]) for key in keys)])
-    return table(f"Pooled normalization vs. shuffled pool ({_about(result)}; scale: {result['scale']})", head, rows)
+    return table(f"Pooled normalization vs. shuffled pool ({_scope(result)}; scale: {result['scale']})", head, rows)
 
 
 def sgt_check(result: Activation) -> str:
-    """Return activation profile, by task where there are several, and the teachers' NLL."""
+    """Return the activation profile, also by task if there are several, and the teachers' NLL."""
     prompts = result["prompts"]
     rows = []
     for row in result["rows"]:
         gated, failed = f"{row['gated']}/{prompts}", f"{result['all_fail']}/{prompts}"
         rows.append([name(row["learner"]), gated, _fraction(row["on"]), _fraction(row["off"]), failed])
     head = ["learner", "SGT prompts", "succ./all (gate on)", "succ./all (gate off)", "all-fail prompts"]
-    parts = [table(f"SGT activation profile ({_about(result)})", head, rows)]
+    parts = [table(f"SGT activation profile ({_scope(result)})", head, rows)]
     tasks = list(result["rows"][0]["by_task"])
     if 1 < len(tasks) <= MOST_TASKS:
         cells = []
@@ -143,7 +143,7 @@ def sgt_check(result: Activation) -> str:
             str(row["lessons"]),
             number(row["matched"]),
             number(row["mismatched"]),
-            _with(row["difference"], row["difference_ci"]),
+            _with_interval(row["difference"], row["difference_ci"]),
             number(row["own"]),
         ]
         for row in nll["rows"]
@@ -160,21 +160,22 @@ def _fraction(rates: SuccessRate) -> str:
 
 
 def channels(result: Channels) -> str:
-    """Return the six rows, over all learners and for each."""
+    """Return the six rows, over all learners and per learner, and the importance ratios."""
     learners = [name(row["learner"]) for row in result["learners"]]
     head = ["usable regimes on a prompt", "all learners (%)", *(f"{learner} (%)" for learner in learners)]
-    own: list[dict[str, float]] = []
+    learner_shares: list[dict[str, float]] = []
     for learner in result["learners"]:
-        own.append({row["usable"]: row["share"] for row in learner["rows"]})
+        learner_shares.append({row["usable"]: row["share"] for row in learner["rows"]})
     rows = []
     for row in result["rows"]:
-        rates = [row["share"], *(each.get(row["usable"], 0.0) for each in own)]
-        rows.append([row["usable"], *(f"{100 * share:.2f}" for share in rates)])
-    left = {reason: count for reason, count in result["left_out"].items() if count}
-    note = "" if not left else f"\n\nPeer responses without a ratio: {', '.join(f'{r} {c}' for r, c in left.items())}"
+        shares = [row["share"], *(by_name.get(row["usable"], 0.0) for by_name in learner_shares)]
+        rows.append([row["usable"], *(f"{100 * share:.2f}" for share in shares)])
+    note = ""
+    if left_out := [f"{reason} {count}" for reason, count in result["left_out"].items() if count]:
+        note = f"\n\nPeer responses without a ratio: {', '.join(left_out)}"
     if result["rescored"]:
         note += (
-            f"\n\n{result['rescored']} of {result['responses']} ratios have the model as it is now in the denominator: "
+            f"\n\n{result['rescored']} of {result['responses']} ratios have the current model in the denominator: "
             "no trace of the response was recorded (train with --exchange full)"
         )
     ratios = [
@@ -187,22 +188,22 @@ def channels(result: Channels) -> str:
         ]
         for row in result["ratios"]
     ]
-    parts = [table(f"Joint usability of the three regimes ({_about(result)})", head, rows) + note]
+    parts = [table(f"Joint usability of the three regimes ({_scope(result)})", head, rows) + note]
     if ratios:
         columns = ["learner", "peer", "tokens", "effective sample size", "chi-square"]
-        parts.append(table("Importance ratios of the peers' tokens, as PRP has them", columns, ratios))
+        parts.append(table("Importance ratios of the peers' tokens, as PRP computes them", columns, ratios))
     return "\n\n".join(parts)
 
 
 def cost(result: Cost) -> str:
-    """Return extra tokens by regime, over all learners and for each; the analytic bound."""
+    """Return the extra tokens by regime, over all learners and per learner, and the analytic bound."""
     rows = [
         [row["regime"].upper(), f"{row['extra_tokens']:,}", f"{number(row['ratio'])}x rollout"]
         for row in result["rows"]
     ]
     parts = [
         table(
-            f"Extra compute on the same rollouts ({_about(result)}; {result['rollout_tokens']:,} response tokens)",
+            f"Extra compute on the same rollouts ({_scope(result)}; {result['rollout_tokens']:,} response tokens)",
             ["regime", "extra response tokens", "extra cost"],
             rows,
         )
@@ -210,7 +211,7 @@ def cost(result: Cost) -> str:
     cells = []
     for row in result["learners"]:
         extra = [row[regime] for regime in (VALUE, OUTCOME, DATA)]
-        costs = [f"{each['extra_tokens']:,} ({number(each['ratio'])}x)" for each in extra]
+        costs = [f"{added['extra_tokens']:,} ({number(added['ratio'])}x)" for added in extra]
         cells.append([name(row["learner"]), f"{row['rollout_tokens']:,}", str(row["teachers"]), *costs])
     parts.append(table("By learner", ["learner", "rollout tokens", "teachers", "XGRPO", "SGT", "PRP"], cells))
     parts.append(

@@ -1,4 +1,4 @@
-"""Rollouts that a request names: sampled from a pool, read from a run's exchange, or from files."""
+"""Load the rollouts of a request: sampled from a pool, read from a run's exchange, or read from files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ProgressBars:
-    """Progress bars on the console; where it is no terminal, a line at the beginning and after each quarter."""
+    """Progress bars; without a terminal, a line at the start and after each quarter."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -41,24 +41,24 @@ class ProgressBars:
         self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def track(self, label: str, total: int) -> Any:
-        """Return a new bar; returns a callback that receives how many are done."""
+        """Add a bar; return a callback that takes the number of newly completed items."""
         if not self._console.is_terminal:
             return self._lines(label, total)
         bar = self.progress.add_task(cell(label), total=total or None)
         return lambda done: self.progress.advance(bar, done)
 
     def _lines(self, label: str, total: int) -> Any:
-        """Return a callback that prints a line when a further quarter is done."""
+        """Return a callback that prints a line after each quarter."""
         done = quarters = 0
 
-        def advance(more: int) -> None:
+        def advance(completed: int) -> None:
             nonlocal done, quarters
-            done += more
+            done += completed
             if total and 4 * done // total > quarters:
                 quarters = 4 * done // total
                 notify(f"{label}: {done} of {total}")
 
-        notify(f"{label}: begins" + (f", {total} to do" if total else ""))
+        notify(f"{label}: started" + (f", {total} to do" if total else ""))
         return advance
 
 
@@ -70,11 +70,11 @@ def load_rollouts(request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollo
     elif request.recorded is not None:
         rollouts = _from_run(request.recorded, request.origin)
     else:
-        more = ": name a second file, or one with a column 'policy' of several"
+        more = ": add a second file, or a column 'policy' with several names"
         rollouts = to_arrays(read_rollouts(request.files), request.origin, more=more)
     if unknown := sorted({text.partition("=")[0] for text in request.flags.models} - set(rollouts.policies)):
         raise UsageError(
-            f"--model {unknown[0]}=...: no such policy in the rollouts; there are {', '.join(rollouts.policies)}"
+            f"--model {unknown[0]}=...: no such policy in the rollouts; expected one of {', '.join(rollouts.policies)}"
         )
     ends = {name: end for name, end in request.ends.items() if name in rollouts.policies}
     return rollouts, ModelPool(rollouts, ends, request.templates, bars.track)
@@ -86,12 +86,12 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
     rounds = list(tables(records_of(run), run.info().run_id, policies, recorded.rounds))
-    wrote = {str(table["policy"][0]) for table in rounds if len(table)}
-    if missing := [name for name in policies if name not in wrote]:
+    writers = {str(table["policy"][0]) for table in rounds if len(table)}
+    if missing := [name for name in policies if name not in writers]:
         requested = "" if recorded.rounds is None else " in these rounds"
         raise UsageError(
-            f"the exchange of {origin} holds no records of {', '.join(missing)}{requested}; under regimes that read no "
-            "peer nothing is published: train with --exchange full, or sample the models with --pool"
+            f"the exchange of {origin} has no records of {', '.join(missing)}{requested}; regimes that read no peer "
+            "publish nothing: train with --exchange full, or sample the models with --pool"
         )
     reader = Reader(records_of(run), run.info().run_id)
     absent = missing_rounds(run, {name: reader.rounds(name) for name in policies}) if recorded.rounds is None else []
@@ -99,10 +99,10 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
         raise DataError(
             f"{origin}: {'; '.join(absent)}; restore them, or name the rounds to read (--rounds FIRST:LAST)"
         )
-    return to_arrays(pa.concat_tables(rounds), origin, _Asked(recorded))
+    return to_arrays(pa.concat_tables(rounds), origin, _TaskPrompts(recorded))
 
 
-class _Asked(dict[str, Content]):
+class _TaskPrompts(dict[str, Content]):
     """Prompts of a run's task by id, loaded on first use."""
 
     def __init__(self, recorded: Recorded) -> None:
@@ -112,9 +112,9 @@ class _Asked(dict[str, Content]):
     def get(self, key: str, default: Any = None) -> Any:
         if self._recorded is not None:
             recipe, self._recorded = self._recorded.recipe, None
-            if recipe.task.name not in TASKS:  # a run is data: what it names is not run to look at it
+            if recipe.task.name not in TASKS:  # a run is data: reading it must not run code that it names
                 raise DataError(
-                    f"the run's prompts are made by {recipe.task.name}, code that is not imported from a run; record "
+                    f"the run's prompts come from {recipe.task.name}, code that is not imported from a run; record "
                     "them with --exchange full, or sample again with --pool and --task"
                 )
             try:
@@ -126,7 +126,7 @@ class _Asked(dict[str, Content]):
 
 
 def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) -> Rollouts:
-    """Let every model answer the prompts. A prompt that leaves any of them no room is dropped for all."""
+    """Sample all models on the prompts. A prompt that leaves any of them no room for a response is dropped for all."""
     with importing():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
     from mutualrl.tiny import located
@@ -147,13 +147,13 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
     if not fitting:
         raise DataError(
             f"none of {len(sampled.prompts)} prompts leaves room for {sampled.max_new_tokens} new tokens under every "
-            f"model of the pool, and is within task.max_prompt_tokens ({sampled.recipe.task.max_prompt_tokens}); lower "
+            f"model of the pool and is within task.max_prompt_tokens ({sampled.recipe.task.max_prompt_tokens}); lower "
             "--max-new-tokens, or choose shorter prompts"
         )
     prompts = [sampled.prompts[i] for i in fitting]
     table = pa.concat_tables(
         [
-            _answers(
+            _sample_policy(
                 request, sampled, name, paths[name], tokenizers[name], prompts, [ids[name][i] for i in fitting], bars
             )
             for name in names
@@ -168,7 +168,7 @@ def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) ->
     return replace(rollouts, left_out=rollouts.left_out + len(fits) - len(fitting))
 
 
-def _answers(
+def _sample_policy(
     request: DiagnosticRequest,
     sampled: Sampled,
     name: str,

@@ -1,4 +1,4 @@
-"""Models behind rollouts: each learner's view of its peers' texts. Loaded on first use."""
+"""Models behind the rollouts, loaded on first use: each learner's tokens and log-probs of its peers' texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Template = Mapping[str, Any]
 
 
 class ModelPool:
-    """Models of a pool by policy. `templates`: arguments of each one's chat template. `track`: told what is done."""
+    """Models of a pool by policy. `templates`: chat-template arguments. `track`: makes a progress callback."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class ModelPool:
         self._ids: dict[tuple[int, str], list[int]] = {}
 
     def missing(self) -> list[str]:
-        """Return the policies whose models are not known."""
+        """Return the policies without a known model."""
         return [name for name in self.rollouts.policies if name not in self._models]
 
     def require(self, what: str) -> None:
-        """Raise UsageError, with what to type, when the model of a policy is not known."""
+        """Raise UsageError, with the flags to add, when a policy has no known model."""
         if missing := self.missing():
             flags = " ".join(f"--model {name}=PATH" for name in missing)
             raise UsageError(f"{what} needs the models of {', '.join(missing)}: add {flags}")
@@ -49,7 +49,7 @@ class ModelPool:
         return self._models[self.rollouts.policies[policy]]
 
     def context(self, policy: int) -> int:
-        """Return how many positions a policy's model has."""
+        """Return the context length of a policy's model."""
         return int(self.model(policy).engine.context)
 
     def prompt(self, policy: int, unit: int) -> list[int]:
@@ -64,13 +64,13 @@ class ModelPool:
         return self._ids[policy, prompt_id]
 
     def _content(self, unit: int) -> Content:
-        """Return the prompt as its task has it, else as it was recorded with any response to it."""
+        """Return the prompt's content from its task, else the text recorded with any response to it."""
         problem: MutualRLError | None = None
         try:
-            known = self.rollouts.contents.get(self.rollouts.prompt_ids[unit])
-            if known is not None:
-                return known
-        except MutualRLError as error:  # the run's data are gone; what it published may do
+            content = self.rollouts.contents.get(self.rollouts.prompt_ids[unit])
+            if content is not None:
+                return content
+        except MutualRLError as error:  # the run's data are missing; try its published texts
             problem = error
         if self.rollouts.has("x_text"):
             for policy in range(len(self.rollouts.policies)):
@@ -96,32 +96,31 @@ class ModelPool:
         return "" if ids else None
 
     def retokenized(self, learner: int, unit: int, text: str, ended: bool) -> Retokenized:
-        """Return a peer's text in the learner's vocabulary, with the room that its prompt leaves."""
+        """Return a peer's text retokenized for the learner, within the context that the prompt leaves."""
         room = self.context(learner) - len(self.prompt(learner, unit))
         return retokenize(text, self.model(learner).tokenizer, room, ended=ended)
 
     def to_learner_ids(self, learner: int, unit: int, text: str, ended: bool) -> tuple[int, ...] | None:
-        """Return the learner's ids of a peer's text; None when it is too long or cannot be carried."""
+        """Return the learner's ids of a peer's text; None when it is too long or unencodable."""
         retokenized = self.retokenized(learner, unit, text, ended)
         return retokenized.ids if retokenized.fits and retokenized.exact and retokenized.ids else None
 
     def logprobs(
         self, policy: int, units: Sequence[int], ids: Sequence[Sequence[int]], label: str = "scoring"
     ) -> list[Floats]:
-        """Return log-probs of responses after the policy's own prompts, nats, token by token."""
-
+        """Return log-probs of responses after the policy's own prompts, nats, per token."""
         on_batch: OnBatch = self._track(f"{self.rollouts.policies[policy]}: {label}", len(units))
         prompts = [self.prompt(policy, unit) for unit in units]
         return self.model(policy).engine.logprobs(prompts, ids, on_batch) if units else []
 
     def nll(self, policy: int, units: Sequence[int], ids: Sequence[Sequence[int]]) -> Floats:
-        """Return per-token mean negative log-likelihood of each response, shape (N,), nats."""
+        """Return the per-token mean negative log-likelihood of each response, shape (N,), nats."""
         return np.array([-values.mean() for values in self.logprobs(policy, units, ids, "NLL")], dtype=np.float64)
 
     def align(
         self, learner: int, peer: int, text: str, ids: Sequence[int], trace: Floats, target_ids: Sequence[int]
     ) -> tuple[Floats, Any]:
-        """Return a peer's trace on the learner's tokens: log-probs, 0 where there is none, and where there is one."""
+        """Return a peer's trace on the learner's tokens: log-probs (0 where uncovered), and the covered mask."""
         alignment = align_logprobs(
             text,
             ids,

@@ -1,4 +1,4 @@
-"""Passages of text that a diagnostic works on: the package's own, or a file of the user's."""
+"""Text passages of the diagnostics: the package's own, or those of a user's file."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from mutualrl.storage.files import user_path
 from mutualrl.tasks.base import read_jsonl, text_field
 from mutualrl.thl import has_cjk, word_spans
 
-#: up to here stand Latin, Greek and Cyrillic
+#: last code point of the Latin, Greek and Cyrillic blocks
 _LAST_WESTERN = "\u052f"
 
 
 def load_passages(path: Path | None) -> list[str]:
-    """Return passages of a file (JSON Lines with `text`, or plain text with empty lines between), or the package's
-    own.
+    """Return the passages of a file (JSON Lines with `text`, or plain text with blank lines between), or the package's.
 
-    Raises DataError when the file is missing, has no text, or a row does not fit.
+    Raises DataError when the file is missing, or has no text or an invalid row.
     """
     if path is None:
-        with resources.as_file(resources.files("mutualrl.diagnostics") / "default_text.jsonl") as own:
-            return [text_field(row, "text", own, number) for number, row in read_jsonl(own)]
+        with resources.as_file(resources.files("mutualrl.diagnostics") / "default_text.jsonl") as default:
+            return [text_field(row, "text", default, number) for number, row in read_jsonl(default)]
     file = user_path(path)
     if not file.is_file():
-        what = "not found"
+        problem = "not found"
         if file.is_dir():
-            what = "is a directory"
+            problem = "is a directory"
         elif file.exists():
-            what = "is a pipe or device"
-        raise DataError(f"text file {what}: {file} (expected a file of JSON Lines, or plain text; check --text)")
+            problem = "is a pipe or device"
+        raise DataError(f"text file {problem}: {file} (expected a file of JSON Lines, or plain text; check --text)")
     if file.suffix == ".jsonl":
         rows = [text_field(row, "text", file, number) for number, row in read_jsonl(file) if not _blank(row)]
         if not rows:
@@ -49,7 +48,7 @@ def load_passages(path: Path | None) -> list[str]:
 
 
 def _blank(row: dict[str, object]) -> bool:
-    """Return whether a row is a passage: WikiText has rows of whitespace."""
+    """Return whether a row's text is only whitespace, as in WikiText."""
     return isinstance(row.get("text"), str) and not str(row["text"]).strip()
 
 
@@ -64,14 +63,14 @@ def family(text: str) -> str:
 
 
 def pick(passages: Sequence[str], count: int, seed: int) -> list[str]:
-    """Return `count` passages in random order; all of them, in their own order, when there are no more."""
+    """Return `count` passages in random order; all, in the given order, if there are no more."""
     if len(passages) <= count:
         return list(passages)
     return random.Random(seed).sample(list(passages), count)
 
 
 class Corpus:
-    """All passages as one text, from which contiguous stretches are drawn; behind its end it begins again."""
+    """All passages as one text, from which contiguous stretches are drawn; it wraps around at its end."""
 
     def __init__(self, passages: Sequence[str]) -> None:
         self.text = "".join(p if p.endswith("\n") else p + "\n" for p in passages)
@@ -80,16 +79,16 @@ class Corpus:
         self._ends = [end for _, end in spans]
 
     def stretch(self, characters: int, rng: random.Random) -> str:
-        """Return about so many characters from the start of a random word on, cut at the end of a word."""
+        """Return about `characters` characters from the start of a random word, cut at the end of a word."""
         start = rng.choice(self._starts)
-        rounds = 1 + (start + characters) // len(self.text)
-        text = (self.text * (rounds + 1))[start : start + characters + 1]
+        wraps = 1 + (start + characters) // len(self.text)
+        text = (self.text * (wraps + 1))[start : start + characters + 1]
         ends = [end for _, end in word_spans(text)]
         within = [end for end in ends if end <= characters] or ends[:1]
         return text[: within[-1]]
 
     def words(self, count: int, rng: random.Random) -> str:
-        """Return `count` consecutive words from a random place on (fewer when the text has fewer)."""
+        """Return `count` consecutive words from a random position (fewer when the text has fewer)."""
         first = rng.randrange(max(1, len(self._starts) - count))
         last = min(first + count, len(self._ends)) - 1
         return self.text[self._starts[first] : self._ends[last]]
