@@ -243,7 +243,7 @@ def test_hostile_names_pass_through_every_view(command: str, cli_here: Cli, tmp_
         ),
         ([*rows(tokens=1), {**rows()[0], "rollout": 9, "tokens": -1}], "row 25, field 'tokens': found -1"),
         ([*rows(), {**rows()[0], "rollout": 9, "token_ids": [3, -1]}], "row 25, field 'token_ids'"),
-        ([{"policy": 3, "prompt_id": "q", "reward": 1}], "row 1, field 'policy': found 3, expected a text"),
+        ([{"policy": 3, "prompt_id": "q", "reward": 1}], "row 1, field 'policy': found 3, expected a string"),
         ([*rows(), rows()[0]], "row 25: policy 'a' has rollout 0 of prompt 'p0' twice"),
         (rows(("a",)), "rollouts of one model ('a'); a pool of two or more is needed"),
         (
@@ -286,7 +286,7 @@ def test_a_rollouts_file_that_does_not_fit_is_named(
         (("complementarity", "--rollouts", "r.jsonl", "--success-above", "0.1"), "must not exceed"),
         (("complementarity", "--rollouts", "r.jsonl", "--plot", "r.jsonl"), "is a file, expected a directory"),
         (("complementarity", "--rollouts", "nowhere.jsonl"), "rollouts file not found"),
-        (("complementarity", "--rollouts", "empty"), "holds no .parquet or .jsonl file"),
+        (("complementarity", "--rollouts", "empty"), "has no .parquet or .jsonl file"),
         (("complementarity", "--rollouts", "text.parquet"), "not readable as Parquet"),
         (("complementarity", "--rollouts", "words.parquet"), "field 'reward': found a column of string"),
         (("complementarity", "--run", "empty"), "is not a run directory"),

@@ -187,7 +187,7 @@ UNSOUND = {
     "Plan(advantages=tuple(float('nan') for _ in view.rollouts))": "not finite",
     "Plan(rows=(row(view, mean='pool'),))": "mean 'pool' with loss 'nll'",
     "Plan(metrics={'x/y': 1.0})": "not in SPEC.metrics: x/y",
-    "Plan(metrics={'first': float(list(view.peers)[0] == 'bob')})": "the order of the peers changes nothing",
+    "Plan(metrics={'first': float(list(view.peers)[0] == 'bob')})": "the order of the peers does not matter",
     "{}": "plan returned dict",
     "1 / 0": "own.py, line 5: ZeroDivisionError",
     "Plan(metrics={'n': float(len(view.peers['bob'].texts([0])[0]))})": "TypeError",

@@ -1,6 +1,6 @@
-"""Run a regime against recorded rounds and report what is wrong with it, before any model is loaded.
+"""Run a regime against recorded rounds and report its errors, before any model is loaded.
 
-The rounds are made here, from the arithmetic task, the embedded tokenizers and a hash: a learner that fails on some
+The rounds are generated from the arithmetic task, the embedded tokenizers and a hash: a learner that fails on some
 prompts and succeeds on others, and two peers with other tokenizers.
 """
 
@@ -33,7 +33,7 @@ ROUNDS, PROMPTS, ROLLOUTS = 3, 8, 4
 
 
 class RecordedRound:
-    """Peer's round in memory, with the columns that were published."""
+    """Peer's round in memory, with its published columns."""
 
     def __init__(self, rollouts: Sequence[Rollout]) -> None:
         self._rollouts = rollouts
@@ -49,7 +49,7 @@ class RecordedRound:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: what it asks, whether the regime passes, and what was found."""
+    """Result of one check: its name, whether the regime passes, and the details."""
 
     check: str
     passed: bool
@@ -64,22 +64,22 @@ def load_tokenizer(name: str) -> Any:
 
 
 def recorded_rollouts(policy: str, round_index: int, tokenizer: PreTrainedTokenizerBase) -> list[Rollout]:
-    """Return a policy's rollouts of a recorded round; every field of them is there."""
+    """Return a policy's rollouts of a recorded round, with every field set."""
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts
     rollouts: list[Rollout] = []
     for prompt in prompts[round_index * PROMPTS : (round_index + 1) * PROMPTS]:
         for index in range(ROLLOUTS):
             rollouts.append(_recorded(policy, prompt, index, tokenizer))
     groups = by_prompt([r.prompt_id for r in rollouts], [r.reward for r in rollouts])
-    graded = {key: pool_advantages(rewards, rewards, scale="group") for key, rewards in groups.items()}
-    advantages = in_rows([r.prompt_id for r in rollouts], graded)
+    group_advantages = {key: pool_advantages(rewards, rewards, scale="group") for key, rewards in groups.items()}
+    advantages = in_rows([r.prompt_id for r in rollouts], group_advantages)
     return [replace(r, advantage=a) for r, a in zip(rollouts, advantages, strict=True)]
 
 
 def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: PreTrainedTokenizerBase) -> Rollout:
     draw = hashlib.sha256(f"{policy}/{prompt.id}/{index}".encode()).digest()
-    hopeless = policy == LEARNER and draw_of(prompt) < 128
-    solved = draw[0] % 3 == 0 and not hopeless
+    always_fails = policy == LEARNER and draw_of(prompt) < 128
+    solved = draw[0] % 3 == 0 and not always_fails
     text = str(prompt.solution) if solved else f" {draw[1]} \\boxed{{{draw[1]}}}"
     ended = draw[2] % 8 != 0
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] + ([tokenizer.eos_token_id] if ended else [])
@@ -91,32 +91,32 @@ def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: PreTrainedToke
 
 
 def draw_of(prompt: Prompt) -> int:
-    """Return a number from 0 to 255 that decides whether the learner is hopeless at a prompt."""
+    """Return a number from 0 to 255 that decides whether the learner always fails on a prompt."""
     return hashlib.sha256(prompt.id.encode()).digest()[0]
 
 
 def recorded_views(schema: PublishSchema) -> list[RoundView]:
-    """Return the recorded rounds as the learner sees them; the peers show what they publish and no more."""
+    """Return the recorded rounds as the learner sees them; of its peers, only the published fields."""
     tokenizers = {name: load_tokenizer(name) for name in (LEARNER, *PEERS)}
     transfer = TokenTransfer(tokenizers[LEARNER], max_length=40, peers=tokenizers)
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts
     solutions = {prompt.id: prompt.solution for prompt in prompts if prompt.solution}
     views = []
     for round_index in range(ROUNDS):
-        own = []
+        own_rollouts = []
         for rollout in recorded_rollouts(LEARNER, round_index, tokenizers[LEARNER]):
-            text = rollout.text if schema.publishes_text(rollout.reward) else None  # as the trainer gives it
-            own.append(replace(rollout, logprobs=None, text=text))
+            text = rollout.text if schema.publishes_text(rollout.reward) else None  # as in training
+            own_rollouts.append(replace(rollout, logprobs=None, text=text))
         peers = {}
         for peer in PEERS:
             published = schema.select(recorded_rollouts(peer, round_index, tokenizers[peer]))
             peers[peer] = RecordedRound(published)
-        views.append(RoundView(round_index, LEARNER, 0, own, peers, transfer, solutions=solutions))
+        views.append(RoundView(round_index, LEARNER, 0, own_rollouts, peers, transfer, solutions=solutions))
     return views
 
 
 def recorded_answers(needs: Needs) -> Answers:
-    """Return answers that depend on what is asked alone: log-probs from the token ids, rewards from the data."""
+    """Return answers that depend only on the needs: log-probs from the token ids, rewards from the data."""
     answers = {prompt.id: prompt.answer for prompt in get_task("arithmetic").read("train", TaskSource()).prompts}
 
     def scored(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -130,15 +130,15 @@ def recorded_answers(needs: Needs) -> Answers:
 
 
 def check_regime(spec: RegimeSpec, settings: RegimeSettings | None = None) -> list[Finding]:
-    """Return the findings for a regime under its default settings, or the ones given."""
+    """Return the findings for a regime under the given settings, or its defaults."""
     try:
         settings = spec.settings() if settings is None else settings
         schema = spec.publishes(settings)
-    except Exception as error:  # noqa: BLE001  (whatever the user's code raises is what is to be said)
-        return [Finding("its settings have defaults and it says what it publishes", False, _said(error))]
-    findings = [Finding("its settings have defaults and it says what it publishes", True, _published(schema))]
+    except Exception as error:  # noqa: BLE001  (user code may raise anything)
+        return [Finding("its settings have defaults and it declares what it publishes", False, _error_text(error))]
+    findings = [Finding("its settings have defaults and it declares what it publishes", True, _published(schema))]
     if spec.plan is None:
-        return [*findings, Finding("it plans nothing: TRL's own GRPO", True)]
+        return [*findings, Finding("it has no plan: TRL's own GRPO", True)]
     plans: list[Plan] = []
     try:
         for recorded in recorded_views(schema):
@@ -148,25 +148,25 @@ def check_regime(spec: RegimeSpec, settings: RegimeSettings | None = None) -> li
             plans.append(check_plan(spec.plan(view, settings), view, spec.name))
             findings += _purity(spec.plan, view, settings, plans[-1])
     except Exception as error:  # noqa: BLE001  (as above)
-        return [*findings, Finding(f"round {len(plans)}: its plan can be executed", False, _said(error))]
-    findings.append(Finding("its plans can be executed", True, _carried(plans)))
-    return [*findings, _declared(spec, plans)]
+        return [*findings, Finding(f"round {len(plans)}: its plan can be executed", False, _error_text(error))]
+    findings.append(Finding("its plans can be executed", True, _plans_summary(plans)))
+    return [*findings, _metrics_declared(spec, plans)]
 
 
 def _purity(
-    make: Callable[[RoundView, Any], Plan], view: RoundView, settings: RegimeSettings, plan: Plan
+    make_plan: Callable[[RoundView, Any], Plan], view: RoundView, settings: RegimeSettings, plan: Plan
 ) -> list[Finding]:
-    """Check that the same view gives the same plan, whatever the order of the peers, and is left as it was."""
+    """Check that the plan is deterministic and independent of the peers' order, and that the view is unchanged."""
     first = as_plain(plan)
     rollouts, state = list(view.rollouts), copy.deepcopy(dict(view.state))
     findings = []
-    if as_plain(make(view, settings)) != first:
+    if as_plain(make_plan(view, settings)) != first:
         findings.append(Finding(f"round {view.round}: the same round gives the same plan", False, "it differs"))
     if list(view.rollouts) != rollouts or dict(view.state) != state:
-        findings.append(Finding(f"round {view.round}: the view is left as it was", False, "it was changed"))
+        findings.append(Finding(f"round {view.round}: the view is not changed", False, "it was changed"))
     reordered = replace(view, peers={name: view.peers[name] for name in sorted(view.peers, reverse=True)})
-    if as_plain(make(reordered, settings)) != first:
-        name = f"round {view.round}: the order of the peers changes nothing"
+    if as_plain(make_plan(reordered, settings)) != first:
+        name = f"round {view.round}: the order of the peers does not matter"
         findings.append(Finding(name, False, "the plan differs; sort the peers by name"))
     return findings
 
@@ -180,14 +180,14 @@ def as_plain(plan: Plan) -> tuple[Any, ...]:
     return plan.advantages, tuple(rows), dict(plan.metrics), None if plan.state is None else dict(plan.state)
 
 
-def _declared(spec: RegimeSpec, plans: Sequence[Plan]) -> Finding:
+def _metrics_declared(spec: RegimeSpec, plans: Sequence[Plan]) -> Finding:
     logged = {key for plan in plans for key in plan.metrics}
     undeclared = sorted(logged - {metric.key for metric in spec.metrics})
-    name = "its metrics are declared, so that reports know their units"
+    name = "its metrics are declared, so that reports have their units"
     return Finding(name, not undeclared, f"not in SPEC.metrics: {', '.join(undeclared)}" if undeclared else "")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, MutualRLError):
         return str(error)
     trace = error.__traceback__
@@ -198,12 +198,12 @@ def _said(error: Exception) -> str:
 
 
 def _published(schema: PublishSchema) -> str:
-    return f"publishes {', '.join(sorted(schema.fields)) or 'rewards alone'}"
+    return f"publishes {', '.join(sorted(schema.fields)) or 'rewards only'}"
 
 
-def _carried(plans: Sequence[Plan]) -> str:
-    moved = sum(plan.advantages is not None for plan in plans)
-    return f"{len(plans)} rounds: {sum(len(plan.rows) for plan in plans)} extra rows, advantages moved in {moved}"
+def _plans_summary(plans: Sequence[Plan]) -> str:
+    changed = sum(plan.advantages is not None for plan in plans)
+    return f"{len(plans)} rounds: {sum(len(plan.rows) for plan in plans)} extra rows, advantages changed in {changed}"
 
 
 def summary_of(findings: Sequence[Finding]) -> Mapping[str, Any]:

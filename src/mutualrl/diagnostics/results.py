@@ -1,4 +1,4 @@
-"""Results of the diagnostics, typed. The keys are those of `--json`; a figure that is not defined is null there.
+"""Results of the diagnostics, typed. The keys are those of `--json`; undefined figures are null there.
 
 Source of each table: see the diagnostic's own module.
 """
@@ -13,12 +13,12 @@ Columns = dict[str, Any]
 
 
 def columns_of(row: Mapping[str, object]) -> Columns:
-    """Return a row for a loop over its keys: a TypedDict takes literal keys alone."""
+    """Return a row as a dict: a TypedDict can be indexed by literal keys only."""
     return dict(row)
 
 
 class Header(TypedDict):
-    """Keys of every result; `diagnose` adds the rest of it."""
+    """Keys of every result; `diagnose` adds the optional ones."""
 
     policies: list[str]
     prompts: int
@@ -34,7 +34,7 @@ class Header(TypedDict):
 
 
 class PairRow(TypedDict):
-    """Ordered pair: success rates, overlap, and the share of the learner's failures that the peer solves."""
+    """Ordered pair: success rates, overlap, and the fraction of the learner's failures that the peer solves."""
 
     learner: str
     peer: str
@@ -49,7 +49,7 @@ class PairRow(TypedDict):
 
 
 class PoolRates(TypedDict):
-    """Pool's rates over prompts."""
+    """Rates of a pool over the prompts."""
 
     mean: float
     mean_ci: Interval
@@ -92,7 +92,7 @@ class GateRow(TypedDict):
 
 
 class Recommendation(TypedDict):
-    """One regime, or none, and why; `settings` of it, and how many rows it adds to one of GRPO's."""
+    """One regime, or none, with the reason; its `settings`, and its extra rows per row of GRPO."""
 
     recommended: str
     recommendation: str
@@ -130,7 +130,7 @@ class PoolMeasures(TypedDict):
 
 
 class ValueRow(TypedDict):
-    """Learner under the true and the shuffled pool."""
+    """Measures of a learner under the true and the shuffled pool."""
 
     learner: str
     true: PoolMeasures
@@ -232,7 +232,7 @@ class RatioRow(TypedDict):
 
 
 class Channels(Header):
-    """Result of `channels`; a learner has `learner`, `rows` and a share under each regime's name."""
+    """Result of `channels`; a learner has `learner`, `rows` and a fraction under each regime's name."""
 
     rows: list[ChannelRow]
     learners: list[dict[str, Any]]
@@ -342,7 +342,7 @@ class SequenceRatioRow(TypedDict):
 
 
 class Residual(TypedDict):
-    """What an alignment loses, over responses: delta_THL, nats; C_mis, tokens; the clipped mass, nats; the share of
+    """Losses of an alignment, over responses: delta_THL, nats; C_mis, tokens; the clipped mass, nats; the fraction of
     target tokens without a value."""
 
     delta_thl: float
@@ -411,7 +411,7 @@ class TokenizerFigures(TypedDict, total=False):
 
 
 class TokenizerCheck(TypedDict):
-    """Result of the check whether two tokenizers can exchange traces."""
+    """Result of checking whether two tokenizers can exchange traces."""
 
     safe: bool
     reasons: list[str]

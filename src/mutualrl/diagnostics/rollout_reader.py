@@ -1,4 +1,4 @@
-"""Rollouts from files: JSON Lines or Parquet, as an evaluation or `exchange export` writes them, or as anyone does."""
+"""Read rollouts from JSON Lines or Parquet files: of an evaluation, of `exchange export`, or the user's own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mutualrl.storage.files import user_path
 from mutualrl.storage.parquet import read_table
 from mutualrl.tasks.base import read_jsonl
 
-#: other names of the columns, in the order in which they are looked for
+#: accepted names of the columns, in order of preference
 ALIASES = {
     "policy": ("policy", "model"),
-    "prompt_id": ("prompt_id", "id", "prompt"),  # without an id, a prompt is its text
+    "prompt_id": ("prompt_id", "id", "prompt"),  # without an id, the prompt's text is its id
     "x_text": ("x_text", "prompt"),
     "y_text": ("y_text", "completion", "text"),
 }
@@ -40,8 +40,8 @@ NEEDED = ("policy", "prompt_id", "reward")
 
 
 def read_rollouts(paths: Sequence[Path]) -> pa.Table:
-    """Return the rows of all files as one table. A file without `policy` is its name's; without `rollout`, rows are
-    numbered in their order. Raises DataError naming file, row and field."""
+    """Return the rows of all files as one table. Without `policy`, the file's name is the policy; without `rollout`,
+    rows are numbered in order. Raises DataError naming file, row and field."""
     files = [file for path in paths for file in _files(user_path(path))]
     seen: set[Path] = set()
     for file in files:
@@ -50,20 +50,20 @@ def read_rollouts(paths: Sequence[Path]) -> pa.Table:
         seen.add(file.resolve())
     tables = [_parquet(file) if file.suffix == ".parquet" else _lines(file) for file in files]
     _check_stems(files, tables)
-    there = {name for table in tables for name in table.column_names}
-    names = [name for name in TYPES if name in there]
-    whole = []
+    present = {name for table in tables for name in table.column_names}
+    names = [name for name in TYPES if name in present]
+    parts = []
     for file, table in zip(files, tables, strict=True):
         columns = {n: table[n] if n in table.column_names else pa.nulls(len(table), TYPES[n]) for n in names}
         columns["policy"] = table["policy"] if "policy" in table.column_names else pa.array([file.stem] * len(table))
         columns["file"] = pa.array([str(file)] * len(table))
         columns["line"] = table["line"]
-        whole.append(_filled(pa.table(columns), file))
-    return pa.concat_tables(whole)
+        parts.append(_filled(pa.table(columns), file))
+    return pa.concat_tables(parts)
 
 
 def _check_stems(files: Sequence[Path], tables: Sequence[pa.Table]) -> None:
-    """Raise DataError when two files that name no policy would be one model by their names."""
+    """Raise DataError when two files without a policy have the same name."""
     seen: dict[str, Path] = {}
     for file, table in zip(files, tables, strict=True):
         if "policy" not in table.column_names and seen.setdefault(file.stem, file) != file:
@@ -73,36 +73,37 @@ def _check_stems(files: Sequence[Path], tables: Sequence[pa.Table]) -> None:
 
 
 def _filled(table: pa.Table, path: Path) -> pa.Table:
-    """Return the table with a round and a rollout number in every row, NaN for a reward that is null, and `ended`
-    unless the column is given."""
-    table = _with(table, "round", table["round"].fill_null(0) if "round" in table.column_names else _zeros(len(table)))
+    """Return the table with a round and a rollout number in every row, NaN for null rewards, and true for nulls in
+    `ended`."""
+    rounds = table["round"].fill_null(0) if "round" in table.column_names else _zeros(len(table))
+    table = _set_column(table, "round", rounds)
     if "ended" in table.column_names:
-        table = _with(table, "ended", table["ended"].fill_null(True))
+        table = _set_column(table, "ended", table["ended"].fill_null(True))
     rewards = table["reward"].fill_null(float("nan"))
     if np.isinf(values := rewards.to_numpy()).any():
         row = int(np.flatnonzero(np.isinf(values))[0])
         raise DataError(
             f"{path}, row {table['line'][row]}, field 'reward': found {values[row]}, expected a finite number"
         )
-    table = _with(table, "reward", rewards)
+    table = _set_column(table, "reward", rewards)
     missing = table["rollout"].null_count if "rollout" in table.column_names else len(table)
     if 0 < missing < len(table):
         row = int(np.flatnonzero(table["rollout"].is_null().to_numpy())[0])
         raise DataError(f"{path}, row {table['line'][row]}: no field 'rollout', which other rows have")
-    return table if not missing else _with(table, "rollout", _counted(table))
+    return table if not missing else _set_column(table, "rollout", _rollout_numbers(table))
 
 
 def _zeros(rows: int) -> pa.Array:
     return pa.array(np.zeros(rows, dtype=np.int64))
 
 
-def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
+def _set_column(table: pa.Table, name: str, values: Any) -> pa.Table:
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), name, values)
     return table.append_column(name, values)
 
 
-def _counted(table: pa.Table) -> pa.Array:
+def _rollout_numbers(table: pa.Table) -> pa.Array:
     """Return rollout numbers in the order of the rows."""
     seen: dict[tuple[str, int, str], int] = {}
     numbers = []
@@ -115,10 +116,10 @@ def _counted(table: pa.Table) -> pa.Array:
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
         if (path / "run.json").is_file() or any((p / "run.json").is_file() for p in path.absolute().parents[:2]):
-            raise DataError(f"{path}: these are a run's own files; --run DIR reads them, compared with their markers")
+            raise DataError(f"{path}: these files belong to a run; --run DIR reads them and checks their markers")
         files = sorted(p for p in path.rglob("*") if p.suffix in (".parquet", ".jsonl") and not p.name.startswith("."))
         if not files:
-            raise DataError(f"{path}: the directory holds no .parquet or .jsonl file of rollouts")
+            raise DataError(f"{path}: the directory has no .parquet or .jsonl file of rollouts")
         return files
     if not path.is_file():
         raise DataError(f"rollouts file not found: {path} (expected .jsonl or .parquet; check --rollouts)")
@@ -135,11 +136,11 @@ def _lines(path: Path) -> pa.Table:
             if name in NEEDED and value is None and (field is None or name != "reward") and (name != "policy" or field):
                 raise DataError(f"{path}, row {number}: {_missing(name, row, field)}")
             if value is not None and not _fits(name, value):
-                if name == "x_text":  # a conversation: the models are asked it only where their prompts are known
+                if name == "x_text":  # a conversation: usable only where the task's prompts are known
                     value = None
                 else:
                     raise DataError(
-                        f"{path}, row {number}, field '{field}': found {repr(value)[:80]}, expected {_WORDS[name]}"
+                        f"{path}, row {number}, field '{field}': found {repr(value)[:80]}, expected {_EXPECTED[name]}"
                     )
             columns.setdefault(name, []).append(str(value) if name == "prompt_id" and value is not None else value)
         numbers.append(number)
@@ -153,25 +154,25 @@ def _lines(path: Path) -> pa.Table:
 
 def _missing(name: str, row: dict[str, Any], field: str | None) -> str:
     if field is not None:
-        return f"field '{field}' is null, expected {_WORDS[name]}"
+        return f"field '{field}' is null, expected {_EXPECTED[name]}"
     fields = ", ".join(sorted(row)[:12])[:200] or "none"
     other = f" (or '{ALIASES[name][1]}')" if name in ALIASES else ""
-    return f"no field '{name}'{other} (found: {fields}); rollouts need a prompt's id and a reward each"
+    return f"no field '{name}'{other} (found: {fields}); each rollout needs a prompt id and a reward"
 
 
-_WORDS = {
-    "policy": "a text",
-    "round": "an integer from 0 on",
-    "prompt_id": "a text or an integer",
-    "rollout": "an integer from 0 on",
+_EXPECTED = {
+    "policy": "a string",
+    "round": "a non-negative integer",
+    "prompt_id": "a string or an integer",
+    "rollout": "a non-negative integer",
     "reward": "a number",
     "ended": "true or false",
-    "task": "a text",
-    "group": "a text",
-    "x_text": "a text",
-    "y_text": "a text",
-    "tokens": "an integer from 0 on",
-    "token_ids": "a list of integers from 0 on",
+    "task": "a string",
+    "group": "a string",
+    "x_text": "a string",
+    "y_text": "a string",
+    "tokens": "a non-negative integer",
+    "token_ids": "a list of non-negative integers",
     "logprobs": "a list of numbers",
 }
 
@@ -193,16 +194,16 @@ def _fits(name: str, value: Any) -> bool:
 def _array(values: list[Any], kind: pa.DataType, path: Path, name: str, numbers: list[int]) -> pa.Array:
     try:
         return _typed(values, kind)
-    except _REFUSED as error:
+    except _CONVERSION_ERRORS as error:
         for number, value in zip(numbers, values, strict=True):
             try:
                 _typed([value], kind)
-            except _REFUSED:
+            except _CONVERSION_ERRORS:
                 raise DataError(f"{path}, row {number}, field '{name}': {str(error)[:200]}") from None
         raise
 
 
-_REFUSED = (pa.ArrowException, UnicodeEncodeError, OverflowError)
+_CONVERSION_ERRORS = (pa.ArrowException, UnicodeEncodeError, OverflowError)
 
 
 def _typed(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -225,7 +226,7 @@ def _parquet(path: Path) -> pa.Table:
         column = table.column(field)
         if name in NEEDED and name != "reward" and column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
-            raise DataError(f"{path}, row {row}: field '{field}' is null, expected {_WORDS[name]}")
+            raise DataError(f"{path}, row {row}: field '{field}' is null, expected {_EXPECTED[name]}")
         kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
         try:
             if name == "reward" and not any(is_kind(column.type) for is_kind in kinds):
@@ -235,7 +236,7 @@ def _parquet(path: Path) -> pa.Table:
             if name == "x_text":
                 continue
             raise DataError(
-                f"{path}, field '{field}': found a column of {column.type}, expected {_WORDS[name]} in each row"
+                f"{path}, field '{field}': found a column of {column.type}, expected {_EXPECTED[name]} in each row"
             ) from None
     columns["line"] = pa.array(np.arange(1, len(table) + 1))
     return pa.table(columns)

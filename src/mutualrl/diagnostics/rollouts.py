@@ -1,7 +1,7 @@
-"""Rollouts of several models on the same prompts: what the diagnostics are computed from.
+"""Rollouts of several models on the same prompts: the input of the diagnostics.
 
-Shapes: rewards_M_P_G holds the reward of rollout g of policy m on unit p; NaN for one that could not be scored, and for
-slots that a policy with fewer rollouts does not have (`present_M_P_G` tells them apart). A unit is a prompt in a round.
+Shapes: rewards_M_P_G[m, p, g] is the reward of rollout g of policy m on unit p; NaN for an unscorable rollout, and for
+an unused slot of a policy with fewer rollouts (`present_M_P_G` distinguishes them). A unit is a prompt in a round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-#: of models x units x rollouts: the arrays are dense
+#: limit of models x units x rollouts: the arrays are dense
 MOST_CELLS = 50_000_000
 
 
@@ -29,8 +29,8 @@ MOST_CELLS = 50_000_000
 class Rollouts:
     """Rollouts by policy, unit and place in their group.
 
-    `rounds`, `prompt_ids`, `tasks`: of each unit, (P,). `rows_M_P_G`: rows of `table`, -1 where there is none.
-    `contents`: the prompts' contents, by prompt id. `left_out`: units that not every policy answered.
+    `rounds`, `prompt_ids`, `tasks`: of each unit, (P,). `rows_M_P_G`: rows of `table`, -1 for none. `contents`: the
+    prompts' contents, by prompt id. `left_out`: the number of units that some policy did not answer.
     """
 
     policies: tuple[str, ...]
@@ -46,22 +46,22 @@ class Rollouts:
 
     @property
     def present_M_P_G(self) -> Bools:
-        """Return where there is a rollout."""
+        """Return the mask of existing rollouts."""
         present: Bools = self.rows_M_P_G >= 0
         return present
 
     def peers_of(self, learner: int) -> list[int]:
-        """Return the numbers of the other policies."""
+        """Return the indices of the other policies."""
         return [m for m in range(len(self.policies)) if m != learner]
 
     def peer_rewards(self, learner: int) -> Floats:
-        """Return all peers' rewards of each unit side by side, peers in the order of their names, shape (P, H)."""
+        """Return all peers' rewards of each unit, concatenated in the order of the peers' names, shape (P, H)."""
         order = sorted(self.peers_of(learner), key=lambda m: self.policies[m])
-        side: Floats = np.concatenate([self.rewards_M_P_G[m] for m in order], axis=1)
-        return side
+        rewards: Floats = np.concatenate([self.rewards_M_P_G[m] for m in order], axis=1)
+        return rewards
 
     def has(self, column: str) -> bool:
-        """Return whether the table has a column that is not empty throughout."""
+        """Return whether the table has a column with at least one value."""
         return column in self.table.column_names and self.table.column(column).null_count < len(self.table)
 
     @property
@@ -70,7 +70,7 @@ class Rollouts:
         return self.has("y_text") or self.has("token_ids")
 
     def ended(self, policy: int, unit: int, place: int) -> bool:
-        """Return whether a response closed by itself; it did where nothing is recorded about it."""
+        """Return whether a response was not truncated; true if not recorded."""
         return bool(self.cell("ended", policy, unit, place)) if self.has("ended") else True
 
     def cell(self, column: str, policy: int, unit: int, place: int) -> Any:
@@ -79,10 +79,10 @@ class Rollouts:
 
 
 def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | None = None, more: str = "") -> Rollouts:
-    """Return a table of rollouts, arranged. Units that some policy did not answer are left out and counted.
+    """Arrange a table of rollouts as arrays. Units that some policy did not answer are left out and counted.
 
-    `more`: how a pool is named in place of one model. Raises UsageError for fewer than two policies, DataError for a
-    rollout that is there twice, and when no unit was answered by all."""
+    `more`: advice for the message about a single policy. Raises UsageError for fewer than two policies, DataError for a
+    duplicate rollout and when no unit was answered by all."""
     table = table.combine_chunks()
     policies, m = _codes(table.column("policy"))
     if len(policies) < 2:
@@ -95,10 +95,10 @@ def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | No
     order = np.lexsort((rollout, unit, m))
     same_group = np.zeros(len(order), dtype=bool)
     same_group[1:] = (m[order][1:] == m[order][:-1]) & (unit[order][1:] == unit[order][:-1])
-    twice = same_group.copy()
-    twice[1:] &= rollout[order][1:] == rollout[order][:-1]
-    if twice.any():
-        row = int(order[np.flatnonzero(twice)[0]])
+    duplicate = same_group.copy()
+    duplicate[1:] &= rollout[order][1:] == rollout[order][:-1]
+    if duplicate.any():
+        row = int(order[np.flatnonzero(duplicate)[0]])
         where = f"{table['file'][row]}, row {table['line'][row]}" if "file" in table.column_names else origin
         raise DataError(
             f"{where}: policy {policies[m[row]]!r} has rollout {int(rollout[row])} of prompt {names[prompt[row]]!r} "
@@ -108,8 +108,8 @@ def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | No
     place = np.arange(len(order)) - np.maximum.accumulate(starts)
     if len(policies) * keys.shape[1] * (int(place.max()) + 1) > MOST_CELLS:
         raise DataError(
-            f"{origin}: one prompt has {int(place.max()) + 1:,} rollouts of a model beside {keys.shape[1]:,} prompts; "
-            "groups so unequal do not fit into memory: cut the long ones"
+            f"{origin}: one prompt has {int(place.max()) + 1:,} rollouts of a model, with {keys.shape[1]:,} prompts; "
+            "groups of such unequal sizes do not fit into memory: shorten the largest"
         )
     rows = np.full((len(policies), keys.shape[1], int(place.max()) + 1), -1, dtype=np.int64)
     rows[m[order], unit[order], place] = order
@@ -134,7 +134,7 @@ def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | No
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """Return the distinct texts of a column, sorted, and each row's number among them."""
+    """Return the distinct strings of a column, sorted, and each row's index among them."""
     encoded = column.combine_chunks().dictionary_encode()
     values = encoded.dictionary.to_pylist()
     order = sorted(range(len(values)), key=lambda i: values[i])
@@ -144,7 +144,7 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
 
 
 def _tasks(table: pa.Table, rows: Ints, ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the task of each unit: as in the table, or by its prompt's id (task/split/row/hash), or `all`."""
+    """Return the task of each unit: from the table, else from its prompt id (task/split/row/hash), else `all`."""
     if "task" in table.column_names:
         tasks = table.column("task").take(pa.array(rows)).to_pylist()
         return tuple(str(task) if task is not None else _task_of(i) for task, i in zip(tasks, ids, strict=True))

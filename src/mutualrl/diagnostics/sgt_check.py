@@ -1,4 +1,4 @@
-"""SGT check: where Success-Gated Transfer would act, and whether what it transfers belongs to the prompt.
+"""SGT check: where Success-Gated Transfer would act, and whether the transferred text is specific to the prompt.
 
 Source: paper, Appendix "SGT diagnostics: cost, activation profile, and prompt specificity", Tables "SGT activation
 profile" and "Matched vs. mismatched teacher NLL".
@@ -28,34 +28,34 @@ from mutualrl.errors import UsageError
 from mutualrl.regimes.sgt import Candidate, Fitted, draw_candidate
 from mutualrl.seeds import seeded
 
-MOST_OWN = 512  # own successes that are scored
+MOST_OWN = 512  # scored successes per learner
 
 
 def activation(rollouts: Rollouts, thresholds: Thresholds) -> Activation:
-    """`{"policies", "prompts", "all_fail", "rows": [{"learner", "gated", "on", "off", "by_task"}]}`.
+    """Return `{"policies", "prompts", "all_fail", "rows": [{"learner", "gated", "on", "off", "by_task"}]}`.
 
-    gated: prompts with the gate open; on, off: [successes, rollouts] of the whole pool on gated and other prompts;
+    gated: prompts with the gate open; on, off: [successes, rollouts] of the whole pool on gated and on other prompts;
     all_fail: prompts where every rollout of every model is below `failure`; by_task: [gated, prompts] of each task.
     """
     rewards, present = rollouts.rewards_M_P_G, rollouts.present_M_P_G
     hits, count = (rewards > thresholds.success).sum(axis=(0, 2)), present.sum(axis=(0, 2))
     failed = ((rewards < thresholds.failure) | ~present).all(axis=(0, 2))
-    tasks, of = np.unique(np.array(rollouts.tasks, dtype=object).astype(str), return_inverse=True)
-    sizes = np.bincount(of, minlength=len(tasks))
+    tasks, task_index = np.unique(np.array(rollouts.tasks, dtype=object).astype(str), return_inverse=True)
+    sizes = np.bincount(task_index, minlength=len(tasks))
     rows: list[ActivationRow] = []
     for m, name in enumerate(rollouts.policies):
         gate = observed_gate(rollouts, thresholds, m)
-        open_ = np.bincount(of[gate], minlength=len(tasks))
+        gated = np.bincount(task_index[gate], minlength=len(tasks))
         by_task: dict[str, TaskGate] = {}
-        for task, a, b in zip(tasks, open_, sizes, strict=True):
-            by_task[str(task)] = {"gated": int(a), "prompts": int(b), "rate": float(a / b)}
+        for task, opened, size in zip(tasks, gated, sizes, strict=True):
+            by_task[str(task)] = {"gated": int(opened), "prompts": int(size), "rate": float(opened / size)}
         rows.append(
             {
                 "learner": name,
                 "gated": int(gate.sum()),
                 "gate_rate": float(gate.mean()),
-                "on": _shares(hits, count, gate),
-                "off": _shares(hits, count, ~gate),
+                "on": _success_rate(hits, count, gate),
+                "off": _success_rate(hits, count, ~gate),
                 "by_task": by_task,
             }
         )
@@ -67,14 +67,14 @@ def activation(rollouts: Rollouts, thresholds: Thresholds) -> Activation:
     }
 
 
-def _shares(hits: Ints, count: Ints, where: Bools) -> SuccessRate:
-    successes, total = int(hits[where].sum()), int(count[where].sum())
+def _success_rate(hits: Ints, count: Ints, mask: Bools) -> SuccessRate:
+    successes, total = int(hits[mask].sum()), int(count[mask].sum())
     return {"successes": successes, "rollouts": total, "rate": float(ratio(successes, total))}
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherPair:
-    """Gated prompt of a learner with the teacher that SGT would draw, and one of the same peer on another prompt."""
+    """Gated prompt of a learner: the teacher that SGT would draw, and a success of the same peer on another prompt."""
 
     learner: int
     unit: int
@@ -84,7 +84,7 @@ class TeacherPair:
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """Success: where it is, and its text."""
+    """Successful rollout: its position and its text."""
 
     policy: int
     unit: int
@@ -114,20 +114,20 @@ def teacher_pairs(
     seed: int,
     successes: Mapping[int, Sequence[Success]],
 ) -> tuple[list[TeacherPair], int]:
-    """Return a lesson for each gated prompt of each learner, and how many have none: no success fits the learner, or
-    the peer has no success on another prompt that does. The matched teacher is drawn as regime `sgt` draws it."""
+    """Return a pair for each gated prompt of each learner, and the number of prompts without one: no success fits the
+    learner, or no success of that peer on another prompt does. The matched teacher is drawn as in regime `sgt`."""
     pairs: list[TeacherPair] = []
     without = 0
     for learner, name in enumerate(rollouts.policies):
-        of_unit: dict[int, list[Success]] = {}
+        by_unit: dict[int, list[Success]] = {}
         for m in rollouts.peers_of(learner):
             for success in successes.get(m, []):
-                of_unit.setdefault(success.unit, []).append(success)
+                by_unit.setdefault(success.unit, []).append(success)
         for unit in np.flatnonzero(observed_gate(rollouts, thresholds, learner)):
             prompt, round_index = rollouts.prompt_ids[unit], int(rollouts.rounds[unit])
             fitted = {
                 (rollouts.policies[s.policy], s.rollout): (s, ids)
-                for s in of_unit.get(int(unit), [])
+                for s in by_unit.get(int(unit), [])
                 if (ids := pool.to_learner_ids(learner, int(unit), s.text, s.ended))
             }
             if not fitted:
@@ -145,21 +145,21 @@ def teacher_pairs(
                 learner=name,
             )
             teacher = fitted[drawn.candidate.policy, drawn.candidate.rollout][0]
-            other = _other(rollouts, pool, successes[teacher.policy], learner, int(unit), seed)
-            if other is None:
+            mismatched = _mismatched(rollouts, pool, successes[teacher.policy], learner, int(unit), seed)
+            if mismatched is None:
                 without += 1
                 continue
-            pairs.append(TeacherPair(learner, int(unit), drawn.ids, other))
+            pairs.append(TeacherPair(learner, int(unit), drawn.ids, mismatched))
     return pairs, without
 
 
-def _other(
-    rollouts: Rollouts, pool: ModelPool, of_peer: Sequence[Success], learner: int, unit: int, seed: int
+def _mismatched(
+    rollouts: Rollouts, pool: ModelPool, successes: Sequence[Success], learner: int, unit: int, seed: int
 ) -> tuple[int, ...] | None:
-    """Return a success of the peer on another prompt, drawn uniformly among those that fit after the learner's
-    prompt."""
+    """Return the learner's ids of a peer's success on another prompt, drawn uniformly among those that fit after the
+    learner's prompt; None if none does."""
     prompt = rollouts.prompt_ids[unit]
-    others = [s for s in of_peer if rollouts.prompt_ids[s.unit] != prompt]
+    others = [s for s in successes if rollouts.prompt_ids[s.unit] != prompt]
     rng = seeded(seed, int(rollouts.rounds[unit]), prompt, f"{rollouts.policies[learner]}\x1fmismatched")
     for index in rng.permutation(len(others)):
         if ids := pool.to_learner_ids(learner, unit, others[index].text, others[index].ended):
@@ -170,28 +170,28 @@ def _other(
 def teacher_nll(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int) -> TeacherNLL:
     """Return `{"rows": [{"learner", "lessons", "matched", "mismatched", "difference", "difference_ci", "own",
     "own_successes"}], "without"}`: mean over gated prompts of the learner's per-token mean NLL of a teacher's text
-    after the learner's own prompt, nats per token; difference: mismatched minus matched; own: of its own successes, one
-    per prompt that it solved, beside which a teacher's text is seen to fit the learner or not."""
+    after the learner's own prompt, nats per token; difference: mismatched minus matched; own: the same of its own
+    successes, one per solved prompt, as the reference for how well a teacher's text fits the learner."""
     if not rollouts.has_texts:
         raise UsageError(
-            f"{rollouts.origin}: no texts are recorded, which the teachers' NLL is of; train with --exchange full (or "
+            f"{rollouts.origin}: the teachers' NLL needs texts, and none are recorded; train with --exchange full (or "
             "regime sgt or prp), add a column 'completion', or sample with --pool"
         )
     successes = list_successes(rollouts, thresholds, pool)
     pairs, without = teacher_pairs(rollouts, thresholds, pool, seed, successes)
     rows: list[TeacherRow] = []
     for learner, name in enumerate(rollouts.policies):
-        lessons = [pair for pair in pairs if pair.learner == learner]
-        units = [pair.unit for pair in lessons]
+        learner_pairs = [pair for pair in pairs if pair.learner == learner]
+        units = [pair.unit for pair in learner_pairs]
         nll = {
-            "matched": pool.nll(learner, units, [pair.matched for pair in lessons]),
-            "mismatched": pool.nll(learner, units, [pair.mismatched for pair in lessons]),
+            "matched": pool.nll(learner, units, [pair.matched for pair in learner_pairs]),
+            "mismatched": pool.nll(learner, units, [pair.mismatched for pair in learner_pairs]),
         }
         own_nll = _own_nll(successes.get(learner, []), pool, learner)
         rows.append(
             {
                 "learner": name,
-                "lessons": len(lessons),
+                "lessons": len(learner_pairs),
                 **_compared(nll, seed),
                 "own": float(own_nll.mean()) if len(own_nll) else float("nan"),
                 "own_successes": len(own_nll),
@@ -217,10 +217,10 @@ def _compared(nll: Mapping[str, Floats], seed: int) -> Compared:
         nan = float("nan")
         return {"matched": nan, "mismatched": nan, "difference": nan, "difference_ci": [nan, nan]}
     difference = mismatched - matched
-    around = intervals(difference[:, None], lambda sums: sums / len(difference), seed)
+    bounds = intervals(difference[:, None], lambda sums: sums / len(difference), seed)
     return {
         "matched": float(matched.mean()),
         "mismatched": float(mismatched.mean()),
         "difference": float(difference.mean()),
-        "difference_ci": list(around[0]),
+        "difference_ci": list(bounds[0]),
     }

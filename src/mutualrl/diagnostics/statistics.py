@@ -1,4 +1,4 @@
-"""Statistics that the diagnostics share. Pure functions; a rate over nothing is NaN."""
+"""Statistics shared by the diagnostics. Pure functions; a rate with denominator 0 is NaN."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mutualrl.regimes.advantages import EPSILON
 Floats = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
-_NOISE = 1e-12  # of rounding, relative
-_CHUNK = 2_000_000  # numbers drawn at a time
+_NOISE = 1e-12  # relative rounding error
+_CHUNK = 2_000_000  # random numbers per chunk
 
 
 def ratio(part: npt.ArrayLike, total: npt.ArrayLike) -> Any:
@@ -30,8 +30,7 @@ def jaccard(sets_M_P: npt.NDArray[np.bool_]) -> float:
 
 
 def pearson(x_P: Floats, y_P: Floats) -> float:
-    """Return Pearson's correlation; NaN for fewer than two points, or where one of them varies by no more than
-    rounding."""
+    """Return Pearson's correlation; NaN for fewer than two points, or if x or y varies by no more than rounding."""
     if len(x_P) < 2 or any(np.ptp(v) <= _NOISE * max(1.0, float(np.abs(v).max())) for v in (x_P, y_P)):
         return float("nan")
     return float(np.corrcoef(x_P, y_P)[0, 1])
@@ -42,8 +41,8 @@ def intervals(
 ) -> list[tuple[float, float]]:
     """Return percentile bootstrap intervals over units.
 
-    `statistic` maps sums (B, Q) of the columns over B resamples of the P units to values (B, S); one interval for each
-    of the S. NaNs among the resamples are left out; an interval of NaNs only is (NaN, NaN)."""
+    `statistic` maps sums (B, Q) of the columns over B resamples of the P units to values (B, S); there is one interval
+    per S. NaNs among the resamples are left out; an interval of NaNs only is (NaN, NaN)."""
     units = len(columns_P_Q)
     rng = np.random.default_rng(seed)
     sums = np.empty((RESAMPLES, columns_P_Q.shape[1]))
@@ -56,23 +55,23 @@ def intervals(
         sums[start : start + count] = weights @ columns_P_Q
     values = statistic(sums)
     tail = (1 - level) / 2
-    absent = np.isnan(values)
-    complete = ~absent.any(axis=0)
+    undefined = np.isnan(values)
+    complete = ~undefined.any(axis=0)
     ends = np.full((2, values.shape[1]), np.nan)
     ends[:, complete] = np.quantile(values[:, complete], [tail, 1 - tail], axis=0)
-    for place in np.flatnonzero(~complete & ~absent.all(axis=0)):
-        known = values[~absent[:, place], place]
-        ends[:, place] = np.quantile(known, [tail, 1 - tail])
+    for column in np.flatnonzero(~complete & ~undefined.all(axis=0)):
+        defined = values[~undefined[:, column], column]
+        ends[:, column] = np.quantile(defined, [tail, 1 - tail])
     return [(float(low), float(high)) for low, high in ends.T]
 
 
 def pooled_advantages(
     own_P_G: Floats, pool_P_H: Floats, *, scale: str, batch_standard_deviation: float | Floats = np.nan
 ) -> Floats:
-    """Return `regimes.advantages.pool_advantages` for many prompts at once, shape (P, G); baseline: the pool's mean.
+    """Return `regimes.advantages.pool_advantages`, vectorized over prompts, shape (P, G); baseline: the pool's mean.
 
-    NaN rewards count in no mean and have advantage 0; a pool of equal rewards gives 0, and so does a reward that
-    differs from the mean by no more than rounding. `batch_standard_deviation`: a number, or (P, 1)."""
+    NaN rewards are excluded from the mean and have advantage 0; so have all rewards of a pool of equal ones, and a
+    reward that differs from the mean by no more than rounding. `batch_standard_deviation`: a number, or (P, 1)."""
     scored = ~np.isnan(pool_P_H)
     count = scored.sum(axis=1, keepdims=True)
     values = np.where(scored, pool_P_H, 0.0)
@@ -80,8 +79,8 @@ def pooled_advantages(
     highest = np.where(scored, pool_P_H, -np.inf).max(axis=1, keepdims=True)
     lowest = np.where(scored, pool_P_H, np.inf).min(axis=1, keepdims=True)
     advantages = own_P_G - mean
-    size = np.where(scored, np.abs(pool_P_H), 0.0).max(axis=1, keepdims=True)
-    advantages = np.where(np.abs(advantages) <= _NOISE * size, 0.0, advantages)
+    largest = np.where(scored, np.abs(pool_P_H), 0.0).max(axis=1, keepdims=True)
+    advantages = np.where(np.abs(advantages) <= _NOISE * largest, 0.0, advantages)
     if scale == "group":
         squares = np.where(scored, (pool_P_H - mean) ** 2, 0.0).sum(axis=1, keepdims=True)
         advantages = advantages / (np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON)
@@ -97,15 +96,15 @@ def row_standard_deviations(values_P_H: Floats) -> Floats:
     count = scored.sum(axis=1)
     mean = np.where(scored, values_P_H, 0.0).sum(axis=1) / np.maximum(count, 1)
     squares = np.where(scored, (values_P_H - mean[:, None]) ** 2, 0.0).sum(axis=1)
-    deviations: Floats = np.sqrt(squares / np.maximum(count - 1, 1)) * (count > 1)
-    return deviations
+    result: Floats = np.sqrt(squares / np.maximum(count - 1, 1)) * (count > 1)
+    return result
 
 
 def all_fail(samples: npt.ArrayLike, successes: npt.ArrayLike, k: int) -> Floats:
-    """Return probability that k rollouts all fail, estimated from c successes in n samples.
+    """Return the probability that k rollouts all fail, estimated from c successes in n samples.
 
-    k <= n: C(n - c, k) / C(n, k), unbiased for (1 - p)^k. k > n: (1 - c / n)^k, which is not (a prompt without a
-    success among n counts as hopeless).
+    k <= n: C(n - c, k) / C(n, k), unbiased for (1 - p)^k. k > n: (1 - c / n)^k, biased (a prompt without a success
+    among n counts as unsolvable).
     """
     n, c = np.broadcast_arrays(np.asarray(samples, dtype=np.float64), np.asarray(successes, dtype=np.float64))
     exact = np.ones(n.shape)
@@ -113,6 +112,6 @@ def all_fail(samples: npt.ArrayLike, successes: npt.ArrayLike, k: int) -> Floats
         with np.errstate(divide="ignore", invalid="ignore"):
             exact = exact * np.where(n > i, np.maximum(n - c - i, 0) / np.maximum(n - i, 1), 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        plugged = np.where(n > 0, 1 - c / np.maximum(n, 1), 1.0) ** k
-    probability: Floats = np.where(k <= n, exact, plugged)
+        plug_in = np.where(n > 0, 1 - c / np.maximum(n, 1), 1.0) ** k
+    probability: Floats = np.where(k <= n, exact, plug_in)
     return probability

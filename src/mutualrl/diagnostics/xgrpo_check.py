@@ -1,7 +1,7 @@
-"""Does the pool of rewards carry structure? The true pool against a shuffled one, on the same rollouts.
+"""XGRPO check: whether pooled rewards carry structure; the true pool against a shuffled one, on the same rollouts.
 
 Source: paper, Appendix "Pooled normalization vs. shuffled-pool control", Table "Pooled normalization carries structured
-cross-policy reward information". The pure pooled rule (mix 1, no length correction) is held against the local one.
+cross-policy reward information". The pure pooled rule (mix 1, no length correction) is compared with the local one.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ POOLS = ("true", "shuffled")
 
 @dataclass(frozen=True)
 class Scales:
-    """Divisors of the advantages: `group`, `batch` or `none`; `own`: (local, pooled) of single policies, by
-    name."""
+    """Divisors of the advantages: `group`, `batch` or `none`; `own`: (local, pooled) of single policies, by name."""
 
     default: str = "group"
     own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def of(self, policy: str) -> tuple[str, str]:
-        """Return the local and the pooled rule's of a policy."""
+        """Return the divisors of a policy's local and pooled rules."""
         return self.own.get(policy, (self.default, self.default))
 
     def described(self) -> str:
-        """Return the scales of the rewards as text."""
+        """Return the divisors in use as text."""
         scales = sorted({scale for pair in self.own.values() for scale in pair} or {self.default})
         return ", ".join(scales)
 
 
 def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> ValueCheck:
-    """`{"policies", "prompts", "scale", "rows": [{"learner", "true", "shuffled"}], "mean"}`; each pool has
+    """Return `{"policies", "prompts", "scale", "rows": [{"learner", "true", "shuffled"}], "mean"}`; each pool has
     `correlation`, `sign_flips`, `sign_changes`, `advantage_change` and `signed_change`."""
     rows: list[ValueRow] = []
     for learner, name in enumerate(rollouts.policies):
@@ -66,15 +65,15 @@ def xgrpo_check(rollouts: Rollouts, scales: Scales, seed: int) -> ValueCheck:
 def _mean(measures: Sequence[PoolMeasures]) -> dict[str, float]:
     """Return the mean of each measure."""
     columns: dict[str, list[float]] = {}
-    for each in measures:
-        for key, value in each.items():
+    for pool in measures:
+        for key, value in pool.items():
             columns.setdefault(key, []).append(cast(float, value))
     return {key: float(np.mean(values)) for key, values in columns.items()}
 
 
 def shuffle(rollouts: Rollouts, learner: str, seed: int) -> Ints:
-    """Return which unit's peer rewards each unit gets: a permutation within every round, the one that regime `xgrpo`
-    with `pool: shuffled` draws in that round."""
+    """Return, by unit, the unit whose peer rewards it gets: a permutation within each round, as drawn by regime `xgrpo`
+    with `pool: shuffled`."""
     order = np.arange(len(rollouts.prompt_ids))
     for round_index in np.unique(rollouts.rounds):
         units = np.flatnonzero(rollouts.rounds == round_index)
@@ -87,32 +86,32 @@ def shuffle(rollouts: Rollouts, learner: str, seed: int) -> Ints:
 def advantages(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> tuple[Floats, Floats]:
     """Return A_local and A_pool of the learner's rollouts, shape (P, G) each; 0 where there is no rollout. With
     scale `batch` a round is a batch."""
-    own = rollouts.rewards_M_P_G[learner]
-    pool = np.concatenate([own, peers_P_H], axis=1)
+    rewards = rollouts.rewards_M_P_G[learner]
+    pool = np.concatenate([rewards, peers_P_H], axis=1)
     local, pooled = scales.of(rollouts.policies[learner])
     return (
-        pooled_advantages(own, own, scale=local, batch_standard_deviation=_by_round(rollouts, own, local)),
-        pooled_advantages(own, pool, scale=pooled, batch_standard_deviation=_by_round(rollouts, pool, pooled)),
+        pooled_advantages(rewards, rewards, scale=local, batch_standard_deviation=_by_round(rollouts, rewards, local)),
+        pooled_advantages(rewards, pool, scale=pooled, batch_standard_deviation=_by_round(rollouts, pool, pooled)),
     )
 
 
 def _by_round(rollouts: Rollouts, values_P_H: Floats, scale: str) -> Floats:
     """Return the standard deviation of each unit's round, shape (P, 1)."""
-    deviations = np.full((len(values_P_H), 1), np.nan)
+    by_unit = np.full((len(values_P_H), 1), np.nan)
     if scale == "batch":
         for round_index in np.unique(rollouts.rounds):
             units = rollouts.rounds == round_index
-            deviations[units] = standard_deviation(values_P_H[units].ravel())
-    return deviations
+            by_unit[units] = standard_deviation(values_P_H[units].ravel())
+    return by_unit
 
 
 def _measured(rollouts: Rollouts, learner: int, peers_P_H: Floats, scales: Scales) -> PoolMeasures:
-    """Return five measures of a pool, `advantage_change` being the mean over prompts of |A_pool - A_local|.
+    """Return five measures of a pool; `advantage_change`: the mean over prompts of |A_pool - A_local|.
 
-    `correlation`: over prompts, of that change with the peers' reward spread (their own prompt's, also under the
-    shuffled pool). `sign_flips`: share of rollouts whose advantage goes between strictly positive and strictly
-    negative: none where rewards are 0 or 1, since both advantages of a success are at least 0 and both of a failure at
-    most 0. `sign_changes`: the same with 0 as a sign of its own. `signed_change`: the mean of A_pool - A_local."""
+    `correlation`: over prompts, of that change with the peers' reward spread (of the same prompt, even under the
+    shuffled pool). `sign_flips`: fraction of rollouts whose advantage goes between strictly positive and strictly
+    negative: 0 for 0/1 rewards, since both advantages of a success are at least 0 and both of a failure at most 0.
+    `sign_changes`: the same with 0 as a third sign. `signed_change`: the mean of A_pool - A_local."""
     local, pooled = advantages(rollouts, learner, peers_P_H, scales)
     present: Bools = rollouts.present_M_P_G[learner]
     count = present.sum(axis=1)
