@@ -259,12 +259,12 @@ def test_a_hostile_name_and_text_are_inert(cli_here: Cli, tokenizers: dict[str, 
 
 
 BAD: list[tuple[tuple[str, ...], int, str]] = [
-    (("--source", "tiny:ada"), 2, "--source alone is no pair; add --target MODEL"),
-    (("--target", "tiny:ada"), 2, "--target alone is no pair; add --source MODEL"),
+    (("--source", "tiny:ada"), 2, "--source alone is not a pair; add --target MODEL"),
+    (("--target", "tiny:ada"), 2, "--target alone is not a pair; add --source MODEL"),
     (("--pool", "tiny", "--source", "tiny:ada", "--target", "tiny:bob"), 2, "not both"),
     (("--source", "tiny:eve", "--target", "tiny:bob"), 2, "no embedded model 'tiny:eve'"),
     (("--source", "./nothing/here", "--target", "tiny:bob"), 2, "neither a directory with a tokenizer, nor a hub id"),
-    (("--source", "empty", "--target", "tiny:bob"), 2, "no tokenizer there; expected one of tokenizer.json"),
+    (("--source", "empty", "--target", "tiny:bob"), 2, "no tokenizer found; expected one of tokenizer.json"),
     (("--suite", "everything"), 2, "expected one of: tokenizers, mass, length, scripts, ratio, sequence, all"),
     (("--anchor", "sentence"), 2, "expected one of: paper, paper-fallback, word, span, char"),
     (("--pool", "nopool"), 2, "unknown pool 'nopool'"),
@@ -278,8 +278,8 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("--task", "physics"), 2, "unknown task 'physics'"),
     (("--source", "tiny:ada", "--target", "tiny:bob", "--data", "rows.jsonl"), 2, "add --task"),
     (("--pool", "2qwen"), 2, "cannot be loaded from the hub"),
-    (("--suite", "tokenizers", "--task", "math"), 2, "--task: no effect here; the suites ratio and sequence sample"),
-    (("--suite", "mass", "--samples", "3", "--data", "x"), 2, "--data, --samples: no effect here"),
+    (("--suite", "tokenizers", "--task", "math"), 2, "--task: no effect with suite tokenizers; only ratio and"),
+    (("--suite", "mass", "--samples", "3", "--data", "x"), 2, "--data, --samples: no effect with suite mass"),
     (("--suite", "mass", "--plot", "blank.txt"), 2, "blank.txt is a file, expected a directory"),
     (("--suite", "mass", "--plot", "/proc/nope"), 2, "--plot /proc/nope cannot be made"),
 ]
@@ -302,7 +302,7 @@ def test_bad_flags_are_refused_with_what_was_expected(
 
 def test_a_suite_that_needs_models_is_refused_for_tokenizers(cli_here: Cli, tokenizers: dict[str, Path]) -> None:
     done = cli_here("thl-check", "--source", tokenizers["ada"], "--target", "tiny:bob", "--suite", "mass", "--json")
-    assert "'ada' has no weights (a tokenizer alone); use --suite tokenizers" in result_of(done, 2)["error"]["message"]
+    assert "'ada' has no weights (only a tokenizer); use --suite tokenizers" in result_of(done, 2)["error"]["message"]
 
 
 def test_the_help_says_what_the_defaults_are(cli_here: Cli) -> None:
@@ -340,7 +340,7 @@ def test_a_text_that_is_repeated_is_said(cli_here: Cli, tiny: dict[str, Path], t
     pair = ("--source", "tiny:ada", "--target", "tiny:bob")
     done = cli_here("thl-check", *pair, "--text", "short.txt", "--suite", "length", "--limit", "2")
     assert done.returncode == 0, done.stderr
-    assert "The text is shorter than 1024 tokens: stretches of so many repeat it." in done.stdout
+    assert "The text is shorter than 1024 tokens: stretches of that length repeat it." in done.stdout
 
 
 @pytest.mark.extended

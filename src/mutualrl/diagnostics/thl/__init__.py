@@ -1,1 +1,1 @@
-"""`thl-check`: can two models exchange traces? First their tokenizers alone, then the paper's five tables."""
+"""`thl-check`: whether two models can exchange traces, by their tokenizers and by the paper's five tables."""

@@ -1,4 +1,4 @@
-"""Two ends of a pair: a tokenizer, and a model where there is one."""
+"""Endpoints of a pair: a tokenizer and, if available, its model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Endpoint:
 
     @classmethod
     def of(cls, flag: str, value: str, *, trust_remote_code: bool = False) -> Endpoint:
-        """Return what `--source` or `--target` names: an embedded model, a directory, or a hub id.
+        """Parse the value of `--source` or `--target`: an embedded model, a directory, or a hub id.
 
-        Raises UsageError for a directory without a tokenizer, and for what is none of these.
+        Raises UsageError for a directory without a tokenizer, and for any other value.
         """
         if value.startswith(PREFIX):
             try:
@@ -41,7 +41,7 @@ class Endpoint:
         path = user_path(value)
         if path.is_dir():
             if not any((path / name).is_file() for name in _TOKENIZER_FILES):
-                raise UsageError(f"{flag} {value}: no tokenizer there; expected one of {', '.join(_TOKENIZER_FILES)}")
+                raise UsageError(f"{flag} {value}: no tokenizer found; expected one of {', '.join(_TOKENIZER_FILES)}")
             return cls(path.name, str(path.resolve()), _has_weights(path), None, trust_remote_code)
         if path.exists() or HUB_ID.fullmatch(value) is None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Does the error grow with the length? (Paper, Table "Long-context alignment error".)"""
+"""Alignment error by length. Source: paper, Table "Long-context alignment error"."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LENGTHS = (1024, 2048, 4096, 8192)  # target tokens
 
 
 def stretches(corpus: Corpus, tokens: int, count: int, target: LazyModel, seed: int) -> list[str]:
-    """Return contiguous stretches of whole words of at most so many target tokens, and hardly fewer.
+    """Return `count` contiguous stretches of whole words, each filling `tokens` target tokens as far as possible.
 
-    Raises DataError when the text has none that the target carries.
+    Raises DataError when the text has none that the target encodes unchanged.
     """
     rng = random.Random(seed)
     width, failures = 1.0, 0
@@ -40,10 +40,10 @@ def stretches(corpus: Corpus, tokens: int, count: int, target: LazyModel, seed: 
         if ids is None:
             failures += 1
             if failures > _TRIES:
-                raise DataError(f"the text has no stretch of {tokens} tokens that {target.name} carries unchanged")
+                raise DataError(f"the text has no stretch of {tokens} tokens that {target.name} encodes unchanged")
             continue
         if len(ids) <= tokens:
-            width *= 1.3  # characters per token, to be safe
+            width *= 1.3  # characters per token
             continue
         end = int(token_offsets(ids, target.tokenizer, text)[tokens - 1, 1])
         limit = len(text.encode()[:end].decode(errors="ignore"))
@@ -71,25 +71,24 @@ def length(
     on_batch: OnBatch,
     lengths: Sequence[int] = LENGTHS,
 ) -> Length:
-    """Return relative MAE at each number of target tokens: of the alignment, of the paper's map, of copying by
-    position.
+    """Return the relative MAE by number of target tokens: of the alignment, the paper's map, and a copy by position.
 
-    Only the source's model runs. What is longer than its context is scored in windows.
+    Only the source's model runs. Texts longer than its context are scored in windows.
     """
-
     corpus, left_out = common_corpus(passages, source, target)
     rows: list[LengthRow] = []
     for tokens in lengths:
         scored = score_texts(stretches(corpus, tokens, count, target, seed), source, target, on_batch)
         truth = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in scored]
-        errors = {
-            name: relative_error([_mass(s, values(s), target) for s in scored], truth)
-            for name, values in (
-                ("aligned", lambda s: s.align(source, target, anchor)),
-                ("paper", lambda s: s.align(source, target, "paper")),
-                ("naive", lambda s: naive(s.trace, len(s.target_ids))),
-            )
+        estimates = {
+            "aligned": [s.align(source, target, anchor) for s in scored],
+            "paper": [s.align(source, target, "paper") for s in scored],
+            "naive": [naive(s.trace, len(s.target_ids)) for s in scored],
         }
+        errors = {}
+        for name, traces in estimates.items():
+            masses = [_mass(s, values, target) for s, values in zip(scored, traces, strict=True)]
+            errors[name] = relative_error(masses, truth)
         rows.append(
             {
                 "target_tokens": tokens,

@@ -1,4 +1,4 @@
-"""Is the mass of every word kept? (Paper, Table "THL preserves source word-level mass on WikiText-103".)"""
+"""Errors of word mass. Source: paper, Table "THL preserves source word-level mass on WikiText-103"."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mutualrl.errors import DataError
 from mutualrl.thl import Anchor
 from mutualrl.thl.units import Floats
 
-SHORTEST, LONGEST = 5, 80  # tokens of a span, of the source
+SHORTEST, LONGEST = 5, 80  # source tokens of a span
 _TRIES = 200
 
 
 def spans(corpus: Corpus, count: int, source: LazyModel, target: LazyModel, seed: int) -> list[str]:
-    """Return contiguous stretches of whole words with 5 to 80 source tokens that both tokenizers carry.
+    """Return contiguous stretches of whole words with 5 to 80 source tokens that both tokenizers encode unchanged.
 
     Raises DataError when the text has none.
     """
@@ -47,8 +47,7 @@ def mass(
     seed: int,
     on_batch: OnBatch,
 ) -> Mass:
-    """Return per-word errors in nats, between source and aligned, and between aligned and the target's own
-    log-probs.
+    """Return per-word errors in nats, between source and aligned, and between aligned and the target's log-probs.
 
     Rows: each model onto itself (the paper's controls), source onto target with `anchor`, and with the paper's map.
     `prefix_leak_max`: the largest |sum over the words so far of source - aligned|.
@@ -56,38 +55,41 @@ def mass(
     corpus, left_out = common_corpus(passages, source, target)
     texts = spans(corpus, count, source, target, seed)
     forward = score_texts(texts, source, target, on_batch)
-    own = target.score([scored.target_ids for scored in forward], on_batch)
-    backward = [
+    target_traces = target.score([scored.target_ids for scored in forward], on_batch)
+    target_alone = [
         Scored(scored.text, scored.target_ids, values, scored.target_ids)
-        for scored, values in zip(forward, own, strict=True)
+        for scored, values in zip(forward, target_traces, strict=True)
     ]
-    alone = [Scored(scored.text, scored.source_ids, scored.trace, scored.source_ids) for scored in forward]
+    source_alone = [Scored(scored.text, scored.source_ids, scored.trace, scored.source_ids) for scored in forward]
     rows = [
-        _row(source, source, anchor, alone, [scored.trace for scored in alone]),
-        _row(target, target, anchor, backward, own),
-        _row(source, target, anchor, forward, own),
-        *([] if anchor == "paper" else [_row(source, target, "paper", forward, own)]),
+        _row(source, source, anchor, source_alone, [scored.trace for scored in source_alone]),
+        _row(target, target, anchor, target_alone, target_traces),
+        _row(source, target, anchor, forward, target_traces),
+        *([] if anchor == "paper" else [_row(source, target, "paper", forward, target_traces)]),
     ]
     return {"spans": len(texts), "passages_left_out": left_out, "rows": rows}
 
 
 def _row(
-    source: LazyModel, target: LazyModel, anchor: Anchor, scored: Sequence[Scored], own: Sequence[Floats]
+    source: LazyModel, target: LazyModel, anchor: Anchor, scored: Sequence[Scored], native_traces: Sequence[Floats]
 ) -> MassRow:
-    given = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in scored]
+    original = [unit_mass(s.text, s.source_ids, s.trace, source.tokenizer) for s in scored]
     aligned = [unit_mass(s.text, s.target_ids, s.align(source, target, anchor), target.tokenizer) for s in scored]
-    native = [unit_mass(s.text, s.target_ids, values, target.tokenizer) for s, values in zip(scored, own, strict=True)]
-    differences = np.concatenate([a - b for a, b in zip(given, aligned, strict=True)])
-    apart = np.abs(np.concatenate([a - b for a, b in zip(aligned, native, strict=True)]))
-    leaks = [float(np.abs(np.cumsum(a - b)).max(initial=0.0)) for a, b in zip(given, aligned, strict=True)]
+    native = [
+        unit_mass(s.text, s.target_ids, values, target.tokenizer)
+        for s, values in zip(scored, native_traces, strict=True)
+    ]
+    source_errors = np.abs(np.concatenate([a - b for a, b in zip(original, aligned, strict=True)]))
+    target_errors = np.abs(np.concatenate([a - b for a, b in zip(aligned, native, strict=True)]))
+    leaks = [float(np.abs(np.cumsum(a - b)).max(initial=0.0)) for a, b in zip(original, aligned, strict=True)]
     return {
         "source": source.name,
         "target": target.name,
         "anchor": anchor,
-        "words": len(differences),
-        "source_aligned_mae": float(np.abs(differences).mean()),
-        "source_aligned_max": float(np.abs(differences).max()),
-        "aligned_target_mae": float(apart.mean()),
-        "aligned_target_max": float(apart.max()),
+        "words": len(source_errors),
+        "source_aligned_mae": float(source_errors.mean()),
+        "source_aligned_max": float(source_errors.max()),
+        "aligned_target_mae": float(target_errors.mean()),
+        "aligned_target_max": float(target_errors.max()),
         "prefix_leak_max": max(leaks),
     }

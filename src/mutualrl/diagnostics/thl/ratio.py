@@ -1,9 +1,9 @@
-"""Importance ratios on responses that the source samples. (Paper, Tables "Token-level ratio statistics ..." and
-"THL yields finite sequence-level importance ratios ...".)
+"""Importance ratios on responses sampled by the source. Source: paper, Tables "Token-level ratio statistics ..." and
+"THL yields finite sequence-level importance ratios ...".
 
 The numerator is always the target's log-prob of its own tokens of the response, after its own prompt tokens. The
 denominators: the source's trace aligned; the source's trace of the same response after another prompt, aligned
-(shuffled); every word given the mass of the word before it (broken); and the paper's map.
+(shuffled); a shifted map, where each word gets the mass of the previous one (broken); and the paper's map.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ BINS = np.linspace(-6.0, 6.0, 49)
 def log_ratios(
     sampled: Responses, alignments: Sequence[Alignment], source: LazyModel, target: LazyModel, anchor: Anchor
 ) -> dict[str, list[Floats]]:
-    """Return log-ratios of the covered target tokens of every response, by denominator; `alignments` are those of the
-    source's trace under the anchor."""
+    """Return log-ratios of the covered target tokens of every response, by denominator; `alignments`: of the source's
+    trace under the anchor."""
     variants = [
         ("shuffled prompt", sampled.shuffled, anchor),
         *([] if anchor == "paper" else [("paper's map", sampled.behaviour, "paper")]),
         *([] if anchor == "paper-fallback" else [(DENOMINATORS[-1], sampled.behaviour, "paper-fallback")]),
     ]
     aligned = {"aligned": _covered(sampled, alignments)}
-    for name, traces, how in variants:
-        aligned[name] = _covered(sampled, align(sampled, traces, how, source, target))
+    for name, traces, variant_anchor in variants:
+        aligned[name] = _covered(sampled, align(sampled, traces, variant_anchor, source, target))
     aligned["broken alignment"] = [
         _broken(response, trace, own, source, target)
         for response, trace, own in zip(sampled.responses, sampled.behaviour, sampled.own, strict=True)
@@ -72,8 +72,8 @@ def align(
 
 
 def residual(alignments: Sequence[Alignment]) -> Residual:
-    """Return, over responses, what their alignment loses: delta_THL = |R| (mean, p99, largest), C_mis, the clipped mass
-    and the share of target tokens without a value."""
+    """Return the alignments' losses over responses: delta_THL = |R| (mean, p99, largest), C_mis, the clipped mass and
+    the fraction of target tokens without a value."""
     deltas = np.array([a.delta for a in alignments])
     return {
         "delta_thl": float(deltas.mean()),
@@ -86,8 +86,8 @@ def residual(alignments: Sequence[Alignment]) -> Residual:
 
 
 def _broken(response: Response, trace: Floats, own: Floats, source: LazyModel, target: LazyModel) -> Floats:
-    """Return the word map rotated by one word: every word gets the mass of the word before it, the first that of the
-    last."""
+    """Return the log-ratios under the word map rotated by one: each word gets the mass of the previous word, the first
+    that of the last."""
     alignment = align_logprobs(
         response.text,
         response.source_ids,
@@ -98,17 +98,17 @@ def _broken(response: Response, trace: Floats, own: Floats, source: LazyModel, t
         anchor="word",
         source_eos_ids=source.engine.eos_token_ids,
     )
-    moved = transfer(alignment.units, np.maximum(trace, -BOUND), len(response.target_ids), rotate=1)
-    values = moved.logprobs
-    for s, t in alignment.paired:  # the end is no word
+    rotated = transfer(alignment.units, np.maximum(trace, -BOUND), len(response.target_ids), rotate=1)
+    values = rotated.logprobs
+    for s, t in alignment.paired:  # the end of sequence is not a word
         values[t] = trace[s]
     covered = ~np.isnan(values)
     return (own - values)[covered]
 
 
 def token_rows(ratios: dict[str, list[Floats]]) -> list[TokenRatioRow]:
-    """Return per denominator: p99 of the token ratio, share outside [0.8, 1.2], share of responses with a ratio over
-    10."""
+    """Return per denominator: p99 of the token ratio, and the fractions of tokens outside [0.8, 1.2] and of responses
+    with a ratio over 10."""
     rows: list[TokenRatioRow] = []
     for name, responses in ratios.items():
         logs = np.concatenate(responses)
@@ -129,17 +129,16 @@ def token_rows(ratios: dict[str, list[Floats]]) -> list[TokenRatioRow]:
 
 
 def sequence_rows(ratios: dict[str, list[Floats]]) -> list[SequenceRatioRow]:
-    """Return per denominator, over responses: exp(mean log-ratio), TRL's `sequence` level; and the logarithm of
-    exp(sum)."""
+    """Return per denominator, over responses: exp(mean log-ratio), TRL's `sequence` level, and the log-ratio sum."""
     rows: list[SequenceRatioRow] = []
     for name, responses in ratios.items():
-        some = [r for r in responses if len(r)]
-        means, sums = np.array([r.mean() for r in some]), np.array([r.sum() for r in some])
+        covered = [r for r in responses if len(r)]
+        means, sums = np.array([r.mean() for r in covered]), np.array([r.sum() for r in covered])
         ratio = np.exp(means)
         rows.append(
             {
                 "denominator": name,
-                "responses": len(some),
+                "responses": len(covered),
                 "median": float(np.median(ratio)),
                 "p99": float(np.quantile(ratio, 0.99)),
                 "clip_rate": float(np.mean((ratio < LOW) | (ratio > HIGH))),

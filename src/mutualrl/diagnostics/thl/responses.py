@@ -1,4 +1,4 @@
-"""Responses that a pair's source samples, scored for the ratios: by the source, after another prompt, by the target."""
+"""Responses sampled by a pair's source; scored by the source after their and another prompt, and by the target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Track = Callable[[str, int], OnBatch]
 
 @dataclass(frozen=True)
 class Response:
-    """Response of the source: its prompt's number, ids, text, and the target's ids."""
+    """Response of the source: its prompt's index, its ids and text, and the target's ids."""
 
     prompt: int
     source_ids: tuple[int, ...]
@@ -29,8 +29,8 @@ class Response:
 class Responses:
     """Responses with the log-probs that the denominators and the numerator need, all in the same order.
 
-    `behaviour`, `shuffled`: the source's, after the prompt and after another one; `own`: the target's of its own
-    tokens. `left_out`: counts of prompts and responses that could not be used, by reason.
+    `behaviour`, `shuffled`: the source's, after the prompt and after another prompt; `own`: the target's, of its own
+    tokens. `left_out`: counts of unusable prompts and responses, by reason.
     """
 
     responses: list[Response]
@@ -42,7 +42,7 @@ class Responses:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids of every prompt on both sides; `fitting`: numbers of those that leave room for a response on both."""
+    """Token ids of every prompt on both sides; `fitting`: indices of those that leave room for a response on both."""
 
     source: list[list[int]]
     target: list[list[int]]
@@ -53,24 +53,24 @@ class Prompts:
 def respond(
     prompts: Sequence[str], source: LazyModel, target: LazyModel, sampling: Sampling, track: Track
 ) -> Responses:
-    """Sample the source on the prompts, all different, and score its responses.
+    """Sample the source on the prompts, which must be distinct, and score its responses.
 
-    Left out and counted: prompts too long for either context, empty responses, and such as the target's tokenizer
-    changes or its context does not hold. Raises DataError when fewer than two prompts, or no response, are left.
+    Left out and counted: prompts too long for either context, empty responses, and those that the target's tokenizer
+    changes or that exceed its context. Raises DataError when fewer than two prompts, or no response, remain.
     """
     requested = _fitting(prompts, source, target, sampling.max_new_tokens)
     first = requested.source[requested.fitting[0]]
-    _score(source, [first[:1]], [first[1:]], track)  # a model that gives no numbers is refused here, with its name
+    _score(source, [first[:1]], [first[1:]], track)  # fail early on a model with non-finite log-probs
     responses, left_out = _sample(prompts, requested, source, target, sampling, track)
     if not responses:
         raise DataError(f"no response of {source.name} can be scored by {target.name}; left out: {left_out}")
     other = _derangement(requested.fitting, sampling.seed)
-    given, learner = [r.source_ids for r in responses], [r.target_ids for r in responses]
+    source_ids, target_ids = [r.source_ids for r in responses], [r.target_ids for r in responses]
     return Responses(
         responses,
-        behaviour=_score(source, [requested.source[r.prompt] for r in responses], given, track),
-        shuffled=_score(source, [requested.source[other[r.prompt]] for r in responses], given, track),
-        own=_score(target, [requested.target[r.prompt] for r in responses], learner, track),
+        behaviour=_score(source, [requested.source[r.prompt] for r in responses], source_ids, track),
+        shuffled=_score(source, [requested.source[other[r.prompt]] for r in responses], source_ids, track),
+        own=_score(target, [requested.target[r.prompt] for r in responses], target_ids, track),
         left_out={"prompts": len(prompts) - len(requested.fitting), **left_out},
     )
 
@@ -80,13 +80,11 @@ def _fitting(prompts: Sequence[str], source: LazyModel, target: LazyModel, new_t
 
     ids = [prompt_ids(prompts, model.tokenizer) for model in (source, target)]
     limits = [model.engine.context for model in (source, target)]
-    fitting = [
-        number
-        for number in range(len(prompts))
-        if all(
-            side[number] and len(side[number]) + new_tokens <= limit for side, limit in zip(ids, limits, strict=True)
-        )
-    ]
+    fitting = []
+    for index in range(len(prompts)):
+        lengths = [len(side[index]) for side in ids]
+        if all(0 < length <= limit - new_tokens for length, limit in zip(lengths, limits, strict=True)):
+            fitting.append(index)
     if len(fitting) < 2:
         raise DataError(
             f"{len(fitting)} of {len(prompts)} different prompts leave room for {new_tokens} new tokens in contexts of "
@@ -99,12 +97,12 @@ def _sample(
     prompts: Sequence[str], requested: Prompts, source: LazyModel, target: LazyModel, sampling: Sampling, track: Track
 ) -> tuple[list[Response], dict[str, int]]:
     on_batch = track(f"{source.name}: sampling", len(requested.fitting))
-    ids = [requested.source[number] for number in requested.fitting]
+    ids = [requested.source[index] for index in requested.fitting]
     groups = source.engine.generate_ids(ids, sampling, on_batch)
     responses: list[Response] = []
     left_out = {"empty": 0, "changed": 0, "too_long": 0}
-    for number, group in zip(requested.fitting, groups, strict=True):
-        room = requested.target_context - len(requested.target[number])
+    for index, group in zip(requested.fitting, groups, strict=True):
+        room = requested.target_context - len(requested.target[index])
         for completion in group:
             text = decode_completion(completion.token_ids, source.tokenizer)
             retokenized = retokenize(text, target.tokenizer, room, ended=completion.ended)
@@ -112,7 +110,7 @@ def _sample(
             if reason:
                 left_out[reason] += 1
             else:
-                responses.append(Response(number, completion.token_ids, text, retokenized.ids))
+                responses.append(Response(index, completion.token_ids, text, retokenized.ids))
     return responses, left_out
 
 
@@ -125,7 +123,7 @@ def _why_unencodable(text: str, retokenized: Retokenized) -> str | None:
 
 
 def _derangement(items: Sequence[int], seed: int) -> dict[int, int]:
-    """Return each item's partner: another one, at random."""
+    """Return a random partner for each item, never itself."""
     order = list(items)
     random.Random(seed).shuffle(order)
     return dict(zip(order, [*order[1:], order[0]], strict=True))
@@ -134,6 +132,5 @@ def _derangement(items: Sequence[int], seed: int) -> dict[int, int]:
 def _score(
     model: LazyModel, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], track: Track
 ) -> list[Floats]:
-
     on_batch = track(f"{model.name}: scoring", len(completions))
     return model.engine.logprobs(prompts, completions, on_batch)

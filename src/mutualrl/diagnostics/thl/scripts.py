@@ -1,4 +1,4 @@
-"""Words, characters, or a switch between them? (Paper, Table "Multilingual alignment error".)"""
+"""Alignment error by family of scripts and by rule. Source: paper, Table "Multilingual alignment error"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES: tuple[tuple[str, Anchor, Unit], ...] = (
 
 
 def scripts(passages: Sequence[str], source: LazyModel, target: LazyModel, on_batch: OnBatch) -> Scripts:
-    """Return relative MAE of each rule by family of script, per word, or per character in a text with CJK."""
+    """Return the relative MAE of each rule by family of scripts, per word, or per character in a text with CJK."""
     scored = score_texts([passage.strip() for passage in passages], source, target, on_batch)
     rows: list[ScriptRow] = []
     for name in FAMILIES:
@@ -32,9 +32,9 @@ def scripts(passages: Sequence[str], source: LazyModel, target: LazyModel, on_ba
         errors = {}
         for rule, anchor, unit in RULES:
             masses = []
-            for each in texts:
-                values = each.align(source, target, anchor, unit)
-                masses.append(unit_mass(each.text, each.target_ids, values, target.tokenizer))
+            for s in texts:
+                values = s.align(source, target, anchor, unit)
+                masses.append(unit_mass(s.text, s.target_ids, values, target.tokenizer))
             errors[rule] = relative_error(masses, truth)
         rows.append(
             {

@@ -1,4 +1,4 @@
-"""Carry out a THL check: the tokenizers of every pair first, then the tables that need models."""
+"""Run a THL check: first the tokenizers of every pair, then the tables that need models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mutualrl.diagnostics.thl.traces import LazyModel, OnBatch, common_corpus
 from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
 from mutualrl.engines.base import Sampling
 
-_TRIES = 4  # draws for each opening that is wanted: some come up twice
+_TRIES = 4  # draws per opening, since some are duplicates
 
 
 def check(request: ThlRequest, console: Console) -> ThlCheck:
@@ -38,7 +38,7 @@ def check(request: ThlRequest, console: Console) -> ThlCheck:
 
         pairs = [_tokenizers(request, pool[a], pool[b], track) for a, b in request.pairs]
         for (a, b), pair in zip(request.pairs, pairs, strict=True):
-            if request.suites and pair["tokenizers"]:  # both are of a kind whose tokens can be placed
+            if request.suites and pair["tokenizers"]:  # empty when a tokenizer is not supported
                 _add_suites(pair, request, pool[a], pool[b], track)
     return {
         "safe": all(pair["safe"] for pair in pairs),
@@ -82,17 +82,17 @@ def _add_ratios(pair: PairCheck, request: ThlRequest, source: LazyModel, target:
     sampled = respond(_prompts(request, source, target), source, target, sampling, track)
     alignments = align(sampled, sampled.behaviour, request.anchor, source, target)
     ratios = log_ratios(sampled, alignments, source, target, request.anchor)
-    lost = residual(alignments)
+    losses = residual(alignments)
     responses, left_out = len(sampled.responses), sampled.left_out
     if "ratio" in request.suites:
-        pair["ratio"] = {"responses": responses, "left_out": left_out, "residual": lost, "rows": token_rows(ratios)}
+        pair["ratio"] = {"responses": responses, "left_out": left_out, "residual": losses, "rows": token_rows(ratios)}
     if "sequence" in request.suites:
         rows = sequence_rows(ratios)
-        pair["sequence"] = {"responses": responses, "left_out": left_out, "residual": lost, "rows": rows}
+        pair["sequence"] = {"responses": responses, "left_out": left_out, "residual": losses, "rows": rows}
 
 
 def _prompts(request: ThlRequest, source: LazyModel, target: LazyModel) -> list[str]:
-    """Return the task's prompts, or openings of the text: a few words from random places."""
+    """Return the task's prompts, or openings of the text: a few words from random positions."""
     if request.prompts is not None:
         return list(request.prompts)
     corpus, _ = common_corpus(request.passages, source, target)

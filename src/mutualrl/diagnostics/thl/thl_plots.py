@@ -13,7 +13,7 @@ from mutualrl.diagnostics.thl.ratio import BINS
 
 
 def plot(result: ThlCheck, directory: Path) -> list[Path]:
-    """Draw what the check has figures for into `directory_for`'s answer; returns the files."""
+    """Draw the figures of a check into `directory`; return the files."""
     import matplotlib.pyplot as plt
 
     files = []
@@ -37,12 +37,12 @@ def _tokenizers(axis: Axes, columns: Columns) -> None:
 
 def _mass(axis: Axes, columns: Columns) -> None:
     rows = columns["rows"]
-    places = np.arange(len(rows))
-    axis.bar(places - 0.2, [row["source_aligned_mae"] for row in rows], 0.4, label="Src→Aligned")
-    axis.bar(places + 0.2, [row["aligned_target_mae"] for row in rows], 0.4, label="Aligned→Target")
+    positions = np.arange(len(rows))
+    axis.bar(positions - 0.2, [row["source_aligned_mae"] for row in rows], 0.4, label="Src→Aligned")
+    axis.bar(positions + 0.2, [row["aligned_target_mae"] for row in rows], 0.4, label="Aligned→Target")
     labels = [f"{row['source']} →\n{row['target']}\n{row['anchor']}" for row in rows]
-    axis.set_xticks(places, labels, fontsize=7, parse_math=False)
-    axis.set(ylabel="MAE of a word's mass (nats)")
+    axis.set_xticks(positions, labels, fontsize=7, parse_math=False)
+    axis.set(ylabel="MAE of word mass (nats)")
     axis.legend()
 
 
@@ -58,10 +58,10 @@ def _length(axis: Axes, columns: Columns) -> None:
 
 
 def _scripts(axis: Axes, columns: Columns) -> None:
-    places = np.arange(len(columns["rows"]))
+    positions = np.arange(len(columns["rows"]))
     for number, rule in enumerate(("word", "char", "auto", "span")):
-        axis.bar(places + 0.2 * (number - 1.5), [100 * row[rule] for row in columns["rows"]], 0.2, label=rule)
-    axis.set_xticks(places, [row["family"] for row in columns["rows"]])
+        axis.bar(positions + 0.2 * (number - 1.5), [100 * row[rule] for row in columns["rows"]], 0.2, label=rule)
+    axis.set_xticks(positions, [row["family"] for row in columns["rows"]])
     axis.set(ylabel="relative MAE (%)")
     axis.legend()
 
@@ -72,7 +72,7 @@ def _histogram(label: str) -> Callable[[Axes, Columns], None]:
             counts = np.array(row["histogram"]) / max(1, sum(row["histogram"]))
             axis.stairs(counts, BINS, label=row["denominator"])
         axis.axvspan(np.log(0.8), np.log(1.2), alpha=0.15)
-        axis.set(yscale="log", xlabel=label, ylabel="share")
+        axis.set(yscale="log", xlabel=label, ylabel="fraction")
         axis.legend(fontsize=7)
 
     return draw

@@ -1,4 +1,4 @@
-"""The request of `thl-check`, checked before any model is loaded."""
+"""Request of `thl-check`, checked before any model is loaded."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SAMPLED = ("ratio", "sequence")
 #: the paper's sizes (Appendices "Sanity checks on THL word alignment" and "THL alignment diagnostics")
 SPANS, SEQUENCES, PROMPTS, SAMPLES = 1024, 64, 256, 5
 MAX_NEW_TOKENS = 64
-OPENING = 8  # words of a prompt that is taken from the text
+OPENING = 8  # words per prompt taken from the text
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThlFlags:
-    """Command's flags as they were typed; None means not given."""
+    """Command-line flags as typed; None: not given."""
 
     pool: str | None = None
     source: str | None = None
@@ -45,7 +45,7 @@ class ThlFlags:
 
 @dataclass(frozen=True)
 class ThlRequest:
-    """Ordered pairs, texts, suites and sizes. `prompts`: None when they are to be taken from the text."""
+    """Ordered pairs, texts, suites and sizes. `prompts`: None to take them from the text."""
 
     pairs: tuple[tuple[Endpoint, Endpoint], ...]
     passages: tuple[str, ...]
@@ -68,7 +68,7 @@ class ThlRequest:
         recipe = _recipe(flags)
         pairs = _pairs(flags, recipe)
         suites = _suites(flags.suite, pairs)
-        _refuse_idle(flags, suites)
+        _reject_unused(flags, suites)
         passages = load_passages(flags.text)
         prompts, prompt_name = _prompts(flags, recipe) if set(suites) & set(SAMPLED) else (None, "")
         tokens = recipe.trainer.get("max_completion_length") if recipe else None
@@ -97,7 +97,7 @@ def _size(default: int, limit: int | None) -> int:
 
 
 def _prompt_count(flags: ThlFlags) -> int:
-    """Return how many prompts at most; two are needed to shuffle them."""
+    """Return the largest number of prompts; shuffling needs at least two."""
     return max(2, _size(flags.prompts or PROMPTS, flags.limit))
 
 
@@ -120,8 +120,8 @@ def _pairs(flags: ThlFlags, recipe: Recipe | None) -> tuple[tuple[Endpoint, Endp
             raise UsageError(f"pool {recipe.pool!r} has one policy ({ends[0].name!r}); a check needs two")
         return tuple((a, b) for a in ends for b in ends if a is not b)
     if flags.source is None or flags.target is None:
-        given, missing = ("--target", "--source") if flags.source is None else ("--source", "--target")
-        raise UsageError(f"{given} alone is no pair; add {missing} MODEL")
+        present, missing = ("--target", "--source") if flags.source is None else ("--source", "--target")
+        raise UsageError(f"{present} alone is not a pair; add {missing} MODEL")
     trust = flags.trust_remote_code
     return (
         (
@@ -135,31 +135,31 @@ def _suites(requested: str | None, pairs: tuple[tuple[Endpoint, Endpoint], ...])
     known = (TOKENIZERS, *SUITES, "all")
     if requested is not None and requested not in known:
         raise UsageError(f"--suite {requested}: expected one of: {', '.join(known)}")
-    without = [end.name for pair in pairs for end in pair if not end.has_model]
-    if requested == TOKENIZERS or (requested is None and without):
+    without_weights = [end.name for pair in pairs for end in pair if not end.has_model]
+    if requested == TOKENIZERS or (requested is None and without_weights):
         return ()
-    if without:
+    if without_weights:
         raise UsageError(
-            f"--suite {requested} needs models, and {without[0]!r} has no weights (a tokenizer alone); "
+            f"--suite {requested} needs models, and {without_weights[0]!r} has no weights (only a tokenizer); "
             f"use --suite {TOKENIZERS}, or name a model directory"
         )
     return SUITES if requested in (None, "all") else (str(requested),)
 
 
-def _refuse_idle(flags: ThlFlags, suites: tuple[str, ...]) -> None:
+def _reject_unused(flags: ThlFlags, suites: tuple[str, ...]) -> None:
     """Raise UsageError for a flag about responses when none are sampled."""
-    details = {
+    response_flags = {
         "--task": flags.task,
         "--data": flags.data,
         "--prompts": flags.prompts,
         "--samples": flags.samples,
         "--max-new-tokens": flags.max_new_tokens,
     }
-    idle = [flag for flag, value in details.items() if value is not None]
-    if idle and not set(suites) & set(SAMPLED):
+    unused = [flag for flag, value in response_flags.items() if value is not None]
+    if unused and not set(suites) & set(SAMPLED):
         chosen = ", ".join(suites) or TOKENIZERS
         raise UsageError(
-            f"{', '.join(idle)}: no effect here; the suites {' and '.join(SAMPLED)} sample responses, this is {chosen}"
+            f"{', '.join(unused)}: no effect with suite {chosen}; only {' and '.join(SAMPLED)} sample responses"
         )
 
 

@@ -19,7 +19,7 @@ def markdown(result: ThlCheck) -> str:
 
 
 def verdict(pairs: Sequence[PairCheck]) -> str:
-    """Return the message about which directions can be used."""
+    """Return the directions that are safe or unsafe, as a sentence."""
     unsafe = [_pair(pair) for pair in pairs if not pair["safe"]]
     if not unsafe:
         return "Safe: texts and traces can be exchanged in every direction that was checked."
@@ -32,8 +32,8 @@ def _pair(pair: PairCheck | Columns) -> str:
     return f"{_name(pair['source'])} → {_name(pair['target'])}"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f}"
 
 
 def _tokenizer_table(pairs: Sequence[PairCheck]) -> str:
@@ -51,17 +51,20 @@ def _both(read: Callable[[SideFigures], str]) -> Callable[[TokenizerFigures], st
 _TOKENIZER_ROWS: tuple[tuple[str, Callable[[TokenizerFigures], str]], ...] = (
     ("texts encoded unchanged, source / target (%)", _both(lambda side: _percent(side["round_trip"]))),
     ("tokens", _both(lambda side: str(side["tokens"]))),
-    ("1:1 groups (%)", lambda found: _percent(found["one_to_one"])),
-    ("mean group", lambda found: "{source:.2f} : {target:.2f}".format(**found["mean_group"])),
-    ("largest group", lambda found: "{source} : {target}".format(**found["largest_group"])),
-    ("tokens over several words (%)", _both(lambda side: _percent(side["straddling"]))),
-    ("tokens without a place (%)", _both(lambda side: _percent(side["uncovered"]))),
+    ("1:1 groups (%)", lambda figures: _percent(figures["one_to_one"])),
+    ("mean group", lambda figures: "{source:.2f} : {target:.2f}".format(**figures["mean_group"])),
+    ("largest group", lambda figures: "{source} : {target}".format(**figures["largest_group"])),
+    ("tokens that span several words (%)", _both(lambda side: _percent(side["straddling"]))),
+    ("unplaced tokens (%)", _both(lambda side: _percent(side["uncovered"]))),
     ("end of sequence", _both(lambda side: f"`{_name(str(side['eos']))}`")),
-    ("ends meet (%)", lambda found: _percent(found["end_to_end"])),
-    ("special tokens spelled out stay text", _both(lambda side: "yes" if side["specials_spelled_stay_text"] else "no")),
-    ("the paper's map: tokens on a word that they do not touch (%)", _both(lambda side: _percent(side["paper_drift"]))),
-    ("the paper's map: tokens on no word (%)", _both(lambda side: _percent(side["paper_cut"]))),
-    ("ours: tokens on a word that they do not touch (%)", _both(lambda side: _percent(side["word_drift"]))),
+    ("ends of sequence aligned (%)", lambda figures: _percent(figures["end_to_end"])),
+    ("spelled-out special tokens stay text", _both(lambda side: "yes" if side["specials_spelled_stay_text"] else "no")),
+    (
+        "the paper's map: tokens mapped to a non-overlapping word (%)",
+        _both(lambda side: _percent(side["paper_drift"])),
+    ),
+    ("the paper's map: tokens mapped to no word (%)", _both(lambda side: _percent(side["paper_cut"]))),
+    ("ours: tokens mapped to a non-overlapping word (%)", _both(lambda side: _percent(side["word_drift"]))),
 )
 
 
@@ -75,20 +78,20 @@ def _rows(pairs: Sequence[PairCheck], suite: str) -> list[tuple[PairCheck, Colum
 
 
 def _mass(pairs: Sequence[PairCheck]) -> str:
-    figures = (
+    keys = (
         "source_aligned_mae",
         "source_aligned_max",
         "aligned_target_mae",
         "aligned_target_max",
         "prefix_leak_max",
     )
-    seen: dict[tuple[str, ...], list[str]] = {}
+    cells: dict[tuple[str, ...], list[str]] = {}
     for _, row in _rows(pairs, "mass"):
-        key = (row["source"], row["target"], row["anchor"])
-        seen.setdefault(key, [_pair(row), row["anchor"], str(row["words"]), *(f"{row[name]:.4f}" for name in figures)])
+        row_key = (row["source"], row["target"], row["anchor"])
+        cells.setdefault(row_key, [_pair(row), row["anchor"], str(row["words"]), *(f"{row[key]:.4f}" for key in keys)])
     spans = next(pair["mass"]["spans"] for pair in pairs if "mass" in pair)
     head = ["pair", "anchor", "words", "Src→Aligned MAE", "Max", "Aligned→Target MAE", "Max", "Prefix Leak Max"]
-    return _table(f"mass: errors of a word's mass in nats, {spans} spans of 5 to 80 tokens", head, list(seen.values()))
+    return _table(f"mass: errors of word mass in nats, {spans} spans of 5 to 80 tokens", head, list(cells.values()))
 
 
 def _length(pairs: Sequence[PairCheck]) -> str:
@@ -105,11 +108,11 @@ def _length(pairs: Sequence[PairCheck]) -> str:
         "copy by position (%)",
         "reduction (%)",
     ]
-    table = _table("length: relative MAE of a word's mass", head, rows)
-    short = {row["target_tokens"] for _, row in _rows(pairs, "length") if row["repeating"]}
-    if not short:
+    table = _table("length: relative MAE of word mass", head, rows)
+    repeated = {row["target_tokens"] for _, row in _rows(pairs, "length") if row["repeating"]}
+    if not repeated:
         return table
-    return f"{table}\n\nThe text is shorter than {min(short)} tokens: stretches of so many repeat it."
+    return f"{table}\n\nThe text is shorter than {min(repeated)} tokens: stretches of that length repeat it."
 
 
 def _scripts(pairs: Sequence[PairCheck]) -> str:
@@ -139,16 +142,16 @@ def _ratio(pairs: Sequence[PairCheck]) -> str:
 
 
 def _residual(pairs: Sequence[PairCheck]) -> str:
-    """Return what the alignment of the sampled responses loses, one row per pair."""
+    """Return the losses of aligning the sampled responses, one row per pair."""
     rows = []
     for pair in pairs:
         if "ratio" in pair:
-            lost = pair["ratio"]["residual"]
-            nats = [f"{lost[key]:.4g}" for key in ("delta_thl", "delta_thl_p99", "delta_thl_max")]
-            others = [f"{lost['mismatched']:.4g}", f"{lost['clipped_mass']:.4g}", _percent(lost["uncovered"])]
+            losses = pair["ratio"]["residual"]
+            nats = [f"{losses[key]:.4g}" for key in ("delta_thl", "delta_thl_p99", "delta_thl_max")]
+            others = [f"{losses['mismatched']:.4g}", f"{losses['clipped_mass']:.4g}", _percent(losses["uncovered"])]
             rows.append([_pair(pair), *nats, *others])
     head = ["pair", "delta_THL (nats)", "p99", "max", "C_mis (tokens)", "clipped mass (nats)", "uncovered tokens (%)"]
-    return _table("residual: mass of a response's trace that reached no token", head, rows)
+    return _table("residual: mass of a response's trace that no token received", head, rows)
 
 
 def _sequence(pairs: Sequence[PairCheck]) -> str:

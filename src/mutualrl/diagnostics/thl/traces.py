@@ -1,7 +1,7 @@
-"""Models on texts: ids, log-probs, and mass by unit. What the suites share.
+"""Token ids, log-probs and unit masses of texts, shared by the suites.
 
 A unit is a word with the whitespace before it, or, in a text with CJK, a character. A token over several units
-gives each the part of its characters there.
+is split between them in proportion to its characters.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from mutualrl.thl.words import Unit, byte_positions, character_positions, segmen
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: told how many rows are done
+#: takes the number of newly completed rows
 OnBatch = Callable[[int], None]
 _NOTHING = TokenSpans(np.zeros(0, dtype=np.int64), all_text=True)
 
 
 @dataclass
 class LazyModel:
-    """One end of a pair: a tokenizer, and its model, each loaded on first use."""
+    """One endpoint of a pair: a tokenizer and its model, each loaded on first use."""
 
     endpoint: Endpoint
 
     @property
     def name(self) -> str:
-        """Return how the pair's tables call it."""
+        """Return its name in the pair's tables."""
         return self.endpoint.name
 
     @cached_property
@@ -55,7 +55,7 @@ class LazyModel:
         return self.endpoint.engine()
 
     def encode(self, text: str) -> list[int] | None:
-        """Return ids of a text that begins a document; None when they do not carry it."""
+        """Return the ids of a text at the start of a document; None when none decode to it."""
         table = table_of(self.tokenizer)
         for encode in (tokenize, lambda text, tokenizer: list(retokenize(text, tokenizer).ids)):
             ids: list[int] = encode(text, self.tokenizer)
@@ -67,7 +67,7 @@ class LazyModel:
         return None
 
     def score(self, texts: Sequence[Sequence[int]], on_batch: OnBatch | None = None) -> list[Floats]:
-        """Return log-probs of every token of texts behind a start token, nats."""
+        """Return log-probs of every token of texts after a start token, nats."""
         from mutualrl.engines.scoring import start_token
 
         return self.engine.text_logprobs(start_token(self.tokenizer), texts, on_batch)
@@ -75,7 +75,7 @@ class LazyModel:
 
 @dataclass(frozen=True)
 class Scored:
-    """Text, the source's ids of it and their log-probs, the target's ids of it."""
+    """Text with the source's ids and their log-probs, and the target's ids."""
 
     text: str
     source_ids: list[int]
@@ -98,9 +98,12 @@ class Scored:
 
 
 def score_texts(texts: Sequence[str], source: LazyModel, target: LazyModel, on_batch: OnBatch) -> list[Scored]:
-    """Return the source's traces on texts that both carry."""
-    both = [(text, source.encode(text), target.encode(text)) for text in texts]
-    encoded = [(text, ids, target_ids) for text, ids, target_ids in both if ids is not None and target_ids is not None]
+    """Return the source's traces on the texts that both encode unchanged."""
+    encoded: list[tuple[str, list[int], list[int]]] = []
+    for text in texts:
+        ids, target_ids = source.encode(text), target.encode(text)
+        if ids is not None and target_ids is not None:
+            encoded.append((text, ids, target_ids))
     traces = source.score([ids for _, ids, _ in encoded], on_batch)
     return [
         Scored(text, ids, trace, target_ids) for (text, ids, target_ids), trace in zip(encoded, traces, strict=True)
@@ -108,18 +111,18 @@ def score_texts(texts: Sequence[str], source: LazyModel, target: LazyModel, on_b
 
 
 def common_corpus(passages: Sequence[str], source: LazyModel, target: LazyModel) -> tuple[Corpus, int]:
-    """Return the passages that both tokenizers carry, as a corpus, and how many were left out.
+    """Return the passages that both tokenizers encode unchanged, as a corpus, and the number left out.
 
-    Passages with CJK are left out where there are others: one such character would make the unit of a long stretch the
-    character instead of the word. Raises DataError when none is left.
+    Passages with CJK are left out if there are others: a single such character would make the unit of a long stretch
+    the character instead of the word. Raises DataError when none remain.
     """
     stripped = [passage.strip() for passage in passages]
     by_word = [text for text in stripped if not has_cjk(text)] or stripped
     encodable = [text for text in by_word if source.encode(text) is not None and target.encode(text) is not None]
     if not encodable:
         raise DataError(
-            f"none of the {len(passages)} passages is carried unchanged by both {source.name} and {target.name}; "
-            "give others with --text"
+            f"none of the {len(passages)} passages is encoded unchanged by both {source.name} and {target.name}; "
+            "choose others with --text"
         )
     return Corpus(encodable), len(passages) - len(encodable)
 
@@ -129,7 +132,7 @@ def unit_mass(
 ) -> Floats:
     """Return the sum of the tokens' values in every unit of the text, shape (W,).
 
-    Raises TextMismatchError when the ids do not carry the text.
+    Raises TextMismatchError when the ids do not decode to the text.
     """
     data = utf8(text)
     table = table_of(tokenizer)
@@ -140,7 +143,7 @@ def unit_mass(
 
 
 def relative_error(estimates: Sequence[Floats], truth: Sequence[Floats]) -> float:
-    """Return relative MAE = sum over units |Z_src - Z_aligned| / sum |Z_src|, over all texts together."""
-    missed = sum(float(np.abs(a - b).sum()) for a, b in zip(estimates, truth, strict=True))
+    """Return relative MAE = sum over units |Z_src - Z_aligned| / sum |Z_src|, over all texts."""
+    error = sum(float(np.abs(a - b).sum()) for a, b in zip(estimates, truth, strict=True))
     total = sum(float(np.abs(b).sum()) for b in truth)
-    return missed / total if total else 0.0
+    return error / total if total else 0.0

@@ -1,6 +1,6 @@
-"""Tokenizers alone: how two vocabularies meet on a text, and whether a trace can cross from one to the other.
+"""Two tokenizers without models: how their tokens align on a text, and whether a trace can be transferred.
 
-No model is needed. Every figure is over the passages given; fractions are between 0 and 1.
+Figures are over the given passages; fractions are between 0 and 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mutualrl.thl.words import byte_positions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: a pair is unsafe when more than this share of either side's tokens cannot be placed
+#: a pair is unsafe when more than this fraction of either side's tokens cannot be placed
 UNSAFE_SHARE = 0.005
 
 
@@ -32,8 +32,8 @@ class SideCounts:
     """Counts of one side's tokens.
 
     `straddling`: tokens that span several words. `unplaced`: source tokens that give no value, target tokens that get
-    none. `mapped`: tokens of the text's own encoding that the paper's map puts on a word, `drifted` those of them that
-    do not touch it, `cut` those that it puts on none. `ours_mapped`, `ours_drifted`: the same of the anchor `word`.
+    none. `mapped`: tokens of the text's own encoding that the paper's map assigns to a word; `drifted`: those that do
+    not touch that word; `cut`: tokens assigned to no word. `ours_mapped`, `ours_drifted`: the same for anchor `word`.
     """
 
     tokens: int = 0
@@ -49,7 +49,7 @@ class SideCounts:
 
 @dataclass
 class PairCounts:
-    """Everything that is counted over the passages; `sizes`: groups by (source tokens, target tokens)."""
+    """Counts over the passages; `sizes`: groups by (source tokens, target tokens)."""
 
     texts: int = 0
     characters: int = 0
@@ -64,8 +64,8 @@ def check_vocabularies(
 ) -> TokenizerCheck:
     """Return the check of one ordered pair: figures, `safe`, and the `reasons` when it is not.
 
-    A pair is unsafe when a tokenizer is of a kind whose tokens cannot be placed, has no end-of-sequence token, or when
-    more than `UNSAFE_SHARE` of either side's tokens cannot be placed on these texts.
+    A pair is unsafe when a tokenizer is of an unsupported kind or has no end-of-sequence token, or when more than
+    `UNSAFE_SHARE` of either side's tokens cannot be placed on these texts.
     """
     reasons = []
     for role, tokenizer in (("source", source), ("target", target)):
@@ -83,24 +83,24 @@ def check_vocabularies(
         _count(counts, text, source, target, anchor)
         on_text(1)
     for role, side in (("source", counts.source), ("target", counts.target)):
-        share = _share(side.unplaced, side.tokens)
-        if share > UNSAFE_SHARE:
+        fraction = _fraction(side.unplaced, side.tokens)
+        if fraction > UNSAFE_SHARE:
             reasons.append(
-                f"{side.unplaced} of the {role}'s {side.tokens} tokens ({share:.1%}, expected at most "
+                f"{side.unplaced} of the {role}'s {side.tokens} tokens ({fraction:.1%}, expected at most "
                 f"{UNSAFE_SHARE:.1%}) cannot be placed: the target's tokenizer changes "
                 f"{counts.texts - counts.target.exact_texts} of these {counts.texts} texts"
             )
     return {"safe": not reasons, "reasons": reasons, "figures": _figures(counts, source, target)}
 
 
-def _share(part: int, total: int) -> float:
+def _fraction(part: int, total: int) -> float:
     return part / total if total else 0.0
 
 
 def _count(counts: PairCounts, text: str, source: Any, target: Any, anchor: Anchor) -> None:
     sampled = retokenize(text, source, ended=True)
     ids = list(sampled.ids)
-    retokenized = decode_completion(ids, source)  # what the target would be given
+    retokenized = decode_completion(ids, source)  # the text that the target receives
     counts.texts += 1
     counts.characters += len(retokenized)
     counts.source.exact_texts += sampled.exact
@@ -123,8 +123,8 @@ def _count(counts: PairCounts, text: str, source: Any, target: Any, anchor: Anch
 
 
 def _touched(ids: list[int], tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[Ints, Ints]:
-    """Return first and last word (with the whitespace before it) that each token touches; trailing whitespace count as
-    one more."""
+    """Return first and last word (with the whitespace before it) that each token touches; trailing whitespace counts
+    as one more."""
     spans = word_spans(text, "word")
     ends = byte_positions(text, text.encode(), [end for _, end in spans])
     offsets = token_offsets(ids, tokenizer, text)
@@ -144,30 +144,30 @@ def _count_paper(side: SideCounts, text: str, tokenizer: PreTrainedTokenizerBase
     try:
         first, last = _touched(encoded, tokenizer, text)
     except TextMismatchError:
-        return  # the tokenizer changes this text; counted as such
+        return  # the tokenizer changes this text; see exact_texts
     words = word_map(text, tokenizer)[1][: len(encoded)]
-    placed = [(place, word) for place, word in enumerate(words) if word is not None]
+    placed = [(token, word) for token, word in enumerate(words) if word is not None]
     side.mapped += len(placed)
     side.cut += len(encoded) - len(placed)
-    side.drifted += sum(not first[place] <= word <= last[place] for place, word in placed)
+    side.drifted += sum(not first[token] <= word <= last[token] for token, word in placed)
 
 
 def _figures(counts: PairCounts, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> TokenizerFigures:
     groups = sum(counts.sizes.values())
     mean_group: dict[str, float] = {}
     largest_group: dict[str, int] = {}
-    for at, role in enumerate(("source", "target")):
-        mean_group[role] = _share(sum(size[at] * n for size, n in counts.sizes.items()), groups)
-        largest_group[role] = max((size[at] for size in counts.sizes), default=0)
+    for position, role in enumerate(("source", "target")):
+        mean_group[role] = _fraction(sum(size[position] * n for size, n in counts.sizes.items()), groups)
+        largest_group[role] = max((size[position] for size in counts.sizes), default=0)
     return {
         "texts": counts.texts,
         "characters": counts.characters,
         "groups": groups,
-        "one_to_one": _share(counts.sizes[1, 1], groups),
+        "one_to_one": _fraction(counts.sizes[1, 1], groups),
         "mean_group": mean_group,
         "largest_group": largest_group,
         "group_sizes": {f"{a}:{b}": n for (a, b), n in sorted(counts.sizes.items())},
-        "end_to_end": _share(counts.ends_met, counts.texts),
+        "end_to_end": _fraction(counts.ends_met, counts.texts),
         "source": _side_figures(counts, counts.source, source),
         "target": _side_figures(counts, counts.target, target),
     }
@@ -176,14 +176,14 @@ def _figures(counts: PairCounts, source: PreTrainedTokenizerBase, target: PreTra
 def _side_figures(counts: PairCounts, side: SideCounts, tokenizer: PreTrainedTokenizerBase) -> SideFigures:
     return {
         "tokens": side.tokens,
-        "straddling": _share(side.straddling, side.tokens),
-        "uncovered": _share(side.unplaced, side.tokens),
-        "round_trip": _share(side.exact_texts, counts.texts),
+        "straddling": _fraction(side.straddling, side.tokens),
+        "uncovered": _fraction(side.unplaced, side.tokens),
+        "round_trip": _fraction(side.exact_texts, counts.texts),
         "eos": tokenizer.eos_token,
         "specials_spelled_stay_text": all(
             retokenize(f"a {special} b", tokenizer).exact for special in tokenizer.all_special_tokens
         ),
-        "paper_drift": _share(side.drifted, side.mapped),
-        "paper_cut": _share(side.cut, side.mapped + side.cut),
-        "word_drift": _share(side.ours_drifted, side.ours_mapped),
+        "paper_drift": _fraction(side.drifted, side.mapped),
+        "paper_cut": _fraction(side.cut, side.mapped + side.cut),
+        "word_drift": _fraction(side.ours_drifted, side.ours_mapped),
     }
