@@ -180,7 +180,7 @@ def _responses(rollouts: Rollouts, pool: ModelPool, peer: int, left_out: dict[st
 
 
 def _traces(rollouts: Rollouts, pool: ModelPool, peer: int, responses: list[_PeerResponse]) -> tuple[list[Floats], int]:
-    """Return the peer's log-probs of its responses, recorded or else by a forward pass, and how many by the latter."""
+    """Return the peer's log-probs of its responses, recorded or else rescored, and the number rescored."""
     traces: dict[int, Floats] = {}
     if rollouts.has("logprobs") and pool.sampled:
         for number, (unit, place, _, ids, _) in enumerate(responses):

@@ -27,7 +27,7 @@ SPARSE = 0.005
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Reward above which a rollout is a success, and below which a failure (paper, Section "Hyperparameters").
+    """Reward thresholds: above `success` a success, below `failure` a failure (paper, Section "Hyperparameters").
 
     `gate`: whether all or any of a learner's rollouts must fail; `pick`: how SGT draws a success; `own`: overrides of
     single learners, by name."""
@@ -56,8 +56,8 @@ def successes(rollouts: Rollouts, thresholds: Thresholds, which: str) -> Bools:
 def complementarity(
     rollouts: Rollouts, thresholds: Thresholds, which: str, gates: Sequence[int], seed: int
 ) -> Complementarity:
-    """Return `{"policies", "prompts", "success", "samples", "pairs", "pool", "buckets", "gate", "recommendation"}` and
-    more; next to each rate is its 95 % bootstrap interval over prompts, under the same name with `_ci`."""
+    """Return `{"policies", "prompts", "success", "samples", "pairs", "pool", "buckets", "gate", "recommended", ...}`;
+    each rate has its 95 % bootstrap interval over prompts, under the same name with `_ci`."""
     solved = successes(rollouts, thresholds, which)
     pool = _pool(solved, seed)
     gate = _gate(rollouts, thresholds, gates, seed)
@@ -137,7 +137,7 @@ def _pool(solved: Bools, seed: int) -> PoolRates:
 
 
 def _buckets(rollouts: Rollouts, solved: Bools) -> list[Bucket]:
-    """Return thirds of the units, sorted by (mean reward over all models and rollouts, prompt id)."""
+    """Return a row per third of the units, sorted by (mean reward over all models and rollouts, prompt id)."""
     rewards = rollouts.rewards_M_P_G
     scored = ~np.isnan(rewards)
     means = ratio(np.where(scored, rewards, 0.0).sum(axis=(0, 2)), scored.sum(axis=(0, 2)))
@@ -238,7 +238,7 @@ def _recommended(
 
     Criteria: SGT's gate rate and, with graded rewards, how often a peer does better. Pooling whole batches (prp, hacpo,
     swarm) and sharing only rewards (xgrpo) were not shown to help where SGT's gate stays closed, and some variants were
-    shown to harm (docs/study.md); these figures are no basis to recommend them.
+    shown to do harm (docs/study.md), so they are not recommended.
     """
     prompts, group = len(rollouts.prompt_ids), max(_samples(rollouts).values())
     rates = ", ".join(f"{row['learner']} {row['observed']:.1%}" for row in gate)

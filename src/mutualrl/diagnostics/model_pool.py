@@ -96,7 +96,7 @@ class ModelPool:
         return "" if ids else None
 
     def retokenized(self, learner: int, unit: int, text: str, ended: bool) -> Retokenized:
-        """Return a peer's text retokenized for the learner, within the context that the prompt leaves."""
+        """Return a peer's text retokenized for the learner; the limit is the context left by the prompt."""
         room = self.context(learner) - len(self.prompt(learner, unit))
         return retokenize(text, self.model(learner).tokenizer, room, ended=ended)
 
@@ -120,7 +120,7 @@ class ModelPool:
     def align(
         self, learner: int, peer: int, text: str, ids: Sequence[int], trace: Floats, target_ids: Sequence[int]
     ) -> tuple[Floats, Any]:
-        """Return a peer's trace on the learner's tokens: log-probs (0 where uncovered), and the covered mask."""
+        """Return a peer's trace on the learner's tokens: log-probs (0 where uncovered) and the covered mask."""
         alignment = align_logprobs(
             text,
             ids,

@@ -92,7 +92,7 @@ class GateRow(TypedDict):
 
 
 class Recommendation(TypedDict):
-    """One regime, or none, with the reason; its `settings`, and its extra rows per row of GRPO."""
+    """One regime, or none, with the reason; its `settings`, and its extra rows per GRPO row."""
 
     recommended: str
     recommendation: str

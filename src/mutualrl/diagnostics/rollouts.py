@@ -108,8 +108,8 @@ def to_arrays(table: pa.Table, origin: str, contents: Mapping[str, Content] | No
     place = np.arange(len(order)) - np.maximum.accumulate(starts)
     if len(policies) * keys.shape[1] * (int(place.max()) + 1) > MOST_CELLS:
         raise DataError(
-            f"{origin}: one prompt has {int(place.max()) + 1:,} rollouts of a model, with {keys.shape[1]:,} prompts; "
-            "groups of such unequal sizes do not fit into memory: shorten the largest"
+            f"{origin}: one prompt has {int(place.max()) + 1:,} rollouts of a model; with {keys.shape[1]:,} prompts, "
+            "such unequal groups do not fit into memory: shorten the largest"
         )
     rows = np.full((len(policies), keys.shape[1], int(place.max()) + 1), -1, dtype=np.int64)
     rows[m[order], unit[order], place] = order
