@@ -92,7 +92,7 @@ class DiagnosticRequest:
 
     @classmethod
     def of(cls, flags: DiagnosticFlags) -> DiagnosticRequest:
-        """Check the flags. Raises UsageError, RecipeError or DataError with what was expected."""
+        """Check the flags. Raises UsageError, RecipeError or DataError with the expected value."""
         source_flags = {"--run": flags.run, "--rollouts": flags.rollouts, "--pool": flags.pool}
         sources = [flag for flag, value in source_flags.items() if value]
         if len(sources) > 1:
@@ -262,7 +262,7 @@ def _sampled(recipe: Recipe, flags: DiagnosticFlags) -> Sampled:
     loaded = load_prompts(get_task(recipe.task.name), "train", recipe.task.source(recipe.run.seed))
     distinct = list({(prompt.text, prompt.answer): prompt for prompt in loaded}.values())
     if not distinct:
-        raise DataError(f"task {recipe.task.name!r} has no training prompts; name some with --data")
+        raise DataError(f"task {recipe.task.name!r} has no training prompts; provide some with --data")
     check_temperature(flags.temperature)
     temperature = 1.0 if flags.temperature is None else flags.temperature
     samples = flags.samples or (int(recipe.trainer.get("num_generations", 8)) if temperature else 1)

@@ -64,7 +64,7 @@ class ThlRequest:
 
     @classmethod
     def of(cls, flags: ThlFlags) -> ThlRequest:
-        """Check the flags. Raises UsageError, RecipeError or DataError with what was expected."""
+        """Check the flags. Raises UsageError, RecipeError or DataError with the expected value."""
         recipe = _recipe(flags)
         pairs = _pairs(flags, recipe)
         suites = _suites(flags.suite, pairs)
