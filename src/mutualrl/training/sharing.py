@@ -337,8 +337,8 @@ class Sharing:
         return replace(plan, metrics=metrics)
 
     def follow(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Update `dead` from a round's own rollouts, of all ranks. Return `prompts/dead`, the number of prompts whose last
-        group had no reward above 0, and `prompts/revived`, the number that left that set in this round."""
+        """Update `dead` from all ranks' own rollouts of a round. Return `prompts/dead`, the number of prompts whose
+        last group had no reward above 0, and `prompts/revived`, the number that left that set in this round."""
         groups: dict[str, list[float]] = {}
         for rollout in rollouts:
             if not math.isnan(rollout.reward) and not rollout.prefix:

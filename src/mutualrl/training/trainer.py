@@ -230,7 +230,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         )
 
     def _answers(self, sharing: Sharing, view: RoundView, shared: SharedRound) -> Answers:
-        """Return the answers that the regime requests: passages scored by this policy, texts by its reward functions."""
+        """Return the answers that the regime requests: passages scored by this policy, texts by its rewards."""
         if not sharing.asks:
             return Answers()
         sharing.link.set_phase("scoring passages")
@@ -365,7 +365,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             super().create_model_card(*args, **kwargs)
 
     def on_saved(self, directory: str) -> None:
-        """Delete the pickle of the arguments if there is a checkpointer: it is unused; recipe.yaml has every setting."""
+        """Delete the arguments' pickle if there is a checkpointer: it is unused; recipe.yaml has every setting."""
         if self.checkpointer is not None:
             (Path(directory) / TRAINING_ARGS_NAME).unlink()
 

@@ -58,11 +58,9 @@ def engine_turn(settings: Mapping[str, Any], lock: Path, *, shared: bool, say: C
         yield
         return
     state = PartialState()
-    with ExitStack() as stack:
+    with ExitStack() as held:
         if state.is_main_process:
-            stack.enter_context(
-                turn(lock, lambda: say("waiting for another policy's engine on the same GPUs to start"))
-            )
+            held.enter_context(turn(lock, lambda: say("waiting for another policy's engine on the same GPUs to start")))
         state.wait_for_everyone()
         before = _free_memory()
         yield
