@@ -119,8 +119,8 @@ def align_logprobs(
     `anchor`: the units over which mass is summed and then spread:
 
     - `span`: a group ends where a token of each side ends at the same byte; 1:1 tokens are copied.
-    - `word`: words with the whitespace before them (`unit="auto"`: characters in a text with CJK); a
-      source token that spans several words is split among them by characters, a target token sums its part of each.
+    - `word`: words with the whitespace before them (`unit="auto"`: characters in a text with CJK). The mass of a source
+      token that spans several words is divided among them by characters; a target token sums its part of each word.
     - `char`: `word` with every non-whitespace character as a unit.
     - `paper`: the paper's algorithms, by position and without the clip. It drifts on real text; for reproduction only.
     - `paper-fallback`: `paper`, but `word` for a text that either tokenizer encodes differently as a whole than word

@@ -100,7 +100,7 @@ def _only_byte_level(before: list[dict[str, Any]], tokenizer: PreTrainedTokenize
 
 def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
     nested = state["decoders"] if state["type"] == "Sequence" else [state]
-    steps = []
+    steps: list[dict[str, Any]] = []
     for step in nested:
         steps += _steps(step) if step["type"] == "Sequence" else [step]
     return steps
