@@ -134,7 +134,7 @@ def test_a_decoder_that_is_known_by_name_but_reads_otherwise() -> None:
         def decode(self, *args: Any, **kwargs: Any) -> str:
             return str(super().decode(*args, **kwargs)).upper()
 
-    with pytest.raises(TokenizerError, match="decodes its tokens in a way that is not known"):
+    with pytest.raises(TokenizerError, match="decodes its tokens in an unknown way"):
         token_offsets([1], Odd(tokenizer_object=A.backend_tokenizer))
 
 

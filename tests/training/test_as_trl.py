@@ -462,7 +462,7 @@ def test_rows_of_others_under_another_loss_are_refused(small: dict[str, Path], t
     (rounds / "ada").rename(tmp_path / "gone")
     learner = sharing(rounds, False, "prp", peers=("bob",))
     learner.tokenizers = {"bob": byte_tokenizer()}
-    with pytest.raises(UsageError, match="Mixed computes a loss of its own"):
+    with pytest.raises(UsageError, match="Mixed overrides TRL's loss"):
         train(Mixed, Case({"max_steps": 1}), small, tmp_path / "m", sharing=learner)
 
 

@@ -348,7 +348,7 @@ def test_a_chat_template_without_tools_is_named(callers: Path, tmp_path: Path, c
     path.write_text(text)
     done = cli("train", path, "--run-dir", tmp_path / "run", "--no-report")
     assert done.returncode == 4
-    assert "has no chat template, and task.tools and task.environment need it" in done.stderr
+    assert "has no chat template, which task.tools and task.environment require" in done.stderr
 
 
 @pytest.mark.extended

@@ -71,7 +71,7 @@ def test_a_script_goes_on_from_transformers_own_checkpoint(
 def test_a_script_that_goes_on_fences_off_the_one_before(tmp_path: Path) -> None:
     first = Sharing.over(tmp_path, "ada", ["bob"], "sgt")
     first.link.exchange.publish(0, [Rollout("p", 0, 1.0, True)], 0)
-    with pytest.raises(UsageError, match="holds rounds of an earlier run"):
+    with pytest.raises(UsageError, match="has rounds of an earlier run"):
         Sharing.over(tmp_path, "ada", ["bob"], "sgt")
     second = Sharing.over(tmp_path, "ada", ["bob"], "sgt", resume=True)
     second.claim_attempt(SimpleNamespace(is_main_process=True))

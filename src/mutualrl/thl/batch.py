@@ -1,4 +1,4 @@
-"""Alignment of a batch for training: lists in, padded arrays out, no NaN anywhere."""
+"""Batched alignment for training: lists in, padded arrays out, no NaN."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedBatch:
-    """B aligned traces, padded on the right to the T tokens of the longest.
+    """B aligned traces, right-padded to the T tokens of the longest.
 
-    `target_ids`, shape (B, T): the target tokens, `pad_id` behind them. `tokens`, shape (B, T): True on them, False on
-    the padding. `covered`, shape (B, T): where the value is the peer's; elsewhere the mask of a ratio must be 0.
-    `logprobs`, shape (B, T), nats: the peer's value where covered, the learner's own where it was given, else 0.
+    `target_ids`, shape (B, T): the target tokens, padded with `pad_id`. `tokens`, shape (B, T): True on tokens, False
+    on padding. `covered`, shape (B, T): True where the value is the peer's; a ratio mask must be 0 elsewhere.
+    `logprobs`, shape (B, T), nats: the peer's value where covered, else the learner's own if passed, else 0.
     `residual`, `mismatched`, `uncovered`, shape (B,): R, C_mis, and the number of target tokens without a value.
     """
 
@@ -39,10 +39,10 @@ class AlignedBatch:
     uncovered: npt.NDArray[np.int64]
 
     def behaviour(self, own: Tensor) -> Tensor:
-        """Return the denominator on `own`'s device and dtype, shape (B, T): the peer's log-probs where covered, else
+        """Return the denominator in `own`'s device and dtype, shape (B, T): the peer's log-probs where covered, else
         `own`.
 
-        `own`: the learner's log-probs of `target_ids`; what is taken from them carries no gradient (ratio 1).
+        `own`: the learner's log-probs of `target_ids`, detached in the result (ratio 1).
         """
         import torch
 
@@ -68,17 +68,16 @@ def align_batch(
     source_eos_ids: Collection[int] | None = None,
     target_eos_ids: Collection[int] | None = None,
 ) -> AlignedBatch:
-    """Return `align_logprobs` for B responses. `own_logprobs`: the learner's, one number a target token, where there
-    are any.
+    """Align B responses with `align_logprobs`. `own_logprobs`: optionally, the learner's, one number per target token.
 
-    Raises what `align_logprobs` raises, with the row, and TraceError when the lists differ in length.
+    Raises the errors of `align_logprobs`, with the row, and TraceError when the lists differ in length.
     """
-    given = {"source_ids": source_ids, "source_logprobs": source_logprobs} | {
+    columns = {"source_ids": source_ids, "source_logprobs": source_logprobs} | {
         name: rows for name, rows in (("target_ids", target_ids), ("own_logprobs", own_logprobs)) if rows is not None
     }
-    for name, rows in given.items():
+    for name, rows in columns.items():
         if len(rows) != len(texts):
-            raise TraceError(f"{name}: {len(rows)} rows for {len(texts)} texts, expected one for each")
+            raise TraceError(f"{name}: {len(rows)} rows for {len(texts)} texts, expected one per text")
     aligned, own = [], []
     for row, text in enumerate(texts):
         try:
@@ -110,12 +109,12 @@ def _padded(aligned: Sequence[Alignment], own: Sequence[Floats], pad_id: int) ->
     ids = np.full(shape, pad_id, dtype=np.int64)
     tokens, covered = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
     values = np.zeros(shape)
-    for at, row in enumerate(aligned):
+    for index, row in enumerate(aligned):
         length = len(row.target_ids)
-        ids[at, :length] = row.target_ids
-        tokens[at, :length] = True
-        covered[at, :length] = row.covered
-        values[at, :length] = np.where(row.covered, row.logprobs, own[at])
+        ids[index, :length] = row.target_ids
+        tokens[index, :length] = True
+        covered[index, :length] = row.covered
+        values[index, :length] = np.where(row.covered, row.logprobs, own[index])
     return AlignedBatch(
         target_ids=ids,
         tokens=tokens,

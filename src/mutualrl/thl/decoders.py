@@ -1,7 +1,7 @@
-"""Bytes that a tokenizer's decoder makes of one token: its bytes in the middle of a text.
+"""Bytes that a tokenizer's decoder produces for one token in the middle of a text.
 
-Known are the decoders of byte-level BPE and of SentencePiece models (metaspace, byte fallback), which is what
-causal language models use. Anything else is refused by name rather than guessed.
+Supports the decoders of byte-level BPE and of SentencePiece models (metaspace, byte fallback), which causal language
+models use. Any other decoder is refused by name rather than guessed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from mutualrl.errors import TokenizerError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: `TokenBytes.strips` of a decoder that takes all leading whitespace of the first token
+#: `TokenBytes.strips` of a decoder that strips all leading spaces of the first token
 FIRST_TOKEN = -1
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_KNOWN = (
+_SUPPORTED = (
     "byte-level BPE (ByteLevel, alone or after steps that change none of its tokens) "
     "and SentencePiece (Metaspace, or Replace with ByteFallback)"
 )
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Return the byte of each printable character of a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(moved)}
@@ -39,8 +39,8 @@ ALPHABET = _byte_alphabet()
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Bytes of tokens as a decoder reads them: `bytes_of` one, whether it `is_byte` of a fallback, leading whitespace
-    it `strips`."""
+    """Token bytes of one decoder: `bytes_of` a token, whether it `is_byte` of a byte fallback, the number of leading
+    spaces that decoding `strips`."""
 
     bytes_of: Callable[[str], bytes]
     is_byte: Callable[[str], bool]
@@ -50,7 +50,7 @@ class TokenBytes:
 def _byte_level(piece: str) -> bytes:
     try:
         return bytes(map(ALPHABET.__getitem__, piece))
-    except KeyError:  # an added token that is spelled out
+    except KeyError:  # an added token, stored as plain text
         return piece.encode()
 
 
@@ -63,30 +63,30 @@ def _is_byte(piece: str) -> bool:
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> TokenBytes:
-    """Return how the decoder of a fast tokenizer reads tokens.
+    """Return the token bytes of a fast tokenizer's decoder.
 
-    Raises TokenizerError for a slow tokenizer, and for a decoder that is not known.
+    Raises TokenizerError for a slow tokenizer or an unknown decoder.
     """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerError(
-            f"tokenizer {name!r} is slow ({type(tokenizer).__name__}), expected a fast one; save one with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(DIR) where transformers can convert it, and name DIR"
+            f"tokenizer {name!r} is slow ({type(tokenizer).__name__}), expected a fast one; if transformers can "
+            "convert it, save it with AutoTokenizer.from_pretrained(...).save_pretrained(DIR) and pass DIR"
         )
     decoder = tokenizer.backend_tokenizer.decoder
     steps = [] if decoder is None else _steps(json.loads(decoder.__getstate__()))
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"] or (kinds[-1:] == ["ByteLevel"] and _only_byte_level(steps[:-1], tokenizer)):
         return TokenBytes(_byte_level, _never, 0)
-    known = _sentencepiece(steps) if kinds else None
-    if known is None:
-        raise TokenizerError(f"tokenizer {name!r} has the decoder {kinds or None}, expected {_KNOWN}")
-    return known
+    sentencepiece = _sentencepiece(steps) if kinds else None
+    if sentencepiece is None:
+        raise TokenizerError(f"tokenizer {name!r} has the decoder {kinds or None}, expected {_SUPPORTED}")
+    return sentencepiece
 
 
 def _only_byte_level(before: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the steps before a ByteLevel change nothing: transformers gives a byte-level BPE read from GGUF
-    those of SentencePiece too, and no piece of a byte-level vocabulary has a character that they look for."""
+    """Return whether the steps before a ByteLevel step change nothing. transformers adds SentencePiece's steps to a
+    byte-level BPE read from GGUF, and no piece of a byte-level vocabulary has a character that they replace."""
     for step in before:
         match step:
             case {"type": "ByteFallback"} | {"type": "Fuse"}:
@@ -100,12 +100,15 @@ def _only_byte_level(before: list[dict[str, Any]], tokenizer: PreTrainedTokenize
 
 def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
     nested = state["decoders"] if state["type"] == "Sequence" else [state]
-    return [step for inner in nested for step in ([inner] if inner["type"] != "Sequence" else _steps(inner))]
+    steps: list[dict[str, Any]] = []
+    for step in nested:
+        steps += _steps(step) if step["type"] == "Sequence" else [step]
+    return steps
 
 
 def _sentencepiece(steps: list[dict[str, Any]]) -> TokenBytes | None:
-    """Return replacements on each token, perhaps a byte fallback, perhaps a space stripped from the whole; else
-    None."""
+    """Return the token bytes of a decoder of replacements, with or without byte fallback and stripping; None for any
+    other."""
     replaced: list[tuple[str, str]] = []
     fallback, strips = False, 0
     for step in steps:

@@ -1,4 +1,4 @@
-"""Byte offsets of tokens in a text: intervals worked out from the ids that were sampled, never by encoding again."""
+"""Byte offsets of tokens in a text, computed from the sampled ids, never by re-encoding."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _UNITS = re.compile(r"\s*\S+|\s+")
 
 @dataclass(frozen=True, slots=True)
 class TokenSpans:
-    """N tokens of one side on a text of N UTF-8 bytes.
+    """Byte spans of one side's n tokens in a text of N UTF-8 bytes.
 
-    `ends`, shape (n,), monotone: the byte where each token ends; a control token ends where the one before it does.
-    `control`, shape (n,): tokens that are no text, or None when there are none.
-    `changed`, shape (n,): tokens whose bytes are not the text's own, or None when the tokens carry the text exactly.
-    `lost`, shape (N,): bytes of the text that no token carries, or None likewise.
+    `ends`, shape (n,), monotone: the byte where each token ends; a control token ends where its predecessor does.
+    `control`, shape (n,): tokens that are not text, or None when there are none.
+    `changed`, shape (n,): tokens whose bytes differ from the text's, or None when the tokens encode the text exactly.
+    `lost`, shape (N,): bytes of the text that no token covers, or None likewise.
     """
 
     ends: Ints
     control: Bools | None = None
     changed: Bools | None = None
     lost: Bools | None = None
-    #: every token covers some byte
+    #: every token covers at least one byte
     all_text: bool = False
 
     @property
@@ -49,8 +49,7 @@ class TokenSpans:
 
 
 def utf8(text: str) -> bytes:
-    """Return UTF-8 of `text`. Raises TextMismatchError for half a character (a lone surrogate), which no tokenizer
-    takes."""
+    """Return `text` as UTF-8. Raises TextMismatchError for a lone surrogate, which no tokenizer accepts."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -60,14 +59,14 @@ def utf8(text: str) -> bytes:
 
 
 def token_offsets(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, text: str | None = None) -> Ints:
-    """Return UTF-8 byte interval `[start, end)` of every token, shape (n, 2), for any ids, canonical or not.
+    """Return the UTF-8 byte interval `[start, end)` of every token, shape (n, 2), for any ids, canonical or not.
 
-    The intervals partition `text` (by default: what the ids decode to in a completion). A token that is part of a
-    character covers its bytes; a control token covers none. Bytes that are no UTF-8 are those of the U+FFFD that stands
-    for them: the token that completes the sequence covers it, those before cover none of it.
+    The intervals partition `text` (by default: the text that the ids decode to in a completion). A token that is part
+    of a character covers its bytes of it; a control token covers none. Invalid UTF-8 decodes to U+FFFD: the token that
+    completes the invalid sequence covers U+FFFD, the tokens before cover none of it.
 
     Raises TokenError for an id outside the vocabulary, TextMismatchError when the ids do not decode to `text`,
-    TokenizerError for a tokenizer that is slow or of an unknown kind.
+    TokenizerError for a slow tokenizer or an unknown decoder.
     """
     table = table_of(tokenizer)
     array = table.check(ids)
@@ -77,46 +76,45 @@ def token_offsets(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, text: 
 
 
 def place_tokens(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
-    """Return the tokens on the text `data` that they decode to, with or without the space that some decoders strip.
+    """Place tokens on the text `data` that they decode to, with or without the space that some decoders strip.
 
-    Raises TextMismatchError when they decode to something else.
+    Raises TextMismatchError when they decode to another text.
     """
     lengths = table.lengths[ids]
-    all_text = bool(lengths.all())  # no control token, none that covers no byte
+    all_text = bool(lengths.all())  # no control token, no token without bytes
     control = None if all_text else table.control[ids]
-    marked = control if control is not None and control.any() else None
+    control = control if control is not None and control.any() else None
     if table.raw(ids.tolist()) == data:
-        return TokenSpans(lengths.cumsum(dtype=np.int64), marked, all_text=all_text)
-    read, ends = table.read(ids)
-    stripped = len(read) - len(data)
-    if read == data:
-        return TokenSpans(ends, marked)
-    if 0 < stripped <= _strippable(table, ids) and read == b" " * stripped + data:
-        return TokenSpans(np.maximum(ends - stripped, 0), marked)
-    raise TextMismatchError(_difference(read, data))
+        return TokenSpans(lengths.cumsum(dtype=np.int64), control, all_text=all_text)
+    decoded, ends = table.read(ids)
+    stripped = len(decoded) - len(data)
+    if decoded == data:
+        return TokenSpans(ends, control)
+    if 0 < stripped <= _strippable(table, ids) and decoded == b" " * stripped + data:
+        return TokenSpans(np.maximum(ends - stripped, 0), control)
+    raise TextMismatchError(_difference(decoded, data))
 
 
 def _strippable(table: TokenTable, ids: Ints) -> int:
-    """Return how many leading whitespace the decoder may take from the text of `ids`."""
+    """Return how many leading spaces the decoder may strip from the text of `ids`."""
     if table.strips != FIRST_TOKEN:
         return table.strips
     first = next((piece for i in ids.tolist() if (piece := table.pieces[i])), b"")
     return len(first) - len(first.lstrip(b" "))
 
 
-def _difference(read: bytes, data: bytes) -> str:
-    read_text, expected = read.decode(), data.decode()
-    place = next((n for n, (a, b) in enumerate(zip(read_text, expected, strict=False)) if a != b), None)
-    place = min(len(read_text), len(expected)) if place is None else place
+def _difference(decoded: bytes, data: bytes) -> str:
+    found, expected = decoded.decode(), data.decode()
+    start = _common_prefix(found, expected)
     return (
-        f"the ids do not decode to the text: at character {place} they give {read_text[place : place + 20]!r}, "
-        f"expected {expected[place : place + 20]!r} (decode sampled ids with thl.decode_completion; encode with "
+        f"the ids do not decode to the text: at character {start} they give {found[start : start + 20]!r}, "
+        f"expected {expected[start : start + 20]!r} (decode sampled ids with thl.decode_completion; encode with "
         "thl.retokenize)"
     )
 
 
 def place_any(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
-    """Return the tokens that a tokenizer has for the text `data`, whether or not they carry it."""
+    """Place a tokenizer's tokens of the text `data`, whether or not they encode it exactly."""
     try:
         return place_tokens(ids, table, data)
     except TextMismatchError:
@@ -124,50 +122,49 @@ def place_any(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
 
 
 def place_changed(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
-    """Return the tokens of a tokenizer that changed the text: what it kept has its place, the rest is marked.
+    """Place the tokens of a tokenizer that changed the text: unchanged bytes keep their position, others are marked.
 
-    A token is `changed` unless all its bytes stand in the text; a byte of the text is `lost` unless a token has it.
-    What stands in place of lost bytes reaches up to the next kept one; bytes that were dropped go with the token behind
-    them. Compared word by word, and by character within a word that has as many as before.
+    A token is `changed` unless all its bytes are in the text; a byte of the text is `lost` unless a token has it.
+    Bytes that replace lost bytes extend to the next unchanged byte; dropped bytes belong to the token after them.
+    Texts are compared word by word, and by character within a word whose length is unchanged.
     """
-    read, ends = table.read(ids)
-    there = _kept(read, data)  # for each byte read: its byte in the text, or -1
-    intact = there >= 0
-    reached = np.concatenate(([0], np.maximum.accumulate(np.where(intact, there + 1, 0))))
-    following = np.append(there, len(data))
-    closed = (following >= 0) & np.concatenate(
-        ([False], ~intact)
-    )  # behind a changed byte, before a kept one or the end
-    at = np.where(closed, following, reached)
+    decoded, ends = table.read(ids)
+    origin = _origins(decoded, data)  # of each decoded byte: its byte in the text, or -1
+    intact = origin >= 0
+    reached = np.concatenate(([0], np.maximum.accumulate(np.where(intact, origin + 1, 0))))
+    following = np.append(origin, len(data))
+    after_change = np.concatenate(([False], ~intact))
+    closed = (following >= 0) & after_change  # and before an unchanged byte or the end
+    positions = np.where(closed, following, reached)
     starts = np.concatenate(([0], ends[:-1]))[: len(ends)]
-    bad = np.concatenate(([0], np.cumsum(~intact)))
-    intact_spans = (bad[ends] == bad[starts]) & (ends > starts)
+    changes = np.concatenate(([0], np.cumsum(~intact)))
+    intact_spans = (changes[ends] == changes[starts]) & (ends > starts)
     control = table.control[ids]
     lost = np.ones(len(data), dtype=np.bool_)
-    lost[there[intact]] = False
-    return TokenSpans(at[ends], control if control.any() else None, ~intact_spans & ~control, lost)
+    lost[origin[intact]] = False
+    return TokenSpans(positions[ends], control if control.any() else None, ~intact_spans & ~control, lost)
 
 
-def _kept(read: bytes, data: bytes) -> Ints:
-    """Return for each byte of `read` the byte of `data` that it is, or -1 where it was changed."""
-    there = np.full(len(read), -1, dtype=np.int64)
-    read_text, expected = read.decode(), data.decode()
-    at_found = byte_positions(read_text, read, list(range(len(read_text) + 1)))
-    at_expected = byte_positions(expected, data, list(range(len(expected) + 1)))
-    for i, j, size in _equal_passages(read_text, expected):
-        a, a_stop, b = at_found[i], at_found[i + size], at_expected[j]
-        there[a:a_stop] = np.arange(b, b + a_stop - a)
-    return there
+def _origins(decoded: bytes, data: bytes) -> Ints:
+    """Return the byte of `data` that each byte of `decoded` comes from, or -1 where it was changed."""
+    origin = np.full(len(decoded), -1, dtype=np.int64)
+    found, expected = decoded.decode(), data.decode()
+    found_bytes = byte_positions(found, decoded, list(range(len(found) + 1)))
+    expected_bytes = byte_positions(expected, data, list(range(len(expected) + 1)))
+    for i, j, size in _equal_passages(found, expected):
+        a, a_stop, b = found_bytes[i], found_bytes[i + size], expected_bytes[j]
+        origin[a:a_stop] = np.arange(b, b + a_stop - a)
+    return origin
 
 
 def _equal_passages(found: str, expected: str) -> Iterator[tuple[int, int, int]]:
     """Yield passages that two texts share, in order, as (start in one, start in the other, characters).
 
-    What the two begin and end with is taken off first, and frequent words start no match in between, so that a long
-    text of few different words does not take quadratic time.
+    The common prefix and suffix are removed first, and frequent words start no match in between, so that a long
+    text of few distinct words does not take quadratic time.
     """
-    head = _shared(found, expected)
-    tail = _shared(found[head:][::-1], expected[head:][::-1])
+    head = _common_prefix(found, expected)
+    tail = _common_prefix(found[head:][::-1], expected[head:][::-1])
     if head:
         yield 0, 0, head
     middle, other = found[head : len(found) - tail], expected[head : len(expected) - tail]
@@ -176,24 +173,24 @@ def _equal_passages(found: str, expected: str) -> Iterator[tuple[int, int, int]]
         yield len(found) - tail, len(expected) - tail, tail
 
 
-def _shared(one: str, other: str) -> int:
-    """Return length of the beginning that two texts share."""
+def _common_prefix(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _by_word(found: str, expected: str) -> Iterator[tuple[int, int, int]]:
     words, other = _UNITS.findall(found), _UNITS.findall(expected)
     edges, other_edges = [0, *accumulate(map(len, words))], [0, *accumulate(map(len, other))]
-    for what, i, i_end, j, j_end in _opcodes(words, other):
+    for tag, i, i_end, j, j_end in _opcodes(words, other):
         a, a_end, b, b_end = edges[i], edges[i_end], other_edges[j], other_edges[j_end]
-        if what == "equal":
+        if tag == "equal":
             yield a, b, a_end - a
-        elif a_end - a == b_end - b:  # as many characters: each stands for one. Else which is which cannot be known.
+        elif a_end - a == b_end - b:  # equal lengths: characters correspond one to one; else the mapping is unknown
             yield from ((a + n, b + n, 1) for n in range(a_end - a) if found[a + n] == expected[b + n])
 
 
 def _opcodes(words: Sequence[str], other: Sequence[str]) -> Iterable[tuple[str, int, int, int, int]]:
-    """Return difflib's, but word against word where there are equally many: then none was joined or split."""
+    """Return difflib's opcodes; for equally many words, compare them pairwise: none was joined or split."""
     if len(words) == len(other):
         return [
             ("equal" if a == b else "replace", n, n + 1, n, n + 1)

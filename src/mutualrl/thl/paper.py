@@ -1,8 +1,8 @@
 """The paper's own word map, kept bit for bit for reproduction: Algorithms "THL: PerTokenWordMapBySegments" and
 "THL: WordAlignLogProbs".
 
-It encodes the text again, whole and word by word, and matches the two by position. On real text they differ (`.\\n` is
-one token in the whole, two across words), so the map drifts and is cut at the shorter length; see `design/thl.md`.
+It re-encodes the text, as a whole and word by word, and matches the two by position. On real text they differ (`.\\n`
+is one token in the whole, two across words), so the map drifts and is truncated to the shorter; see `design/thl.md`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def word_map(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int | None]]:
-    """Return the paper's PerTokenWordMapBySegments: ids of the whole text, and a word index (or None) for each.
+    """Return the paper's PerTokenWordMapBySegments: ids of the whole text, and a word index (or None) per id.
 
-    Both are cut to the shorter of the whole's and the words' number of tokens when these differ.
+    When the whole text and its words differ in number of tokens, both are truncated to the shorter.
     """
     full_ids = tokenize(text, tokenizer)
     built_ids: list[int] = []
@@ -43,8 +43,8 @@ def word_map(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], 
 
 
 def straddles(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether some token of the whole text belongs to two words: the text encoded word by word, as the map
-    builds it, is then not the text encoded as a whole (paper, Appendix "THL pseudocode", its first paragraph)."""
+    """Return whether a token of the whole text belongs to two words, so that the text encoded word by word, as in
+    the map, differs from the text encoded as a whole (paper, Appendix "THL pseudocode", first paragraph)."""
     ends = [0, *(end for _, end in word_spans(text, "word"))]
     built = [token for start, end in pairwise(ends) for token in tokenize(text[start:end], tokenizer)]
     return built != tokenize(text[: ends[-1]], tokenizer)
@@ -57,7 +57,7 @@ def paper_units(
     sources: int,
     targets: int,
 ) -> Units:
-    """Return the words of the paper's maps as units; `sources`, `targets`: how many response tokens each side has."""
+    """Return the words of the paper's maps as units; `sources`, `targets`: number of response tokens per side."""
     source = _touch(*word_map(text, source_tokenizer), sources)
     target = _touch(*word_map(text, target_tokenizer), targets)
     count = 1 + max((int(side.unit.max()) for side in (source, target) if len(side.unit)), default=-1)
@@ -66,12 +66,12 @@ def paper_units(
 
 def _touch(full_ids: Sequence[int], words: Sequence[int | None], tokens: int) -> Touch:
     length = min(tokens, len(full_ids))
-    pairs = [(place, word) for place, word in enumerate(words[:length]) if word is not None]
+    pairs = [(position, word) for position, word in enumerate(words[:length]) if word is not None]
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     return Touch(table[:, 0], table[:, 1])
 
 
 def tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the paper's Tokenize: ids of a text by itself, without special tokens around it."""
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)  # no word on the context's length
+    """Return the paper's Tokenize: ids of a text on its own, without special tokens."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)  # no warning about its length
     return ids

@@ -1,6 +1,6 @@
-"""Bytes of every token of a vocabulary, computed once for each tokenizer.
+"""Bytes of every token of a vocabulary, computed once per tokenizer.
 
-From it come the byte intervals of any id sequence, canonical or not, without encoding anything again.
+They give the byte intervals of any id sequence, canonical or not, without re-encoding.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Ints = npt.NDArray[np.int64]
 
 _REPLACEMENT = "\ufffd".encode()
 _ABSENT = -1
-_PROBES = 64  # ids that a new table is checked on
+_PROBES = 64  # number of ids that a new table is checked on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTable:
     """Bytes of the V ids of a vocabulary.
 
-    `pieces[id]`: the token's bytes in a text, empty for a control token (one that decoding skips) and for an id that is
-    no token. `lengths`, shape (V,): their number, -1 for an id that is no token. `control`, shape (V,). `byte_tokens`,
-    shape (V,): a lone byte of a byte fallback. `strips`: how many leading whitespace the decoder takes from a text
+    `pieces[id]`: the token's bytes in a text, empty for a control token (one that decoding skips) and for an unused
+    id. `lengths`, shape (V,): their number, -1 for an unused id. `control`, shape (V,). `byte_tokens`, shape (V,): a
+    single byte of a byte fallback. `strips`: the number of leading spaces that the decoder strips from a text
     (`decoders.FIRST_TOKEN`: those of the first token). `names`: content of the control tokens by id. `unknown`: the id
-    that stands for what the vocabulary lacks, or -1."""
+    of the unknown token, or -1."""
 
     pieces: list[bytes]
     lengths: npt.NDArray[np.int32]
@@ -45,7 +45,7 @@ class TokenTable:
     unknown: int
 
     def check(self, ids: Sequence[int]) -> Ints:
-        """Return `ids` as an array, shape (n,). Raises TokenError for one that is no token of the vocabulary."""
+        """Return `ids` as an array, shape (n,). Raises TokenError for an id that is not in the vocabulary."""
         array = np.asarray(ids)
         if array.size == 0:
             return np.zeros(0, dtype=np.int64)
@@ -53,23 +53,22 @@ class TokenTable:
             raise TokenError(f"token ids: found {array.dtype} of shape {array.shape}, expected a flat list of integers")
         size = len(self.pieces)
         if array.min() < 0 or array.max() >= size or self.lengths[array].min() < 0:
-            known = [0 <= i < size and self.lengths[i] >= 0 for i in array.tolist()]
-            place = known.index(False)
+            valid = [0 <= i < size and self.lengths[i] >= 0 for i in array.tolist()]
+            position = valid.index(False)
             raise TokenError(
-                f"token id {array[place]} at position {place} is not in the vocabulary (ids 0 to {size - 1}); "
+                f"token id {array[position]} at position {position} is not in the vocabulary (ids 0 to {size - 1}); "
                 "are these ids of another tokenizer?"
             )
         return array.astype(np.int64, copy=False)
 
     def raw(self, ids: list[int]) -> bytes:
-        """Return the bytes of the ids' text, as they follow something; they need not be valid UTF-8."""
+        """Return the bytes of the ids in the middle of a text; they need not be valid UTF-8."""
         return b"".join(map(self.pieces.__getitem__, ids))
 
     def read(self, ids: Ints) -> tuple[bytes, Ints]:
-        """Return UTF-8 of the text that `ids` decode to in context, and the byte of it where each token ends, shape
-        (n,).
+        """Return the text that `ids` decode to in context, as UTF-8, and the byte where each token ends, shape (n,).
 
-        Invalid bytes become U+FFFD as the decoder has it; a token that ends inside such a sequence ends before it.
+        Invalid bytes become U+FFFD as in the decoder; a token that ends inside an invalid sequence ends before it.
         """
         raw, ends = self.raw(ids.tolist()), np.cumsum(self.lengths[ids], dtype=np.int64)
         try:
@@ -79,21 +78,21 @@ class TokenTable:
         return raw, ends
 
     def _read_bytes(self, ids: Ints) -> tuple[bytes, Ints]:
-        """Decode as a byte fallback does, which replaces each byte of a run of byte tokens that is not UTF-8 as a
-        whole."""
+        """Decode as byte fallback does: a run of byte tokens that is invalid UTF-8 as a whole has every byte
+        replaced."""
         listed = ids.tolist()
         pieces = [self.pieces[i] for i in listed]
         is_byte = [bool(self.byte_tokens[i]) for i in listed]
-        text_like = [place for place, i in enumerate(listed) if self.pieces[i]]
+        text_like = [position for position, i in enumerate(listed) if self.pieces[i]]
         start = 0
         while start < len(text_like):
             stop = start
             while stop < len(text_like) and is_byte[text_like[stop]]:
                 stop += 1
             run = text_like[start:stop]
-            if run and not _valid(b"".join(pieces[place] for place in run)):
-                for place in run:
-                    pieces[place] = _REPLACEMENT
+            if run and not _valid(b"".join(pieces[position] for position in run)):
+                for position in run:
+                    pieces[position] = _REPLACEMENT
             start = max(stop, start + 1)
         return b"".join(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
 
@@ -107,7 +106,7 @@ def _valid(data: bytes) -> bool:
 
 
 def _replaced(raw: bytes, ends: Ints) -> tuple[bytes, Ints]:
-    """Return `raw` with every maximal invalid sequence replaced, and `ends` moved along."""
+    """Return `raw` with every maximal invalid sequence replaced, and `ends` adjusted."""
     moved = np.zeros(len(raw) + 1, dtype=np.int64)  # raw position -> position in the result
     result, place = b"", 0
     while place < len(raw):
@@ -127,40 +126,39 @@ def _replaced(raw: bytes, ends: Ints) -> tuple[bytes, Ints]:
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return ids that are no text: those that `decode(skip_special_tokens=True)` leaves out, and the tokenizer's own
-    specials.
+    """Return ids that are not text: those that `decode(skip_special_tokens=True)` skips, and the tokenizer's named
+    special tokens.
 
-    (transformers' `all_special_ids` alone lacks most of them: of Qwen's it has two of fourteen.)
+    (transformers' `all_special_ids` alone lacks most of them: it has two of Qwen's fourteen.)
     """
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Cached:
     version: tuple[int, ...]
     table: TokenTable
 
 
-_TABLES: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+_TABLES: WeakKeyDictionary[Any, _Cached] = WeakKeyDictionary()
 
 
 def table_of(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
-    """Return the table of a tokenizer, made on first use, and again when its vocabulary or its special tokens
-    changed.
+    """Return the table of a tokenizer, built on first use and rebuilt when its vocabulary or special tokens change.
 
-    (Not seen is only an existing piece that is added once more, as special, without being any of the named specials.)
-    Raises TokenizerError for a slow tokenizer, and for a decoder that is neither byte-level nor SentencePiece.
+    (One change is missed: an existing piece that is added again as special, but is not one of the named specials.)
+    Raises TokenizerError for a slow tokenizer, or for a decoder that is neither byte-level nor SentencePiece.
     """
     version = (len(tokenizer), *tokenizer.all_special_ids)
-    known = _TABLES.get(tokenizer)
-    if known is None or known.version != version:
-        known = _TABLES[tokenizer] = _Known(version, _build(tokenizer))
-    return known.table
+    cached = _TABLES.get(tokenizer)
+    if cached is None or cached.version != version:
+        cached = _TABLES[tokenizer] = _Cached(version, _build(tokenizer))
+    return cached.table
 
 
 def known_table(tokenizer: PreTrainedTokenizerBase) -> TokenTable | None:
-    """Return the table of a tokenizer, or None when it is of a kind for which there is none."""
+    """Return the table of a tokenizer, or None when it is slow or has an unknown decoder."""
     try:
         return table_of(tokenizer)
     except TokenizerError:
@@ -191,15 +189,15 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
 
 
 def _compare(table: TokenTable, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise TokenizerError unless the table reads a spread of ids as the tokenizer itself does."""
+    """Raise TokenizerError unless the table decodes a sample of ids as the tokenizer does."""
     ids = np.flatnonzero((table.lengths > 0) & ~table.control)
     probe = ids[:: max(1, len(ids) // _PROBES)]
     ours = table.read(probe)[0].decode()
     decoded = tokenizer.decode(probe.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if ours.lstrip(" ") != decoded.lstrip(" "):
-        place = next((n for n, (a, b) in enumerate(zip(ours, decoded, strict=False)) if a != b), len(ours))
+        position = next((n for n, (a, b) in enumerate(zip(ours, decoded, strict=False)) if a != b), len(ours))
+        passage = slice(max(0, position - 10), position + 10)
         raise TokenizerError(
-            f"tokenizer {tokenizer.name_or_path!r} decodes its tokens in a way that is not known: expected "
-            f"{ours[max(0, place - 10) : place + 10]!r}, its decode() gives "
-            f"{decoded[max(0, place - 10) : place + 10]!r}"
+            f"tokenizer {tokenizer.name_or_path!r} decodes its tokens in an unknown way: expected {ours[passage]!r}, "
+            f"its decode() gives {decoded[passage]!r}"
         )

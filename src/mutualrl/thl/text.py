@@ -1,9 +1,9 @@
-"""Text across vocabularies: a peer's sampled ids to text, text to the learner's ids.
+"""Text between vocabularies: a peer's sampled ids to text, text to the learner's ids.
 
 Source: paper, Section "Tokenizer Heterogeneity Layer", text adaptation: decode the peer response, encode it with
-the learner's tokenizer, append it to the learner's own prompt tokens. Three things go wrong when that is
-done naively, and are taken care of here: a SentencePiece completion decoded alone loses its first space; a
-text that spells a control token must not become one; a truncated response must not be given an end.
+the learner's tokenizer, append it to the learner's own prompt tokens. Handles three pitfalls of a naive version: a
+SentencePiece completion decoded alone loses its first space; text that spells a control token must not become
+one; a truncated response must not get an EOS.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from mutualrl.thl.table import control_ids, known_table
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# What stands before a text so that it is seen in a context: the first merges with hardly anything but line breaks,
-# the second not with those.
+# Prefixes that put a text in context: the first merges with hardly anything but line breaks, the second never with
+# line breaks.
 _ANCHORS = ("\n", "x")
 
 
 @dataclass(frozen=True, slots=True)
 class Retokenized:
-    """Text in the learner's vocabulary, and what is lost on the way there.
+    """Text in the learner's vocabulary, and what was lost in the conversion.
 
-    `ids` are the text's tokens, with the end-of-sequence token last exactly when the response had ended. Nothing is
-    ever cut. `retokenized`: the text that `ids` decode to in a completion. `exact`: it is the text itself. `excess`:
-    tokens beyond the limit, the end included. `unknown`: tokens that stand for what the vocabulary lacks (<unk>).
+    `ids`: the text's tokens, with EOS last if and only if the response ended; never truncated. `retokenized`: the text
+    that `ids` decode to in a completion. `exact`: whether it equals the text. `excess`: number of tokens beyond the
+    limit, EOS included. `unknown`: number of unknown tokens (<unk>).
     """
 
     ids: tuple[int, ...]
@@ -49,23 +49,22 @@ class Retokenized:
 
     @property
     def lost(self) -> str:
-        """Return what is lost, as text; empty when nothing is."""
-        return "; ".join(
-            text
-            for text, true in (
-                (f"{self.unknown} tokens stand for characters that the vocabulary lacks", self.unknown > 0),
-                ("the tokenizer changes the text", not self.exact and self.unknown == 0),
-                (f"{self.excess} tokens are beyond the limit", self.excess > 0),
-            )
-            if true
-        )
+        """Return a description of the losses; empty when there are none."""
+        losses = []
+        if self.unknown > 0:
+            losses.append(f"{self.unknown} tokens stand for characters that the vocabulary lacks")
+        if not self.exact and self.unknown == 0:
+            losses.append("the tokenizer changes the text")
+        if self.excess > 0:
+            losses.append(f"{self.excess} tokens are beyond the limit")
+        return "; ".join(losses)
 
 
 def decode_completion(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return text of sampled completion ids, special tokens left out, as it reads after a prompt.
+    """Decode sampled completion ids as they read after a prompt, without special tokens.
 
-    Decoding happens behind an anchor: alone, a SentencePiece completion would lose its first space.
-    Invalid byte sequences become U+FFFD, as everywhere in transformers.
+    The ids are decoded after an anchor: alone, a SentencePiece completion would lose its first space.
+    Invalid byte sequences become U+FFFD, as in transformers.
     """
     table = known_table(tokenizer)
     special = control_ids(tokenizer) if table is None else table.names.keys()
@@ -76,19 +75,19 @@ def decode_completion(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBa
 
 
 def ended(token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> bool:
-    """Return whether a sampled completion closed with an end-of-sequence token (else it was truncated)."""
+    """Return whether a sampled completion ends in an end-of-sequence token (else it was truncated)."""
     return bool(token_ids) and token_ids[-1] in eos_token_ids
 
 
 def retokenize(
     text: str, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None, *, ended: bool = False
 ) -> Retokenized:
-    """Return `text` as the learner's tokens, to stand after the learner's prompt tokens.
+    """Encode `text` as the learner's tokens, to be appended to the learner's prompt tokens.
 
-    Control tokens spelled out in the text stay text (or `exact` is false). The end-of-sequence token is appended when
-    `ended` and only then. `max_length` counts all tokens; what is beyond it is counted in the result, not cut.
+    Control tokens spelled out in the text stay text (or `exact` is false). EOS is appended if and only if `ended`.
+    `max_length` counts all tokens; tokens beyond it are counted in the result, not truncated.
 
-    Raises TextMismatchError for a lone surrogate, TokenizerError when `ended` and the tokenizer has no end of sequence.
+    Raises TextMismatchError for a lone surrogate, TokenizerError when `ended` and the tokenizer has no EOS token.
     """
     utf8(text)
     ids, exact = encode_in_context(text, tokenizer)
@@ -112,47 +111,48 @@ def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def encode_in_context(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], bool]:
     """Return ids of `text` as a continuation, and whether they decode to it.
 
-    A tokenizer that puts a space before every text (SentencePiece) is shown the text behind an anchor. One that has its
-    control tokens among its pieces (Unigram) is shown a text that spells one in two parts.
+    A tokenizer that prepends a space to every text (SentencePiece) gets the text after an anchor. For one that has its
+    control tokens among its pieces (Unigram), a text that spells one is split in two.
     """
     ids = _encode(text, tokenizer)
-    if _carries(ids, text, tokenizer):
+    if _is_exact(ids, text, tokenizer):
         return ids, True
-    candidates = list(_behind_anchors(text, tokenizer))
-    for behind in candidates:
-        if _carries(behind, text, tokenizer):
-            return behind, True
-    parts = _cut_controls(text, ids, tokenizer)
+    candidates = list(_encode_after_anchors(text, tokenizer))
+    for candidate in candidates:
+        if _is_exact(candidate, text, tokenizer):
+            return candidate, True
+    parts = _split_controls(text, ids, tokenizer)
     if len(parts) > 1:
         joined = [token for part in parts for token in encode_in_context(part, tokenizer)[0]]
-        return joined, _carries(joined, text, tokenizer)
+        return joined, _is_exact(joined, text, tokenizer)
     if candidates and decode_completion(ids, tokenizer)[:1] == " " != text[:1]:
         return candidates[0], False
     return ids, False
 
 
-def _behind_anchors(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    """Yield ids of `text` as they come out behind each anchor that stays a token of its own there."""
+def _encode_after_anchors(text: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
+    """Yield ids of `text` as encoded after each anchor that does not merge with it."""
     for anchor in _ANCHORS:
-        before, _ = _anchor(tokenizer, anchor)
-        behind = _encode(anchor + text, tokenizer)
-        if behind[: len(before)] == list(before):
-            yield behind[len(before) :]
+        prefix, _ = _anchor(tokenizer, anchor)
+        ids = _encode(anchor + text, tokenizer)
+        if ids[: len(prefix)] == list(prefix):
+            yield ids[len(prefix) :]
 
 
-def _cut_controls(text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return `text` cut behind the first character of every control token that it spells and that `ids` have for
-    real."""
+def _split_controls(text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Split `text` after the first character of every spelled-out control token that `ids` contain as a control
+    token."""
     table = known_table(tokenizer)
     names = set() if table is None else {table.names[i] for i in ids if i in table.names and len(table.names[i]) > 1}
-    spelled = re.compile("|".join(map(re.escape, sorted(names)))) if names else None
-    cuts = [0, *(m.start() + 1 for m in spelled.finditer(text))] if spelled else [0]
+    cuts = [0]
+    if names:
+        pattern = re.compile("|".join(map(re.escape, sorted(names))))
+        cuts += [match.start() + 1 for match in pattern.finditer(text)]
     return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
 
 
-def _carries(ids: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether `decode_completion` of `ids` is `text`: by the token table, or the decoder itself where there
-    is none."""
+def _is_exact(ids: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether `decode_completion` of `ids` equals `text`, by the token table or, without one, the decoder."""
     table = known_table(tokenizer)
     if table is None:
         return decode_completion(ids, tokenizer) == text
@@ -161,19 +161,19 @@ def _carries(ids: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> b
 
 @lru_cache(maxsize=64)
 def _anchor(tokenizer: PreTrainedTokenizerBase, anchor: str) -> tuple[tuple[int, ...], str]:
-    """Return an anchor's ids, and the text they decode to; the same for a tokenizer's whole life."""
+    """Return an anchor's ids, and the text they decode to; cached per tokenizer."""
     ids = _encode(anchor, tokenizer)
     return tuple(ids), _decode(ids, tokenizer)
 
 
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return ids of `text`, nothing added, control tokens spelled in it split like any text."""
+    """Return ids of `text`, without special tokens; control tokens spelled in it are split like any text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     ids: list[int]
     if backend is None or backend.truncation is not None or backend.padding is not None:
         ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return ids
-    # The same without the character offsets, which are not needed here and cost a third of the time.
+    # The same without character offsets, which are unused here and cost a third of the time.
     before, backend.encode_special_tokens = backend.encode_special_tokens, True
     try:
         ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -2,7 +2,7 @@
 
 Source: paper, Section "Tokenizer Heterogeneity Layer" and Algorithm "THL: WordAlignLogProbs":
 Z_w = sum of the source log-probs in unit w, and each of the C_w target tokens of w gets Z_w / C_w.
-Departures: a token that lies in several units gives, and gets, its part of each.
+Departures: a token in several units gives mass to each, and receives mass from each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mutualrl.thl.units import Floats, Touch, Units
 class AlignedValues:
     """Aligned values of T target tokens, NaN where uncovered.
 
-    `residual`: mass of units without a valid target token; `stranded`: how many source tokens touch such a unit.
+    `residual`: mass of units without a valid target token; `stranded`: number of source tokens that touch one.
     """
 
     logprobs: Floats
@@ -38,12 +38,12 @@ def transfer(
     rotate: int = 0,
     empty_is_zero: bool = False,
 ) -> AlignedValues:
-    """Gather the source mass of every unit and spread it evenly over the unit's valid target tokens.
+    """Sum the source mass of every unit and spread it evenly over the unit's valid target tokens.
 
-    `logprobs`, shape (S,): of the source tokens; `targets`: T. `changed`, shape (T,): target tokens that are not the
-    text's own; they, and those that touch a broken unit, are not valid. `rotate` hands each unit the mass of the
-    one so many places before it: the broken alignment of the paper's ratio table, a control. `empty_is_zero`: a unit
-    without source tokens gives its target tokens 0, once any unit has some (the paper's pseudocode).
+    `logprobs`, shape (S,): of the source tokens; `targets`: T. `changed`, shape (T,): target tokens whose bytes differ
+    from the text's; these, and tokens that touch a broken unit, are invalid. `rotate` gives each unit the mass of the
+    unit `rotate` positions before it: the broken alignment of the paper's ratio table, a control. `empty_is_zero`: a
+    unit without source tokens gives its target tokens 0, if any unit has source tokens (the paper's pseudocode).
     """
     source, target = units.source, units.target
     mass = gather_units(source, logprobs, units.count)
@@ -71,18 +71,18 @@ def transfer(
         values[np.bincount(token, minlength=targets) == 0] = np.nan
     if all_good:
         return AlignedValues(values, ~np.isnan(values), 0.0, 0)
-    nowhere = ~np.roll(good, -rotate)[source.unit]
-    stranded = len(np.unique(source.token[nowhere]))
+    lost = ~np.roll(good, -rotate)[source.unit]
+    stranded = len(np.unique(source.token[lost]))
     return AlignedValues(values, ~np.isnan(values), float(mass[~good].sum()), stranded)
 
 
 def gather_units(touch: Touch, values: Floats, count: int) -> Floats:
-    """Return the sum of the tokens' values in every one of `count` units, shape (count,), each token by its part."""
+    """Return the sum of the tokens' values in each of `count` units, shape (count,), weighted by `touch.share`."""
     weights = values[touch.token]
     return _sums(touch.unit, weights if touch.share is None else weights * touch.share, count)
 
 
 def _sums(index: Ints, weights: Floats, size: int) -> Floats:
-    """Return the sum of the weights at every index 0..size - 1, in their order (of no weights, bincount would make
+    """Return the sum of the weights at every index 0..size - 1, in order (without weights, bincount returns
     integers)."""
     return np.bincount(index, weights, minlength=size).astype(np.float64, copy=False)

@@ -1,7 +1,7 @@
-"""Incidence of tokens and units of the text: the incidence that an alignment moves mass along.
+"""Incidence of tokens and units of a text, along which an alignment moves mass.
 
-A unit is what mass is gathered in and spread over: a byte-synchronous group of tokens (`span`), a word with the
-whitespace before it (`word`), or a character (`char`).
+Mass is summed in a unit and spread over it: a byte-synchronous group of tokens (`span`), a word with the whitespace
+before it (`word`), or a character (`char`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Floats = npt.NDArray[np.float64]
 class Touch:
     """Pairs (token, unit) of one side, sorted by unit, then token. A token may touch several units.
 
-    `token`, `unit`, shape (p,); `share`, shape (p,): the part of the token that lies in the unit, adding up to
-    1 over a token's units; None where every token lies in one unit.
+    `token`, `unit`, shape (p,); `share`, shape (p,): the fraction of the token that is in the unit, summing to 1 over
+    a token's units; None where every token is in one unit.
     """
 
     token: Ints
@@ -32,7 +32,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Both sides' tokens on `count` units. `broken`, shape (count,): units of which a part was changed, or None."""
+    """Incidence of both sides' tokens on `count` units. `broken`, shape (count,): units with changed text, or None."""
 
     count: int
     source: Touch
@@ -41,11 +41,10 @@ class Units:
 
 
 def span_units(source: TokenSpans, target: TokenSpans, size: int) -> Units:
-    """Return byte-synchronous groups: a group closes where both tokenizations end on the same byte of the N =
-    `size`.
+    """Return byte-synchronous groups: a group ends where a token of each side ends at the same byte. `size`: N.
 
     A token that covers no byte belongs to the group of the next token, unless the other side has one there too:
-    then the two are a group. The text's end closes a group in any case.
+    then the two form a group. The end of the text always ends a group.
     """
     of_source, of_target = _text_tokens(source), _text_tokens(target)
     if source.all_text and target.all_text:
@@ -62,10 +61,10 @@ def span_units(source: TokenSpans, target: TokenSpans, size: int) -> Units:
 
 
 def _broken(target: TokenSpans, edges: Ints, touching: Touch) -> Bools | None:
-    """Return units, ending at the bytes `edges`, of which a part was changed; None when the target carries the text.
+    """Return which units, ending at the bytes `edges`, were changed in part; None when the target encodes the text.
 
-    Bytes were lost, or a token has others beside the text's own. What was put in between covers no byte and spoils
-    nothing.
+    A unit is broken if it lost bytes, or if one of its tokens mixes the text's bytes with others. Inserted tokens cover
+    no byte and break nothing.
     """
     if target.lost is None or target.changed is None:
         return None
@@ -82,9 +81,9 @@ def _text_tokens(side: TokenSpans) -> Ints:
 
 
 def _keys(ends: Ints, other: Ints) -> tuple[Ints, Ints, int]:
-    """Return positions of token ends that are all different within a side, and their scale.
+    """Return positions of token ends that are distinct within a side, and their scale.
 
-    The k-th token in a row that covers no byte after byte p stands at p * scale + k.
+    The k-th consecutive token without bytes after byte p is at p * scale + k.
     """
     ranks = [_ranks(side) for side in (ends, other)]
     if ranks[0] is None and ranks[1] is None:
@@ -95,21 +94,21 @@ def _keys(ends: Ints, other: Ints) -> tuple[Ints, Ints, int]:
 
 
 def _ranks(ends: Ints) -> Ints | None:
-    """Return number of each token among those that cover no byte in a row (from 1); 0 for a token that covers some."""
+    """Return the index of each token in its run of tokens without bytes (from 1); 0 for a token that covers bytes."""
     lengths = np.diff(ends, prepend=0)
     if lengths.all():
         return None
-    place = np.arange(len(ends))
-    last = np.maximum.accumulate(np.where(lengths > 0, place, -1))
-    return place - last
+    positions = np.arange(len(ends))
+    last = np.maximum.accumulate(np.where(lengths > 0, positions, -1))
+    return positions - last
 
 
 def segment_units(source: TokenSpans, target: TokenSpans, edges: Ints, characters: Floats) -> Units:
-    """Return segments of the text that end at the bytes `edges`, shape (W,); `characters`, shape (N + 1,): see
-    `words`.
+    """Return the segments of the text that end at the bytes `edges`, shape (W,), as units. `characters`, shape
+    (N + 1,): `words.character_positions`.
 
-    A token that spans several segments lies in each by the share of its characters there. A token that covers no byte
-    belongs to the segment where the next token starts.
+    A token that spans several segments is in each with the fraction of its characters there. A token that covers no
+    byte belongs to the segment where the next token starts.
     """
     size = len(characters) - 1
     touched = _touches(source, edges, characters, size)
@@ -119,7 +118,7 @@ def segment_units(source: TokenSpans, target: TokenSpans, edges: Ints, character
 
 def _touches(side: TokenSpans, edges: Ints, characters: Floats, size: int) -> Touch:
     of_text = _text_tokens(side)
-    if not side.all_text:  # a token that covers no byte and has none behind it is in no segment
+    if not side.all_text:  # a token without bytes at the end of the text is in no segment
         of_text = of_text[(side.ends[of_text] > side.starts[of_text]) | (side.ends[of_text] < size)]
     ends, starts = side.ends[of_text], side.starts[of_text]
     first = np.searchsorted(edges, starts, side="right")
@@ -131,8 +130,8 @@ def _touches(side: TokenSpans, edges: Ints, characters: Floats, size: int) -> To
     token = np.repeat(np.arange(len(ends)), extra + 1)
     within = np.arange(len(token)) - np.repeat(np.cumsum(extra + 1) - (extra + 1), extra + 1)
     unit = first[token] + within
-    left = np.maximum(np.concatenate(([0], edges))[unit], starts[token])
-    width = characters[np.minimum(edges[unit], ends[token])] - characters[left]
+    begin = np.maximum(np.concatenate(([0], edges))[unit], starts[token])
+    width = characters[np.minimum(edges[unit], ends[token])] - characters[begin]
     widths = characters[ends] - characters[starts]
     share = width / np.where(widths > 0, widths, 1.0)[token]
     share[extra[token] == 0] = 1.0

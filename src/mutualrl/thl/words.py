@@ -24,16 +24,16 @@ _CJK = re.compile(
 
 
 def has_cjk(text: str) -> bool:
-    """Return whether `text` holds a code point of the CJK, kana, bopomofo or hangul blocks."""
+    """Return whether `text` has a code point in the CJK, kana, bopomofo or hangul blocks."""
     return not text.isascii() and _CJK.search(text) is not None
 
 
 def word_spans(text: str, unit: Unit = "auto") -> list[tuple[int, int]]:
-    r"""Return character intervals `[start, end)` of the words of `text`, in order.
+    r"""Return the character intervals `[start, end)` of the words of `text`, in order.
 
     `word`: maximal runs of non-whitespace (the regular expression `\S+`, the paper's rule); `char`: single
-    non-whitespace characters (code points); `auto`: `char` when the text holds CJK, else `word`. The switch is
-    per text. Blanks are in no span. Raises ValueError for another unit.
+    non-whitespace characters (code points); `auto`: `char` when the text has CJK, else `word`, decided
+    per text. Whitespace is in no span. Raises ValueError for an unknown unit.
     """
     if unit not in UNITS:
         raise ValueError(f"unit: found {unit!r}, expected one of: {', '.join(UNITS)}")
@@ -42,9 +42,9 @@ def word_spans(text: str, unit: Unit = "auto") -> list[tuple[int, int]]:
 
 
 def segment_ends(text: str, unit: Unit = "auto") -> list[int]:
-    """Return character ends of the segments that partition `text`: a word with the whitespace before it.
+    """Return the character ends of the segments that partition `text`: a word with the whitespace before it.
 
-    Trailing whitespace are a segment of their own; a text of whitespace is one segment; an empty text has none.
+    Trailing whitespace is a separate segment; a text of whitespace is one segment; an empty text has none.
     """
     ends = [end for _, end in word_spans(text, unit)]
     if text and (not ends or ends[-1] < len(text)):
@@ -53,9 +53,9 @@ def segment_ends(text: str, unit: Unit = "auto") -> list[int]:
 
 
 def character_positions(data: bytes) -> npt.NDArray[np.float64]:
-    """Return for every byte position 0..N of UTF-8 `data`: how many characters lie before it, shape (N + 1,).
+    """Return the number of characters before every byte position 0..N of UTF-8 `data`, shape (N + 1,).
 
-    Inside a character the count is fractional: each of its k bytes is 1/k of a character.
+    Inside a character the number is fractional: each of its k bytes is 1/k of a character.
     """
     size = len(data)
     if data.isascii():
@@ -65,14 +65,14 @@ def character_positions(data: bytes) -> npt.NDArray[np.float64]:
 
 
 def byte_positions(text: str, data: bytes, characters: list[int]) -> npt.NDArray[np.int64]:
-    """Return byte positions of character positions 0..len(text) in UTF-8 `data`."""
-    at = np.asarray(characters, dtype=np.int64)
+    """Return the byte positions of character positions 0..len(text) in UTF-8 `data`."""
+    positions = np.asarray(characters, dtype=np.int64)
     if len(text) == len(data):
-        return at
-    return _edges(data)[at]
+        return positions
+    return _edges(data)[positions]
 
 
 def _edges(data: bytes) -> npt.NDArray[np.int64]:
-    """Return byte where each character of UTF-8 `data` starts, and where the last ends."""
+    """Return the byte where each character of UTF-8 `data` starts, and where the last ends."""
     raw = np.frombuffer(data, dtype=np.uint8)
     return np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(data))

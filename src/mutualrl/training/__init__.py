@@ -1,4 +1,4 @@
-"""TRL adapter. `MutualGRPOTrainer` is imported on first use: TRL takes seconds."""
+"""TRL adapter. `MutualGRPOTrainer` is imported on first use: importing TRL takes seconds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""LoRA through `peft`: the configuration; and what is saved of a policy that was trained, with or without an
-adapter."""
+"""LoRA configuration for `peft`, and saving of a trained policy, with or without an adapter."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def lora_config(section: LoraSection | None) -> LoraConfig | None:
-    """Return `peft`'s configuration; None where the policy trains its weights."""
+    """Return `peft`'s configuration; None for full fine-tuning."""
     if section is None:
         return None
     targets = section.target_modules
@@ -37,27 +36,27 @@ def lora_config(section: LoraSection | None) -> LoraConfig | None:
 
 
 def save_adapter(trainer: GRPOTrainer, state: dict[str, Any], model: Path, adapter: Path) -> None:
-    """Save the adapter alone into `adapter`, and the model with the adapter merged into `model`; by one process.
+    """Save the adapter into `adapter`, and the model with the adapter merged into `model`, on one process.
 
-    The model is read again from where the policy started: under ZeRO-3 no process holds its weights.
+    The base model is loaded again from its source: under ZeRO-3 no process has all of its weights.
     """
     trained = trainer.accelerator.unwrap_model(trainer.model)
     trained.save_pretrained(adapter, state_dict=state)
-    unset_hf_deepspeed_config()  # else the copy would be partitioned, and wait for ranks that do not load it
-    start = trained.get_base_model().config
+    unset_hf_deepspeed_config()  # else the copy would be partitioned and wait for ranks that do not load it
+    config = trained.get_base_model().config
     keys = {key: value for key, value in (trainer.args.model_init_kwargs or {}).items() if key == "revision"}
     base = AutoModelForCausalLM.from_pretrained(
-        loaded_from(start), dtype=trained.dtype, trust_remote_code=trainer.args.trust_remote_code, **keys
+        loaded_from(config), dtype=trained.dtype, trust_remote_code=trainer.args.trust_remote_code, **keys
     )
     PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(model)
 
 
 def save_model(trainer: GRPOTrainer, directory: Path, adapter: Path, identity: Mapping[str, object]) -> None:
-    """Save what transformers needs to load the model: safetensors, configurations, tokenizer. A policy that trained an
-    adapter gets it merged there, and alone in `adapter`. Each directory is complete, with a marker that has `identity`,
-    or is not there. Raises DiskError with path and bytes when the disk refuses.
+    """Save the model for transformers: safetensors, configurations, tokenizer. An adapter is saved merged into the
+    model, and separately in `adapter`. Each directory is complete, with a marker that has `identity`, or does not
+    exist. Raises DiskError with path and bytes when it cannot be written.
 
-    (`Trainer.save_model` would add its arguments as a pickle; run.json and recipe.yaml say it all.)
+    (`Trainer.save_model` would add its arguments as a pickle; run.json and recipe.yaml have all of them.)
     """
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not trainer.accelerator.is_main_process:
@@ -83,5 +82,5 @@ def save_model(trainer: GRPOTrainer, directory: Path, adapter: Path, identity: M
             shutil.rmtree(path, ignore_errors=True)
         raise DiskError(
             f"{directory}: the model cannot be written ({error}); it needs {needed:,} bytes, the disk has {free:,} "
-            "free. When there is room: the same command with --resume"
+            "free. Free some space and repeat the command with --resume"
         ) from error

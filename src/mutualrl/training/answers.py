@@ -1,4 +1,4 @@
-"""Answers to what a regime must know before it plans: passages scored by the learner, texts by its reward functions."""
+"""Answers that a regime requests before it plans: passages scored by the learner, texts by its reward functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Logps = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
 class PromptRows:
-    """Rows of the trainer's data by prompt id, and the learner's token ids of their prompts. Read when first asked."""
+    """Rows of the trainer's data by prompt id, and the learner's token ids of their prompts. Read on first use."""
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self._trainer = trainer
@@ -45,12 +45,12 @@ class PromptRows:
         return prompt_id in self._by_id()
 
     def row(self, prompt_id: str) -> Inputs:
-        """Return the row of data of a prompt."""
+        """Return the data row of a prompt."""
         row: Inputs = self._trainer.train_dataset[self._by_id()[prompt_id]]
         return row
 
     def tokens(self, prompt_id: str, known: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-        """Return a prompt's token ids: from those of the round, else of the data."""
+        """Return a prompt's token ids: from the round's, `known`, or else from the data."""
         return known[prompt_id] if prompt_id in known else prompt_tokens(self._trainer, self.row(prompt_id)["prompt"])
 
     def _by_id(self) -> dict[str, int]:
@@ -66,7 +66,7 @@ class PromptRows:
 
 
 def answer(trainer: GRPOTrainer, needs: Needs, rows: PromptRows, prompts: Mapping[str, tuple[int, ...]]) -> Answers:
-    """Return the answers, the same on all ranks; all ranks call this with the same needs.
+    """Return the answers, identical on all ranks. All ranks must call this with the same needs.
 
     `prompts`: the learner's token ids of the round's prompts.
     """
@@ -77,8 +77,8 @@ def answer(trainer: GRPOTrainer, needs: Needs, rows: PromptRows, prompts: Mappin
     def plain(ids: torch.Tensor, mask: torch.Tensor, keep: int) -> torch.Tensor:
         return logps_at_temperature_1(trainer, trainer.model, ids, mask, keep)
 
-    asked = {prompt_id for prompt_id, _ in (*needs.logprobs, *needs.nll)}
-    tokens = {prompt_id: rows.tokens(prompt_id, prompts) for prompt_id in sorted(asked)}
+    prompt_ids = {prompt_id for prompt_id, _ in (*needs.logprobs, *needs.nll)}
+    tokens = {prompt_id: rows.tokens(prompt_id, prompts) for prompt_id in sorted(prompt_ids)}
     logprobs = _score(trainer, needs.logprobs, tokens, sampling)
     nll = [-float(values.mean()) for values in _score(trainer, needs.nll, tokens, plain)]
     return Answers(tuple(logprobs), tuple(nll), tuple(_rewards(trainer, needs.rewards, rows)))
@@ -87,8 +87,8 @@ def answer(trainer: GRPOTrainer, needs: Needs, rows: PromptRows, prompts: Mappin
 def _score(
     trainer: GRPOTrainer, passages: Passages, prompts: Mapping[str, tuple[int, ...]], logps: Logps
 ) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
-    """Return the log-probs of each passage's tokens. Ranks take turns, and make equally many passes of equally many
-    rows: where one has no passage left, the first stands in."""
+    """Return the log-probs of each passage's tokens. Passages are distributed round-robin, and all ranks run equally
+    many passes of equally many rows: the first passage fills up a rank that has fewer."""
     accelerator = trainer.accelerator
     ranks, size = accelerator.num_processes, trainer.args.per_device_train_batch_size
     results: list[np.ndarray[Any, np.dtype[np.float64]]] = []
@@ -97,28 +97,28 @@ def _score(
         for start in range(0, len(passages), size * ranks):
             block = passages[start : start + size * ranks]
             own = block[accelerator.process_index :: ranks]
-            given = [*own, *[passages[0]] * (-(-len(block) // ranks) - len(own))]
+            filled = [*own, *[passages[0]] * (-(-len(block) // ranks) - len(own))]
             batch = as_batch(
-                [torch.tensor(prompts[prompt_id]) for prompt_id, _ in given],
-                [torch.tensor(ids) for _, ids in given],
+                [torch.tensor(prompts[prompt_id]) for prompt_id, _ in filled],
+                [torch.tensor(ids) for _, ids in filled],
                 pad,
                 device,
             )
             scored = logps(*concatenated(batch))
-            values = [scored[at, : len(ids)].double().cpu().numpy() for at, (_, ids) in enumerate(own)]
+            values = [scored[row, : len(ids)].double().cpu().numpy() for row, (_, ids) in enumerate(own)]
             by_rank = [values] if ranks == 1 else gather_object([values])
-            results += [by_rank[place % ranks][place // ranks] for place in range(len(block))]
+            results += [by_rank[index % ranks][index // ranks] for index in range(len(block))]
     return results
 
 
 def _rewards(trainer: GRPOTrainer, texts: Sequence[tuple[str, str, bool]], rows: PromptRows) -> list[float]:
-    """Return the learner's own reward of each text. Each rank scores a part; all score equally many."""
+    """Return the learner's reward of each text. Each rank scores a part, all equally many texts."""
     if not texts:
         return []
     ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-    each = -(-len(texts) // ranks)
-    padded = [*texts, *[texts[-1]] * (each * ranks - len(texts))]
-    own = padded[rank * each : (rank + 1) * each]
+    per_rank = -(-len(texts) // ranks)
+    padded = [*texts, *[texts[-1]] * (per_rank * ranks - len(texts))]
+    own = padded[rank * per_rank : (rank + 1) * per_rank]
     inputs = [rows.row(prompt_id) for prompt_id, _, _ in own]
     tokenizer = tokenizer_of(trainer)
     ids = [list(retokenize(text, tokenizer, ended=ended).ids) for _, text, ended in own]

@@ -1,4 +1,4 @@
-"""From a run directory to the trainer of one policy. Importing this imports TRL, which takes seconds."""
+"""Construction of one policy's trainer from a run directory. Importing this module imports TRL, which takes seconds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class BuiltTrainer(NamedTuple):
-    """Result of `build_trainer`: the trainer, its side of the exchange, the validation prompts."""
+    """Result of `build_trainer`: the trainer, its sharing, the validation prompts."""
 
     trainer: MutualGRPOTrainer
     sharing: Sharing
@@ -68,7 +68,7 @@ def build_trainer(
     heartbeat: Heartbeat,
     stopping: Callable[[], bool] = lambda: False,
 ) -> BuiltTrainer:
-    """Build everything that one policy trains with, after its batch plan was found to be the run's."""
+    """Build one policy's trainer, after checking that its fingerprint matches the run's."""
     logging.disable_progress_bar()
     allocation = info.placement[policy]
     batch = plan_batch(recipe, policy, allocation.processes)
@@ -114,14 +114,14 @@ def build_trainer(
         rescues=RescueLog(run.policy(policy).rescues),
     )
     model = located(recipe.policy(policy).model)
-    one_at_a_time = engine_turn(
+    start_in_turn = engine_turn(
         recipe.trainer_settings(policy),
         run.root / "supervisor" / "engines.lock",
         shared=allocation.policies_per_gpu > 1,
         say=notify,
     )
     try:
-        with one_at_a_time:
+        with start_in_turn:
             trainer = MutualGRPOTrainer(
                 model=model,
                 reward_funcs=load_rewards(recipe.task.reward) or None,
@@ -134,27 +134,27 @@ def build_trainer(
             )
     except (OSError, SafetensorError) as error:
         raise ModelError(f"policy {policy!r}: the model {model!r} cannot be loaded: {error}") from error
-    own = prompt_ids([p.content for p in prompts], tokenizers[policy], trainer.chat_template_kwargs)
-    check_vocabulary(trainer.model, max(max(row) for row in own))
-    _warn_of_context(policy, trainer, max(map(len, own)))
+    rows = prompt_ids([p.content for p in prompts], tokenizers[policy], trainer.chat_template_kwargs)
+    check_vocabulary(trainer.model, max(max(row) for row in rows))
+    _warn_context_length(policy, trainer, max(map(len, rows)))
     hear_steps(trainer, sharing.link.advance)
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
     return BuiltTrainer(trainer, sharing, validation)
 
 
-def _warn_of_context(policy: str, trainer: MutualGRPOTrainer, longest: int) -> None:
-    """Warn where prompt and completion together may exceed the model's context."""
+def _warn_context_length(policy: str, trainer: MutualGRPOTrainer, longest: int) -> None:
+    """Warn if prompt and completion together may exceed the model's context."""
     context = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
     completion = trainer.args.max_completion_length
     if isinstance(context, int) and longest + completion > context:
         notify(
-            f"policy {policy!r}: a prompt of {longest} tokens and trainer.max_completion_length ({completion}) are "
-            f"more than the {context} positions of its model; what lies beyond them is not what it learnt"
+            f"policy {policy!r}: a prompt of {longest} tokens and trainer.max_completion_length ({completion}) exceed "
+            f"the {context} positions of its model, which was not pre-trained on positions beyond them"
         )
 
 
 def _turns(task: TaskSection, policy: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return TRL's arguments for rollouts of several turns; none where the task has no tools and no environment."""
+    """Return TRL's arguments for multi-turn rollouts; none for a task without tools and environment."""
     if not task.has_turns:
         return {}
     _require_tool_calling(policy, tokenizer)
@@ -165,22 +165,22 @@ def _turns(task: TaskSection, policy: str, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _require_tool_calling(policy: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ModelError where a policy's chat template cannot write a tool call, or TRL cannot read one of it."""
+    """Raise ModelError if a policy's chat template cannot write tool calls, or TRL cannot parse them."""
     if not tokenizer.chat_template:
         problem = "has no chat template"
     elif not supports_tool_calling(tokenizer):
         problem = "has a chat template that cannot write tool calls"
-    elif (unread := _unread_calls(tokenizer)) is not None:
-        problem = f"has a chat template whose tool calls TRL cannot read ({unread})"
+    elif (parse_error := _tool_call_parse_error(tokenizer)) is not None:
+        problem = f"has a chat template whose tool calls TRL cannot parse ({parse_error})"
     else:
         return
     raise ModelError(
-        f"policy {policy!r}: its tokenizer {problem}, and task.tools and task.environment need it; expected a model "
-        "that calls tools, such as Qwen/Qwen3-0.6B"
+        f"policy {policy!r}: its tokenizer {problem}, which task.tools and task.environment require; expected a "
+        "model that calls tools, such as Qwen/Qwen3-0.6B"
     )
 
 
-def _unread_calls(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _tool_call_parse_error(tokenizer: PreTrainedTokenizerBase) -> str | None:
     if any(getattr(tokenizer, key, None) is not None for key in ("response_template", "response_schema")):
         return None
     try:
@@ -198,25 +198,25 @@ def _fitting(
     batch: BatchPlan,
     turns: dict[str, Any],
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Return training and validation prompts that are short enough for every policy, with what a model is told of its
-    tools."""
+    """Return the training and validation prompts within the token limit for every policy, with the tool descriptions
+    counted."""
     limit = recipe.task.max_prompt_tokens
-    told = {"tools": told_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
+    tools = {"tools": told_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
     readers = []
     for name, tokenizer in tokenizers.items():
         template = recipe.trainer_settings(name).get("chat_template_kwargs") or {}
-        readers.append((tokenizer, {**template, **told}))
+        readers.append((tokenizer, {**template, **tools}))
     training = within_limit(prompts, readers, limit)
     fitting = within_limit(validation, readers, limit)
-    for kind, left in (("training", training), ("validation", fitting)):
-        if not left:
+    for kind, remaining in (("training", training), ("validation", fitting)):
+        if not remaining:
             raise DataError(f"no {kind} prompt is within task.max_prompt_tokens ({limit}) for every policy")
     require_enough(training, batch.prompts)
     return training, fitting
 
 
 def seed_policy(recipe: Recipe, policy: str, rank: int) -> None:
-    """Give this policy its own sampling noise. Must follow the trainer's construction, which seeds all alike."""
+    """Seed this policy's sampling. Must follow the trainer's construction, which seeds all policies alike."""
     trainer = recipe.trainer_settings(policy)
     if trainer.get("use_vllm"):  # ranks that share a vLLM engine must sample the same tokens
         rank //= int(trainer.get("vllm_tensor_parallel_size", 1))

@@ -1,4 +1,4 @@
-"""Callbacks: being seen by the peers, and writing down what happens."""
+"""Trainer callbacks: heartbeat, graceful stop, metrics."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """Publish this policy's liveness to its peers: its first heartbeat, its step, its end."""
+    """Callback that publishes this policy's liveness to its peers: first heartbeat, step, end of training."""
 
     def __init__(self, link: PeerLink) -> None:
         self._link = link
 
     def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Start the heartbeat, unless the process already has one."""
+        """Start the heartbeat, unless it is already running."""
         if self._link.heartbeat is not None and state.is_world_process_zero:
             self._link.set_phase("training", state.global_step)
             self._link.heartbeat.start()
@@ -40,18 +40,18 @@ class SharingCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
         self._link.set_phase("training", state.global_step)
 
     def on_train_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Publish that no further round will come."""
+        """Publish that no further round follows."""
         if state.is_world_process_zero:
             self._link.set_phase("trained", state.global_step)
 
 
 class AlreadyTrainedError(Exception):
-    """Checkpoint that was loaded is the last one: nothing is left to train, where transformers would continue."""
+    """The loaded checkpoint is of the last step: there is nothing to train, but transformers would continue."""
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """Notes the generators and the count of tokens at each step's end, and ends training with a checkpoint once the
-    main rank was asked to stop.
+    """Callback that records generator states and the token count at the end of each step, and stops training with a
+    checkpoint once the main rank receives a stop request.
 
     All ranks follow the main rank, so that they stop after the same step.
     """
@@ -61,23 +61,24 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transforme
         self._stopping = stopping
 
     def on_train_begin(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Record the generators' states. Raises AlreadyTrainedError when the loaded checkpoint is the last step's."""
+        """Record the generator states. Raises AlreadyTrainedError if the loaded checkpoint is of the last step."""
         self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if state.global_step >= state.max_steps:
             raise AlreadyTrainedError
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Record the generators' states; stop if asked to."""
+        """Record the generator states; stop if requested."""
         self._trainer.at_step_end = StepEnd(random_state(), state.num_input_tokens_seen)
         if broadcast_object_list([self._stopping()], from_process=0)[0]:
             control.should_save = control.should_training_stop = True
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """One JSON line per step in `metrics.jsonl`, flushed when the step ends; greedy validation every N steps.
+    """Callback that writes one JSON line per step to `metrics.jsonl`, flushed at the end of the step, and runs greedy
+    validation every N steps.
 
-    A value that is not finite is written as null: JSON has no NaN. On a GPU the line has the peak of the memory that
-    the first rank's tensors took so far. `log_validation` hears of every validation.
+    A non-finite value is written as null: JSON has no NaN. On a GPU the line has the peak memory allocated so far on
+    the first rank. `log_validation` is called with every validation.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
         self._validation: Validation | None = None
 
     def on_step_end(self, args: Args, state: State, control: Control, **kwargs: object) -> None:
-        """Validate where it is due; the last step's validation is the run's final one and is made elsewhere."""
+        """Validate every N steps, except after the last step: the final validation is run elsewhere."""
         step = state.global_step
         if self._every and step % self._every == 0 and step < self._steps:
             self._validation = self._validate()
@@ -105,7 +106,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transfo
     def on_log(
         self, args: Args, state: State, control: Control, logs: dict[str, Any] | None = None, **kwargs: object
     ) -> None:
-        """Append the step's line."""
+        """Append the line of the step."""
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
         line: dict[str, Any] = {"step": state.global_step}

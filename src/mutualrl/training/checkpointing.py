@@ -1,5 +1,5 @@
-"""Saving a complete checkpoint of a policy: transformers writes the files, every rank sums its share, the main rank
-commits."""
+"""Saving a complete checkpoint of a policy: transformers writes the files, every rank computes checksums of a part of
+them, the main rank commits."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Checkpointer:
-    """Writer of a trainer's checkpoints. `saved`: the step of the last one, made or gone on from;
-    `progress` gives what the policy reports across restarts; `on_commit` is called on the main rank when a checkpoint
-    is complete."""
+    """Writer of a trainer's checkpoints. `saved`: the step of the last checkpoint saved or resumed from; `progress`
+    returns the policy's totals across restarts; `on_commit` is called on the main rank when a checkpoint is
+    complete."""
 
     store: Checkpoints
     run_id: str
@@ -41,9 +41,9 @@ class Checkpointer:
     on_commit: Callable[[], None] = lambda: None
 
     def save(self, trainer: GRPOTrainer, write: Callable[[], None]) -> None:
-        """Save the trainer as of its last step. `write` is transformers' own saving. A step saved before is left alone.
+        """Save the trainer after its last step. `write` is transformers' own saving. A step already saved is skipped.
 
-        Raises DiskError with the path and the bytes needed when it cannot be written; what was complete stays so.
+        Raises DiskError with the path and the bytes needed when it cannot be written; earlier checkpoints stay intact.
         """
         step, accelerator = trainer.state.global_step, trainer.accelerator
         if step == self.saved:
@@ -67,7 +67,7 @@ class Checkpointer:
                 f"{self.store.path(step)}: cannot be written ({error}); a checkpoint needs "
                 f"{self.store.size() or estimated_bytes(trainer):,} bytes, the disk has "
                 f"{shutil.disk_usage(self.store.root).free:,} free; earlier checkpoints are intact. "
-                "When there is room: mutualrl train --resume"
+                "Free some space and run: mutualrl train --resume"
             ) from error
         self.saved = step
         accelerator.wait_for_everyone()
@@ -75,18 +75,17 @@ class Checkpointer:
     def _commit(self, trainer: GRPOTrainer, staging: Path) -> None:
         accelerator = trainer.accelerator
         names = [relative_files(staging)] if accelerator.is_main_process else [None]
-        file_names = broadcast_object_list(names, from_process=0)[
-            0
-        ]  # one list: a network file system may show each another
+        # broadcast one list: on a network file system each rank may see another
+        file_names = broadcast_object_list(names, from_process=0)[0]
         assert file_names is not None
-        share = file_names[accelerator.process_index :: accelerator.num_processes]
-        sums = dict(gather_object([(name, file_sum(staging / name)) for name in share]))
+        own_names = file_names[accelerator.process_index :: accelerator.num_processes]
+        sums = dict(gather_object([(name, file_sum(staging / name)) for name in own_names]))
         if not accelerator.is_main_process:
             return
         if set(sums) != set(relative_files(staging)):
             raise DiskError(
-                f"{staging}: its list of files changed while they were summed; is the file system's cache of names "
-                "slow? (mutualrl doctor --run-dir DIR)"
+                f"{staging}: its list of files changed while checksums were computed; is the file system's directory "
+                "cache stale? (mutualrl doctor --run-dir DIR)"
             )
         marker = CheckpointMarker(
             run_id=self.run_id,
@@ -104,7 +103,7 @@ class Checkpointer:
 
 
 def estimated_bytes(trainer: GRPOTrainer) -> int:
-    """Return size of a first checkpoint: the weights, and two moments in single precision for each that is trained."""
+    """Return the size of a first checkpoint: the weights, and two fp32 moments per trainable parameter."""
     total = 0
     for p in trainer.model.parameters():
         count = getattr(p, "ds_numel", p.numel())
@@ -113,7 +112,7 @@ def estimated_bytes(trainer: GRPOTrainer) -> int:
 
 
 class StepEnd(NamedTuple):
-    """State that a begun round moves although the step is not made: the generators, and TRL's count of tokens."""
+    """State that a started round changes before its step is complete: the generators, and TRL's token count."""
 
     random: RandomState
     tokens: int
@@ -123,13 +122,13 @@ RandomState = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
 
 
 def random_state() -> RandomState:
-    """Return the states of all generators that training draws from: Python, NumPy, torch, and torch on each GPU."""
+    """Return the states of all random generators used in training: Python, NumPy, torch, and torch on each GPU."""
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), gpus
 
 
 def set_random_state(state: RandomState) -> None:
-    """Restore all generators."""
+    """Restore the states of all generators."""
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])

@@ -1,4 +1,4 @@
-"""From the recipe to TRL's GRPOConfig."""
+"""Conversion of a recipe to TRL's GRPOConfig."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.training.vllm_generation import vllm_keys
 
-# TRL's defaults are for GPUs. On CPU bf16 is slower for small models, or where the CPU does not compute in it
-# (docs/results.md), and checkpointing saves nothing that is scarce.
+# TRL's defaults are for GPUs. On CPU, bf16 is slower for small models, or without hardware support
+# (docs/results.md), and gradient checkpointing saves memory that is not scarce.
 CPU_DEFAULTS: dict[str, Any] = {
     "use_cpu": True,
     "bf16": False,
@@ -34,13 +34,13 @@ def grpo_config(
     memory: float | None = None,
     trackers: dict[str, Any] | None = None,
 ) -> GRPOConfig:
-    """Return the trainer's configuration: TRL's defaults < ours for the device < recipe < what the run decides.
+    """Return the trainer's configuration, in ascending precedence: TRL's defaults, ours for the device, recipe, run.
 
     Raises RecipeError when TRL refuses the combination, MachineError when a package is missing.
     """
     keys = {
         **(CPU_DEFAULTS if cpu else {}),
-        # The other ranks sit in a collective while the main rank waits for the peers: that wait must end first.
+        # The other ranks block in a collective while the main rank waits for the peers: that wait must end first.
         "ddp_timeout": int(recipe.run.round_timeout) + 600,
         **recipe.trainer_settings(policy),
         **batch.trainer_keys(),
@@ -60,11 +60,11 @@ def grpo_config(
         **vllm_keys(recipe.trainer_settings(policy), policies_per_gpu, memory),
     }
     if cpu and strategy != "ddp":
-        keys["use_cpu"] = False  # else accelerate would not look at DeepSpeed
+        keys["use_cpu"] = False  # else accelerate would ignore DeepSpeed
         from mutualrl.training.trl_compat import allow_zero_on_cpu
 
         allow_zero_on_cpu()
-    keys.pop("generation_batch_size", None)  # said by steps_per_generation, which TRL refuses beside it
+    keys.pop("generation_batch_size", None)  # implied by steps_per_generation; TRL refuses both together
     if (revision := recipe.policy(policy).revision) is not None:
         keys["model_init_kwargs"] = {**(keys.get("model_init_kwargs") or {}), "revision": revision}
     try:
@@ -76,7 +76,7 @@ def grpo_config(
 
 
 def deepspeed_config(strategy: str) -> dict[str, object]:
-    """Return the DeepSpeed configuration of a strategy; nothing for DDP. The batch sizes are the trainer's."""
+    """Return the DeepSpeed configuration of a strategy; empty for DDP. Batch sizes are taken from the trainer."""
     if strategy == "ddp":
         return {}
     stage: dict[str, Any] = {"stage": 3 if strategy == "zero3" else 2}

@@ -1,4 +1,4 @@
-"""From the task's prompts to the data set that one policy's trainer reads."""
+"""Conversion of a task's prompts to the data set of one policy's trainer."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 def within_limit(prompts: Sequence[Prompt], readers: Sequence[tuple[Any, dict[str, Any]]], limit: int) -> list[Prompt]:
     """Return the prompts of at most `limit` tokens under every policy's tokenizer and chat template arguments.
 
-    One that is too long for any policy is dropped for all, so that every policy sees the identical batch
+    A prompt too long for any policy is dropped for all, so that every policy sees the identical batch
     (paper, Section "Implementation details").
     """
     fitting = set(range(len(prompts)))
     for tokenizer, template in readers:
         contents = [prompt.content for prompt in prompts]
-        for place, ids in enumerate(prompt_ids(contents, tokenizer, template)):
+        for index, ids in enumerate(prompt_ids(contents, tokenizer, template)):
             if len(ids) > limit:
-                fitting.discard(place)
+                fitting.discard(index)
     return [prompts[i] for i in sorted(fitting)]
 
 
 def as_dataset(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Return columns `prompt` (text, or a conversation), `answer`, `prompt_id`, `group` and those of the data set."""
+    """Return columns `prompt` (text or conversation), `answer`, `prompt_id`, `group`, and the prompts' own columns."""
     others: dict[str, list[object]] = {}
     for key in dict.fromkeys(key for p in prompts for key in p.columns):
         others[key] = [p.columns.get(key) for p in prompts]

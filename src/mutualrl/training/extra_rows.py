@@ -1,8 +1,8 @@
-"""Extra rows inside TRL's loss: which rows fall on which micro-batch, their passes, their share of the loss.
+"""Extra rows in TRL's loss: their assignment to micro-batches, forward and backward passes, and loss weights.
 
-A micro-batch's extra rows go through in chunks of at most `per_device_train_batch_size` rows, each with a backward of
-its own, before TRL's loss over the own rows: no forward with gradients holds more rows than GRPO's. The chunks'
-gradients are not synchronised; the own rows' backward, which follows, synchronises the sum.
+A micro-batch's extra rows are processed in chunks of at most `per_device_train_batch_size` rows, each with a separate
+backward, before TRL's loss over the own rows: no forward with gradients has more rows than GRPO's. The gradients of
+chunks are not synchronised; the own rows' backward, which follows, synchronises the sum.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Term(NamedTuple):
-    """Properties that rows must have in common to go through one pass."""
+    """Properties that all rows of one pass must share."""
 
     loss: str
     mean: Mean
@@ -57,15 +57,14 @@ class Term(NamedTuple):
 
     @classmethod
     def of(cls, row: ExtraRow) -> Term:
-        """Return the term that a row belongs to."""
+        """Return the term of a row."""
         if row.loss == "nll":
             return cls(row.loss, row.mean, PPO(), False, row.reduce)
         return cls(row.loss, row.mean, row.bound, row.logprobs is not None)
 
 
 class Chunk(NamedTuple):
-    """Rows of one pass, by their place in the plan; `width` is its number of rows on all ranks, masked ones
-    included."""
+    """Rows of one pass, by index in the plan; `width` is the number of rows on every rank, masked rows included."""
 
     rows: list[int]
     width: int
@@ -73,7 +72,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class TermRows:
-    """Rows of a term, and where each of them goes."""
+    """Rows of a term, and their assignment to micro-batches."""
 
     term: Term
     rows: list[int]
@@ -85,11 +84,11 @@ class TermRows:
 
 
 class ExtraRows:
-    """Extra rows of one round, micro-batch by micro-batch.
+    """Extra rows of one round, by micro-batch.
 
-    Ranks stay in step: all run the same chunks of the same number of rows in a micro-batch, masked rows standing in
+    Ranks stay in step: all run the same chunks of the same number of rows in a micro-batch, padded with masked rows
     where a rank has fewer (a missing forward hangs DDP and ZeRO-3, and TRL gathers one number per row). A micro-batch
-    in which no rank has a row costs no pass anywhere.
+    in which no rank has a row runs no pass.
     """
 
     def __init__(
@@ -106,20 +105,20 @@ class ExtraRows:
         self._ratios: dict[str, list[torch.Tensor]] = {}
 
     def load(self, rows: Sequence[ExtraRow], prompts: Mapping[str, tuple[int, ...]], batch: Inputs) -> None:
-        """Assign the rows of a new round; take the learner's snapshot of those that have no behaviour log-probs.
+        """Assign the rows of a new round; take the learner's snapshot for rows without behaviour log-probs.
 
         `prompts`: the learner's token ids of each row's prompt. Raises UsageError for peers' rollouts under a loss that
-        is not TRL's: its mean over own and peers' rows is not known here.
+        is not TRL's: its normalization over own and peers' rows is unknown.
         """
         if any(row.loss == "policy_gradient" for row in rows) and not has_trl_loss(self._trainer):
             raise UsageError(
-                f"{type(self._trainer).__name__} computes a loss of its own, and the regime adds peers' rollouts to "
-                "TRL's: their weights would be wrong; use GRPOTrainer's loss, or a regime that adds none"
+                f"{type(self._trainer).__name__} overrides TRL's loss, and the regime adds peers' rollouts to it: "
+                "their weights would be wrong; use GRPOTrainer's loss, or a regime that adds none"
             )
         self.restore(rows, prompts, {})
         args = self._trainer.args
-        one_step = args.gradient_accumulation_steps % (args.steps_per_generation * self._trainer.num_iterations) == 0
-        if not one_step:  # else the current policy is the snapshot
+        on_policy = args.gradient_accumulation_steps % (args.steps_per_generation * self._trainer.num_iterations) == 0
+        if not on_policy:  # else the current policy is the snapshot
             self._take_snapshot(batch)
 
     def restore(
@@ -128,7 +127,7 @@ class ExtraRows:
         prompts: Mapping[str, tuple[int, ...]],
         snapshot: dict[int, torch.Tensor],
     ) -> None:
-        """Assign the rows of a round again, whose snapshot was taken before."""
+        """Reassign the rows of a round whose snapshot was already taken."""
         args = self._trainer.args
         self.rows, self.prompts, self.snapshot = tuple(rows), dict(prompts), snapshot
         self._covered = [int(row.covered.sum()) for row in self.rows]
@@ -143,13 +142,13 @@ class ExtraRows:
                 micro_batches=args.gradient_accumulation_steps,
                 ranks=self._trainer.accelerator.num_processes,
             )
-            for slot, places in table.items():
-                table[slot] = [indices[place] for place in places]
+            for slot, positions in table.items():
+                table[slot] = [indices[position] for position in positions]
             self._terms.append(TermRows(term, indices, table))
 
     def loss(self, model: torch.nn.Module, inputs: Inputs, own_loss: Callable[[Inputs], torch.Tensor]) -> torch.Tensor:
-        """Return the loss of own and extra rows on this micro-batch: its value is complete, its gradient that of the
-        own rows alone; the gradients of the extra rows are in the parameters already."""
+        """Return the loss of own and extra rows on this micro-batch: its value includes both, its gradient is of the
+        own rows only; the gradients of the extra rows are already accumulated in the parameters."""
         if not self.rows:
             return own_loss(inputs)
         step, micro = position_in_round(self._trainer)
@@ -161,22 +160,22 @@ class ExtraRows:
                     backward(self._trainer.accelerator, loss)
                 values.append(loss.detach())
         if self._pooled_terms():
-            own_share = self._pool_shares(step, micro, inputs).own
-            inputs = {**inputs, "advantages": inputs["advantages"] * own_share}
+            own_factor = self._pool_factors(step, micro, inputs).own
+            inputs = {**inputs, "advantages": inputs["advantages"] * own_factor}
         loss = own_loss(inputs)
         if micro == self._trainer.args.gradient_accumulation_steps - 1:
             self._log(step)
         return loss + torch.stack(values).sum() if values else loss
 
-    # ---- which rows
+    # ---- assignment of rows
 
     def _chunks(self, term: TermRows, step: int, micro: int) -> list[Chunk]:
-        """Return this rank's rows in a micro-batch, in chunks as large as those of the rank with the most rows."""
+        """Return this rank's rows in a micro-batch, in chunks as wide as those of the rank with the most rows."""
         size = self._trainer.args.per_device_train_batch_size
         ranks = range(self._trainer.accelerator.num_processes)
         most = max(len(term.table[MicrobatchSlot(step, micro, rank)]) for rank in ranks)
-        own = term.table[MicrobatchSlot(step, micro, self._trainer.accelerator.process_index)]
-        return [Chunk(own[at : at + size], min(size, most - at)) for at in range(0, most, size)]
+        rows = term.table[MicrobatchSlot(step, micro, self._trainer.accelerator.process_index)]
+        return [Chunk(rows[start : start + size], min(size, most - start)) for start in range(0, most, size)]
 
     def _tokens(self, indices: Iterable[int]) -> int:
         return sum(self._covered[index] for index in indices)
@@ -191,8 +190,8 @@ class ExtraRows:
         return self._policy_gradient_loss(model, term.term, chunk, step, micro, inputs)
 
     def _batch(self, chunk: Chunk, inputs: Inputs) -> Inputs:
-        """Return a chunk as TRL's inputs. `tool_mask` is the loss mask: TRL's own name for tokens that are seen and not
-        trained on. The masked rows are a prompt's first token twice."""
+        """Return a chunk as TRL's inputs. `tool_mask` is the loss mask, TRL's name for tokens that the model sees but
+        does not train on. A masked row is a prompt's first token, as prompt and as completion."""
         device = inputs["prompt_ids"].device
         filler = inputs["prompt_ids"][inputs["prompt_mask"].bool()][:1].cpu()
         missing = chunk.width - len(chunk.rows)
@@ -227,7 +226,7 @@ class ExtraRows:
         ).to(nll.dtype)
 
     def _nll_count(self, term: TermRows, step: int) -> int:
-        """Return what the sum of NLLs of an optimizer step is divided by: its rows, its tokens, or all its prompts."""
+        """Return the divisor of an optimizer step's sum of NLLs: its number of rows, tokens, or all prompts."""
         if term.term.mean == "rows":
             return len(term.of_step(step))
         if term.term.mean == "tokens":
@@ -242,7 +241,7 @@ class ExtraRows:
         self, model: torch.nn.Module, term: Term, chunk: Chunk, step: int, micro: int, inputs: Inputs
     ) -> torch.Tensor:
         batch = self._policy_gradient_batch(term, chunk, inputs)
-        batch["advantages"] *= self._pool_shares(step, micro, inputs, chunk).extra
+        batch["advantages"] *= self._pool_factors(step, micro, inputs, chunk).extra
         items = inputs["num_items_in_batch"] + self._tokens(self._pooled_rows())
         if isinstance(term.bound, PPO):
             with surrogate_alone(self._trainer, term.bound.delta):
@@ -252,8 +251,8 @@ class ExtraRows:
         if chunk.rows:
             logps, mask = self._trainer.last_logps, loss_mask(batch).bool()
             behaviour = batch.get("old_per_token_logps", logps)
-            for at, index in enumerate(chunk.rows):
-                ratios = (logps[at] - behaviour[at])[mask[at]].exp().float().cpu()
+            for row, index in enumerate(chunk.rows):
+                ratios = (logps[row] - behaviour[row])[mask[row]].exp().float().cpu()
                 self._ratios.setdefault(self.rows[index].source.policy, []).append(ratios)
         return loss
 
@@ -295,8 +294,8 @@ class ExtraRows:
             step_items=step_items / trainer.accelerator.num_processes,
         )
 
-    def _pool_shares(self, step: int, micro: int, inputs: Inputs, chunk: Chunk | None = None) -> NormalizerFactors:
-        """Return the shares of own rows and of a chunk in the mean over own and pooled extra rows."""
+    def _pool_factors(self, step: int, micro: int, inputs: Inputs, chunk: Chunk | None = None) -> NormalizerFactors:
+        """Return the factors of own rows and of a chunk in the mean over own and pooled extra rows."""
         args, accelerator = self._trainer.args, self._trainer.accelerator
         loss_type, ranks = self._trainer.loss_type, accelerator.num_processes
         pooled = self._pooled_terms()
@@ -324,7 +323,7 @@ class ExtraRows:
         return [index for term in self._pooled_terms() for index in term.rows]
 
     def _behaviour(self, term: Term, indices: Sequence[int]) -> list[torch.Tensor] | None:
-        """Return the denominators: the traces, or the snapshot; None where the current policy is the snapshot."""
+        """Return the ratios' denominators: traces or snapshot; None where the current policy is the snapshot."""
         if term.traced:
             return [torch.from_numpy(self.rows[index].logprobs) for index in indices]
         return [self.snapshot[index] for index in indices] if self.snapshot else None
@@ -340,8 +339,8 @@ class ExtraRows:
                     for chunk in self._chunks(term, step, micro):
                         with torch.no_grad():
                             logps = token_logps(trainer, trainer.model, *concatenated(self._batch(chunk, batch)))
-                        for at, index in enumerate(chunk.rows):
-                            snapshot[index] = logps[at, : len(self.rows[index].token_ids)].cpu()
+                        for row, index in enumerate(chunk.rows):
+                            snapshot[index] = logps[row, : len(self.rows[index].token_ids)].cpu()
         self.snapshot = snapshot
 
     # ---- statistics
@@ -364,12 +363,12 @@ class ExtraRows:
                 log_value(self._trainer, name, value)
 
     def _gathered_ratios(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-        """Return the ratios of counted tokens of the optimizer step, over all ranks, by the rows' policy."""
+        """Return the ratios of unmasked tokens of the optimizer step, over all ranks, by source policy."""
         policies = sorted({row.source.policy for row in self.rows if row.loss == "policy_gradient"})
         return {policy: self._gathered(self._ratios.get(policy, [])) for policy in policies}
 
     def _gathered(self, parts: list[torch.Tensor]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return numbers of all ranks, which may have unequally many."""
+        """Gather values of all ranks, which may have different lengths."""
         accelerator = self._trainer.accelerator
         own = torch.cat(parts) if parts else torch.zeros(0)
         longest = int(accelerator.gather(torch.tensor([own.numel()], device=accelerator.device)).max())
@@ -387,7 +386,7 @@ def logps_at_temperature_1(
 ) -> torch.Tensor:
     """Return log-probs of the last `keep` tokens at temperature 1.
 
-    TRL's fused head divides by the sampling temperature; where that is 1 it is the cheaper way.
+    TRL's fused head divides by the sampling temperature; it is used where that is 1, as it is cheaper.
     """
     if trainer.temperature == 1.0:
         return token_logps(trainer, model, ids, mask, keep)
@@ -397,6 +396,6 @@ def logps_at_temperature_1(
 
 
 def loss_mask(inputs: Inputs) -> torch.Tensor:
-    """Return the tokens that count in the loss, shape (rows, T)."""
+    """Return the mask of tokens in the loss, shape (rows, T)."""
     mask: torch.Tensor = inputs["completion_mask"]
     return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask

@@ -10,7 +10,7 @@ from mutualrl.tiny import located
 
 
 def load_tokenizers(recipe: Recipe) -> dict[str, Any]:
-    """Return the tokenizer of every policy by name. Raises ModelError naming the one that cannot be loaded."""
+    """Return the tokenizer of every policy, by name. Raises ModelError naming a tokenizer that cannot be loaded."""
     return {
         p.name: load_tokenizer(located(p.model), revision=p.revision, trust_remote_code=p.trust_remote_code)
         for p in recipe.policies

@@ -1,4 +1,4 @@
-"""One policy's link to its peers: publish a round, wait for the peers' rounds, and report who is waited for."""
+"""One policy's link to its peers: publish a round, wait for the peers' rounds, and report which peers it waits for."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mutualrl.see import Exchange, Heartbeat, MissingPeers, ReadLog, Shard, Wait
 
 
 class PeerRounds(NamedTuple):
-    """What a learner reads in a round: the peers' rounds of the same number, and by number the earlier ones that have
-    come since it read last (`late`, oldest first); the seconds waited; how many rounds each peer is behind."""
+    """Peers' rounds that a learner reads in one round: those of the same number (`current`); earlier rounds published
+    since its last read, by number, oldest first (`late`); seconds waited; rounds that each peer is behind (`lags`)."""
 
     current: dict[str, Shard]
     late: dict[int, dict[str, Shard]]
@@ -25,11 +25,11 @@ class PeerRounds(NamedTuple):
 
 @dataclass
 class PeerLink:
-    """Exchange as one policy uses it.
+    """One policy's view of the exchange.
 
-    `stopping` is asked while it waits; a true answer ends the wait with RoundAbortedError. `missing_peers`: the rounds
-    in which the policy continued without a peer. `waited_for`: the seconds that each peer was waited for. `staleness`:
-    how many rounds a peer may be behind before it is waited for; `reads`: how far each was read in each round."""
+    `stopping` is polled during a wait; True ends the wait with RoundAbortedError. `missing_peers`: the rounds in which
+    the policy continued without a peer. `waited_for`: seconds waited per peer. `staleness`: how many rounds a peer may
+    be behind before the policy waits for it; `reads`: the newest round read of each peer, by round."""
 
     exchange: Exchange
     peers: Sequence[str]
@@ -43,13 +43,13 @@ class PeerLink:
 
     @property
     def policy(self) -> str:
-        """Return the policy whose link this is."""
+        """Return the policy that owns this link."""
         return self.exchange.policy
 
     def read(self, round_index: int) -> PeerRounds:
-        """Wait until no peer is more than `staleness` rounds behind; return what was not read before, up to this round.
+        """Wait until no peer is more than `staleness` rounds behind; return all unread rounds, up to this round.
 
-        What is read is written down first, and a round that is planned again reads the same.
+        Reads are logged before they are used, so that a round that is planned again reads the same.
         """
         began = time.monotonic()
         if self.staleness == 0:
@@ -66,17 +66,17 @@ class PeerLink:
         return PeerRounds(current, late, self._waited(began), lags)
 
     def last_read(self, peer: str, round_index: int) -> int:
-        """Return the newest round of a peer that was read before a round; -1 for none."""
+        """Return the newest round of a peer read before a given round; -1 for none."""
         read = self.reads.newest(peer, round_index - 1)
         return round_index - 1 if read is None else read
 
     def first_wanted(self, peer: str, round_index: int) -> int:
-        """Return the first round of a peer that a policy that resumes with this round will read."""
+        """Return the first round of a peer to be read by a policy that resumes with this round."""
         return max(self.last_read(peer, round_index) + 1, round_index - self.staleness)
 
     def _newest(self, round_index: int, before: dict[str, int]) -> dict[str, int]:
-        """Return how far each peer that takes part is read in a round: as far as when it was planned before, else as
-        far as there is."""
+        """Return the newest round to read of each participating peer: as logged if the round was planned before, else
+        the newest published."""
         if self.reads.newest("", round_index) is not None:  # planned before
             planned = {peer: self.reads.newest(peer, round_index) or 0 for peer in self._expected(round_index)}
             for number in sorted(set(planned.values())):
@@ -97,31 +97,33 @@ class PeerLink:
         return [peer for peer in self.peers if not self.missing_peers.is_missing(peer, round_index)]
 
     def _wait(self, round_index: int, number: int, peers: Sequence[str]) -> dict[str, Shard]:
-        """Wait, in a round, for a round of some peers; one that is lost is noted and left out."""
+        """Wait, in a round, for a round of some peers; a lost peer is recorded as missing and left out."""
         expected = [peer for peer in self._expected(round_index) if peer in peers]
         callbacks = WaitCallbacks(self.set_phase, self._arrived, self._slow, self.stopping)
         shards = self.exchange.wait(expected, number, callbacks)
         for peer in set(expected) - set(shards):
             self.missing_peers.mark_missing(peer, round_index)
-            self._warn(f"peer {peer!r} is lost; from round {round_index} on the pool does without it")
+            self._warn(f"peer {peer!r} is lost; the pool continues without it from round {round_index} on")
         return shards
 
     def _reread(self, peer: str, number: int) -> Shard:
-        """Return a round that is known to be committed."""
+        """Return a round that was committed."""
         shard = self.exchange.read(peer, number)
         if shard is None:
-            raise ExchangeDamagedError(f"{self.exchange.location(peer)}: round {number} was there, and is gone")
+            raise ExchangeDamagedError(
+                f"{self.exchange.location(peer)}: round {number} was committed and no longer exists"
+            )
         return shard
 
     def _waited(self, began: float) -> float:
-        """End a wait that began then; return its seconds."""
+        """End a wait that started at `began`; return its seconds."""
         waited = time.monotonic() - began
         self.set_phase("training")
         self.wait_seconds += waited
         return waited
 
     def set_phase(self, phase: str, step: int | None = None) -> None:
-        """Set the policy's phase, which the supervisor and the peers see."""
+        """Set the policy's phase, as published to the supervisor and the peers."""
         if self.heartbeat is not None:
             self.heartbeat.set(phase, step)
 
@@ -131,11 +133,11 @@ class PeerLink:
             self.heartbeat.advance()
 
     def _arrived(self, peer: str, seconds: float) -> None:
-        self.waited_for[peer] += seconds  # type: ignore[assignment]  # a Counter adds what it is given
+        self.waited_for[peer] += seconds  # type: ignore[assignment]  # a Counter of floats
 
-    def _slow(self, words: str) -> None:
-        self.set_phase(words)
-        self._warn(words)
+    def _slow(self, message: str) -> None:
+        self.set_phase(message)
+        self._warn(message)
 
-    def _warn(self, words: str) -> None:
-        notify(f"policy {self.policy!r}: {words}")
+    def _warn(self, message: str) -> None:
+        notify(f"policy {self.policy!r}: {message}")

@@ -1,7 +1,7 @@
-"""Log of what a policy learnt from its peers: `rescues.jsonl`, one line per nll row.
+"""Log of the texts that a policy learnt from its peers: `rescues.jsonl`, one line per nll row.
 
-A line: `step`, `round`, `prompt_id`, `prompt`, the learner's own rollouts (`own`: `text`, `reward`), and whose text it
-learnt (`peer`, `rollout`, `answer`). Texts are cut at LONGEST characters.
+A line: `step`, `round`, `prompt_id`, `prompt`, the learner's own rollouts (`own`: `text`, `reward`), and the source and
+text of the row (`peer`, `rollout`, `answer`). Texts are truncated to LONGEST characters.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from mutualrl.records import Rollout
 from mutualrl.regimes import ExtraRow
 
-LONGEST = 4000  # characters of a text; truncation is marked
+LONGEST = 4000  # characters per text; truncation is marked
 
 
 @dataclass(frozen=True, slots=True)
 class RescueLog:
-    """Appends to a policy's `rescues.jsonl`."""
+    """Writer of a policy's `rescues.jsonl`."""
 
     path: Path
 
@@ -31,8 +31,8 @@ class RescueLog:
         rollouts: Sequence[Rollout],
         text_of: Callable[[Sequence[int]], str],
     ) -> None:
-        """Write a round's nll rows, on the main rank. `rollouts`: the learner's own, over all ranks; `step`: the first
-        optimizer step that the rows take part in."""
+        """Append a round's nll rows, on the main rank. `rollouts`: the learner's own, of all ranks; `step`: the first
+        optimizer step that uses the rows."""
         learnt = [row for row in rows if row.loss == "nll"]
         if not learnt:
             return
@@ -63,5 +63,5 @@ class RescueLog:
 
 
 def shortened(text: str) -> str:
-    """Return at most LONGEST characters, and how many are missing."""
+    """Return `text`, truncated to LONGEST characters with a note of how many are missing."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} [... {len(text) - LONGEST} more characters]"

@@ -1,4 +1,4 @@
-"""One policy's progress through a run over its restarts: where it resumes, what it saves and reports, what it frees."""
+"""One policy's progress across restarts: where it resumes, what it saves and reports, which rounds it prunes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOTHING = FileSum(0, hashlib.sha256().hexdigest())
 
 
 class PolicyProgress:
-    """Progress of a policy across restarts: its first validation, its training time, what it waited for."""
+    """Progress of a policy across restarts: initial validation, training time, checkpoints it resumed from."""
 
     def __init__(self, run: RunDirectory, policy: str, attempt: int, sharing: Sharing) -> None:
         self.run = run
@@ -44,10 +44,10 @@ class PolicyProgress:
         self._resumed_from: list[int] = []
 
     def checkpointer(self, recipe: Recipe, run_id: str) -> Checkpointer:
-        """Return the keeper of this policy's checkpoints. With each one, the policy's rounds that nobody needs any
-        more go."""
+        """Return the writer of this policy's checkpoints. Each checkpoint prunes the policy's rounds that no policy
+        needs any more."""
 
-        def free_rounds() -> None:
+        def prune_rounds() -> None:
             if recipe.run.keep_rounds is not None:
                 needed = oldest_needed(
                     [self.run.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness
@@ -61,11 +61,11 @@ class PolicyProgress:
             attempt=self.attempt,
             keep=recipe.run.keep_checkpoints,
             progress=self.progress,
-            on_commit=free_rounds,
+            on_commit=prune_rounds,
         )
 
     def progress(self) -> dict[str, object]:
-        """Return what a checkpoint keeps of it."""
+        """Return the progress to save in a checkpoint."""
         return {
             "initial_validation": None if self.initial_validation is None else self.initial_validation.to_json(),
             "train_seconds": self.train_seconds,
@@ -74,23 +74,23 @@ class PolicyProgress:
         }
 
     def resume(self, marker: CheckpointMarker) -> None:
-        """Restore what a checkpoint kept."""
+        """Restore the progress saved in a checkpoint."""
         validation = marker.progress["initial_validation"]
         self.initial_validation = None if validation is None else Validation.model_validate(validation)
         self._seconds = marker.progress["train_seconds"]
         self._resumed_from = [*marker.progress["resumed_from"], marker.step]
 
     def end(self) -> None:
-        """Stop the clock of the training time."""
+        """Stop counting training time."""
         self._seconds, self.began = self.train_seconds, None
 
     @property
     def train_seconds(self) -> float:
-        """Return seconds spent in training by all attempts, up to now."""
+        """Return the seconds of training in all attempts so far."""
         return self._seconds + (0.0 if self.began is None else time.monotonic() - self.began)
 
     def result(self, validation: Validation, steps: int) -> PolicyResult:
-        """Return what the policy reports at its end."""
+        """Return the policy's result, for the end of training."""
         sharing, link = self.sharing, self.sharing.link
         return PolicyResult(
             initial_validation=self.initial_validation,
@@ -108,26 +108,25 @@ class PolicyProgress:
 
 
 def resume_point(trainer: GRPOTrainer, progress: PolicyProgress, files: PolicyFiles) -> str | None:
-    """Return the checkpoint that all ranks resume from, or None to begin at the start; metrics after it are taken
-    out.
+    """Return the checkpoint that all ranks resume from, or None to train from the start; later metrics are removed.
 
-    Raises PlanMismatchError when it was made by another number of ranks.
+    Raises PlanMismatchError if the checkpoint was written by another number of ranks.
     """
     accelerator = trainer.accelerator
     store, checkpointer = Checkpoints(files.root), trainer.checkpointer
-    answer: list[CheckpointMarker | None] = [None]
+    newest: list[CheckpointMarker | None] = [None]
     if accelerator.is_main_process:
         store.clear_partial()
-        answer = [store.newest(checkpointer.run_id, checkpointer.policy, notify)]
-        _require_rounds(trainer.sharing, 0 if answer[0] is None else answer[0].round)
-        cut_logs(files, None if answer[0] is None else answer[0])
-    marker = broadcast_object_list(answer, from_process=0)[0]
+        newest = [store.newest(checkpointer.run_id, checkpointer.policy, notify)]
+        _require_rounds(trainer.sharing, 0 if newest[0] is None else newest[0].round)
+        cut_logs(files, newest[0])
+    marker = broadcast_object_list(newest, from_process=0)[0]
     if marker is None:
         return None
     if marker.ranks != accelerator.num_processes:
         raise PlanMismatchError(
-            f"policy {progress.policy!r}: the checkpoint of step {marker.step} was made by {marker.ranks} ranks, this "
-            f"is a group of {accelerator.num_processes}; start it with as many as before"
+            f"policy {progress.policy!r}: the checkpoint of step {marker.step} was written by {marker.ranks} ranks, "
+            f"found {accelerator.num_processes}; start it with {marker.ranks}"
         )
     progress.resume(marker)
     checkpointer.saved = marker.step
@@ -137,35 +136,35 @@ def resume_point(trainer: GRPOTrainer, progress: PolicyProgress, files: PolicyFi
 
 
 def cut_logs(files: PolicyFiles, marker: CheckpointMarker | None) -> None:
-    """Cut `metrics.jsonl` and `rescues.jsonl` to what they were at a checkpoint, so that a resumed run has each step
-    once. One that is gone stays gone.
+    """Truncate `metrics.jsonl` and `rescues.jsonl` to their content at a checkpoint, so that a resumed run has each
+    step once. A missing file is not recreated.
 
-    Raises FileDamagedError when a file does not begin with what it was then.
+    Raises FileDamagedError when a file does not begin with its content at the checkpoint.
     """
     sums = {} if marker is None else marker.progress[LOGS]
     for path in log_paths(files):
         if not path.exists():
             if path.name in sums:
-                notify(f"{path} is gone: it begins again after step {0 if marker is None else marker.step}")
+                notify(f"{path} is missing: it restarts after step {0 if marker is None else marker.step}")
             continue
         expected = FileSum(**sums.get(path.name, asdict(NOTHING)))
         try:
             require_log(path, expected)
         except FileDamagedError as error:
-            raise FileDamagedError(f"{error}; restore it, or remove it and lose these lines") from None
+            raise FileDamagedError(f"{error}; restore it, or delete it and lose these lines") from None
         with path.open("rb") as file:
             beginning = file.read(expected.bytes)
-        write_atomic(path, beginning)  # a new file: who follows the old one sees that it was cut
+        write_atomic(path, beginning)  # a new file: readers that follow the old one notice the truncation
 
 
 def _require_rounds(sharing: Sharing, cursor: int) -> None:
-    """Raise ExchangeDamagedError when a peer has rounds, but no longer those that a policy at `cursor` will ask for."""
+    """Raise ExchangeDamagedError if a peer's rounds that a policy at round `cursor` needs were deleted."""
     link = sharing.link
     for peer in link.peers if sharing.spec.reads_peers else ():
         rounds, wanted = link.exchange.rounds(peer), link.first_wanted(peer, cursor)
         if rounds and rounds[0] > wanted and not link.missing_peers.is_missing(peer, cursor):
             raise ExchangeDamagedError(
-                f"policy {link.policy!r} resumes from round {cursor} and reads from {wanted} on, and the exchange has "
-                f"rounds of {peer!r} from {rounds[0]} on only: the ones before were deleted. Restore a newer "
-                "checkpoint, or train from the start"
+                f"policy {link.policy!r} resumes from round {cursor} and needs rounds of {peer!r} from {wanted} on; "
+                f"the exchange has them from {rounds[0]} on, earlier ones were deleted. Restore a newer checkpoint, or "
+                "train from the start"
             )

@@ -1,5 +1,5 @@
-"""DeepSpeed reads its checkpoints as pickles that may run code; here they are read as tensors and plain values
-alone."""
+"""Safe loading of DeepSpeed checkpoints, which DeepSpeed reads as pickles that may run code: tensors and plain values
+only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 
 def keep_loads_safe() -> None:
-    """Replace `TorchCheckpointEngine.load` by one with `weights_only=True`; DeepSpeed's own few classes are let
-    through."""
+    """Replace `TorchCheckpointEngine.load` with `weights_only=True` loading that allows DeepSpeed's few classes."""
     import torch
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler

@@ -1,4 +1,4 @@
-"""Whether rollouts are sampled text, as a regime that shares texts needs them; asked before a model is built."""
+"""Check, before a model is built, that rollouts are sampled text, as regimes that share texts require."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trl.trainer.utils import get_callable_name
 from mutualrl.errors import UsageError
 from mutualrl.tasks.turns import NOT_SHARED
 
-#: what sharing texts would need
+#: why texts cannot be shared, and the remedy
 MISSING = {
     "tools": NOT_SHARED,
     "environment_factory": NOT_SHARED,
@@ -20,15 +20,15 @@ MISSING = {
 }
 
 
-def require_sampled_text(given: Mapping[str, Any], publisher: str) -> None:
-    """Raise UsageError for arguments of GRPOTrainer that make rollouts something else than sampled text: a peer would
-    train on what nobody sampled. `publisher` is what shares the texts."""
-    environments = given.get("environment_factory")
+def require_sampled_text(arguments: Mapping[str, Any], publisher: str) -> None:
+    """Raise UsageError for arguments of GRPOTrainer with which rollouts are not only sampled text: a peer would train
+    on text that no policy sampled. `publisher`: the regime or setting that shares the texts."""
+    environments = arguments.get("environment_factory")
     features = {
-        "tools": _names(given.get("tools") or ()),
+        "tools": _names(arguments.get("tools") or ()),
         "environment_factory": _names(environments.values() if isinstance(environments, dict) else [environments]),
-        "rollout_func": _names([given.get("rollout_func")]),
-        "model": _vision_model(given),
+        "rollout_func": _names([arguments.get("rollout_func")]),
+        "model": _vision_model(arguments),
     }
     problems = [
         f"{key}: found {value}, which {publisher} does not support, because it shares texts: {MISSING[key]}"
@@ -43,19 +43,19 @@ def _names(functions: Iterable[Any]) -> str:
     return ", ".join(get_callable_name(function) for function in functions if function is not None)
 
 
-def _vision_model(given: Mapping[str, Any]) -> str:
-    """Return words for a vision-language model, which TRL knows by its processor; empty for a language model."""
-    model, processor = given.get("model"), given.get("processing_class")
+def _vision_model(arguments: Mapping[str, Any]) -> str:
+    """Describe a vision-language model, which TRL recognises by its processor; empty for a language model."""
+    model, processor = arguments.get("model"), arguments.get("processing_class")
     if processor is not None:
         vision = isinstance(processor, ProcessorMixin)
     else:
-        vision = hasattr(_config(model, given.get("args")), "vision_config")
+        vision = hasattr(_config(model, arguments.get("args")), "vision_config")
     name = model if isinstance(model, str) else type(model).__name__
     return f"the vision-language model {name}" if vision else ""
 
 
 def _config(model: Any, args: Any) -> Any:
-    """Return the configuration of a model, or of the one that TRL would load by this name."""
+    """Return the configuration of a model, or of the model that TRL would load by this name."""
     if not isinstance(model, str):
         return getattr(model, "config", None)
     loading = getattr(args, "model_init_kwargs", None) or {}

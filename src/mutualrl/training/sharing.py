@@ -1,4 +1,4 @@
-"""One policy's side of a mutual round: publish, wait, read (SEE), then let the regime plan."""
+"""One policy's part of a mutual round: publish, wait, read (SEE), then plan with the regime."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PromptTokens = dict[str, tuple[int, ...]]
 
 
 class OwnBatch(NamedTuple):
-    """Rank's share of the learner's rollouts in a round, and the token ids of their prompts."""
+    """One rank's part of the learner's rollouts in a round, and the token ids of their prompts."""
 
     rollouts: Sequence[Rollout]
     prompts: PromptTokens
@@ -49,8 +49,8 @@ class OwnBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PastRound:
-    """Own round that peers may still publish theirs of: its rollouts, on the main rank alone and without log-probs, and
-    the prompts that it has given nll rows."""
+    """Own round that peers may not have published yet: its rollouts, on the main rank only and without log-probs, and
+    the prompts that already have nll rows (`taught`)."""
 
     number: int
     rollouts: tuple[Rollout, ...]
@@ -58,8 +58,8 @@ class PastRound:
 
 
 class SharedRound(NamedTuple):
-    """Round after the exchange: all ranks' own rollouts and prompts; the peers' rounds, on the main rank alone. `late`:
-    own earlier rounds that peers have published now. `lags`: how many rounds each peer is behind."""
+    """Round after the exchange: all ranks' own rollouts and prompts; the peers' rounds, on the main rank only. `late`:
+    own earlier rounds that peers have since published. `lags`: how many rounds each peer is behind."""
 
     number: int
     rollouts: Sequence[Rollout]
@@ -72,15 +72,15 @@ class SharedRound(NamedTuple):
 
 @dataclass
 class Sharing:
-    """Everything a trainer needs to share.
+    """Settings and state of one policy's sharing.
 
-    `link`: the exchange and the peers. `spec`, `settings`: the regime. `schema`: what is published; None publishes
-    nothing. `run_seed` seeds the regime's draws. `max_length` bounds a peer's text in the learner's tokens; None takes
-    the trainer's `max_completion_length`. `tokenizers` are the peers', by name, for regimes that align traces.
-    `solutions` are the correct completions that come with the prompts, by prompt id. `rescues` writes down what is
-    learnt from whom. `resume`: the next training claims the policy as a new attempt. `state` is the regime's, `uses`
-    counts the nll rows that each prompt has given, `dead` are the prompts whose last group had no reward above 0,
-    `past` the own rounds that peers may still be behind in; all four are kept in checkpoints.
+    `link`: the exchange and the peers. `spec`, `settings`: the regime. `schema`: the published fields; None publishes
+    nothing. `run_seed`: seed of the regime's draws. `max_length`: limit on a peer's text in the learner's tokens; None
+    uses the trainer's `max_completion_length`. `tokenizers`: the peers', by name, for regimes that align traces.
+    `solutions`: the data's correct completions, by prompt id. `rescues`: log of texts learnt from peers. `resume`: the
+    next training claims the policy as a new attempt. `state`: of the regime. `uses`: number of nll rows per prompt.
+    `dead`: prompts whose last group had no reward above 0. `past`: own rounds that peers may not have reached. The
+    last four are saved in checkpoints.
     """
 
     link: PeerLink
@@ -115,35 +115,34 @@ class Sharing:
         staleness: int = 0,
         **settings: object,
     ) -> Sharing:
-        """Share over a directory, for use with `MutualGRPOTrainer` in one's own script.
+        """Share over a directory, for `MutualGRPOTrainer` in a user's script.
 
-        All policies of a run give the same `root` and `run_id`. `regime`: a name, an import path, or a RegimeSpec. A
+        All policies of a run use the same `root` and `run_id`. `regime`: a name, an import path, or a RegimeSpec. A
         regime that aligns traces needs the peers' `tokenizers` by name; one that learns the data's solutions needs
-        `solutions` by prompt id. A script that resumes from a checkpoint (`train(resume_from_checkpoint=...)`) gives
-        `resume=True`, and is a new attempt of its policy: the one before it can publish nothing any more. A peer may be
-        `staleness` rounds behind before it is waited for.
-        Raises UsageError when this policy has already published there (rounds of an earlier run must not be taken for
-        this one's), and when a tokenizer is missing.
+        `solutions` by prompt id. A script that resumes from a checkpoint (`train(resume_from_checkpoint=...)`) passes
+        `resume=True` and becomes a new attempt of its policy, which fences the previous one. A peer may be `staleness`
+        rounds behind before the policy waits for it.
+        Raises UsageError when this policy has already published in `root` (rounds of an earlier run must not be
+        treated as this run's), or when tokenizers or solutions are missing.
         """
         exchange = Exchange(root, policy, run_id)
         if not resume and exchange.rounds(policy):
             raise UsageError(
-                f"{exchange.location(policy)} holds rounds of an earlier run; give every run a directory of its own"
+                f"{exchange.location(policy)} has rounds of an earlier run; use a separate directory per run"
             )
         spec = regime if isinstance(regime, RegimeSpec) else get_regime(regime)
-        chosen = spec.settings(**settings)
-        schema = publish_schema(spec, [chosen])
-        given = dict(tokenizers or {})
-        lacking = sorted(set(peers) - set(given))
-        if schema is not None and "token_ids" in schema.fields and lacking:
+        regime_settings = spec.settings(**settings)
+        schema = publish_schema(spec, [regime_settings])
+        peer_tokenizers = dict(tokenizers or {})
+        missing = sorted(set(peers) - set(peer_tokenizers))
+        if schema is not None and "token_ids" in schema.fields and missing:
             raise UsageError(
-                f"regime {spec.name!r} aligns the peers' traces and needs their tokenizers: none given for "
-                f"{', '.join(lacking)} (Sharing.over(..., tokenizers={{{lacking[0]!r}: ...}}))"
+                f"regime {spec.name!r} aligns the peers' traces and needs their tokenizers: none passed for "
+                f"{', '.join(missing)} (Sharing.over(..., tokenizers={{{missing[0]!r}: ...}}))"
             )
-        if spec.solution_column(chosen) and not solutions:
-            raise UsageError(
-                f"regime {spec.describe(chosen)!r} learns the data's solutions: give solutions={{prompt_id: text}}"
-            )
+        if spec.solution_column(regime_settings) and not solutions:
+            regime_text = spec.describe(regime_settings)
+            raise UsageError(f"regime {regime_text!r} learns the data's solutions: pass solutions={{prompt_id: text}}")
         return cls(
             link=PeerLink(
                 exchange,
@@ -153,18 +152,18 @@ class Sharing:
                 reads=ReadLog(exchange.store, policy),
             ),
             spec=spec,
-            settings=chosen,
+            settings=regime_settings,
             schema=schema,
             run_seed=run_seed,
             max_length=max_length,
-            tokenizers=given,
+            tokenizers=peer_tokenizers,
             solutions=dict(solutions or {}),
             resume=resume,
         )
 
     def claim_attempt(self, accelerator: Accelerator) -> None:
-        """Claim the policy as a new attempt, on all ranks the same, where a script resumes. Once, when training
-        begins."""
+        """Claim the policy as a new attempt, identical on all ranks, if a script resumes. Runs once, when training
+        starts."""
         if not self.resume:
             return
         exchange = self.link.exchange
@@ -181,12 +180,12 @@ class Sharing:
 
     @property
     def traced(self) -> bool:
-        """Return whether somebody reads the behaviour policy's log-probs, so that a pass for them is due."""
+        """Return whether the pool reads the behaviour policy's log-probs, which may then need a forward pass."""
         return self.schema is not None and self.schema.traced
 
     @property
     def asks(self) -> bool:
-        """Return whether the regime must know something beyond the exchange before it plans."""
+        """Return whether the regime requests answers beyond the exchange before it plans."""
         return self.spec.needs is not needs_nothing
 
     @property
@@ -195,11 +194,11 @@ class Sharing:
         return self.spec.same_prompts(self.settings)
 
     def publishes(self, field_name: str) -> bool:
-        """Return whether a field of the rollouts is published."""
+        """Return whether a field of rollouts is published."""
         return self.schema is not None and field_name in self.schema.fields
 
     def publisher_of(self, field_name: str) -> str:
-        """Return what has a field of the rollouts published: the regime, or the user's `publish: full`."""
+        """Return the setting that publishes a field of rollouts: the regime, or the user's `publish: full`."""
         by_regime = field_name in self.spec.publishes(self.settings).fields
         return f"regime {self.spec.name!r}" if by_regime else "publish: full"
 
@@ -208,9 +207,9 @@ class Sharing:
         return self.schema is not None and self.schema.publishes_text(reward)
 
     def sync(self, round_index: int, step: int, own: OwnBatch, accelerator: Accelerator) -> SharedRound:
-        """Publish this rank's rollouts, wait for the peers', and read them.
+        """Publish this rank's rollouts, wait for the peers' rounds, and read them.
 
-        Every rank returns all own rollouts; the peers' are read by the main rank alone. Asked to stop while it waits,
+        Every rank returns all own rollouts; only the main rank reads the peers'. On a stop request during the wait,
         every rank raises RoundAbortedError.
         """
         part = None
@@ -218,19 +217,19 @@ class Sharing:
             part = self.link.exchange.write_part(
                 round_index, self.schema.select(own.rollouts), accelerator.process_index
             )
-        everyone = gather_object([(part, [replace(r, logprobs=None) for r in own.rollouts], own.prompts)])
+        by_rank = gather_object([(part, [replace(r, logprobs=None) for r in own.rollouts], own.prompts)])
         rollouts: list[Rollout] = []
         prompts: PromptTokens = {}
-        for _, of_rank, prompts_of_rank in everyone:
-            rollouts += of_rank
-            for prompt_id, ids in prompts_of_rank.items():
+        for _, rank_rollouts, rank_prompts in by_rank:
+            rollouts += rank_rollouts
+            for prompt_id, ids in rank_prompts.items():
                 remember(prompts, prompt_id, ids)
         require_one_group_per_id(rollouts)
         read = PeerRounds({}, {}, 0.0, {})
         aborted = [False]
         if accelerator.is_main_process:
             if self.schema is not None:
-                self.link.exchange.commit(round_index, [entry[0] for entry in everyone], step)
+                self.link.exchange.commit(round_index, [entry[0] for entry in by_rank], step)
             if self.spec.reads_peers:
                 try:
                     read = self.link.read(round_index)
@@ -245,15 +244,15 @@ class Sharing:
         return SharedRound(round_index, rollouts, prompts, read.current, read.waited, late, read.lags)
 
     def _late(self, round_index: int, read: PeerRounds, rollouts: Sequence[Rollout]) -> tuple[SharedRound, ...]:
-        """Return own earlier rounds that peers have published now, the same ones on all ranks, without the prompts that
-        have given nll rows; remember this one."""
+        """Return own earlier rounds that peers have since published, the same on all ranks, without prompts that
+        already have nll rows; store this round."""
         staleness = self.link.staleness
         if staleness == 0:
             return ()
         numbers: list[list[int]] = [sorted(read.late)]
         late = []
         for number in broadcast_object_list(numbers, from_process=0)[0]:
-            if (past := self.past.get(number)) is None:  # before this policy began to remember
+            if (past := self.past.get(number)) is None:  # from before this policy stored rounds
                 continue
             peers = read.late.get(number, {})
             if self.same_prompts:
@@ -266,8 +265,8 @@ class Sharing:
         return tuple(late)
 
     def view(self, shared: SharedRound, transfer: Transfer, **facts: Any) -> RoundView:
-        """Return the round as the regime sees it; whole on the main rank, which has the peers. `facts`: further fields
-        of the view, of the trainer."""
+        """Return the regime's view of the round; complete on the main rank, which has the peers. `facts`: fields of the
+        view that the trainer provides."""
         return RoundView(
             round=shared.number,
             learner=self.link.policy,
@@ -283,7 +282,7 @@ class Sharing:
     def prefixes(
         self, round_index: int, prompt_ids: Sequence[str], indices: Sequence[int], *, group: int, max_length: int
     ) -> list[tuple[int, ...]]:
-        """Return the token ids that each of this rank's rollouts to come begins with."""
+        """Return the prefix token ids of each of this rank's next rollouts."""
         make = self.spec.prefixes
         assert make is not None
         view = GuideView(
@@ -299,14 +298,14 @@ class Sharing:
         return make(view, self.settings)
 
     def needs(self, view: RoundView, accelerator: Accelerator) -> Needs:
-        """Return what the regime must know before it plans, the same on all ranks."""
-        needs = [self.spec.needs(view, self.settings) if accelerator.is_main_process else None]
-        answer: Needs | None = broadcast_object_list(needs, from_process=0)[0]
-        assert answer is not None
-        return answer
+        """Return the passages and texts that the regime wants scored before it plans, identical on all ranks."""
+        requests = [self.spec.needs(view, self.settings) if accelerator.is_main_process else None]
+        needs: Needs | None = broadcast_object_list(requests, from_process=0)[0]
+        assert needs is not None
+        return needs
 
     def plan(self, view: RoundView, shared: SharedRound, accelerator: Accelerator) -> Plan:
-        """Return the regime's plan for the round, the same on all ranks, and take its state over."""
+        """Return the regime's plan for the round, identical on all ranks, and store its state."""
         plans: list[Plan | None] = [self._planned(view, shared) if accelerator.is_main_process else None]
         plan: Plan | None = broadcast_object_list(plans, from_process=0)[0]
         assert plan is not None
@@ -338,8 +337,8 @@ class Sharing:
         return replace(plan, metrics=metrics)
 
     def follow(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Return, of a round's own rollouts over all ranks, `prompts/dead`: prompts so far whose last group had no
-        reward above 0; and `prompts/revived`: those of them that have one again in this round."""
+        """Update `dead` from all ranks' own rollouts of a round. Return `prompts/dead`, the number of prompts whose
+        last group had no reward above 0, and `prompts/revived`, the number that left that set in this round."""
         groups: dict[str, list[float]] = {}
         for rollout in rollouts:
             if not math.isnan(rollout.reward) and not rollout.prefix:
@@ -351,20 +350,21 @@ class Sharing:
 
 
 def capabilities(view: RoundView) -> dict[str, float]:
-    """Return `capability/POLICY` of each policy in the round: the share of its scored rollouts rewarded above 0. Of the
-    learner's those that it sampled from their start; where it was guided, so were the peers, and are left out."""
+    """Return `capability/POLICY` of each policy in the round: the fraction of its scored rollouts with reward above 0.
+    Rollouts of the learner that start from a prefix are left out; if there are any, the peers were guided too, and are
+    left out."""
     own = [rollout.reward for rollout in view.rollouts if not rollout.prefix]
     peers = {} if len(own) < len(view.rollouts) else view.peers
     rewards = {view.learner: own, **{name: peer.column("reward") for name, peer in sorted(peers.items())}}
-    shares = {name: success_share(values) for name, values in rewards.items()}
-    return {f"capability/{name}": share for name, share in shares.items() if share is not None}
+    fractions = {name: success_share(values) for name, values in rewards.items()}
+    return {f"capability/{name}": fraction for name, fraction in fractions.items() if fraction is not None}
 
 
 def publish_schema(
     spec: RegimeSpec, settings_of_pool: Sequence[RegimeSettings], publish: str = "regime"
 ) -> PublishSchema | None:
-    """Return what a policy publishes: what any policy of the pool reads, or every field (`publish: full`); None where
-    nothing is read."""
+    """Return the fields that a policy publishes: those that any policy of the pool reads, or all (`publish: full`);
+    None if no policy reads any."""
     schema = PublishSchema.union(spec.publishes(settings) for settings in settings_of_pool)
     if publish == "full":
         return schema.complete()
@@ -372,19 +372,19 @@ def publish_schema(
 
 
 def remember(prompts: PromptTokens, prompt_id: str, ids: tuple[int, ...]) -> None:
-    """Note a prompt's token ids under its id. Raises UsageError when another prompt has that id."""
+    """Store a prompt's token ids under its id. Raises UsageError when another prompt has the same id."""
     if prompts.setdefault(prompt_id, ids) != ids:
-        raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt an id of its own")
+        raise UsageError(f"two different prompts have the id {prompt_id!r}; give every prompt a unique id")
 
 
 def require_one_group_per_id(rollouts: Sequence[Rollout]) -> None:
-    """Raise UsageError where two groups of a round have one prompt id: they would be pooled as one."""
+    """Raise UsageError if two groups of a round have the same prompt id: they would be pooled as one."""
     counts = Counter((rollout.prompt_id, rollout.index) for rollout in rollouts)
-    twice = sorted({prompt_id for (prompt_id, _), count in counts.items() if count > 1})
-    if twice:
+    duplicates = sorted({prompt_id for (prompt_id, _), count in counts.items() if count > 1})
+    if duplicates:
         raise UsageError(
-            f"two rows of a round have the prompt id {twice[0]!r}: they would be pooled as one prompt; give every row "
-            "an id of its own (column prompt_id), and leave out rows that occur twice"
+            f"two rows of a round have the prompt id {duplicates[0]!r}: they would be pooled as one prompt; give every "
+            "row a unique id (column prompt_id), and remove duplicate rows"
         )
 
 

@@ -1,6 +1,5 @@
-"""Trainer state beyond transformers' own checkpoint, as plain tensors, numbers and texts: the generation batch
-that is being used up, the round's extra rows, the regime's state. Saved with it and restored, a killed run resumes as
-if it had not been."""
+"""Trainer state beyond transformers' checkpoint, as plain tensors, numbers and texts: the generation batch in use, the
+round's extra rows, the regime's state. With it, a killed run resumes exactly as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -23,17 +22,16 @@ from mutualrl.training.trl_compat import buffered_batches, micro_step, restore_p
 if TYPE_CHECKING:
     from mutualrl.training.trainer import MutualGRPOTrainer
 
-FORMAT = 2  # 1: v0.1, whose plans were of one regime each
+FORMAT = 2  # 1: v0.1, with one regime per plan
 
-# transformers maps a checkpoint to the rank's device, which over several CPU hosts is called `cpu:0`; torch knows `cpu`
-# only.
+# transformers maps a checkpoint to the rank's device, `cpu:0` over several CPU hosts; torch accepts only `cpu`.
 torch.serialization.register_package(
     30, lambda storage: None, lambda storage, where: storage if re.fullmatch(r"cpu:[0-9]+", where) else None
 )
 
 
 def state_file(directory: str | Path, rank: int) -> Path:
-    """Return where a rank's state lies in a checkpoint."""
+    """Return the path of a rank's state in a checkpoint."""
     return Path(directory) / f"mutualrl_state_{rank}.pt"
 
 
@@ -44,9 +42,9 @@ def save_state(trainer: MutualGRPOTrainer, directory: str | Path) -> None:
 
 
 def load_state(trainer: MutualGRPOTrainer, directory: str | Path) -> None:
-    """Read this rank's state back (tensors and plain values only). A checkpoint of plain TRL has none: nothing is done.
+    """Restore this rank's state (tensors and plain values only). Does nothing for a checkpoint of plain TRL.
 
-    Raises CheckpointDamagedError for a file of another format.
+    Raises CheckpointDamagedError for an unknown format.
     """
     path = state_file(directory, trainer.accelerator.process_index)
     if not path.is_file():
@@ -93,7 +91,7 @@ def restore(trainer: MutualGRPOTrainer, state: Mapping[str, Any]) -> None:
 
 
 def _pack_past(past: PastRound) -> dict[str, object]:
-    """Return an own round as plain values."""
+    """Return an own past round as plain values."""
     rollouts = []
     for rollout in past.rollouts:
         values = {field.name: getattr(rollout, field.name) for field in fields(Rollout)}
@@ -102,7 +100,7 @@ def _pack_past(past: PastRound) -> dict[str, object]:
 
 
 def _unpack_past(packed: Mapping[str, Any]) -> PastRound:
-    """Return the round that `_pack_past` was given."""
+    """Invert `_pack_past`."""
     rollouts = []
     for values in packed["rollouts"]:
         rollouts.append(Rollout(**{**values, "token_ids": tuple(values["token_ids"].tolist())}))
@@ -124,7 +122,7 @@ def pack(row: ExtraRow) -> dict[str, object]:
 
 
 def unpack(packed: Mapping[str, Any]) -> ExtraRow:
-    """Return the row that `pack` was given."""
+    """Invert `pack`."""
     bound = dict(packed["bound"])
     kind = _BOUNDS[bound.pop("kind")]
     arrays = {name: None if packed[name] is None else packed[name].numpy() for name in ("mask", "logprobs")}

@@ -1,4 +1,4 @@
-"""Rows of token ids as TRL's tensors: prompts padded on the left, completions on the right."""
+"""Batching of token ids in TRL's layout: prompts left-padded, completions right-padded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trl.trainer.utils import pad
 
 
 def padded(rows: Sequence[torch.Tensor], value: float, side: str, device: torch.device) -> torch.Tensor:
-    """Return one tensor of the rows, shape (rows, longest), filled with `value` on `side`."""
+    """Return the rows as one tensor, shape (rows, longest), padded with `value` on `side`."""
     filled: torch.Tensor = pad(list(rows), padding_value=value, padding_side=side)
     return filled.to(device)
 
@@ -17,7 +17,7 @@ def padded(rows: Sequence[torch.Tensor], value: float, side: str, device: torch.
 def as_batch(
     prompts: Sequence[torch.Tensor], completions: Sequence[torch.Tensor], pad_id: int, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Return `prompt_ids`, `prompt_mask`, `completion_ids` and `completion_mask` of rows of ids."""
+    """Return `prompt_ids`, `prompt_mask`, `completion_ids` and `completion_mask` of the rows."""
     return {
         "prompt_ids": padded(prompts, pad_id, "left", device),
         "prompt_mask": padded([torch.ones_like(p) for p in prompts], 0, "left", device),
@@ -27,7 +27,7 @@ def as_batch(
 
 
 def concatenated(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return ids and attention mask of prompt and completion together, and the number of completion positions."""
+    """Return ids and attention mask of prompt and completion, concatenated, and the number of completion positions."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     return ids, mask, batch["completion_ids"].size(1)

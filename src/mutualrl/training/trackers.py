@@ -1,4 +1,4 @@
-"""Experiment trackers that TRL knows: trackio, wandb, tensorboard. metrics.jsonl is written beside them."""
+"""Experiment trackers supported by TRL: trackio, wandb, tensorboard. metrics.jsonl is written in any case."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, object]:
-    """Return what TRL's configuration says of trackers: one tracked run a policy, named after the run's directory.
+    """Return TRL's configuration keys for trackers: one tracked run per policy, named after the run's directory.
 
-    What only the environment can say is set where the user has not: the project `mutualrl` and a group for the run
-    (wandb), and a directory inside the run (tensorboard).
+    Environment variables that the user has not set are set: the project `mutualrl` and a group for the run (wandb), and
+    a directory inside the run (tensorboard).
     """
     if not recipe.run.report_to:
         return {"report_to": "none"}
@@ -31,8 +31,8 @@ def tracker_keys(recipe: Recipe, run: RunDirectory, policy: str) -> dict[str, ob
 
 
 def validation_logger(trainer: GRPOTrainer) -> Callable[[Validation], None]:
-    """Return a function that puts a validation among the numbers that TRL logs with the step: `validation/accuracy`,
-    and by group."""
+    """Return a function that logs a validation with TRL's metrics of the step: `validation/accuracy`, overall and by
+    group."""
 
     def log_validation(validation: Validation) -> None:
         log_value(trainer, "validation/accuracy", validation.accuracy)

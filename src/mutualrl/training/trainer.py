@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with an exchange. Without one it is GRPOTrainer: same arguments, same results."""
+"""TRL's GRPOTrainer with an exchange. Without one it equals GRPOTrainer: same arguments, same results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """Rank's generation batch as TRL scored it; `rewards` are this rank's, summed over reward functions."""
+    """One rank's generation batch as scored by TRL; `rewards` are this rank's, summed over reward functions."""
 
     inputs: list[Inputs]
     completion_ids: list[list[int]]
@@ -57,26 +57,24 @@ class _Scored:
 
 
 class MutualGRPOTrainer(HookedGRPOTrainer):
-    """GRPOTrainer whose rounds are shared with peers. See GRPOTrainer for all arguments but two.
+    """GRPOTrainer whose rounds are shared with peers. See GRPOTrainer for all other arguments.
 
     Args:
         sharing: the exchange, peers and regime; None trains alone, exactly as GRPOTrainer does.
-        checkpointer: keeps complete checkpoints in a run's directory; None keeps transformers' own. Either way a
-            checkpoint has what a resumed run needs to continue bit for bit, which TRL's lacks: the generation batch in
-            use.
+        checkpointer: writes complete checkpoints in a run's directory; None uses transformers' own. Either way a
+            checkpoint has the generation batch in use, which TRL's lacks, so that a resumed run continues bit for bit.
 
-    Raises UsageError when a regime meets settings under which its numbers would be off: `steps_per_generation` that is
-    not a multiple of `gradient_accumulation_steps` (its means over the optimizer step would not be exact), a cut
-    sampling distribution in the denominator of an importance ratio, or rewards that are normalised before they are
-    summed.
+    Raises UsageError for settings under which a regime would compute wrong numbers: `steps_per_generation` that is not
+    a multiple of `gradient_accumulation_steps` (means over the optimizer step would not be exact), a truncated sampling
+    distribution in the denominator of an importance ratio, or rewards that are normalized before they are summed.
     """
 
     def __init__(
         self, *args: object, sharing: Sharing | None = None, checkpointer: Checkpointer | None = None, **kwargs: object
     ) -> None:
-        if sharing is not None and sharing.publishes("text"):  # refused before the model is built
-            given = inspect.signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments
-            require_sampled_text(given, sharing.publisher_of("text"))
+        if sharing is not None and sharing.publishes("text"):  # checked before the model is built
+            arguments = inspect.signature(GRPOTrainer).bind_partial(*args, **kwargs).arguments
+            require_sampled_text(arguments, sharing.publisher_of("text"))
         super().__init__(*args, **kwargs)
         self.sharing = sharing
         self.checkpointer = checkpointer
@@ -95,11 +93,11 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             function if isinstance(function, torch.nn.Module) else wrap_errors(function, name, self._on_reward)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
-        embeddings = self.model.get_input_embeddings()  # which every pass reads, sampling's too, however it is wrapped
-        embeddings.register_forward_pre_hook(lambda module, given: sharing.link.advance())
+        embeddings = self.model.get_input_embeddings()  # used by every forward, also in sampling, however wrapped
+        embeddings.register_forward_pre_hook(lambda module, inputs: sharing.link.advance())
 
     def _check_settings(self, sharing: Sharing) -> None:
-        """Raise UsageError for settings under which the regime would not compute what its spec states."""
+        """Raise UsageError for settings under which the regime would not compute its spec."""
         args, spec = self.args, sharing.spec
         settings = vars(args)
         problems = [
@@ -123,19 +121,19 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             raise UsageError("; ".join(problems))
 
     def _dropout_problem(self, sharing: Sharing) -> list[str]:
-        """Return why no pass would give the sampling policy's log-probs, where they are published."""
+        """Return why no pass reproduces the sampling policy's log-probs, where they are published."""
         dropout = max((m.p for m in self.model.modules() if isinstance(m, torch.nn.Dropout)), default=0.0)
         if not sharing.publishes("logprobs") or dropout == 0 or self.use_vllm:
             return []
         return [
-            f"dropout {dropout}: TRL samples with it, so that no pass gives the sampling policy's log-probs, which "
+            f"dropout {dropout}: TRL samples with it, so no pass reproduces the sampling policy's log-probs, which "
             f"{sharing.publisher_of('logprobs')} publishes; expected 0 (lora.dropout)"
         ]
 
     # ---- a round
 
     def on_generate(self, inputs: list[Inputs]) -> None:
-        """Set the phase to sampling; let the regime begin some rollouts."""
+        """Set the phase to generating, and the rollouts' prefixes if the regime has any."""
         self.prefixes = None
         if self.sharing is None or not self.model.training:
             return
@@ -150,28 +148,28 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             group=self.num_generations,
             max_length=self.max_completion_length,
         )
-        if any(gather_object([any(prefixes)])):  # every rank samples in the same way
+        if any(gather_object([any(prefixes)])):  # all ranks must sample in the same mode
             self.prefixes = prefixes
 
     def _on_reward(self, name: str) -> None:
-        """Set the phase to the reward function that runs: it may be a judge that never answers."""
+        """Set the phase to the running reward function: it may be a judge that hangs."""
         if self.sharing is not None:
             self.sharing.link.set_phase(f"{SCORING}: reward function {name}")
 
     def scored(self, score: Callable[[], torch.Tensor], inputs: list[Inputs]) -> torch.Tensor:
-        """Score with TRL's reward functions. Raises RewardError naming them for what is no reward."""
+        """Score with TRL's reward functions. Raises RewardError naming them if the result is not a reward."""
         if self.sharing is None:
             return score()
         self.sharing.link.set_phase(SCORING)
         names = ", ".join(self.reward_func_names)
         try:
             rewards = score()
-        except (TypeError, ValueError) as error:  # what TRL finds wrong with what a function returned
+        except (TypeError, ValueError) as error:  # raised by TRL for an invalid return value
             raise RewardError(f"reward function {names}: {type(error).__name__}: {error}") from error
         return rewards
 
     def on_rewards(self, inputs: list[Inputs], completion_ids: list[list[int]], rewards: torch.Tensor) -> None:
-        """Keep the generation batch until TRL has computed its advantages."""
+        """Store the generation batch until TRL has computed its advantages."""
         if self.sharing is None or not self.model.training:
             return
         total = total_rewards(self, rewards)
@@ -180,7 +178,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         log_value(self, "rewards/unscorable", float(torch.isnan(total).sum()))
 
     def on_generated(self, batch: Inputs) -> None:
-        """Share the round, once TRL has generated and verified."""
+        """Share the round after TRL has sampled and scored it."""
         if self.sharing is None or not self.model.training:
             return
         if self.sharing.active:
@@ -189,9 +187,9 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
             self._follow(self.sharing, gather_object(self._rewarded()))
 
     def _share_round(self, sharing: Sharing, batch: Inputs) -> None:
-        """Run the data flow of a round. It knows no regime and executes what a plan contains."""
+        """Run the data flow of a round, independent of the regime: execute the regime's plan."""
         round_index = micro_step(self) // micro_steps_per_round(self)
-        own = self._collect(sharing, batch)  # TRL's batch as our nouns
+        own = self._collect(sharing, batch)  # TRL's batch as rollouts
         shared = sharing.sync(round_index, self.state.global_step, own, self.accelerator)  # SEE: publish, wait, read
         late = [(past, self._plan(sharing, past)) for past in shared.late]  # rounds of peers that were behind
         plan = self._plan(sharing, shared)  # pure; THL through `transfer`
@@ -210,13 +208,13 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         self._follow(sharing, shared.rollouts)
 
     def _plan(self, sharing: Sharing, shared: SharedRound) -> Plan:
-        """Return the regime's plan for a round, this one or an earlier one that peers have published now."""
+        """Return the regime's plan for this round, or for an earlier one that peers have since published."""
         view = self._view(sharing, shared)
         view = replace(view, answers=self._answers(sharing, view, shared))
         return sharing.plan(view, shared, self.accelerator)
 
     def _view(self, sharing: Sharing, shared: SharedRound) -> RoundView:
-        """Return the round as the regime sees it."""
+        """Return the regime's view of the round."""
         other: frozenset[str] = frozenset()
         if not sharing.same_prompts:
             seen = {prompt_id for peer in shared.peers.values() for prompt_id in peer.column("prompt_id")}
@@ -232,7 +230,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         )
 
     def _answers(self, sharing: Sharing, view: RoundView, shared: SharedRound) -> Answers:
-        """Return what the regime must know before it plans: passages scored by this policy, texts by its rewards."""
+        """Return the answers that the regime requests: passages scored by this policy, texts by its rewards."""
         if not sharing.asks:
             return Answers()
         sharing.link.set_phase("scoring passages")
@@ -251,13 +249,13 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     def compute_loss(
         self, model: PreTrainedModel, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Return TRL's loss, with the round's extra rows."""
+        """Return TRL's loss plus that of the round's extra rows."""
         own_loss = super().compute_loss
         if self.sharing is not None and self.model.training:
             self.sharing.link.set_phase("updating")
         if self.sharing is None or not self.model.training:
-            alone: torch.Tensor = own_loss(model, inputs, return_outputs, num_items_in_batch)
-            return alone
+            trl_loss: torch.Tensor = own_loss(model, inputs, return_outputs, num_items_in_batch)
+            return trl_loss
 
         def own(rows: Inputs) -> torch.Tensor:
             loss: torch.Tensor = own_loss(model, rows, return_outputs, num_items_in_batch)
@@ -267,8 +265,8 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         return self.extra_rows.loss(model, inputs, own)
 
     def _rewarded(self) -> list[Rollout]:
-        """Return this rank's rollouts with their rewards alone, each prompt under the hash of its text: of a policy
-        that shares nothing, any data will do."""
+        """Return this rank's rollouts with only their rewards, each prompt identified by the hash of its text: a policy
+        that shares nothing accepts any data."""
         scored = self._scored
         assert scored is not None
         return [
@@ -277,7 +275,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         ]
 
     def _collect(self, sharing: Sharing, batch: Inputs) -> OwnBatch:
-        """Return this rank's rollouts. Texts are decoded only where they will be published."""
+        """Return this rank's rollouts. Only texts to be published are decoded."""
         scored, tokenizer = self._scored, tokenizer_of(self)
         assert scored is not None
         first = self.accelerator.process_index * len(scored.inputs)
@@ -307,11 +305,11 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         return OwnBatch(rollouts, prompts)
 
     def _behaviour_trace(self, sharing: Sharing, batch: Inputs) -> torch.Tensor | None:
-        """Return the sampling policy's log-probs, shape (rows, T), where they are published: the sampling engine's own,
-        else TRL's from before the update, else those of one forward pass, which draws no random number."""
+        """Return the sampling policy's log-probs, shape (rows, T), if they are published: the sampling engine's, else
+        TRL's from before the update, else those of a forward pass, which draws no random number."""
         if not sharing.publishes("logprobs"):
             return None
-        # TRL masks truncated rows before its passes: what it computed of them is of no use as a trace.
+        # TRL masks truncated rows before its passes: its log-probs of them are unusable as a trace.
         usable = () if self.mask_truncated_completions else ("old_per_token_logps",)
         for key in ("sampling_per_token_logps", *usable):
             if key in batch:
@@ -335,7 +333,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     def _log_ppo_kl(self, inputs: Inputs) -> None:
         """Log `ppo_kl`: mean over own tokens of log pi_old - log pi (paper, Section "Optimization Diagnostics")."""
         old, mask = inputs.get("old_per_token_logps"), inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        if old is None:  # the policy has not moved since it sampled
+        if old is None:  # the policy is unchanged since sampling
             log_value(self, "ppo_kl", 0.0)
             return
         sums = torch.stack([((old - self.last_logps) * mask).sum(), mask.sum().to(old.dtype)])
@@ -345,7 +343,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
     # ---- checkpoints
 
     def save_step(self, write: Callable[[], None], directory: str) -> None:
-        """Write transformers' checkpoint with our state beside it; under a checkpointer complete, or not there."""
+        """Write transformers' checkpoint and our state; a checkpointer makes it atomic."""
         if self.sharing is not None:
             self.sharing.link.set_phase("saving")
         if self.checkpointer is not None:
@@ -355,28 +353,28 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         save_state(self, Path(directory) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def save_as_of_step_end(self) -> None:
-        """Save a checkpoint of the last finished step, although a round has begun since: the weights have not moved,
-        and the generators and the count of tokens are put back to where they were."""
+        """Save a checkpoint of the last finished step after a new round has started: the weights are unchanged, and the
+        generators and the token count are reset to their state at the end of that step."""
         set_random_state(self.at_step_end.random)
         self.state.num_input_tokens_seen = self.at_step_end.tokens
         self.save_now()
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:
-        """Write TRL's card beside a checkpoint; under a checkpointer none."""
+        """Write TRL's model card, unless there is a checkpointer."""
         if self.checkpointer is None:
             super().create_model_card(*args, **kwargs)
 
     def on_saved(self, directory: str) -> None:
-        """Remove the arguments' pickle under a checkpointer: nothing reads it; recipe.yaml has every setting."""
+        """Delete the arguments' pickle if there is a checkpointer: it is unused; recipe.yaml has every setting."""
         if self.checkpointer is not None:
             (Path(directory) / TRAINING_ARGS_NAME).unlink()
 
     def on_load(self, checkpoint: str) -> None:
-        """Read our state back from a checkpoint."""
+        """Restore our state from a checkpoint."""
         load_state(self, checkpoint)
 
     def on_start(self) -> None:
-        """Claim the policy as a new attempt where a script resumes."""
+        """Claim the policy as a new attempt if a script resumes."""
         if self.sharing is not None:
             self.sharing.claim_attempt(self.accelerator)
 

@@ -1,4 +1,4 @@
-"""Tokenizer Heterogeneity Layer for one learner, over real tokenizers."""
+"""Tokenizer Heterogeneity Layer for one learner, with real tokenizers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenTransfer:
-    """Texts and traces of peers on the learner's tokens.
+    """Conversion of peers' texts and traces to the learner's tokens.
 
-    `max_length`: bound on a peer's text in the learner's tokens; None: no bound. `peers`: their tokenizers by name, for
+    `max_length`: limit on a peer's text in the learner's tokens; None: no limit. `peers`: their tokenizers by name, for
     regimes that align traces.
     """
 
@@ -30,19 +30,19 @@ class TokenTransfer:
     peers: Mapping[str, PreTrainedTokenizerBase] = field(default_factory=dict)
 
     def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
-        """Return the learner's ids of a text; None when it is too long, empty or not encoded exactly."""
+        """Return the learner's ids of a text; None if it is too long, empty or not encoded exactly."""
         encoded = retokenize(text, self.learner, ended=ended, max_length=self.max_length)
         return encoded.ids if encoded.exact and encoded.fits and encoded.ids else None
 
     def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
-        """Put a peer's trace on the tokens that `to_learner_ids` gives.
+        """Align a peer's trace to the tokens of `to_learner_ids`.
 
-        Raises UsageError for a peer whose tokenizer was not given.
+        Raises UsageError for a peer whose tokenizer was not passed.
         """
         if trace.policy not in self.peers:
             raise UsageError(
-                f"no tokenizer of peer {trace.policy!r} was given, and this regime aligns traces with it; "
-                "give Sharing.over(..., tokenizers={...})"
+                f"no tokenizer of peer {trace.policy!r} was passed, and this regime needs it to align traces; "
+                "pass Sharing.over(..., tokenizers={...})"
             )
         source_eos, target_eos = (trace.token_ids[-1:], ids[-1:]) if trace.ended else ((), ())
         aligned = align_logprobs(

@@ -1,8 +1,8 @@
-"""Every private member of TRL, transformers and accelerate that we touch, in this one place.
+"""All uses of private members of TRL, transformers and accelerate.
 
-Checked against trl 1.16, transformers 5.17, accelerate 1.15. `ASSUMPTIONS` names each member, what is assumed of it and
-the test that fails when it moves; a test finds that all of them exist, and that no other module touches a private one.
-`HookedGRPOTrainer` gives the private seams of the trainer public names; the functions below it read and restore state.
+Checked against trl 1.16, transformers 5.17, accelerate 1.15. `ASSUMPTIONS` lists each member, our assumption and the
+test that fails when it breaks; a test checks that all members exist and that no other module uses a private one.
+`HookedGRPOTrainer` calls public hooks from the trainer's private methods; the functions below read and restore state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Inputs = dict[str, Any]
 
 
 class Assumption(NamedTuple):
-    """Private member: where it lives, what we assume of it, and the test that fails when that no longer holds."""
+    """Private member, our assumption about it, and the test that fails when the assumption breaks."""
 
     member: str
     meaning: str
@@ -43,10 +43,10 @@ _TURNS = "tests/training/test_environments.py"
 
 ASSUMPTIONS = (
     Assumption("GRPOTrainer._step", "counts micro-batches of training", _REGIMES),
-    Assumption("GRPOTrainer._buffered_inputs", "the slices of the generation batch in use, dicts of tensors", _RESUME),
+    Assumption("GRPOTrainer._buffered_inputs", "the slices of the current generation batch, dicts of tensors", _RESUME),
     Assumption("GRPOTrainer._metrics", '["train"] is a defaultdict of lists whose means are logged', _TRAINER),
     Assumption("GRPOTrainer._logs", '["advantages"] is a deque with one entry per logged completion', _TRAINER),
-    Assumption("GRPOTrainer._tokenizer", "the tokenizer, also where the processor is another object", _TRAINER),
+    Assumption("GRPOTrainer._tokenizer", "the tokenizer, also with a separate processor", _TRAINER),
     Assumption("GRPOTrainer._environment_pool", "lists of instances, by the environment's name", _TURNS),
     Assumption("GRPOTrainer._last_loaded_step", "the step whose weights the vLLM engine has", _VLLM),
     Assumption("GRPOTrainer._entropy_bonus_enabled", "whether _compute_loss adds an entropy term", _REGIMES),
@@ -54,61 +54,60 @@ ASSUMPTIONS = (
     Assumption("GRPOTrainer._generate_and_score_completions", "the generation batch, a dict of tensors", _TRAINER),
     Assumption("GRPOTrainer._compute_loss", "the loss of one micro-batch, divided for accumulation", _REGIMES),
     Assumption("GRPOTrainer._get_per_token_logps_and_entropies", "log-probs (rows, keep) come first", _TRAINER),
-    Assumption("GRPOTrainer._log_completion_extra", "given to reward functions as log_extra", _REGIMES),
-    Assumption("GRPOTrainer._log_metric", "given to reward functions as log_metric", _REGIMES),
-    Assumption("GRPOTrainer._generate_single_turn", "samples one completion per prompt given", _REGIMES),
-    Assumption("GRPOTrainer._generate", "the third result masks completions' tokens; None: no token", _REGIMES),
+    Assumption("GRPOTrainer._log_completion_extra", "passed to reward functions as log_extra", _REGIMES),
+    Assumption("GRPOTrainer._log_metric", "passed to reward functions as log_metric", _REGIMES),
+    Assumption("GRPOTrainer._generate_single_turn", "samples one completion per prompt passed", _REGIMES),
+    Assumption("GRPOTrainer._generate", "the third result is the completion mask; None: nothing is masked", _REGIMES),
     Assumption("GRPOTrainer._tokenize_prompts", "token ids of prompts come first", _REGIMES),
     Assumption("GRPOTrainer._get_train_sampler", "a RepeatSampler with shuffle, num_samples, generator", _RESUME),
     Assumption("GRPOTrainer._save_checkpoint", "writes checkpoint-STEP below output_dir", _RESUME),
     Assumption("GRPOTrainer._save", "writes the model, and the arguments as a pickle", _RESUME),
-    Assumption("GRPOTrainer._get_output_dir", "the directory of checkpoints for a trial", _RESUME),
+    Assumption("GRPOTrainer._get_output_dir", "the checkpoint directory of a trial", _RESUME),
     Assumption("GRPOTrainer._load_optimizer_and_scheduler", "called with the resumed checkpoint", _RESUME),
     Assumption("GRPOTrainer._init_training_state", "returns finished epochs and micro-batches to skip", _RESUME),
-    Assumption("GradientState._set_sync_gradients", "tells accelerate whether this backward synchronises", _RANKS),
-    Assumption("PreTrainedConfig._name_or_path", "where from_pretrained read the model", "tests/training/test_lora.py"),
-    Assumption("PartialState._prepare_backend", "decides the backend; NO where there is no accelerator", _RANKS),
+    Assumption("GradientState._set_sync_gradients", "sets whether this backward synchronises", _RANKS),
+    Assumption("PreTrainedConfig._name_or_path", "the name or path loaded", "tests/training/test_lora.py"),
+    Assumption("PartialState._prepare_backend", "selects the backend; NO without an accelerator", _RANKS),
 )
 
 
 class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """GRPOTrainer whose private seams call methods with public names. Left as they are, it is GRPOTrainer."""
+    """GRPOTrainer with public hooks, called from its private methods. The default hooks leave GRPOTrainer unchanged."""
 
-    last_logps: torch.Tensor  # of the last pass; TRL's loss does not return them
-    _sampler: Any = None  # stays None for iterable data, and under a subclass's own sampler
+    last_logps: torch.Tensor  # of the last forward; TRL's loss does not return them
+    _sampler: Any = None  # None for iterable data, or if a subclass overrides the sampler
 
     def on_rewards(self, inputs: list[Inputs], completion_ids: list[list[int]], rewards: torch.Tensor) -> None:
-        """Hear of this rank's inputs and completions, and of all ranks' rewards, shape (rows, functions)."""
+        """Hook: receive this rank's inputs and completions, and all ranks' rewards, shape (rows, functions)."""
 
     def scored(self, score: Any, inputs: list[Inputs]) -> torch.Tensor:
-        """Return the rewards that `score()` computes with TRL's reward functions."""
+        """Hook: return the rewards that `score()` computes with TRL's reward functions."""
         rewards: torch.Tensor = score()
         return rewards
 
-    #: of the rows that are being sampled; None: no row of any rank has one
+    #: prefixes of the rows being sampled; None if no row of any rank has one
     prefixes: list[tuple[int, ...]] | None = None
 
     def on_generate(self, inputs: list[Inputs]) -> None:
-        """Hear that TRL begins to sample a generation batch; `prefixes` may be set to what its completions begin
-        with."""
+        """Hook: called before TRL samples a generation batch; may set `prefixes`, the first tokens of completions."""
 
     def on_generated(self, batch: Inputs) -> None:
-        """Hear of a generation batch that TRL has sampled and scored; it may be changed in place."""
+        """Hook: receive the generation batch that TRL has sampled and scored; may change it in place."""
 
     def save_step(self, write: Any, directory: str) -> None:
-        """Save the checkpoint of the current step; `write()` is transformers' own saving, into `directory`."""
+        """Hook: save the checkpoint of the current step; `write()` is transformers' own saving, into `directory`."""
         write()
 
     def on_saved(self, directory: str) -> None:
-        """Hear that the model was written into `directory`."""
+        """Hook: called after the model was written into `directory`."""
 
     def on_load(self, checkpoint: str) -> None:
-        """Hear that optimizer and scheduler were read from a checkpoint."""
+        """Hook: called after optimizer and scheduler were loaded from a checkpoint."""
 
     def on_start(self) -> None:
-        """Hear that training begins, after the checkpoint was read."""
+        """Hook: called when training starts, after the checkpoint was loaded."""
 
-    # ---- TRL and transformers
+    # ---- overrides of TRL and transformers
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         score = super()._calculate_rewards
@@ -125,23 +124,23 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, fields: Any, num_generations: int, *args: Any, **kwargs: Any
     ) -> Any:
-        """Sample completions; where `prefixes` are set, of each prompt with its prefix, which becomes the beginning of
-        the completion. The prompts of a group then differ, so that each is sampled once."""
+        """Sample completions. If `prefixes` is set, sample from each prompt with its prefix, and prepend the prefix to
+        the completion. The prompts of a group then differ, so each is sampled once."""
         sample = super()._generate_single_turn
         if self.prefixes is None:
             return sample(prompt_ids, images, fields, num_generations, *args, **kwargs)
-        longer = [[*ids, *prefix] for ids, prefix in zip(prompt_ids, self.prefixes, strict=True)]
-        completions, logprobs = sample(longer, images, fields, 1, *args, **kwargs)
+        prefixed = [[*ids, *prefix] for ids, prefix in zip(prompt_ids, self.prefixes, strict=True)]
+        sampled, logprobs = sample(prefixed, images, fields, 1, *args, **kwargs)
         limit = self.max_completion_length
-        whole = [[*prefix, *ids][:limit] for prefix, ids in zip(self.prefixes, completions, strict=True)]
-        if logprobs is not None:  # of the prefix there are none, and it is masked
+        completions = [[*prefix, *ids][:limit] for prefix, ids in zip(self.prefixes, sampled, strict=True)]
+        if logprobs is not None:  # zeros for the prefix, which is masked
             logprobs = [
                 [*([0.0] * len(prefix)), *row][:limit] for prefix, row in zip(self.prefixes, logprobs, strict=True)
             ]
-        return whole, logprobs
+        return completions, logprobs
 
     def _generate(self, prompts: Any) -> Any:
-        """Generate as TRL does; prefixes are masked as tokens of a tool are: seen, and not trained on."""
+        """Generate as TRL does, and mask prefixes like tool tokens: in the context, but not trained on."""
         prompt_ids, completion_ids, mask, *rest = super()._generate(prompts)
         if self.prefixes is not None:
             mask = [
@@ -173,8 +172,8 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         return self._sampler
 
     def _init_training_state(self, *args: object, **kwargs: object) -> tuple[int, int]:
-        """Move TRL's sampler past the finished epochs: its generator draws one order per epoch. Another sampler is
-        left as it is, as TRL leaves it."""
+        """Advance TRL's sampler past the finished epochs: its generator draws one permutation per epoch. Other samplers
+        are unchanged, as in TRL."""
         state: tuple[int, int] = super()._init_training_state(*args, **kwargs)
         self.on_start()
         if type(self._sampler) is RepeatSampler and self._sampler.shuffle:
@@ -187,11 +186,11 @@ class HookedGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL and transform
         self._save_checkpoint(self.model, None)
 
 
-# ---- what a trainer knows
+# ---- trainer state
 
 
 def tokenizer_of(trainer: GRPOTrainer) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that completions are decoded with."""
+    """Return the tokenizer that decodes completions."""
     return trainer._tokenizer
 
 
@@ -206,7 +205,7 @@ def micro_step(trainer: GRPOTrainer) -> int:
 
 
 def micro_steps_per_round(trainer: GRPOTrainer) -> int:
-    """Return the number of micro-batches that one generation batch lasts."""
+    """Return the number of micro-batches per generation batch, over all its passes."""
     return int(trainer.args.steps_per_generation * trainer.num_iterations)
 
 
@@ -227,12 +226,12 @@ def mini_batch_of_round(trainer: GRPOTrainer) -> int:
 
 
 def buffered_batches(trainer: GRPOTrainer) -> list[Inputs] | None:
-    """Return the slices of the generation batch in use; None between two of them."""
+    """Return the slices of the generation batch in use; None between two batches."""
     return trainer._buffered_inputs if round_in_use(trainer) else None
 
 
 def restore_position(trainer: GRPOTrainer, step: int, buffered: Sequence[Mapping[str, Any]] | None) -> None:
-    """Restore the count of micro-batches and the generation batch in use."""
+    """Restore the number of micro-batches and the generation batch in use."""
     trainer._step = step
     if buffered is None:
         trainer._buffered_inputs = None
@@ -248,12 +247,12 @@ def restore_position(trainer: GRPOTrainer, step: int, buffered: Sequence[Mapping
 
 
 def log_value(trainer: GRPOTrainer, name: str, value: float) -> None:
-    """Add a number to those whose mean TRL logs with the step."""
+    """Add a value to a metric, whose mean TRL logs with the step."""
     trainer._metrics["train"][name].append(value)
 
 
 def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence[float]) -> None:
-    """Replace TRL's advantages by those of all ranks' rows; in TRL's table of completions too."""
+    """Replace TRL's advantages with `advantages`, of all ranks' rows, also in TRL's completions table."""
     own = batch["advantages"]
     first = trainer.accelerator.process_index * len(own)
     batch["advantages"] = torch.tensor(advantages[first : first + len(own)], dtype=own.dtype, device=own.device)
@@ -264,13 +263,13 @@ def replace_advantages(trainer: GRPOTrainer, batch: Inputs, advantages: Sequence
 
 
 def prompt_tokens(trainer: GRPOTrainer, prompt: Any) -> tuple[int, ...]:
-    """Return the token ids of a prompt, as TRL makes them."""
+    """Return the token ids of a prompt, as tokenized by TRL."""
     return tuple(int(token) for token in trainer._tokenize_prompts([prompt])[0][0])
 
 
 @contextmanager
 def replaced(target: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Give an object other attributes for as long as the block lasts; those that it did not have itself go again."""
+    """Temporarily set instance attributes of an object; attributes that the instance did not have are deleted again."""
     saved = {name: vars(target)[name] for name in values if name in vars(target)}
     for name, value in values.items():
         setattr(target, name, value)
@@ -287,27 +286,27 @@ def replaced(target: Any, values: Mapping[str, Any]) -> Iterator[None]:
 def reward_rows(
     trainer: GRPOTrainer, inputs: list[Inputs], texts: Sequence[str], ids: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """Return TRL's rewards of texts for rows of data, gathered over ranks, shape (rows, functions)."""
+    """Return TRL's rewards of texts for data rows, gathered over ranks, shape (rows, functions)."""
     prompts = [row["prompt"] for row in inputs]
     completions: list[Any] = [
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    unlogged = {"_log_completion_extra": lambda *_: None, "_log_metric": lambda *_: None}  # what functions log
-    with replaced(trainer, unlogged):
+    no_logging = {"_log_completion_extra": lambda *_: None, "_log_metric": lambda *_: None}
+    with replaced(trainer, no_logging):
         rewards: torch.Tensor = GRPOTrainer._calculate_rewards(trainer, inputs, prompts, completions, list(ids))
     return rewards
 
 
 def reward_turns(trainer: HookedGRPOTrainer, inputs: list[Inputs], environments: dict[Any, list[Any]]) -> torch.Tensor:
-    """Return TRL's rewards of one rollout per row of data, of several turns where tools or an environment answer;
-    gathered over ranks, shape (rows, functions). Needs a model in evaluation.
+    """Return TRL's rewards of one multi-turn rollout per data row, with tools or an environment; gathered over ranks,
+    shape (rows, functions). The model must be in evaluation mode.
 
-    `environments`: instances by name, kept for the next call, so that those of training are left alone. Nothing is
-    logged, and no pass is made for a loss.
+    `environments`: instances by name, reused by the next call, separate from those of training. Nothing is logged, and
+    no pass is made for a loss.
     """
-    heard: list[torch.Tensor] = []
-    apart: dict[str, Any] = {
+    results: list[torch.Tensor] = []
+    isolated: dict[str, Any] = {
         "num_generations_eval": 1,
         "beta": 0.0,
         "vllm_importance_sampling_correction": False,
@@ -316,29 +315,29 @@ def reward_turns(trainer: HookedGRPOTrainer, inputs: list[Inputs], environments:
             **{key: defaultdict(list) for key in ("rewards", "extra")},
         },
         "_metrics": {**trainer._metrics, "eval": defaultdict(list)},
-        "on_rewards": lambda inputs, ids, rewards: heard.append(rewards),
+        "on_rewards": lambda inputs, ids, rewards: results.append(rewards),
     }
     if trainer.environment_factories is not None:
-        apart["_environment_pool"] = environments
-    with replaced(trainer, apart):
+        isolated["_environment_pool"] = environments
+    with replaced(trainer, isolated):
         trainer._generate_and_score_completions(inputs)
-    return heard[0]
+    return results[0]
 
 
 def total_rewards(trainer: GRPOTrainer, rewards: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum over reward functions, shape (rows,); NaN, unscorable, where no function has one or the
-    sum is infinite: TRL trains on an infinite reward as it is, but no peer may."""
+    """Return the weighted sum over reward functions, shape (rows,); NaN (unscorable) where all functions return NaN or
+    the sum is infinite: TRL trains on an infinite reward, but peers must not."""
     total: torch.Tensor = (rewards * trainer.reward_weights.to(rewards.device)).nansum(dim=1)
     total[torch.isnan(rewards).all(dim=1) | total.isinf()] = torch.nan
     return total
 
 
-# ---- passes
+# ---- forward and backward passes
 
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Put a model into evaluation mode: without dropout, a pass draws no random number."""
+    """Temporarily set a model to evaluation mode: without dropout, a pass draws no random number."""
     training = model.training
     model.eval()
     try:
@@ -364,21 +363,21 @@ def policy_loss(trainer: GRPOTrainer, model: Any, inputs: Inputs) -> torch.Tenso
 
 @contextmanager
 def surrogate_alone(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
-    """Let `policy_loss` be the two-sided surrogate alone: no KL, entropy or router term, no metrics; `delta` its dual
-    clip."""
-    alone = {
+    """Temporarily reduce `policy_loss` to the two-sided surrogate: no KL, entropy or router term, no metrics. `delta`:
+    its dual clip."""
+    disabled = {
         "beta": 0.0,
         "_entropy_bonus_enabled": False,
         "aux_loss_enabled": False,
         "_metrics": {**trainer._metrics, "train": defaultdict(list)},
     }
-    with replaced(trainer, alone), replaced(trainer.args, {"delta": delta}):
+    with replaced(trainer, disabled), replaced(trainer.args, {"delta": delta}):
         yield
 
 
 @contextmanager
 def unsynchronised(accelerator: Accelerator, model: Any) -> Iterator[None]:
-    """Run forward and backward without synchronising gradients, as in a micro-batch that is not the step's last."""
+    """Run forward and backward without synchronising gradients, as in all micro-batches of a step but the last."""
     state, before = accelerator.gradient_state, accelerator.sync_gradients
     state._set_sync_gradients(False)
     try:
@@ -398,22 +397,22 @@ def backward(accelerator: Accelerator, loss: torch.Tensor) -> None:
 
 
 def loaded_from(config: Any) -> str:
-    """Return where the model of a configuration was loaded from."""
+    """Return the name or path from which the model of a configuration was loaded."""
     return str(config._name_or_path)
 
 
 def load_weights_into_engine(trainer: GRPOTrainer) -> None:
-    """Give the vLLM engine the current weights, unless it has them."""
+    """Load the current weights into the vLLM engine, unless it has them."""
     if trainer.state.global_step != trainer._last_loaded_step:
         trainer.vllm_generation.sync_weights()
         trainer._last_loaded_step = trainer.state.global_step
 
 
 def allow_zero_on_cpu() -> None:
-    """Let accelerate start DeepSpeed over gloo where there is no accelerator. Must precede GRPOConfig.
+    """Make accelerate start DeepSpeed over gloo on CPU. Must precede GRPOConfig.
 
-    accelerate 1.15 leaves DeepSpeed out when it finds no accelerator, without a word, and trains something else. Only a
-    process that torch.distributed.run started and that asks for DeepSpeed is affected.
+    accelerate 1.15 silently disables DeepSpeed without an accelerator, and trains without it. This affects only
+    processes that torch.distributed.run started and that request DeepSpeed.
     """
     original = PartialState._prepare_backend
     if getattr(original, "zero_on_cpu", False):

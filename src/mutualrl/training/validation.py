@@ -1,4 +1,4 @@
-"""Greedy validation on the trainer's own engine. It draws no random number, so training continues unchanged."""
+"""Greedy validation on the trainer's engine. It draws no random number, so training is unaffected."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Validator:
-    """Greedy pass@1 of the model under training: one completion per prompt, exact boxed match, or the mean reward where
-    the task has reward functions of its own. With tools or an environment: one greedy rollout per prompt, and its mean
-    reward.
+    """Greedy pass@1 of the model in training: one completion per prompt, scored by exact boxed match, or by the mean
+    reward if the task has custom reward functions. With tools or an environment: the mean reward of one greedy rollout
+    per prompt.
 
-    The prompts are shared out over the ranks; every rank returns the score of all.
+    The prompts are divided among the ranks; every rank returns the score of all.
     """
 
     def __init__(self, trainer: GRPOTrainer, prompts: Sequence[Prompt], batch_size: int = 64) -> None:
@@ -46,16 +46,15 @@ class Validator:
     def __call__(self) -> Validation:
         """Return the score of all prompts, on every rank."""
         trainer, accelerator = self._trainer, self._trainer.accelerator
-        # Ranks with unequal shares would run unequal numbers of batches, and hang where a forward is a collective.
-        share = -(-len(self._prompts) // accelerator.num_processes)
+        # Ranks with different numbers of batches would hang where a forward is a collective.
+        per_rank = -(-len(self._prompts) // accelerator.num_processes)
         prompts = list(self._prompts[accelerator.process_index :: accelerator.num_processes])
-        prompts += [self._prompts[0]] * (share - len(prompts))
+        prompts += [self._prompts[0]] * (per_rank - len(prompts))
         if trainer.tools or trainer.environment_factories is not None:
-            rewards = gather_object(list(zip([p.id for p in prompts], self._of_turns(prompts), strict=True)))
+            rewards = gather_object(list(zip([p.id for p in prompts], self._multi_turn_rewards(prompts), strict=True)))
             return score_rewards(self._prompts, [dict(rewards)[p.id] for p in self._prompts])
         completions = self._with_vllm(prompts) if trainer.use_vllm else self._with_transformers(prompts)
-        answers = gather_object([(p.id, completion) for p, completion in zip(prompts, completions, strict=True)])
-        by_id = dict(answers)
+        by_id = dict(gather_object([(p.id, completion) for p, completion in zip(prompts, completions, strict=True)]))
         score: list[Validation | None] = [None]
         if accelerator.is_main_process:  # a reward may be slow, or cost money
             score = [self._score([by_id[p.id] for p in self._prompts])]
@@ -63,9 +62,8 @@ class Validator:
         assert validation is not None
         return validation
 
-    def _of_turns(self, prompts: list[Prompt]) -> list[float]:
-        """Return the reward of a greedy rollout of each prompt, as TRL rolls out and scores; None and NaN count as
-        0."""
+    def _multi_turn_rewards(self, prompts: list[Prompt]) -> list[float]:
+        """Return the reward of a greedy rollout of each prompt, sampled and scored by TRL; None and NaN count as 0."""
         trainer = self._trainer
         rewards: list[float] = []
         with evaluating(trainer.model), self._greedy():
@@ -78,7 +76,7 @@ class Validator:
 
     @contextmanager
     def _greedy(self) -> Iterator[None]:
-        """Let TRL decode greedily, with none of the settings that training samples with."""
+        """Make TRL decode greedily, without the sampling settings of training."""
         trainer = self._trainer
         if trainer.use_vllm:
             with greedy_engine(trainer):
@@ -123,7 +121,7 @@ class Validator:
         return score_rewards(self._prompts, self._rewards(completions))
 
     def _rewards(self, completions: list[Completion]) -> list[float]:
-        """Return the weighted sum of the reward functions, each called as TRL does; None and NaN count as 0."""
+        """Return the weighted sum of the reward functions, called as in TRL; None and NaN count as 0."""
         trainer = self._trainer
         answered = list(zip(self._prompts, completions, strict=True))
         arguments = reward_arguments(answered, tokenizer_of(trainer), trainer.state)

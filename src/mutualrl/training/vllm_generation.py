@@ -1,4 +1,4 @@
-"""vLLM inside a policy's trainer: what TRL leaves to be set, and greedy decoding on the trainer's own engine."""
+"""vLLM in a policy's trainer: settings that TRL does not make, and greedy decoding on the trainer's engine."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from mutualrl.training.trl_compat import load_weights_into_engine, replaced, tok
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
-DEFAULT_MEMORY_SHARE = 0.3  # TRL's
+DEFAULT_MEMORY_SHARE = 0.3  # TRL's default
 GIB = 2**30
 
 
 def vllm_keys(settings: Mapping[str, Any], policies_per_gpu: int, memory: float | None = None) -> dict[str, Any]:
-    """Return GRPOConfig keys that follow from where a policy runs; empty without vLLM.
+    """Return GRPOConfig keys that depend on a policy's placement; empty without vLLM.
 
-    `policies_per_gpu`: policies on each of its GPUs; `memory`: the policy's share of them where a device map gave one,
-    else they get equal parts. In colocate mode `vllm_gpu_memory_utilization` is the share of a GPU that all of them may
-    take together. In server mode the port over which weights travel is a free one, unless it is given: TRL's default is
-    the same for every run and policy of a machine."""
+    `policies_per_gpu`: policies on each of its GPUs; `memory`: the policy's fraction of their memory if a device map
+    sets it, else equal fractions. In colocate mode `vllm_gpu_memory_utilization` is the fraction of a GPU that all of
+    them may use together. In server mode the port for weight transfer is a free one, unless it is set: TRL's default is
+    the same for every run and policy on a machine."""
     if not settings.get("use_vllm"):
         return {}
     if settings.get("vllm_mode", "colocate") == "server":
@@ -40,7 +40,7 @@ def vllm_keys(settings: Mapping[str, Any], policies_per_gpu: int, memory: float 
 
 
 def prepare_vllm(settings: Mapping[str, Any], *, cpu: bool) -> None:
-    """Set what vLLM reads when it is imported. Must precede the trainer's construction."""
+    """Set what vLLM reads on import. Must precede the trainer's construction."""
     if not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") != "colocate":
         return
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # TRL loads weights into the engine of this process
@@ -51,10 +51,9 @@ def prepare_vllm(settings: Mapping[str, Any], *, cpu: bool) -> None:
 @contextmanager
 def engine_turn(settings: Mapping[str, Any], lock: Path, *, shared: bool, say: Callable[[str], None]) -> Iterator[None]:
     """Start the engines of policies that share GPUs one after another: a vLLM engine measures the free memory of its
-    GPU while it starts, and another that starts meanwhile makes it fail, or take the wrong share (vLLM issues 55827,
-    56830). All ranks of a policy call this; the main one takes the turn for all. Says what memory the engine and the
-    trainer took of this rank's GPU, and what is left. Without vLLM in the process, or where nobody shares, nothing is
-    done."""
+    GPU during start-up, and fails or allocates the wrong amount if another engine starts at the same time (vLLM issues
+    55827, 56830). All ranks of a policy call this; the main rank takes the lock. Reports the memory that engine and
+    trainer took on this rank's GPU, and the free memory. Does nothing without a colocated engine or shared GPUs."""
     if not shared or not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") != "colocate":
         yield
         return
@@ -78,16 +77,16 @@ def _free_memory() -> int | None:
 
 
 def keep_weights_loadable() -> None:
-    """Let the weights of vLLM's CPU build be loaded again while it runs.
+    """Make the weights of vLLM's CPU build reloadable at run time.
 
-    It packs the weights of linear layers once and drops the originals: a later load fails, or changes nothing that is
-    computed with. Here its plain fallback is taken, which reads the weights at every call. Raises MachineError for a
-    build in which that cannot be done.
+    It packs the weights of linear layers once and drops the originals: a later load fails, or has no effect on the
+    computation. This selects its plain fallback, which reads the weights in every call. Raises MachineError for a build
+    without that fallback.
     """
     from vllm.model_executor.layers import utils
 
     if not hasattr(utils, "dispatch_cpu_unquantized_gemm"):
-        raise MachineError("this build of vLLM cannot take new weights on CPU; expected the CPU build of vLLM 0.31")
+        raise MachineError("this build of vLLM cannot reload weights on CPU; expected the CPU build of vLLM 0.31")
     import torch
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
@@ -97,29 +96,28 @@ def keep_weights_loadable() -> None:
 
 
 def hear_steps(trainer: GRPOTrainer, on_step: Callable[[], None]) -> None:
-    """Let `on_step` hear of each step of the policy's engine: a long generation is progress."""
+    """Call `on_step` before each step of the policy's engine: a long generation is progress."""
     if not trainer.use_vllm or trainer.vllm_mode != "colocate":
         return
     engine = trainer.vllm_generation.llm.llm_engine
     step = engine.step
 
-    def heard() -> Any:
+    def observed_step() -> Any:
         on_step()
         return step()
 
-    engine.step = heard
+    engine.step = observed_step
 
 
 def shut_down(trainer: GRPOTrainer) -> None:
-    """End the engine of a policy, before the process group that it uses goes."""
+    """Shut down a policy's engine. Must precede the destruction of its process group."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         trainer.vllm_generation.llm.llm_engine.engine_core.shutdown()
 
 
 @contextmanager
 def greedy_engine(trainer: GRPOTrainer) -> Iterator[None]:
-    """Let the engine decode greedily, with none of the settings that training samples with: no random number is
-    drawn."""
+    """Make the engine decode greedily, without the sampling settings of training: no random number is drawn."""
     plain: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None}
     plain |= {"generation_kwargs": {}, "structured_outputs_regex": None}
     with replaced(trainer.vllm_generation, plain):
@@ -127,10 +125,9 @@ def greedy_engine(trainer: GRPOTrainer) -> Iterator[None]:
 
 
 def greedy(trainer: GRPOTrainer, prompts: Sequence[Sequence[int]]) -> list[Completion]:
-    """Return greedy completions of the prompts (token ids) from the engine that training samples from, with its
-    weights.
+    """Return greedy completions of the prompts (token ids) from the training engine, with the current weights.
 
-    All ranks call this with equally many prompts.
+    All ranks must call this with equally many prompts.
     """
     engine = trainer.vllm_generation
     load_weights_into_engine(trainer)

@@ -1,4 +1,4 @@
-"""One rank of one policy: builds the trainer from the run directory, trains, and reports.
+"""One rank of one policy: builds the trainer from the run directory, trains, and writes results.
 
 python -m mutualrl.training.worker --run-dir DIR --policy NAME --parent PID     (started by the agent)
 """
@@ -46,29 +46,29 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one rank. Ends with the exit code of the error's kind; the first rank that fails writes the error."""
+    """Run one rank. Exits with the code of the error's kind; the first rank to fail writes the error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", required=True, type=Path)
     parser.add_argument("--policy", required=True)
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--parent", required=True, type=int)
-    parser.add_argument("--elsewhere", action="store_true", help="not on the supervisor's machine")
-    given = parser.parse_args(arguments)
-    watch_parent(given.parent)
-    run = RunDirectory(given.run_dir)
-    files = run.policy(given.policy)
+    parser.add_argument("--elsewhere", action="store_true", help="this is not the supervisor's machine")
+    args = parser.parse_args(arguments)
+    watch_parent(args.parent)
+    run = RunDirectory(args.run_dir)
+    files = run.policy(args.policy)
     stop = StopRequest(run.stop_file)
     stop.install()
     try:
-        work(run, given.policy, given.attempt, stop, elsewhere=given.elsewhere)
+        work(run, args.policy, args.attempt, stop, elsewhere=args.elsewhere)
     except MutualRLError as error:
-        if error.__cause__ is not None:  # the user's own code, say: the log has where it failed
+        if error.__cause__ is not None:  # e.g. from the user's code: log the traceback
             traceback.print_exception(error.__cause__)
         notify(error)
-        if not isinstance(error, RunInterruptedError):  # who was told to stop is not the cause of anything
+        if not isinstance(error, RunInterruptedError):  # an interrupted rank is not the cause
             _report(files, error.kind, str(error))
         leave(error.exit_code)
-    except Exception as error:  # noqa: BLE001  (the last line of the process: reported, then an exit code)
+    except Exception as error:  # noqa: BLE001  (top level: report the error, then exit)
         traceback.print_exc()
         kind = DiskError.kind if is_disk_failure(error) else "died"
         _report(files, kind, f"{type(error).__name__}: {error}")
@@ -76,15 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _report(files: PolicyFiles, kind: str, message: str) -> None:
-    """Leave the error for the supervisor, unless another rank of this policy was first, or the disk takes nothing."""
+    """Write the error for the supervisor, unless another rank of this policy already has, or the disk is full."""
     with contextlib.suppress(OSError), files.failure.open("x", encoding="utf-8") as file:
         json.dump({"kind": kind, "message": message}, file)
 
 
 def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, elsewhere: bool = False) -> NoReturn:
-    """Live the life of a rank: prompts, trainer, validation, training, validation, model, result; from its newest
-    checkpoint on, if there is one. `elsewhere`: the supervisor has compared the base model on another machine, which
-    may see other files."""
+    """Run one rank: build the prompts and the trainer, validate, train, validate, save. Resume from the newest
+    checkpoint, if there is one. `elsewhere`: the supervisor checked the base model on another machine, which may have
+    other files."""
     info = run.info()
     recipe = load_run(run, run_code=True)
     rank = int(os.environ.get("RANK", "0"))
@@ -104,7 +104,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
         heartbeat.repeat_to(exchange.store, recipe.bucket.heartbeat_seconds)
     mirroring = _mirroring(run, recipe, info, exchange) if rank == 0 else None
     try:
-        trainer = _trained(run, recipe, policy, attempt, stop, info, exchange, heartbeat)
+        trainer = _build_and_train(run, recipe, policy, attempt, stop, info, exchange, heartbeat)
     finally:
         if mirroring is not None:
             mirroring.stop()
@@ -112,7 +112,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
 
 
 def _mirroring(run: RunDirectory, recipe: Recipe, info: RunInfo, exchange: Exchange) -> Repeater | None:
-    """Mirror the policy's small files where its exchange is in a bucket, and its checkpoints where that is asked."""
+    """Mirror the policy's small files if its exchange is in a bucket, and its checkpoints if the recipe requests it."""
     if recipe.bucket is None:
         return None
     policy, store = exchange.policy, remote_store(recipe.bucket.url, PROBE_SECONDS)
@@ -130,7 +130,7 @@ def _mirroring(run: RunDirectory, recipe: Recipe, info: RunInfo, exchange: Excha
     return repeater
 
 
-def _trained(
+def _build_and_train(
     run: RunDirectory,
     recipe: Recipe,
     policy: str,
@@ -140,7 +140,7 @@ def _trained(
     exchange: Exchange,
     heartbeat: Heartbeat,
 ) -> GRPOTrainer:
-    """Build the trainer, train, and leave model and result; return it for the end of its process group."""
+    """Build the trainer, train, and save model and result. Return the trainer, to shut down its process group."""
     rank = heartbeat.rank
     with importing():
         from mutualrl.training.adapters import save_model
@@ -182,7 +182,7 @@ def _trained(
 def _train(
     trainer: GRPOTrainer, progress: PolicyProgress, checkpoint: str | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> None:
-    """Train to the last step. Asked to stop, it leaves a complete checkpoint and raises RunInterruptedError."""
+    """Train to the last step. On a stop request, save a complete checkpoint and raise RunInterruptedError."""
     from mutualrl.training.callback import AlreadyTrainedError
 
     stop.graceful = True
@@ -190,7 +190,7 @@ def _train(
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except AlreadyTrainedError:
-        notify("it was trained to its last step before")
+        notify("already trained to the last step")
     except RoundAbortedError:
         heartbeat.set("saving")
         trainer.save_as_of_step_end()
@@ -202,7 +202,7 @@ def _train(
 
 
 def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, attempt: int) -> Exchange:
-    alone = set(info.placement) != {p.name for p in recipe.policies}  # its peers join from elsewhere, when they can
+    alone = set(info.placement) != {p.name for p in recipe.policies}  # peers join from other machines, possibly later
     section = recipe.run
     timeouts = WaitTimeouts(section.peer_timeout, section.round_timeout, section.on_peer_loss, late_start=alone)
     status_reader = StatusReader(run.root)
@@ -212,16 +212,16 @@ def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, att
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now. The interpreter's own end would destroy communication threads that may still run (gloo's,
-    and those of the groups that DeepSpeed makes), which aborts a rank now and then (SIGABRT)."""
+    """Exit this process without interpreter shutdown, which would destroy running communication threads (gloo's, and
+    those of DeepSpeed's groups) and occasionally abort a rank (SIGABRT)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat | None = None) -> NoReturn:
-    """Leave the process group together and end this process, with exit code 0. The heartbeat continues until then: the
-    main rank may still be writing, for longer than a silent rank is waited for."""
+    """Leave the process group together with all ranks and exit with code 0. The heartbeat continues until then: the
+    main rank may still be writing, for longer than the time-out of a silent rank."""
     from mutualrl.training.vllm_generation import shut_down
 
     shut_down(trainer)
@@ -233,7 +233,7 @@ def leave_group(trainer: GRPOTrainer, heartbeat: Heartbeat | None = None) -> NoR
 
 
 def _is_alone(info: RunInfo, policy: str) -> bool:
-    """Return whether the policy is one process that needs no process group."""
+    """Return whether the policy is a single process without a process group."""
     allocation = info.placement[policy]
     return allocation.processes == 1 and allocation.strategy == "ddp"
 
