@@ -51,7 +51,7 @@ def add_a_file(run: Path) -> None:
 
 
 MODEL_HARMS: list[tuple[Callable[[Path], object], str]] = [
-    (lambda run: (model(run) / "model.safetensors").write_bytes(b"ten bytes!"), "10 bytes, its marker says"),
+    (lambda run: (model(run) / "model.safetensors").write_bytes(b"ten bytes!"), "10 bytes, expected"),
     (lambda run: flip(model(run) / "model.safetensors"), "model.safetensors: sha256"),
     (lambda run: flip(model(run) / "config.json"), "config.json: sha256"),
     (lambda run: (model(run) / "tokenizer.json").unlink(), "tokenizer.json: is missing"),

@@ -102,9 +102,13 @@ def compare_files(directory: Path, expected: Mapping[str, FileSum]) -> None:
         what = "is missing" if name in expected else "does not belong there"
         raise FileDamagedError(f"{directory / name}: {what}")
     for name in sorted(names):
-        path, each = directory / name, expected[name]
-        if path.stat().st_size != each.bytes:
-            raise FileDamagedError(f"{path}: {path.stat().st_size} bytes, its marker says {each.bytes}")
+        path, entry = directory / name, expected[name]
+        if path.stat().st_size != entry.bytes:
+            raise FileDamagedError(
+                f"{path}: {path.stat().st_size} bytes, expected {entry.bytes} according to its marker"
+            )
         digest = sha256_of(path)
-        if digest != each.sha256:
-            raise FileDamagedError(f"{path}: sha256 {digest[:12]}..., its marker says {each.sha256[:12]}...")
+        if digest != entry.sha256:
+            raise FileDamagedError(
+                f"{path}: sha256 {digest[:12]}..., expected {entry.sha256[:12]}... according to its marker"
+            )
