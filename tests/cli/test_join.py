@@ -166,7 +166,7 @@ def test_a_policy_of_another_run_or_of_a_running_process_is_refused(server: Serv
 def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Server) -> None:
     for url, words in (
         ("/some/where", "expected s3://"),
-        ("s3://key:secret@bucket/run", "holds credentials"),
+        ("s3://key:secret@bucket/run", "contains credentials"),
         ("s3://bucket/run?sig=secret", "without a query"),
     ):
         for command in (("join", url, "--policy", "ada", *SGT), ("train", *SGT, "--set", f"exchange.url={url}")):

@@ -137,7 +137,7 @@ def test_a_bucket_that_cannot_be_opened_is_an_error_of_ours(url: str) -> None:
     [
         ("ftp://bucket/run", "expected s3://"),
         ("s3://", "expected s3://"),
-        ("s3://key:secret@bucket/run", "holds credentials"),
+        ("s3://key:secret@bucket/run", "contains credentials"),
         ("s3://bucket/run?key=1", "without a query"),
         ("s3://bucket/../other", "'..'"),
     ],

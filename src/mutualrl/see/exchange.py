@@ -377,13 +377,13 @@ def _read_marker(data: bytes | None, where: str) -> JsonObject | None:
     try:
         value = parse_checksummed(data, where)
     except FileDamagedError:
-        _refuse_another_schema(where, parse_or_none(data))
+        _require_schema_version(where, parse_or_none(data))
         raise
-    _refuse_another_schema(where, value)
+    _require_schema_version(where, value)
     return value
 
 
-def _refuse_another_schema(where: str, value: JsonObject | None) -> None:
+def _require_schema_version(where: str, value: JsonObject | None) -> None:
     version = str((value or {}).get("schema_version", SCHEMA_VERSION))
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise ExchangeDamagedError(
