@@ -92,7 +92,7 @@ def test_a_run_over_a_bucket_is_the_run_over_a_directory(
     again = cli("train", *SGT, *SHORT, "--run-dir", tmp_path / "other", "--set", f"exchange.url={url}")
     assert again.returncode == 2
     assert "holds run" in again.stderr
-    assert "give every run a URL of its own" in again.stderr
+    assert "give every run its own URL" in again.stderr
     assert not (tmp_path / "other").exists()
     gone = cli("exchange", "gc", run.path)
     assert gone.returncode == 0, gone.stderr

@@ -51,8 +51,8 @@ class RunInfo(Stored):
     """`run.json`: a run's start, the plan that its policies share, and their placement.
 
     `exchange`: URL of its exchange; empty if that is in the run's directory. `models`: digest of each policy's base
-    model (`engines.model_files.model_digest`). `recipe`: the resolved recipe, of which recipe.yaml is a copy; `recipe_sha256`:
-    its sha256; `recipe_before_sha256`: the sha256 before the newest session.
+    model (`engines.model_files.model_digest`). `recipe`: the resolved recipe, of which recipe.yaml is a copy;
+    `recipe_sha256`: its sha256; `recipe_before_sha256`: the sha256 before the newest session.
     """
 
     format: int = 0
