@@ -41,7 +41,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
     if policy is None and manifest.run_id != run_id:
         raise UsageError(
             f"exchange.url: {store.url} holds run {manifest.run_id[:8]} ({manifest.regime}, created "
-            f"{manifest.created}; {', '.join(manifest.policies)}); give every run its own URL, or delete the objects there"
+            f"{manifest.created}; {', '.join(manifest.policies)}); give every run its own URL, or delete the run there"
         )
     if policy is not None:
         require_same_run(store.url, manifest, recipe, plan, policy)

@@ -88,7 +88,7 @@ class Checkpoints:
         free = shutil.disk_usage(self.root).free
         if free < needed:
             raise DiskError(
-                f"{self.path(step)}: a checkpoint needs {needed:,} bytes, the disk has {free:,} free; free space, or "
+                f"{self.path(step)}: a checkpoint needs {needed:,} bytes, the disk has {free:,} free; make space, or "
                 "lower run.keep_checkpoints, then: mutualrl train --resume"
             )
 
