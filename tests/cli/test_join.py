@@ -92,7 +92,7 @@ def test_a_run_over_a_bucket_is_the_run_over_a_directory(
     again = cli("train", *SGT, *SHORT, "--run-dir", tmp_path / "other", "--set", f"exchange.url={url}")
     assert again.returncode == 2
     assert "holds run" in again.stderr
-    assert "give every run a URL of its own" in again.stderr
+    assert "give every run its own URL" in again.stderr
     assert not (tmp_path / "other").exists()
     gone = cli("exchange", "gc", run.path)
     assert gone.returncode == 0, gone.stderr
@@ -166,7 +166,7 @@ def test_a_policy_of_another_run_or_of_a_running_process_is_refused(server: Serv
 def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Server) -> None:
     for url, words in (
         ("/some/where", "expected s3://"),
-        ("s3://key:secret@bucket/run", "holds credentials"),
+        ("s3://key:secret@bucket/run", "contains credentials"),
         ("s3://bucket/run?sig=secret", "without a query"),
     ):
         for command in (("join", url, "--policy", "ada", *SGT), ("train", *SGT, "--set", f"exchange.url={url}")):
@@ -176,7 +176,7 @@ def test_what_cannot_be_a_bucket_is_refused_in_a_line(cli_here: Cli, server: Ser
             assert "secret" not in done.stderr + done.stdout
     done = cli_here("train", *SGT, "--set", "exchange.url=s3://no-such-bucket/run")
     assert done.returncode == 4
-    assert "there is no such bucket" in done.stderr
+    assert "the bucket does not exist" in done.stderr
 
 
 def job(kind: str, source: Path, index: int, policy: str) -> tuple[str, dict[str, str]]:
@@ -270,7 +270,7 @@ def test_doctor_and_dry_run_speak_of_the_bucket(
     assert checks["exchange"]["status"] == "ok"
     wrong = cli_here("doctor", "--exchange", "s3://no-such-bucket/run", "--json")
     assert wrong.returncode == 4
-    assert "there is no such bucket" in wrong.stdout
+    assert "the bucket does not exist" in wrong.stdout
     with serving("rclone", tmp_path_factory.mktemp("rclone")) as rclone, reachable(rclone):
         unsound = cli_here("doctor", "--exchange", rclone.bucket(), "--json")
         refused = cli_here("train", *SGT, "--set", f"exchange.url={rclone.bucket()}")

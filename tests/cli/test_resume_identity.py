@@ -86,7 +86,7 @@ def test_changed_data_code_or_models_are_refused_by_name(
         done = cli_here("train", "--resume", "--run-dir", "r")
         assert done.returncode == 2, done.stderr
         assert words in done.stderr
-        assert "must be what they were" in done.stderr
+        assert "restore the run's data" in done.stderr
     finally:
         path.write_bytes(before)
 

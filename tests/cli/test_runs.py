@@ -263,5 +263,5 @@ def test_models_go_to_the_hub_with_their_cards(cli_here: Cli, tmp_path: Path, mo
     requested.clear()
     (run / "policies" / "bob" / "model" / "config.json").write_text("{ }")
     done = cli_here("runs", "push", run, "someone")
-    assert (done.returncode, "model/config.json: 3 bytes, its marker says 2" in done.stderr) == (6, True)
+    assert (done.returncode, "model/config.json: 3 bytes, expected 2" in done.stderr) == (6, True)
     assert requested == []  # ada's neither

@@ -290,7 +290,7 @@ def test_a_run_is_stopped_from_the_screen_and_goes_on_later(tmp_path: Path) -> N
             terminal.until("Asked process", "has ended already")
             terminal.seen = ""
         assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
-        assert "stopped on request of another process; checkpoints: ada at step" in run.errors.read_text()
+        assert "stopped at the request of another process; checkpoints: ada at step" in run.errors.read_text()
         assert not members(run.path)
         terminal.until("ended")
         terminal.press("q")

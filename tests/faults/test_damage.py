@@ -51,13 +51,13 @@ def add_a_file(run: Path) -> None:
 
 
 MODEL_HARMS: list[tuple[Callable[[Path], object], str]] = [
-    (lambda run: (model(run) / "model.safetensors").write_bytes(b"ten bytes!"), "10 bytes, its marker says"),
+    (lambda run: (model(run) / "model.safetensors").write_bytes(b"ten bytes!"), "10 bytes, expected"),
     (lambda run: flip(model(run) / "model.safetensors"), "model.safetensors: sha256"),
     (lambda run: flip(model(run) / "config.json"), "config.json: sha256"),
     (lambda run: (model(run) / "tokenizer.json").unlink(), "tokenizer.json: is missing"),
-    (lambda run: (model(run) / "complete.json").unlink(), "complete.json: not there"),
+    (lambda run: (model(run) / "complete.json").unlink(), "complete.json: missing"),
     (lambda run: flip(model(run) / "complete.json"), "complete.json"),
-    (add_a_file, "adapter_config.json: does not belong there"),
+    (add_a_file, "adapter_config.json: unexpected file"),
     (swap_models, "policy 'bob'; expected run"),
 ]
 

@@ -41,7 +41,7 @@ def test_a_disk_that_refuses_ends_the_run_with_path_and_bytes_and_takes_nothing(
             message = run.errors.read_text().rpartition("Run directory: ")[2]  # of this session
             assert words in message
             assert "bytes" in message
-            assert "Starting it again" not in message  # another start would meet the same disk
+            assert "Restarting in" not in message  # another start would meet the same disk
             assert not members(run.path)
             verified(run.path)
         assert run is not None

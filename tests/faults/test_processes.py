@@ -102,8 +102,8 @@ def test_a_worker_that_dies_is_started_again_until_its_restarts_are_spent(run: C
     assert started.process.wait(PATIENCE) == 5
     assert not members(started.path)
     text = started.errors.read_text()
-    assert "policy 'bob' died (exit code 137, no error of its own)" in text
-    assert "2 restart(s) spent" in text
+    assert "policy 'bob' died (exit code 137, no error recorded)" in text
+    assert "2 restart(s) used" in text
     assert str(started.path / "policies" / "bob" / "logs") in text
     assert not (started.path / "summary.json").exists()
 

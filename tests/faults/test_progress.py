@@ -47,9 +47,9 @@ def test_a_judge_that_hangs_is_named_and_its_policy_restarted(tmp_path: Path) ->
         message = run.errors.read_text()
         assert (tmp_path / "hung").exists()
         assert "policy 'bob': no progress for" in message
-        assert "policy 'bob' lives, and hangs: no progress for" in message
+        assert "policy 'bob' is alive but hangs: no progress for" in message
         assert "in scoring: reward function judge (run.step_timeout: 6 s)" in message
-        assert "Starting it again" in message
+        assert "Restarting in" in message
         verified(run.path)
     finally:
         run.end()
@@ -93,7 +93,7 @@ def test_heartbeats_that_a_full_disk_takes_end_the_run_with_the_disks_name(
         assert run.process.wait(PATIENCE) == 4, run.errors.read_text()
         message = run.errors.read_text()
         assert "bytes" in message
-        assert "Starting it again" not in message
+        assert "Restarting in" not in message
         wait_until(lambda: not members(run.path))
         subprocess.run(["rm", "-rf", str(disk / "others")], check=True)
         verified(run.path)

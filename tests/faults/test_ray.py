@@ -215,7 +215,7 @@ def test_a_policy_that_waits_for_room_is_named_and_ctrl_c_ends_the_wait(cluster:
         assert job.stdout is not None and job.stdout.readline() == "has two CPUs\n"
         run = Run(tmp_path, *SHORT, *on(cluster))
         try:
-            wait_until(lambda: "waits for room on the Ray cluster" in " ".join(run.errors.read_text().split()))
+            wait_until(lambda: "waits for resources on the Ray cluster" in " ".join(run.errors.read_text().split()))
             run.process.send_signal(signal.SIGINT)
             assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
         finally:

@@ -34,7 +34,7 @@ def test_a_map_pins_policies_to_gpus(tmp_path: Path) -> None:
     pins = read_device_map(written(tmp_path, "policies:\n  ada: {gpus: [3]}\n  bob: {gpus: [0, 1]}\n"))
     placement = place(recipe(), FOUR, pins=pins)
     assert [(s.gpus, s.processes, s.threads) for s in placement.allocations] == [(("3",), 1, 2), (("0", "1"), 2, 2)]
-    assert placement.notes == ("GPU 2 stay idle: the device map does not name them",)
+    assert placement.notes == ("GPU 2 idle: not in the device map",)
 
 
 def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
         ("policies: {ada: {gpus: [9]}, bob: {gpus: [0]}}", "no GPU 9 here (GPUs of this machine: 0, 1, 2, 3)"),
         ("policies: {ada: {gpus: [1, 1]}, bob: {gpus: [0]}}", "'ada' names GPU 1 twice"),
         ("policies: {ada: {gpus: [1]}}", "no entry for policy 'bob'"),
-        ("policies: {ada: {gpus: [1]}, bob: {gpus: [0]}, eve: {gpus: [2]}}", "'eve' is no policy of the pool"),
+        ("policies: {ada: {gpus: [1]}, bob: {gpus: [0]}, eve: {gpus: [2]}}", "'eve' is not a policy of the pool"),
         ("policies: {ada: {gpus: [1], node: 1}, bob: {gpus: [0]}}", "policies.ada.node"),
         ("policies: {ada: {gpus: [1], processes: 2}, bob: {gpus: [0]}}", "processes are for the CPU"),
         ("policies: {ada: {processes: 2}, bob: {gpus: [0]}}", "'ada' names no GPU"),
@@ -91,7 +91,7 @@ def test_weights_split_unevenly_as_near_as_the_batch_allows() -> None:
 
 def test_more_policies_than_gpus_are_refused_with_the_arithmetic_and_allowed_on_cpu() -> None:
     with pytest.raises(
-        MachineError, match=r"2 policies need 2 GPUs at least, one each: found 1, 1 short.*--device-map"
+        MachineError, match=r"2 policies need at least 2 GPUs, one each: found 1, 1 short.*--device-map"
     ):
         place(recipe(), Machine(("0",), 4))
     assert "4 processes share 1 CPU cores" in place(recipe("launch.processes=2"), Machine((), 1)).notes[0]

@@ -68,7 +68,7 @@ def test_cores_are_split_and_sharing_them_is_said() -> None:
 
 def test_too_few_gpus_are_refused_with_a_way_out() -> None:
     with pytest.raises(
-        MachineError, match=r"2 policies need 2 GPUs at least, one each: found 1, 1 short.*share_gpus.*hardware.gpus=0"
+        MachineError, match=r"2 policies need at least 2 GPUs, one each: found 1, 1 short.*share_gpus.*hardware.gpus=0"
     ):
         place(resolve(Request(pool="2qwen", regime="sgt")), gpus(1))
 

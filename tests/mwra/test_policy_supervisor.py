@@ -109,9 +109,9 @@ def test_a_policy_that_dies_is_restarted_after_a_pause_that_doubles(
         n.supervisor.poll()
         assert n.states()["bob"] == "running"
         assert n.launcher.started[-1] == ("bob", attempt)
-        assert f"Starting it again in {pause} s from step 0 (restart {attempt} of 3)" in n.screen.getvalue()
+        assert f"Restarting in {pause} s from step 0 (restart {attempt} of 3)" in n.screen.getvalue()
     n.dies("bob")
-    with pytest.raises(PeerLostError, match=r"policy 'bob' died \(exit code -9, no error of its own\).*3 restart"):
+    with pytest.raises(PeerLostError, match=r"policy 'bob' died \(exit code -9, no error recorded\).*3 restart"):
         n.supervisor.poll()
     assert n.supervisor.lost()["bob"].startswith("policy 'bob' died")
     assert [name for name, _ in n.launcher.started] == ["ada", "bob", "bob", "bob", "bob"]
@@ -157,7 +157,7 @@ def test_a_policy_with_a_result_is_finished_however_it_ends(
     clock.sleep(n.recipe.run.peer_timeout + 400)
     n.supervisor.poll()
     assert n.states() == {"ada": "finished", "bob": "finished"}
-    assert "did not end: no heartbeat" in n.screen.getvalue()
+    assert "did not exit: no heartbeat" in n.screen.getvalue()
 
 
 def test_the_pause_between_restarts_is_at_most_a_minute(supervised: Callable[..., Supervised], clock: Clock) -> None:
@@ -168,8 +168,8 @@ def test_the_pause_between_restarts_is_at_most_a_minute(supervised: Callable[...
         clock.sleep(61)
         n.supervisor.poll()
         assert n.states()["bob"] == "running"
-    assert "Starting it again in 60 s" in n.screen.getvalue()
-    assert "Starting it again in 64 s" not in n.screen.getvalue()
+    assert "Restarting in 60 s" in n.screen.getvalue()
+    assert "Restarting in 64 s" not in n.screen.getvalue()
 
 
 def test_an_error_of_a_policy_ends_the_run_with_its_kind_and_is_not_restarted(
@@ -255,12 +255,12 @@ def test_a_policy_that_lives_and_makes_no_progress_is_named_with_what_it_does(
         n.supervisor.poll()
     words = "in scoring: reward function judge.py:score"
     assert n.screen.getvalue().count("policy 'bob': no progress for") == 1
-    assert f"{words}; it is ended after 400 s (run.step_timeout)" in n.screen.getvalue()
+    assert f"{words}; it is terminated after 400 s (run.step_timeout)" in n.screen.getvalue()
     assert n.states() == {"ada": "running", "bob": "running"}
     clock.sleep(150)
     n.supervisor.poll()
     assert n.states() == {"ada": "running", "bob": "restarting"}
-    assert "policy 'bob' lives, and hangs: no progress for 4" in n.screen.getvalue()
+    assert "policy 'bob' is alive but hangs: no progress for 4" in n.screen.getvalue()
 
 
 @pytest.mark.parametrize("phase", ["waiting for round 3 of ada", "loading"])
@@ -298,7 +298,7 @@ def test_a_policy_that_falls_silent_on_a_full_disk_is_the_disks_fault_and_not_re
     ) as error:
         n.supervisor.poll()
     assert error.value.exit_code == 4
-    assert "Starting it again" not in n.screen.getvalue()
+    assert "Restarting in" not in n.screen.getvalue()
     assert not list(n.run.root.rglob("*.tmp"))
 
 

@@ -142,7 +142,7 @@ def test_other_devices_are_reported_and_other_processes_refused(tmp_path: Path) 
     two_processes = recipe("launch.processes=2", "trainer.per_device_train_batch_size=16")
     with pytest.raises(UsageError, match=r"policy 'ada' ran with processes 1, here it would be 2.*launch.processes=N"):
         same_plan(run.info(), place(two_processes, TWO), plan, MODELS)
-    with pytest.raises(UsageError, match=r"--resume: .*seed: 1, the run has 0.*must be what they were"):
+    with pytest.raises(UsageError, match=r"--resume: .*seed: 1, the run has 0.*restore the run's data"):
         same_plan(run.info(), place(resolved, TWO), {**plan, "seed": 1}, MODELS)
     with pytest.raises(UsageError, match=r"--resume: policy 'bob': the files of its base model have changed"):
         same_plan(run.info(), place(resolved, TWO), plan, {**MODELS, "bob": "sha256:other"})

@@ -12,7 +12,7 @@ from obstore.exceptions import GenericError
 from buckets import Faults, Server, proxied, reachable, serving
 from mutualrl.errors import ExchangeUnreachableError, MachineError, UsageError
 from mutualrl.see import Exchange, open_store
-from mutualrl.see.bucket import BucketStore, _lasting
+from mutualrl.see.bucket import BucketStore, _permanent_cause
 from mutualrl.see.retention import prune_rounds
 from mutualrl.storage.bucket_url import require_url
 from store_contract import carries_an_exchange, keeps_objects
@@ -78,7 +78,7 @@ def test_a_store_that_is_gone_is_waited_for_and_then_named(server: Server) -> No
 def test_a_bucket_that_is_not_there_is_named_at_once(server: Server) -> None:
     store = BucketStore("s3://no-such-bucket/run")
     for request in (store.probe, lambda: store.create("bob", "a", b"")):  # some stores say only that they refuse
-        with pytest.raises(MachineError, match="there is no such bucket"):
+        with pytest.raises(MachineError, match="the bucket does not exist"):
             request()
 
 
@@ -101,12 +101,12 @@ def test_missing_credentials_are_named(server: Server, monkeypatch: pytest.Monke
 
 
 ANSWERS = {
-    "status code: 403 Forbidden: <Code>AccessDenied": "lack the right",
-    "status code: 400 Bad Request: <Code>ExpiredToken": "credentials are not accepted",
+    "status code: 403 Forbidden: <Code>AccessDenied": "missing permission",
+    "status code: 400 Bad Request: <Code>ExpiredToken": "expired credentials",
     "status code: 403: <Code>RequestTimeTooSkewed": "clock",
     "Received redirect without LOCATION": "another region",
-    "status code: 501 Not Implemented": "does not know this request",
-    "status code: 404: <Code>NoSuchBucket": "no such bucket",
+    "status code: 501 Not Implemented": "does not implement this request",
+    "status code: 404: <Code>NoSuchBucket": "bucket does not exist",
     "status code: 503 Slow Down": "",
     "status code: 429 Too Many Requests": "",
     "status code: 409 Conflict": "",
@@ -116,7 +116,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_what_no_second_try_can_change_is_told_from_what_may_pass(answer: str) -> None:
-    why = _lasting(GenericError(answer))
+    why = _permanent_cause(GenericError(answer))
     assert (ANSWERS[answer] in why) and (bool(why) == bool(ANSWERS[answer]))
 
 
@@ -137,7 +137,7 @@ def test_a_bucket_that_cannot_be_opened_is_an_error_of_ours(url: str) -> None:
     [
         ("ftp://bucket/run", "expected s3://"),
         ("s3://", "expected s3://"),
-        ("s3://key:secret@bucket/run", "holds credentials"),
+        ("s3://key:secret@bucket/run", "contains credentials"),
         ("s3://bucket/run?key=1", "without a query"),
         ("s3://bucket/../other", "'..'"),
     ],

@@ -97,7 +97,7 @@ def test_a_copy_that_is_damaged_or_incomplete_is_refused(server: Server, tmp_pat
     with pytest.raises(CheckpointDamagedError, match="has another size"):
         stage(store, "ada", "run-1", tmp_path / "a")
     store.delete("ada", ["checkpoint.000002.a0.0"])
-    with pytest.raises(CheckpointDamagedError, match="'below/model' is not there"):
+    with pytest.raises(CheckpointDamagedError, match="'below/model' is missing"):
         stage(store, "ada", "run-1", tmp_path / "b")
 
 

@@ -304,7 +304,7 @@ def test_a_killed_policy_goes_on_from_within_a_round_of_several_turns(callers: P
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         assert run.weights() == unbroken.weights()
         assert len(run.weights()) == 2
-        assert "Starting it again" in run.errors.read_text()
+        assert "Restarting in" in run.errors.read_text()
     finally:
         run.end()
 

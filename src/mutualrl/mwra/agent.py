@@ -1,4 +1,4 @@
-"""Agent of one policy's process group: torch.distributed.run, or the only worker, watching the supervisor above it.
+"""Agent of one policy's process group: runs torch.distributed.run or a single worker, and ends with its supervisor.
 
 python -m mutualrl.mwra.agent --run-dir DIR --policy NAME --attempt A --processes N --parent PID
 """
@@ -19,38 +19,38 @@ LOOPBACK = "127.0.0.1"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Start the workers of a policy and wait for them. Ends with the exit code of the first that failed,
-    128 + signal for one that was killed."""
+    """Start a policy's workers and wait for them. Exit with the code of the first that failed, 128 + signal if it was
+    killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--policy", required=True)
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--attempt", type=int, default=0)
     parser.add_argument("--parent", type=int, required=True)
-    given = parser.parse_args(arguments)
-    watch_parent(given.parent)
+    args = parser.parse_args(arguments)
+    watch_parent(args.parent)
     adopt_orphans()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a batch system signals every process; the workers know what to do
+    for number in (signal.SIGINT, signal.SIGTERM):  # a batch system signals every process; the workers handle it
         signal.signal(number, signal.SIG_IGN)
 
     worker = [
         "mutualrl.training.worker",
-        f"--run-dir={given.run_dir}",
-        f"--policy={given.policy}",
-        f"--attempt={given.attempt}",
+        f"--run-dir={args.run_dir}",
+        f"--policy={args.policy}",
+        f"--attempt={args.attempt}",
         f"--parent={os.getpid()}",
     ]
     try:
-        code = _run_one(worker) if given.processes == 1 else _run_group(given.processes, worker)
+        code = _run_one(worker) if args.processes == 1 else _run_group(args.processes, worker)
     finally:
-        end_children()  # what a worker started and left
+        end_children()  # processes that a worker started and left behind
     sys.exit(code if code >= 0 else 128 - code)
 
 
 def _run_one(worker: list[str]) -> int:
-    """Run a group of one process, in the environment that torch.distributed.run gives it, without importing torch
-    here. Returns its exit code, negative for a signal."""
-    group_of_one = {
+    """Run a group of one process with the environment of torch.distributed.run, without importing torch here. Return
+    its exit code, negative for a signal."""
+    variables = {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
@@ -58,12 +58,12 @@ def _run_one(worker: list[str]) -> int:
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(free_port(LOOPBACK)),
     }
-    return subprocess.call([sys.executable, "-m", *worker], env={**os.environ, **group_of_one})
+    return subprocess.call([sys.executable, "-m", *worker], env={**os.environ, **variables})
 
 
 def _run_group(processes: int, worker: list[str]) -> int:
-    """Run a group under torch.distributed.run; its processes meet on a port that the system chooses, so that two runs
-    never collide. Returns 0, or the exit code of the first process that failed, negative for a signal."""
+    """Run a group under torch.distributed.run, with a rendezvous port chosen by the system, so that runs never collide.
+    Return 0, or the exit code of the first process that failed, negative for a signal."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

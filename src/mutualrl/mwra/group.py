@@ -1,4 +1,4 @@
-"""One policy's process group: start, watch, end. Whatever it started is gone after `end`."""
+"""One policy's process group: start, watch, end. `end` also ends every process that the group started."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mutualrl.storage.files import remove_temporaries, try_read_json
 from mutualrl.storage.rundir import RunDirectory
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-BACK_OFF_SECONDS = 1.0  # before the first restart; twice as long before each further one
+BACK_OFF_SECONDS = 1.0  # before the first restart; doubled before each further one
 LONGEST_BACK_OFF_SECONDS = 60.0
-#: a worker ends with these when a peer of its ended: consequences, not causes
+#: error kinds of a worker that ends because a peer ended: consequences, not causes
 CONSEQUENCES = ("peer-lost", "wait-timeout", "interrupted")
 
 
 class ProcessGroup:
-    """Running child of the supervisor (an agent, or a preparing process) and the file it writes to."""
+    """Running child of the supervisor (an agent or a preparing process) and its log file."""
 
     def __init__(self, name: str, command: list[str], log: Path, variables: dict[str, str]) -> None:
         self.name = name
@@ -42,23 +42,23 @@ class ProcessGroup:
             stdout=self._output,
             stderr=subprocess.STDOUT,
             env=variables,
-            start_new_session=True,  # the terminal's Ctrl-C reaches the supervisor alone, which ends the group
+            start_new_session=True,  # Ctrl-C reaches only the supervisor, which ends the group
         )
         self._root = psutil.Process(self._process.pid)
 
     def exit_code(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal, or None while it runs."""
         return self._process.poll()
 
     def processes(self) -> list[psutil.Process]:
-        """Return the child and everything below it that is alive."""
+        """Return the child and its living descendants."""
         try:
             return [self._root, *self._root.children(recursive=True)] if self.exit_code() is None else []
         except psutil.NoSuchProcess:
             return []
 
     def close(self) -> None:
-        """Release the log file."""
+        """Close the log file."""
         self._process.poll()
         self._output.close()
 
@@ -83,8 +83,7 @@ def agent(run: RunDirectory, allocation: Allocation, attempt: int) -> ProcessGro
 
 
 def next_attempt(run: RunDirectory, policy: str) -> int:
-    """Return the number of a policy's next start, over all sessions: one after the newest that left a log or a
-    claim."""
+    """Return the number of a policy's next attempt, over all sessions: one after the newest with a log or a claim."""
     names = (re.match(r"attempt-([0-9]+)\.", p.name) for p in run.policy(policy).logs.glob("attempt-*"))
     logs = max((int(match[1]) for match in names if match), default=-1)
     claim = claimed_attempt(records_of(run), policy)
@@ -92,7 +91,7 @@ def next_attempt(run: RunDirectory, policy: str) -> int:
 
 
 def clear_attempt(run: RunDirectory, policy: str) -> None:
-    """Remove what an earlier attempt of a policy left for others to see: temporary files, its error, heartbeats."""
+    """Remove the temporary files, the error and the heartbeats of a policy's earlier attempts."""
     for directory in (run.exchange / policy, run.policy(policy).root):
         remove_temporaries(directory)
     run.policy(policy).failure.unlink(missing_ok=True)
@@ -100,7 +99,7 @@ def clear_attempt(run: RunDirectory, policy: str) -> None:
 
 
 def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment of a process of the run: its threads, its GPUs and no others."""
+    """Return the environment of a process of the run, with its threads and only its GPUs."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
@@ -114,31 +113,29 @@ def environment(threads: int, gpus: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessTag:
-    """Environment variables by which processes of a run are recognised when their parent is gone: its directory, and
-    which policy's they are, where that matters. Every process of a run, and whatever it starts, has it in its
-    environment."""
+    """Environment variables that identify a run's processes after their parent has ended: its directory and, if it
+    matters, the policy. Every process of a run inherits them."""
 
     run: str
     policy: str | None = None
 
     def variables(self) -> dict[str, str]:
-        """Return the mark as environment variables."""
+        """Return the tag as environment variables."""
         return {"MUTUALRL_RUN": self.run} | ({} if self.policy is None else {"MUTUALRL_POLICY": self.policy})
 
     def processes(self) -> set[psutil.Process]:
-        """Return all living processes with this mark; this process and its parents are spared."""
-        spared = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
-        wanted = self.variables().items()
+        """Return all living processes with this tag, except this process and its ancestors."""
+        excluded = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+        tag = self.variables().items()
         return {
             process
-            for process in psutil.process_iter(["environ"])  # None where another user's process hides it
-            if process.pid not in spared and wanted <= (process.info["environ"] or {}).items()
+            for process in psutil.process_iter(["environ"])  # None for another user's process
+            if process.pid not in excluded and tag <= (process.info["environ"] or {}).items()
         }
 
 
 def end(groups: Iterable[ProcessGroup], tag: ProcessTag | None = None, grace: float = GRACE_SECONDS) -> None:
-    """End groups with everything below them, and everything with a mark: SIGTERM, then SIGKILL after a grace, in
-    seconds."""
+    """End groups with their descendants, and all processes with a tag: SIGTERM, then SIGKILL after `grace` seconds."""
     groups = list(groups)
 
     def living() -> set[psutil.Process]:
@@ -170,25 +167,25 @@ def _signal(process: psutil.Process, *, kill: bool) -> None:
         if _alive(process):
             process.kill() if kill else process.terminate()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return  # gone, or another user's
+        return  # ended, or another user's
 
 
 def failure_of(run: RunDirectory, policy: str) -> tuple[str, str] | None:
-    """Return kind and message that a failed policy left behind, or None when it could not."""
+    """Return the kind and message of a policy's failure file, or None if there is none."""
     value = try_read_json(run.policy(policy).failure)
     return None if value is None else (str(value.get("kind")), str(value.get("message")))
 
 
 def back_off(restarts: int) -> float:
-    """Return the seconds to wait before a policy is started again, after so many restarts."""
+    """Return the seconds to wait before a policy's next restart, after `restarts` restarts."""
     return min(BACK_OFF_SECONDS * 2.0 ** min(restarts, 10), LONGEST_BACK_OFF_SECONDS)
 
 
 def how_it_died(run: RunDirectory, policy: str, code: int) -> str:
-    """Return the message about how a policy's process ended: its exit code, and the error that it left, if any."""
+    """Return how a policy's process ended, for a message: its exit code and its own error, if any."""
     failure = failure_of(run, policy)
-    words = f"exit code {code}, no error of its own" if failure is None else f"exit code {code}: {failure[1]}"
-    return f"died ({words})"
+    cause = ", no error recorded" if failure is None else f": {failure[1]}"
+    return f"died (exit code {code}{cause})"
 
 
 def tail(log: Path, lines: int = 5) -> str:

@@ -1,4 +1,4 @@
-"""A run whose exchange is in a bucket: checks of the bucket, and agreement on the run, before anything starts."""
+"""Checks of a run whose exchange is in a bucket, before any process starts: the bucket, and agreement on the run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ FINISHED = "finished"
 
 
 def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: Console) -> str:
-    """Return the id of the run that the bucket is to hold: a new one, or for a policy that joins the one that is
-    there. Raises MachineError where the bucket cannot be used, UsageError where it holds another run."""
+    """Return the id of the bucket's run: a new one or, for a policy that joins, the existing one. Raises MachineError
+    if the bucket cannot be used, UsageError if it holds another run."""
     assert recipe.bucket is not None
     store = remote_store(recipe.bucket.url, PROBE_SECONDS)
     store.probe()
@@ -40,8 +40,8 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
     manifest = write_manifest(store, Manifest(run_id, tuple(names), recipe.spec.name, dict(plan), decisive(recipe)))
     if policy is None and manifest.run_id != run_id:
         raise UsageError(
-            f"exchange.url: {store.url} holds run {manifest.run_id[:8]} ({manifest.regime}, begun {manifest.created}, "
-            f"policies {', '.join(manifest.policies)}); give every run a URL of its own, or delete what is there"
+            f"exchange.url: {store.url} holds run {manifest.run_id[:8]} ({manifest.regime}, created "
+            f"{manifest.created}; {', '.join(manifest.policies)}); give every run its own URL, or delete the run there"
         )
     if policy is not None:
         require_same_run(store.url, manifest, recipe, plan, policy)
@@ -51,7 +51,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
         elif (rounds := committed_rounds(store, policy)) and not has_copy(store, policy):
             raise UsageError(
                 f"policy {policy!r} has published {len(rounds)} rounds in {store.url}, and {recipe.run.dir} holds no "
-                "run to resume; name its directory with --run-dir, or train it from the start with --restart"
+                "run to resume; name its directory with --run-dir, or train from the start with --restart"
             )
     return manifest.run_id
 
@@ -59,8 +59,8 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
 def fetch_checkpoint(
     recipe: Recipe, launch: Launch, run_id: str, path: Path, models: Mapping[str, str]
 ) -> Staged | None:
-    """Fetch the checkpoint of a policy that joins beside its run directory `path`, where that has none; None where the
-    bucket has none, or the policy trains from its start. Raises UsageError where it was made with another model."""
+    """Fetch a joining policy's checkpoint to a directory beside its run directory `path`, unless that has one. Return
+    None if the bucket has none or the policy trains from the start. Raises UsageError for another base model."""
     if recipe.bucket is None or launch.policy is None or launch.restart:
         return None
     policy = launch.policy
@@ -70,21 +70,20 @@ def fetch_checkpoint(
     if staged is not None and staged.model and models.get(policy, staged.model) != staged.model:
         raise UsageError(
             f"--policy {policy}: its checkpoint in {recipe.bucket.url} was trained from another base model than "
-            f"{recipe.policy(policy).model!r}; give the model that it began with, or train it from the start with "
-            "--restart"
+            f"{recipe.policy(policy).model!r}; use the original model, or train from the start with --restart"
         )
     return staged
 
 
 def install_checkpoint(staged: Staged, run: RunDirectory) -> str:
-    """Install a fetched checkpoint in a run's directory; return the note about it. Lost peers are waited for again."""
+    """Install a fetched checkpoint in a run directory, readmit lost peers, and return a note for the user."""
     staged.install(run)
     MissingPeers(records_of(run), staged.marker.policy).readmit_all(staged.marker.round)
     return f"policy {staged.marker.policy} resumes from its checkpoint of step {staged.marker.step} in the bucket"
 
 
 def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerprint, policy: str) -> None:
-    """Raise UsageError where a policy would train on another plan than the run that a bucket holds."""
+    """Raise UsageError if a policy's plan differs from that of the bucket's run."""
     names = tuple(p.name for p in recipe.policies)
     if policy not in manifest.policies:
         raise UsageError(f"--policy {policy}: the run in {url} has {', '.join(manifest.policies)}")
@@ -94,8 +93,8 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
             f"{recipe.spec.name} with {', '.join(names)}"
         )
     if different := differing(manifest.recipe, decisive(recipe)):
-        words = "; ".join(f"{key}: {now!r}, the run has {before!r}" for key, (before, now) in different.items())
-        raise UsageError(f"the run in {url} has another recipe: {words}; give every policy of a run the same")
+        changes = "; ".join(f"{key}: {now!r}, the run has {before!r}" for key, (before, now) in different.items())
+        raise UsageError(f"the run in {url} has another recipe: {changes}; give every policy of a run the same recipe")
     try:
         compare(policy, plan, manifest.fingerprint)
     except PlanMismatchError as error:
@@ -103,26 +102,26 @@ def require_same_run(url: str, manifest: Manifest, recipe: Recipe, plan: Fingerp
 
 
 def require_run(bucket: Bucket, run_id: str, policy: str | None, console: Console) -> None:
-    """Raise ExchangeDamagedError where the bucket of a run that is resumed holds it no more, UsageError where the
-    `policy` that joins it runs elsewhere."""
+    """Raise ExchangeDamagedError if the bucket of a resumed run no longer holds it, UsageError if the joining `policy`
+    runs elsewhere."""
     store = remote_store(bucket.url, PROBE_SECONDS)
     manifest = read_manifest(store)
     if manifest is None or manifest.run_id != run_id:
-        held = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
-        raise ExchangeDamagedError(f"{store.url}: holds {held}, expected run {run_id[:8]}, which is resumed")
+        found = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
+        raise ExchangeDamagedError(f"{store.url}: holds {found}, expected the resumed run {run_id[:8]}")
     if policy is not None:
         require_alone(bucket, policy, console)
 
 
 def require_alone(bucket: Bucket, policy: str, console: Console) -> None:
-    """Raise UsageError where another process of a policy writes heartbeats into the bucket. Looks for one and a half
+    """Raise UsageError if another process of a policy writes heartbeats to the bucket. Watch for one and a half
     intervals, unless the policy has not started or has finished."""
     store = remote_store(bucket.url, PROBE_SECONDS)
     before = last_beat(store, policy)
     if before is None or before.get("phase") == FINISHED:
         return
     seconds = 1.5 * bucket.heartbeat_seconds
-    console.print(f"Looking for {seconds:.0f} s whether {policy} runs elsewhere", markup=False, highlight=False)
+    console.print(f"Checking for {seconds:.0f} s whether {policy} runs elsewhere", markup=False, highlight=False)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(min(1.0, bucket.heartbeat_seconds))
@@ -130,5 +129,5 @@ def require_alone(bucket: Bucket, policy: str, console: Console) -> None:
         if now is not None and now.get("counter") != before.get("counter"):
             raise UsageError(
                 f"policy {policy!r} is already running: its heartbeat in {store.url} is live (process "
-                f"{now.get('pid')}, step {now.get('step')}, {now.get('phase')}); stop it, or wait for its end"
+                f"{now.get('pid')}, step {now.get('step')}, {now.get('phase')}); stop it, or wait until it ends"
             )

@@ -1,4 +1,4 @@
-"""Memory that a policy's training takes on each of its GPUs: an estimate from the model's configuration alone."""
+"""Estimate of a policy's training memory per GPU, from the model's configuration only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 GIB = 2**30
-_WEIGHT, _GRADIENT, _ADAM = 2, 2, 12  # bytes a weight: bf16, bf16, and single precision for master copy and two moments
+_WEIGHT, _GRADIENT, _ADAM = 2, 2, 12  # bytes per weight: bf16, bf16, fp32 master copy and two fp32 moments
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes on one GPU: the weights that train, their gradients and optimizer, the reference of the KL term; and the
-    part of the GPU (0 to 1) that colocated vLLM takes for itself. Activations come on top."""
+    """Bytes on one GPU: weights; gradients and optimizer states; the KL term's reference model; and the fraction of
+    the GPU that colocated vLLM reserves. Activations are not included."""
 
     weights: float
     optimizer: float
@@ -38,11 +38,11 @@ class Estimate:
 def estimate(
     parameters: int, ranks: int, strategy: str, *, trained: int | None = None, reference: bool, vllm_share: float
 ) -> Estimate:
-    """Return bytes on one of `ranks` GPUs. Every strategy keeps 16 bytes for each trained weight (2 weight, 2
-    gradient, 12 AdamW) and 2 for each frozen one; ZeRO-3 divides all of it by the ranks, ZeRO-2 gradients and
-    optimizer, DDP nothing.
+    """Return the bytes on one of `ranks` GPUs. Every strategy keeps 16 bytes per trained weight (2 weight, 2 gradient,
+    12 AdamW) and 2 per frozen one; ZeRO-3 shards all of them over the ranks, ZeRO-2 gradients and optimizer, DDP
+    none.
 
-    `trained`: fewer than `parameters` where adapters train. Example: 1.5e9 weights on 4 GPUs under ZeRO-3 take
+    `trained`: number of adapter weights, if only adapters train. Example: 1.5e9 weights on 4 GPUs under ZeRO-3 take
     16 * 1.5e9 / 4 = 6.0e9 bytes, and 2 * 1.5e9 / 4 = 0.75e9 for the reference.
     """
     count = parameters if trained is None else trained
@@ -58,8 +58,7 @@ def estimate(
 
 
 def estimate_allocation(recipe: Recipe, allocation: Allocation) -> Estimate | None:
-    """Return the estimate for a policy on its GPUs; None where its configuration cannot be reached, or it runs on
-    CPU."""
+    """Return the estimate for a policy on its GPUs, or None if its configuration is not available or it runs on CPU."""
     if not allocation.gpus:
         return None
     policy = recipe.policy(allocation.policy)
@@ -68,33 +67,35 @@ def estimate_allocation(recipe: Recipe, allocation: Allocation) -> Estimate | No
     if parameters is None:
         return None
     lora = recipe.lora_settings(allocation.policy)
-    share = 0.0
+    vllm_share = 0.0
     if settings.get("use_vllm") and settings.get("vllm_mode", "colocate") == "colocate":
-        given = float(settings.get("vllm_gpu_memory_utilization", 0.3))
-        share = given * allocation.memory if allocation.memory is not None else given / allocation.policies_per_gpu
+        utilization = float(settings.get("vllm_gpu_memory_utilization", 0.3))
+        if allocation.memory is None:
+            vllm_share = utilization / allocation.policies_per_gpu
+        else:
+            vllm_share = utilization * allocation.memory
     return estimate(
         parameters,
         allocation.processes,
         allocation.strategy,
         trained=None if lora is None else _adapter_weights(policy, lora),
         reference=lora is None and float(settings.get("beta", 0.0)) > 0,
-        vllm_share=share,
+        vllm_share=vllm_share,
     )
 
 
 def parameter_count(policy: Policy) -> int | None:
-    """Return the number of weights that the configuration of a policy's model describes; none is loaded or
-    allocated.
+    """Return the number of weights of a policy's model, from its configuration; none is loaded or allocated.
 
-    None when the configuration cannot be reached: a hub model without a network or cache.
+    None if the configuration is not available: a hub model without network or cache.
     """
     model = _empty_model(policy)
     return None if model is None else sum(p.numel() for p in model.parameters())
 
 
 def _adapter_weights(policy: Policy, lora: LoraSection) -> int:
-    """Return the weights of the adapter: r * (in + out) of every linear layer that `target_modules` names, as peft
-    reads it: the last part of a layer's name, or `all-linear` for all but the output layer."""
+    """Return the number of adapter weights: r * (in + out) for every linear layer in `target_modules`, as in PEFT: the
+    last part of a layer's name, or `all-linear` for all but the output layer."""
     model = _empty_model(policy)
     import torch
 
@@ -117,15 +118,15 @@ def _empty_model(policy: Policy) -> PreTrainedModel | None:
     import torch
     import transformers
 
-    where, local = located(policy.model), True
-    if not Path(where).is_dir():
+    source, local = located(policy.model), True
+    if not Path(source).is_dir():
         local = hub_problem() is not None
-    quiet = logging.getLogger("huggingface_hub")
-    level = quiet.level
-    quiet.setLevel(logging.CRITICAL)
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         config = transformers.AutoConfig.from_pretrained(
-            where,
+            source,
             revision=policy.revision or "main",
             trust_remote_code=policy.trust_remote_code,
             local_files_only=local,
@@ -134,15 +135,15 @@ def _empty_model(policy: Policy) -> PreTrainedModel | None:
             model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
                 config, trust_remote_code=policy.trust_remote_code
             )
-    except (OSError, ValueError, KeyError):  # not reachable, or not a model that this version of transformers knows
+    except (OSError, ValueError, KeyError):  # not available, or not supported by this version of transformers
         return None
     finally:
-        quiet.setLevel(level)
+        logger.setLevel(level)
     return model
 
 
 def in_words(result: Estimate | None) -> str:
-    """Return an estimate for a table's cell."""
+    """Return an estimate as text for a table cell."""
     if result is None:
         return "unknown"
     text = f"{result.bytes / GIB:.2f} GiB (weights {result.weights / GIB:.2f}, optimizer {result.optimizer / GIB:.2f}"

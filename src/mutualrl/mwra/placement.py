@@ -1,4 +1,4 @@
-"""Placement of policies on devices. Pure: a machine and a recipe in, a placement out.
+"""Placement of policies on devices: a pure function of machine and recipe.
 
 Source: paper, Section "Multi-Worker Resource Allocation": workers of different policies are distributed evenly.
 """
@@ -17,8 +17,8 @@ from mutualrl.recipes.schema import Policy, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One policy's share: its GPUs (empty on CPU), processes, threads per process, strategy, batch plan, how many
-    policies run on each of its GPUs, and its share of each GPU's memory where one was given."""
+    """One policy's GPUs (empty on CPU), processes, threads per process, strategy, batch plan, number of policies on
+    each of its GPUs, and fraction of each GPU's memory if configured."""
 
     policy: str
     gpus: tuple[str, ...]
@@ -40,44 +40,44 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Allocation of every policy, and what the user should know about it."""
+    """Allocation of every policy, and notes for the user."""
 
     allocations: tuple[Allocation, ...]
     notes: tuple[str, ...]
 
     def allocation(self, policy: str) -> Allocation:
         """Return the allocation of a policy."""
-        return next(s for s in self.allocations if s.policy == policy)
+        return next(allocation for allocation in self.allocations if allocation.policy == policy)
 
 
 def place(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin] | None = None) -> Placement:
-    """Split the machine over the policies: `hardware.gpus` of its GPUs (all of them by default), else its cores.
+    """Split the machine over the policies: `hardware.gpus` of its GPUs (all by default), or its cores without GPUs.
 
-    `pins` (a device map) say where each policy runs instead. Raises MachineError when there are fewer GPUs than
-    policies, RecipeError when no split divides the batch or a pin does not fit."""
-    here = Machine(machine.gpus[: recipe.hardware.gpus], machine.cores)
+    `pins` (a device map) override the split. Raises MachineError if there are fewer GPUs than policies, RecipeError if
+    no split divides the batch or a pin is invalid."""
+    usable = Machine(machine.gpus[: recipe.hardware.gpus], machine.cores)
     if pins is not None:
-        allocations, notes = _pinned(recipe, here, pins)
-    elif here.gpus:
-        allocations, notes = _on_gpus(recipe, recipe.policies, here)
+        allocations, notes = _pinned(recipe, usable, pins)
+    elif usable.gpus:
+        allocations, notes = _on_gpus(recipe, recipe.policies, usable)
     else:
-        allocations, notes = _on_cpu(recipe, recipe.policies, here)
-    _same_rounds(recipe, allocations)
+        allocations, notes = _on_cpu(recipe, recipe.policies, usable)
+    _require_same_rounds(recipe, allocations)
     return Placement(tuple(allocations), tuple(notes))
 
 
 def _on_cpu(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tuple[list[Allocation], list[str]]:
     processes = recipe.launch.processes or 1
-    share = machine.cores // (len(policies) * processes)
+    threads = machine.cores // (len(policies) * processes)
     notes = []
-    if share == 0:
+    if threads == 0:
         notes.append(
             f"{len(policies) * processes} processes share {machine.cores} CPU cores: steps take longer, results "
             "do not change"
         )
     strategy = _strategy(recipe, "ddp")
     return [
-        Allocation(p.name, (), processes, max(share, 1), strategy, plan_batch(recipe, p.name, processes))
+        Allocation(p.name, (), processes, max(threads, 1), strategy, plan_batch(recipe, p.name, processes))
         for p in policies
     ], notes
 
@@ -97,9 +97,9 @@ def _on_gpus(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tu
         ], [f"{len(policies)} policies share every GPU"]
     if len(machine.gpus) < len(policies):
         raise MachineError(
-            f"{len(policies)} policies need {len(policies)} GPUs at least, one each: found {len(machine.gpus)}, "
+            f"{len(policies)} policies need at least {len(policies)} GPUs, one each: found {len(machine.gpus)}, "
             f"{len(policies) - len(machine.gpus)} short; use a smaller pool, let them share with --set "
-            "launch.share_gpus=true (each takes its part of every GPU) or with --device-map FILE (memory fractions "
+            "launch.share_gpus=true (each takes a fraction of every GPU) or with --device-map FILE (memory fractions "
             "that add up to 1 on each GPU), or run on CPU with --set hardware.gpus=0"
         )
     sizes = [p.parameters or 0.0 for p in policies]
@@ -115,7 +115,7 @@ def _on_gpus(recipe: Recipe, policies: Sequence[Policy], machine: Machine) -> tu
         batch = plan_batch(recipe, policy.name, count)
         allocations.append(Allocation(policy.name, gpus, count, threads, strategy, batch))
     idle = len(machine.gpus) - start
-    return allocations, [f"{idle} GPU(s) stay idle: no split uses them"] if idle else []
+    return allocations, [f"{idle} GPU(s) idle: no split uses them"] if idle else []
 
 
 def _pinned(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin]) -> tuple[list[Allocation], list[str]]:
@@ -143,7 +143,7 @@ def _pinned(recipe: Recipe, machine: Machine, pins: Mapping[str, DevicePin]) -> 
         )
     used = {gpu for pin in pins.values() for gpu in pin.gpus}
     idle = [gpu for gpu in machine.gpus if gpu not in used]
-    return allocations, [f"GPU {','.join(idle)} stay idle: the device map does not name them"] if idle and used else []
+    return allocations, [f"GPU {','.join(idle)} idle: not in the device map"] if idle and used else []
 
 
 def _divides(recipe: Recipe, policy: str, processes: int) -> bool:
@@ -160,29 +160,29 @@ def best_split(
     allowed: Callable[[int, int], bool],
     weights: Sequence[float] | None = None,
 ) -> tuple[int, ...] | None:
-    """Return devices for each policy: all of them if possible, then as even as possible (with `weights`: as near to
-    their proportion), then most for the largest.
+    """Return the number of devices of each policy: all devices if possible, then as even as possible (with `weights`:
+    as close as possible to their proportions), then most for the largest.
 
-    `allowed(i, n)` says whether policy i can run on n devices. None when no split is allowed.
-    Example: three policies of which the last is the largest, 8 devices, powers of two allowed: (2, 2, 4).
+    `allowed(i, n)`: whether policy i can run on n devices. None if no split is allowed. Example: three policies, the
+    last the largest, 8 devices, powers of two allowed: (2, 2, 4).
     """
 
-    def uneven(counts: tuple[int, ...]) -> float:
+    def imbalance(counts: tuple[int, ...]) -> float:
         if weights is None:
             return max(counts) - min(counts)
         return sum(abs(c / sum(counts) - w / sum(weights)) for c, w in zip(counts, weights, strict=True))
 
     def rank(counts: tuple[int, ...]) -> tuple[float, ...]:
         weighted = sum(size * count for size, count in zip(sizes, counts, strict=True))
-        return (-sum(counts), uneven(counts), -weighted, *(-c for c in counts))
+        return (-sum(counts), imbalance(counts), -weighted, *(-c for c in counts))
 
-    most = devices - len(sizes) + 1
-    possible = [[n for n in range(1, most + 1) if allowed(i, n)] for i in range(len(sizes))]
+    limit = devices - len(sizes) + 1
+    possible = [[n for n in range(1, limit + 1) if allowed(i, n)] for i in range(len(sizes))]
     return min(_splits(devices, possible), key=rank, default=None)
 
 
 def _splits(devices: int, possible: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """Yield all tuples with one of the `possible` counts in each place whose sum is at most `devices`."""
+    """Yield all tuples with one of the `possible` counts per position and a sum of at most `devices`."""
     if not possible:
         yield ()
         return
@@ -192,8 +192,8 @@ def _splits(devices: int, possible: Sequence[Sequence[int]]) -> Iterator[tuple[i
                 yield (first, *rest)
 
 
-def _same_rounds(recipe: Recipe, allocations: Sequence[Allocation]) -> None:
-    """Check that all policies see the same prompts. Raises RecipeError naming two that would not."""
+def _require_same_rounds(recipe: Recipe, allocations: Sequence[Allocation]) -> None:
+    """Raise RecipeError naming two policies that would not see the same prompts."""
     first = allocations[0]
     for key, default in (("num_iterations", 1), ("shuffle_dataset", True)):
         values = {

@@ -30,14 +30,14 @@ from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import require_writable
 from mutualrl.storage.rundir import RunDirectory
 
-#: a policy that ends because a peer ended is not the cause; the others get so long to be found.
+#: wait before the handling of a policy that ended because of a peer: the peer is handled first
 CAUSE_SECONDS = 1.0
 
 
 @dataclass
 class ManagedPolicy:
-    """Policy that is supervised. `due`: when it is started again, on the monotonic clock; `died`: when it last died;
-    `reason`: why it was given up."""
+    """Supervised policy. `due`: time of its next restart, on the monotonic clock; `died`: time of its first death
+    since it last got past its start; `reason`: why it was given up."""
 
     allocation: Allocation
     watch: Watch
@@ -51,7 +51,7 @@ class ManagedPolicy:
 
     @property
     def name(self) -> str:
-        """Return the policy."""
+        """Return the policy's name."""
         return self.allocation.policy
 
 
@@ -80,12 +80,12 @@ class PolicySupervisor:
 
     @property
     def groups(self) -> list[ProcessGroup]:
-        """Return the process groups that were started and not ended."""
+        """Return the process groups that were started."""
         return [m.group for m in self.managed_policies if m.group is not None]
 
     @property
     def active(self) -> bool:
-        """Return whether a policy runs, or will."""
+        """Return whether a policy is running or will run."""
         return any(m.state in ("starting", "running", "restarting") for m in self.managed_policies)
 
     def start(self) -> None:
@@ -108,13 +108,13 @@ class PolicySupervisor:
                 self._start(managed)
 
     def lost(self) -> dict[str, str]:
-        """Return the policies that were given up, and why."""
+        """Return the policies that were given up, with the reasons."""
         return {m.name: m.reason for m in self.managed_policies if m.state == "lost"}
 
     # ---- one policy
 
     def _start(self, managed: ManagedPolicy) -> None:
-        if managed.group is not None:  # its agent is dead; a worker below it may not have ended yet
+        if managed.group is not None:  # its agent has ended, but a worker may still run
             end([managed.group], self._tag(managed), grace=0)
         managed.attempt = next_attempt(self.run, managed.name)
         clear_attempt(self.run, managed.name)
@@ -137,27 +137,27 @@ class PolicySupervisor:
         stalled = managed.watch.stalled_for() if code is None and silent is None else None
         if (code is not None or silent is not None) and self.run.policy(managed.name).result.exists():
             self._finish(managed, silent)
-        elif code == 0:  # a reward function that calls os._exit(0), say
+        elif code == 0:  # e.g. a reward function that calls os._exit(0)
             self._ended(managed, "died (exit code 0, before its result was written)")
         elif code is not None:
             self._ended(managed, how_it_died(self.run, managed.name, code))
         elif silent is not None:
             self._ended(managed, f"is frozen: no heartbeat for {silent}")
         elif stalled is not None:
-            self._ended(managed, f"lives, and hangs: {stalled}")
+            self._ended(managed, f"is alive but hangs: {stalled}")
 
     def _finish(self, managed: ManagedPolicy, silent: str | None) -> None:
-        """Mark a policy finished: its result is written, and only its exit was left."""
+        """Mark a policy as finished: its result is written, whether or not it has exited cleanly."""
         assert managed.group is not None
         if silent is not None:
-            self._print(f"policy {managed.name!r} had its result, and did not end: no heartbeat for {silent}")
+            self._print(f"policy {managed.name!r} wrote its result but did not exit: no heartbeat for {silent}")
             end([managed.group], self._tag(managed), grace=0)
         elif code := managed.group.exit_code():
-            self._print(f"policy {managed.name!r} had its result, and ended with exit code {code}")
+            self._print(f"policy {managed.name!r} wrote its result and ended with exit code {code}")
         self._set_state(managed, "finished")
 
-    def _ended(self, managed: ManagedPolicy, what: str) -> None:
-        """Handle the end of a process group: nothing to do when it was asked to stop, an error of the run, or a
+    def _ended(self, managed: ManagedPolicy, event: str) -> None:
+        """Handle the end of a process group, described by `event`: a requested stop, an error of the run, or a
         restart."""
         assert managed.group is not None
         if self.stopping:
@@ -168,23 +168,24 @@ class PolicySupervisor:
         if error is not None:
             raise error
         for directory in (self.run.exchange / managed.name, self.run.policy(managed.name).root):
-            require_writable(directory)  # a policy on a full disk looks like a frozen one, and says nothing
-        text = f"policy {managed.name!r} {what}; log: {managed.group.log}\n{tail(managed.group.log)}"
-        end([managed.group], self._tag(managed), grace=0)  # what is left of it: a frozen worker, other ranks, an engine
+            require_writable(directory)  # on a full disk a policy looks frozen and cannot write its error
+        text = f"policy {managed.name!r} {event}; log: {managed.group.log}\n{tail(managed.group.log)}"
+        end([managed.group], self._tag(managed), grace=0)  # e.g. a frozen worker, other ranks, an engine
         managed.died = time.monotonic() if managed.died is None or managed.watch.past_its_start() else managed.died
         self._restart_or_give_up(managed, text)
 
     def _restart_or_give_up(self, managed: ManagedPolicy, text: str) -> None:
         section, now = self.recipe.run, time.monotonic()
         pause = back_off(managed.restarts)
-        patient = section.on_peer_loss == "wait"
+        peers_wait = section.on_peer_loss == "wait"
         assert managed.died is not None
-        if managed.restarts < section.max_restarts or (patient and now + pause < managed.died + section.round_timeout):
+        deadline = managed.died + section.round_timeout
+        if managed.restarts < section.max_restarts or (peers_wait and now + pause < deadline):
             managed.restarts += 1
             managed.due = now + pause
             step = max(Checkpoints(self.run.policy(managed.name).root).steps(), default=0)
-            limit = "until run.round_timeout" if patient else f"{managed.restarts} of {section.max_restarts}"
-            self._print(f"{text}\nStarting it again in {pause:.0f} s from step {step} (restart {limit})")
+            limit = "until run.round_timeout" if peers_wait else f"{managed.restarts} of {section.max_restarts}"
+            self._print(f"{text}\nRestarting in {pause:.0f} s from step {step} (restart {limit})")
             self._set_state(managed, "restarting")
             return
         managed.reason = text.partition("\n")[0]
@@ -192,23 +193,24 @@ class PolicySupervisor:
         if section.on_peer_loss == "continue" and self._others_left(managed):
             self._print(f"{text}\nIt is lost; the others continue without it (run.on_peer_loss: continue)")
             return
-        spent = f"; {managed.restarts} restart(s) spent" if section.max_restarts else ""
-        raise PeerLostError(f"{text.partition(chr(10))[0]}{spent}\n{text.partition(chr(10))[2]}")
+        message, _, log_tail = text.partition("\n")
+        used = f"; {managed.restarts} restart(s) used" if section.max_restarts else ""
+        raise PeerLostError(f"{message}{used}\n{log_tail}")
 
     def _others_left(self, managed: ManagedPolicy) -> bool:
-        """Return whether another policy is left to continue."""
-        there = ("starting", "running", "restarting", "finished")
-        return any(other.state in there for other in self.managed_policies if other is not managed)
+        """Return whether another policy can continue."""
+        states = ("starting", "running", "restarting", "finished")
+        return any(other.state in states for other in self.managed_policies if other is not managed)
 
     def _error_of(self, managed: ManagedPolicy) -> MutualRLError | None:
-        """Return the error that a policy, or another that failed with it, left; None for a death that a restart may
-        fix."""
+        """Return the error in a policy's failure file, or None for a death that a restart may fix, including one that
+        another policy caused."""
         failure = failure_of(self.run, managed.name)
         if failure is None or failure[0] == "died":
             return None
         kind, message = failure
         if kind in CONSEQUENCES:
-            time.sleep(CAUSE_SECONDS)  # the cause is found first
+            time.sleep(CAUSE_SECONDS)  # handle the cause first
             if self._another_died(managed):
                 return None
         assert managed.group is not None
@@ -223,12 +225,12 @@ class PolicySupervisor:
         return error
 
     def _is_consequence(self, managed: ManagedPolicy) -> bool:
-        """Return whether a policy has ended because another did, as it says itself."""
+        """Return whether a policy has ended because another did, according to its own failure file."""
         failure = failure_of(self.run, managed.name) if self._has_failed(managed) else None
         return failure is not None and failure[0] in CONSEQUENCES
 
     def _another_died(self, managed: ManagedPolicy) -> bool:
-        """Return whether another policy died that is to be restarted, or was not yet looked at."""
+        """Return whether another policy died and is being restarted or has not been handled yet."""
         for other in self.managed_policies:
             died = other.state == "restarting" or (self._has_failed(other) and not self._is_consequence(other))
             if other is not managed and died:
@@ -236,8 +238,8 @@ class PolicySupervisor:
         return False
 
     def _has_failed(self, managed: ManagedPolicy) -> bool:
-        """Return whether a policy's process group has ended with an error that was not yet looked at."""
+        """Return whether a policy's process group has ended with an error that has not been handled yet."""
         return managed.state == "running" and managed.group is not None and bool(managed.group.exit_code())
 
-    def _print(self, words: str) -> None:
-        self._console.print(words, markup=False, highlight=False, soft_wrap=True)
+    def _print(self, message: str) -> None:
+        self._console.print(message, markup=False, highlight=False, soft_wrap=True)

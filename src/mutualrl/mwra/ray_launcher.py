@@ -1,7 +1,7 @@
-"""Policies of a run on a Ray cluster, a placement group each: Ray places them, starts them again and keeps their logs.
+"""Policies of a run on a Ray cluster, one placement group each: Ray places and restarts them and keeps their logs.
 
-The run's directory lies on a file system that all nodes share. Rounds, checkpoints and results are as on one machine,
-and a policy that is started again resumes from its newest checkpoint.
+The run directory is on a file system that all nodes share. Rounds, checkpoints and results are as on one machine, and
+a restarted policy resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 POLL_SECONDS = 0.2
-ROOM_SECONDS = 30.0  # without training: room on the cluster may be what a policy waits for
-SILENT_SECONDS = 5.0  # without a heartbeat: Ray is about to start the policy again, or its own watch will end it
+ROOM_SECONDS = 30.0  # without training, before the policy's placement group is checked
+SILENT_SECONDS = 5.0  # without a heartbeat: Ray is restarting the policy, or its watch is about to end it
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """Policy that Ray runs: its name, the result of its task, and the placement group that it has."""
+    """Policy that Ray runs: its name, its task's result and its placement group."""
 
     name: str
     result: ray.ObjectRef[None]
@@ -47,14 +47,14 @@ class _Started:
 def run_on_cluster(
     run: RunDirectory, recipe: Recipe, placement: Placement, session: int, console: Console, request: StopSignals
 ) -> None:
-    """Run the policies on the cluster that was joined; end all of them when the run fails or is stopped."""
+    """Run the policies on the connected cluster; end all of them if the run fails or is stopped."""
     names = [policy.name for policy in recipe.policies]
-    waiting = [name for name in names if not run.policy(name).result.exists()]
+    unfinished = [name for name in names if not run.policy(name).result.exists()]
     running: list[_Started] = []
     status, head = _Status(run, session), HeadWatch()
     try:
-        for name in waiting:
-            run.policy(name).failure.unlink(missing_ok=True)  # of an earlier session
+        for name in unfinished:
+            run.policy(name).failure.unlink(missing_ok=True)  # from an earlier session
             running.append(_start(run, recipe, placement.allocation(name)))
         with Progress(run, names, recipe.run.steps, console, recipe.spec.metric("gate_rate")) as progress:
             deadline = None
@@ -66,10 +66,10 @@ def run_on_cluster(
                     break
                 if (news := head.news()) is not None:
                     console.print(news, markup=False)
-                _collect(run, recipe, running, status, console)
+                _reap(run, recipe, running, status, console)
                 status.update(policy.name for policy in running)
                 if head.answers:
-                    _watch_absent(recipe, running, status, console, stopping=deadline is not None)
+                    _check_absent(recipe, running, status, console, stopping=deadline is not None)
                 progress.update()
         if request.received or run.stop_file.exists():
             raise RunInterruptedError(stopped(run, recipe, Launch(), request))
@@ -83,16 +83,16 @@ def run_on_cluster(
 
 
 class _Status:
-    """Status of each policy for its peers: one without heartbeats while Ray runs it is being restarted."""
+    """Status of each policy for its peers: without heartbeats while Ray runs it, it is being restarted."""
 
     def __init__(self, run: RunDirectory, session: int) -> None:
         self._writer = StatusWriter(run.root, session)
         self._heartbeats = HeartbeatMonitor(run.exchange)
         self._trained: dict[str, float] = {}
-        self.without_room: set[str] = set()
+        self.waiting_for_resources: set[str] = set()
 
     def publish(self, policy: str, state: str) -> None:
-        """Publish a policy's state if it changed."""
+        """Publish a policy's state if it has changed."""
         if self._writer.statuses.get(policy) != PolicyStatus(state):
             self._writer.publish(policy, PolicyStatus(state))
 
@@ -100,24 +100,24 @@ class _Status:
         """Publish whether the policies that Ray runs send heartbeats."""
         for policy in policies:
             silent, phase = self._heartbeats.seconds_since(policy)
-            away = silent > SILENT_SECONDS or phase.startswith(NOT_STARTED)
-            self.publish(policy, "restarting" if away else "running")
-            if not away and not phase.startswith(LOADING):
+            absent = silent > SILENT_SECONDS or phase.startswith(NOT_STARTED)
+            self.publish(policy, "restarting" if absent else "running")
+            if not absent and not phase.startswith(LOADING):
                 self._trained[policy] = time.monotonic()
         self._writer.beat()
 
     def absent_for(self, policy: str) -> float:
-        """Return the seconds since the policy was last seen past loading, or since the first call."""
+        """Return the seconds since the policy was last seen after loading, or since the first call."""
         return time.monotonic() - self._trained.setdefault(policy, time.monotonic())
 
     def close(self, outcome: str) -> None:
-        """Write how the run ended."""
+        """Write the outcome of the run."""
         self._writer.close(outcome)
 
 
 def bundles(placement: Placement) -> list[Resources]:
-    """Return what each process of the pool takes of its node. Raises MachineError where ranks of one policy could be
-    given the same GPU: Ray fills a GPU with parts before it takes the next."""
+    """Return the resources of each process of the pool. Raises MachineError if ranks of one policy could share a GPU:
+    Ray packs fractions onto one GPU before it uses the next."""
     for allocation in placement.allocations:
         if allocation.gpus and allocation.processes > 1 and _resources(allocation)["GPU"] < 1:
             raise MachineError(
@@ -128,7 +128,7 @@ def bundles(placement: Placement) -> list[Resources]:
 
 
 def _resources(allocation: Allocation) -> Resources:
-    """Return what a process of a policy takes of its node: its threads, and its GPU or its part of one."""
+    """Return the resources of one process of a policy: its threads, and its GPU or fraction of one."""
     resources = {"CPU": float(allocation.threads)}
     if allocation.gpus:
         resources["GPU"] = allocation.memory or 1.0 / allocation.policies_per_gpu
@@ -136,8 +136,8 @@ def _resources(allocation: Allocation) -> Resources:
 
 
 def _start(run: RunDirectory, recipe: Recipe, allocation: Allocation) -> _Started:
-    """Start a policy's task in a placement group with a bundle per rank. Ray moves the bundles of a lost node, and
-    starts the task again at most `run.max_restarts` times; without limit where peers wait for it."""
+    """Start a policy's task in a placement group with one bundle per rank. Ray moves the bundles of a lost node and
+    restarts the task at most `run.max_restarts` times, without limit if peers wait for it."""
     import ray
 
     resources = _resources(allocation)
@@ -155,45 +155,45 @@ def _start(run: RunDirectory, recipe: Recipe, allocation: Allocation) -> _Starte
     return _Started(allocation.policy, train.remote(task, group, resources), group)
 
 
-def _collect(run: RunDirectory, recipe: Recipe, running: list[_Started], status: _Status, console: Console) -> None:
-    """Take the policies that have ended out of `running`. Raises the error of one that failed."""
+def _reap(run: RunDirectory, recipe: Recipe, running: list[_Started], status: _Status, console: Console) -> None:
+    """Remove ended policies from `running` and publish their states. Raises the error of a failed one."""
     import ray
 
     done, _ = ray.wait([policy.result for policy in running], timeout=POLL_SECONDS)
     for policy in [policy for policy in running if policy.result in done]:
         running.remove(policy)
         _end(policy, console)
-        name, why = policy.name, "it ended without a result"
+        name, reason = policy.name, "it ended without a result"
         try:
             ray.get(policy.result)
         except ray.exceptions.RayTaskError as error:
-            why = str(error.cause)
+            reason = str(error.cause)
         except ray.exceptions.RayError as error:
-            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
         if run.policy(name).result.exists() or run.stop_file.exists():
             status.publish(name, "finished" if run.policy(name).result.exists() else "stopped")
             continue
         status.publish(name, "lost")
-        failure = _failure(run, name, why)
-        left = running or any(run.policy(other.name).result.exists() for other in recipe.policies)
-        if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not left:
+        failure = _failure(run, name, reason)
+        others = running or any(run.policy(other.name).result.exists() for other in recipe.policies)
+        if recipe.run.on_peer_loss != "continue" or failure.kind != PeerLostError.kind or not others:
             raise failure
         console.print(
             f"{failure}\nIt is lost; the others continue without it (run.on_peer_loss: continue)", markup=False
         )
 
 
-def _watch_absent(
+def _check_absent(
     recipe: Recipe, running: list[_Started], status: _Status, console: Console, *, stopping: bool
 ) -> None:
-    """Name the policies that the cluster has no room for, and end them where the run is asked to stop. Raises
-    PeerLostError for a policy that does not come to train: Ray would wait for room, or restart it, for ever."""
+    """Report policies that wait for resources of the cluster, and end them if a stop was requested. Raises
+    PeerLostError for a policy that does not train: Ray would wait for resources, or restart it, without limit."""
     import ray
 
     for policy in list(running):
         absent = status.absent_for(policy.name)
         if absent < ROOM_SECONDS:
-            status.without_room.discard(policy.name)
+            status.waiting_for_resources.discard(policy.name)
         if absent < (1.0 if stopping else ROOM_SECONDS):
             continue
         state = ray.util.placement_group_table(policy.group)["state"]
@@ -206,30 +206,30 @@ def _watch_absent(
                 f"policy {policy.name!r} has not trained for {absent:.0f} s (run.round_timeout); its placement group "
                 f"is {state}; --resume resumes the run"
             )
-        elif state != "CREATED" and policy.name not in status.without_room:
-            status.without_room.add(policy.name)
-            console.print(f"policy {policy.name!r} waits for room on the Ray cluster ({state})", markup=False)
+        elif state != "CREATED" and policy.name not in status.waiting_for_resources:
+            status.waiting_for_resources.add(policy.name)
+            console.print(f"policy {policy.name!r} waits for resources on the Ray cluster ({state})", markup=False)
 
 
-def _failure(run: RunDirectory, policy: str, why: str) -> MutualRLError:
-    """Return a policy's last error: the one that it wrote, else that it used up its restarts."""
-    left = failure_of(run, policy)
-    where = "its log is in the session's directory of Ray on its node, and in the dashboard"
-    if left is None or left[0] in ("died", *CONSEQUENCES):
-        words = why if left is None else left[1]
-        return PeerLostError(f"policy {policy!r} died, with no restart left (run.max_restarts): {words}; {where}")
-    kind, message = left
-    error = MutualRLError(f"policy {policy!r} failed: {message}; {where}")
+def _failure(run: RunDirectory, policy: str, reason: str) -> MutualRLError:
+    """Return a policy's last error: its own, or else that it has used all its restarts."""
+    failure = failure_of(run, policy)
+    logs = "its log is in Ray's session directory on its node, and in the dashboard"
+    if failure is None or failure[0] in ("died", *CONSEQUENCES):
+        cause = reason if failure is None else failure[1]
+        return PeerLostError(f"policy {policy!r} died, with no restart left (run.max_restarts): {cause}; {logs}")
+    kind, message = failure
+    error = MutualRLError(f"policy {policy!r} failed: {message}; {logs}")
     error.kind, error.exit_code = kind, exit_code_of(kind) or MutualRLError.exit_code
     return error
 
 
 def _end(policy: _Started, console: Console) -> None:
-    """Remove a policy's placement group, which ends its tasks where they still run."""
+    """Remove a policy's placement group, which ends its running tasks."""
     import ray
 
     # ray.cancel of a task that completes at this moment ends this process (ray-project/ray#54798)
     try:
         ray.util.remove_placement_group(policy.group)
-    except ray.exceptions.RayError as error:  # the others are ended all the same
+    except ray.exceptions.RayError as error:  # still end the others
         console.print(f"the placement group of {policy.name!r} was not removed: {error}", markup=False)

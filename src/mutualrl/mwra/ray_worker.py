@@ -1,8 +1,8 @@
-"""One policy of a run as a Ray task, with a task per further rank.
+"""One policy of a run as a Ray task, with one task per further rank.
 
-Each rank is a process below its task: a rank takes signals, and ends without the interpreter's own end. Its output is
-the Ray worker's. Ray starts a policy's task again when it raises PolicyDiedError, and when its worker or node dies; the
-task returns where another start would end in the same way.
+Each rank is a subprocess of its task, because a rank handles signals and exits without interpreter shutdown. Its output
+goes to the Ray worker's. Ray restarts a policy's task when it raises PolicyDiedError, or its worker or node dies; the
+task returns if a restart would end in the same way.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 POLL_SECONDS = 0.5
-SIBLING_SECONDS = 10.0  # after another rank of the policy has failed: this one may wait for it in a collective
+SIBLING_SECONDS = 10.0  # after another rank of the policy failed: this one may wait for it in a collective
 
 
 class PolicyDiedError(RuntimeError):
-    """Policy that ended before its result, and may be started again."""
+    """Policy that ended before its result was written and may be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTask:
-    """Policy of a run on a cluster: the run's directory, the policy's threads per rank, and the node of the command."""
+    """Policy of a run on a cluster: run directory, policy name, threads per rank, and the node of the command."""
 
     run: RunDirectory
     policy: str
@@ -56,28 +56,28 @@ class PolicyTask:
 
 
 def ranks_on(nodes: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """Return, per rank of a policy whose bundles are on `nodes`, its bundle and its variables of torch.distributed.
+    """Return the bundle and the torch.distributed variables of each rank of a policy whose bundles are on `nodes`.
 
-    The ranks of one node are in a row; rank 0 has the first bundle.
+    The ranks of a node are consecutive; rank 0 has the first bundle.
     """
     bundles = sorted(range(len(nodes)), key=lambda bundle: (nodes.index(nodes[bundle]), bundle))
     ranks = []
     for rank, bundle in enumerate(bundles):
-        of_node = [other for other in bundles if nodes[other] == nodes[bundle]]
+        local_bundles = [other for other in bundles if nodes[other] == nodes[bundle]]
         variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(nodes)),
-            "LOCAL_RANK": str(of_node.index(bundle)),
-            "LOCAL_WORLD_SIZE": str(len(of_node)),
+            "LOCAL_RANK": str(local_bundles.index(bundle)),
+            "LOCAL_WORLD_SIZE": str(len(local_bundles)),
         }
         ranks.append((bundle, variables))
     return ranks
 
 
 def train_policy(task: PolicyTask, group: PlacementGroup, resources: Resources) -> None:
-    """Train a policy: rank 0 here, in the first bundle of its placement group, each further rank in a task of its own.
+    """Train a policy: rank 0 in this task (the first bundle of its placement group), each further rank in its own task.
 
-    Raises PolicyDiedError where it died, and where the run's directory is not on this node.
+    Raises PolicyDiedError if it died, or if the run directory is not on this node.
     """
     import ray
 
@@ -88,36 +88,36 @@ def train_policy(task: PolicyTask, group: PlacementGroup, resources: Resources) 
     try:
         attempt = next_attempt(task.run, task.policy)
         clear_attempt(task.run, task.policy)
-        trouble = _train_ranks(task, attempt, group, resources)
+        problem = _train_ranks(task, attempt, group, resources)
     except (OSError, ray.exceptions.RayError) as error:
         raise PolicyDiedError(f"policy {task.policy!r} could not be trained: {error}") from error
-    if trouble is not None and not _is_final(task.run, task.policy):
+    if problem is not None and not _is_final(task.run, task.policy):
         time.sleep(back_off(attempt))
-        raise PolicyDiedError(f"policy {task.policy!r} {trouble}")
+        raise PolicyDiedError(f"policy {task.policy!r} {problem}")
 
 
 def _train_ranks(task: PolicyTask, attempt: int, group: PlacementGroup, resources: Resources) -> str | None:
-    """Train the ranks of an attempt until rank 0 ends. Return what went wrong, None where nothing did."""
+    """Train the ranks of an attempt until rank 0 ends. Return the problem, or None."""
     import ray
     from ray.util import placement_group_table
 
     host = ray.util.get_node_ip_address()
-    meeting = {"MASTER_ADDR": host, "MASTER_PORT": str(free_port(host))}
+    rendezvous = {"MASTER_ADDR": host, "MASTER_PORT": str(free_port(host))}
     node_of_bundle = placement_group_table(group)["bundles_to_node_id"]
     (_, first), *others = ranks_on([node_of_bundle[bundle] for bundle in range(len(node_of_bundle))])
     siblings: list[ray.ObjectRef[None]] = []
     try:
         for bundle, variables in others:
             rank = in_bundle(train_rank, group, bundle, resources)
-            siblings.append(rank.remote(task, attempt, variables | meeting))
-        return _wait_for(_start_rank(task, attempt, first | meeting), task, siblings)
+            siblings.append(rank.remote(task, attempt, variables | rendezvous))
+        return _wait_for(_start_rank(task, attempt, first | rendezvous), task, siblings)
     finally:
         end_children()
         end_ranks(siblings)
 
 
 def train_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> None:
-    """Train a further rank of a policy. Raises PolicyDiedError where it died."""
+    """Train a further rank of a policy. Raises PolicyDiedError if it died."""
     adopt_orphans()
     _require_shared(task.run)
     process = _start_rank(task, attempt, variables)
@@ -138,12 +138,12 @@ def in_bundle(
 
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     cpus, gpus = resources["CPU"], resources.get("GPU", 0)
-    once = {"max_retries": 0} | options
-    return ray.remote(function).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy, **once)
+    options = {"max_retries": 0} | options
+    return ray.remote(function).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy, **options)
 
 
 def end_ranks(ranks: list[ray.ObjectRef[None]]) -> None:
-    """End the tasks of ranks that have not ended a moment after rank 0."""
+    """Cancel the tasks of ranks that still run `SIBLING_SECONDS` after rank 0."""
     import ray
 
     if not ranks:
@@ -165,8 +165,8 @@ def _require_shared(run: RunDirectory) -> None:
 def _start_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     import ray
 
-    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])  # not what the node's environment names
-    # A rank sees its own GPU alone, which is the first of those it sees.
+    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])  # not the GPUs in the node's environment
+    # A rank sees only its own GPU, as device 0.
     local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if gpus else {}
     tag = ProcessTag(str(task.run.root), task.policy).variables()
     command = [sys.executable, "-m", "mutualrl.training.worker", f"--run-dir={task.run.root}"]
@@ -178,8 +178,8 @@ def _start_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> su
 
 
 def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list[ray.ObjectRef[None]]) -> str | None:
-    """Wait until the policy's rank 0 ends; end the wait for a policy that is frozen, makes no progress, or waits for a
-    rank that failed. Return what went wrong, None where nothing did."""
+    """Wait until the policy's rank 0 ends, is frozen, makes no progress, or waits for a failed rank. Return the
+    problem, or None."""
     import ray
 
     watch = Watch(task.run.exchange, task.policy, load_run(task.run, without_models=True).run, notify)
@@ -190,18 +190,18 @@ def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list
         if failed_at is None and (failure_of(task.run, task.policy) is not None or _failed(ended)):
             failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() > failed_at + SIBLING_SECONDS:
-            return "was left waiting by another rank, which failed"
+            return "waited for another rank, which failed"
         if (silent := watch.frozen_for()) is not None:
             return f"is frozen: no heartbeat for {silent}"
         if (stalled := watch.stalled_for()) is not None:
-            return f"lives, and hangs: {stalled}"
+            return f"is alive but hangs: {stalled}"
     if code == 0 and (task.run.policy(task.policy).result.exists() or task.run.stop_file.exists()):
         return None
     return how_it_died(task.run, task.policy, code)
 
 
 def _failed(ended: list[ray.ObjectRef[None]]) -> bool:
-    """Return whether one of the ranks that ended has failed."""
+    """Return whether one of the ended ranks has failed."""
     import ray
 
     try:
@@ -212,8 +212,8 @@ def _failed(ended: list[ray.ObjectRef[None]]) -> bool:
 
 
 def _is_final(run: RunDirectory, policy: str) -> bool:
-    """Return whether another start would end in the same way: the run is asked to stop, the result is written, or the
-    policy has left an error that is its own."""
+    """Return whether a restart would end in the same way: a stop is requested, the result is written, or the policy
+    recorded its own error."""
     failure = failure_of(run, policy)
     own_error = failure is not None and failure[0] not in ("died", *CONSEQUENCES)
     return own_error or run.stop_file.exists() or run.policy(policy).result.exists()

@@ -1,6 +1,6 @@
-"""Start of a run, and its resumption: the checks before any process is started.
+"""Start and resumption of a run: the checks before any process is started.
 
-A session is one `mutualrl train` over a run directory: the first makes it, `--resume` starts another.
+A session is one `mutualrl train` on a run directory: the first creates it, `--resume` starts another.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from mutualrl.storage.trained_model import trained_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Options of a start, beside the recipe. `policy`: the one that joins an exchange alone; None starts all.
-    `restart`: it trains from its start, though the exchange has rounds of it. `device_map`: a file that
-    says which policy runs where. `ray`: address of the Ray cluster that the policies run on; None: this machine."""
+    """Options of a start besides the recipe. `policy`: the policy that joins an exchange alone; None starts all.
+    `restart`: it trains from the start although the exchange has rounds of it. `device_map`: file that assigns
+    policies to devices. `ray`: address of the Ray cluster that runs the policies; None: this machine."""
 
     resume: bool = False
     clean: bool = False
@@ -51,65 +51,67 @@ class Launch:
     ray: str | None = None
 
     def policies(self, recipe: Recipe) -> list[str]:
-        """Return the policies that this session starts: all, or the one that joins an exchange."""
+        """Return the policies that this session starts: all, or the one that joins."""
         return [p.name for p in recipe.policies] if self.policy is None else [self.policy]
 
 
 def accept_changes(old: Recipe, new: Recipe) -> list[str]:
-    """Return messages about harmless changes. Raises UsageError naming every change that is not."""
+    """Return messages about harmless changes. Raises UsageError naming every other change."""
     changed = changed_keys(old, new)
-    if new.run.epochs is not None:  # to be worked out, and compared then
+    if new.run.epochs is not None:  # compared once the epochs are converted to steps
         changed = {key: values for key, values in changed.items() if key not in ("run.steps", "run.epochs")}
     refused = [
         f"{key}: {after!r}, the run has {before!r}" for key, (before, after) in changed.items() if key not in HARMLESS
     ]
     if refused:
         raise UsageError(
-            "--resume: the recipe differs from the run's in what decides its results: " + "; ".join(refused) + ". "
-            "Leave these out to resume as before, or start another run with --run-dir"
+            "--resume: the recipe differs from the run's in settings that affect results: " + "; ".join(refused) + ". "
+            "Leave these out to resume, or start another run with --run-dir"
         )
     return [f"{key} is now {after!r} (was {before!r})" for key, (before, after) in changed.items()]
 
 
 def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, models: Mapping[str, str]) -> list[str]:
-    """Return messages about harmless differences between sessions. Raises UsageError when the data, the user's code,
-    the base models, the batch or the number of processes of a policy are not the run's."""
+    """Return messages about harmless differences between sessions. Raises UsageError if the data, the user's code, the
+    base models, the batch or a policy's number of processes differ from the run's."""
     try:
         compare("resumed", plan, info.fingerprint)
         compare_models(models, info.models)
     except PlanMismatchError as error:
         raise UsageError(
-            f"--resume: {error}; data, code and models must be what they were, or start another run with --run-dir"
+            f"--resume: {error}; restore the run's data, code and models, or start another run with --run-dir"
         ) from None
     notes = []
-    if {each.policy for each in placement.allocations} != set(info.placement):
+    if {allocation.policy for allocation in placement.allocations} != set(info.placement):
         raise UsageError(
-            f"--resume: the directory holds {', '.join(info.placement)} alone, which joined an exchange; resume with: "
+            f"--resume: the directory has only {', '.join(info.placement)}, which joined an exchange; resume with: "
             f"mutualrl join {info.exchange or 'URL'} --policy {next(iter(info.placement), 'NAME')}"
         )
     for allocation in placement.allocations:
         before, now = info.placement[allocation.policy].to_json(), stored(allocation).to_json()
-        for key, words in (("processes", "processes"), ("strategy", "strategy"), ("batch", "batch plan")):
+        for key, label in (("processes", "processes"), ("strategy", "strategy"), ("batch", "batch plan")):
             if before[key] != now[key]:
                 raise UsageError(
-                    f"--resume: policy {allocation.policy!r} ran with {words} {before[key]!r}, here it would be "
-                    f"{now[key]!r}; its "
-                    "checkpoints are one part a process: give it the devices that it had (--set hardware.gpus=N, "
-                    "--set launch.processes=N, --device-map FILE), or start another run with --run-dir"
+                    f"--resume: policy {allocation.policy!r} ran with {label} {before[key]!r}, here it would be "
+                    f"{now[key]!r}; its checkpoints have one part per process: use the same devices "
+                    "(--set hardware.gpus=N, --set launch.processes=N, --device-map FILE), or start another run with "
+                    "--run-dir"
                 )
         for key in ("gpus", "threads"):
             if before.get(key, now[key]) != now[key]:
-                digits = "; sums may differ in the last digits" if key == "threads" else ""
-                notes.append(f"policy {allocation.policy} runs on {key} {now[key]} (before: {before[key]}){digits}")
+                effect = "; sums may differ in the last digits" if key == "threads" else ""
+                notes.append(f"policy {allocation.policy} runs on {key} {now[key]} (before: {before[key]}){effect}")
     for package, version in versions().items():
         if (old := info.versions.get(package)) != version:
-            notes.append(f"{package} is {version}, the run began with {old}: results may differ from an unbroken run")
+            notes.append(
+                f"{package} is {version}, the run began with {old}: results may differ from an uninterrupted run"
+            )
     return notes
 
 
 def counted(recipe: Recipe, batch: BatchPlan, prompts: int) -> Recipe:
-    """Return the recipe with its epochs worked out in optimizer steps. Prompts that turn out too long for some
-    policy make an epoch a little shorter than counted here."""
+    """Return the recipe with its epochs converted to optimizer steps. Prompts that are later dropped as too long for a
+    policy make an epoch slightly shorter than this."""
     iterations = int(recipe.trainer_settings(recipe.policies[0].name).get("num_iterations", 1))
     return recipe.with_steps(prompts, batch.prompts, batch.optimizer_steps * iterations)
 
@@ -123,7 +125,7 @@ def start_run(
     held: ExitStack,
     run_id: str | None = None,
 ) -> RunDirectory:
-    """Claim a new run's directory, locked as long as `held` is open, and write what the workers read."""
+    """Claim a new run directory, locked while `held` is open, and write the files that the workers read."""
     text = recipe_text(recipe)
     info = RunInfo(
         format=FORMAT,
@@ -152,15 +154,14 @@ def _by_policy(placement: Placement) -> dict[str, StoredAllocation]:
 
 
 def stored(allocation: Allocation) -> StoredAllocation:
-    """Return an allocation as run.json has it."""
+    """Return an allocation in the form of run.json."""
     return StoredAllocation.model_validate(asdict(allocation))
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Return the resolved recipe as a run keeps it, without its directory: whoever runs it again gets one of their
-    own."""
-    stored = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": None})})
-    return f"# {json.dumps(command_line())}\n{dump(stored)}"
+    """Return the resolved recipe as a run stores it, without the run directory, so that another run gets its own."""
+    without_dir = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": None})})
+    return f"# {json.dumps(command_line())}\n{dump(without_dir)}"
 
 
 def _sha256(text: str) -> str:
@@ -168,7 +169,7 @@ def _sha256(text: str) -> str:
 
 
 def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
-    """Return the run's directory, locked: the one asked for, or a new one under runs/ that no other run has taken."""
+    """Return the locked run directory: the requested one, or an unused one under runs/."""
     if recipe.run.dir is not None:
         return create(Path(recipe.run.dir), info, held)
     while True:
@@ -176,12 +177,12 @@ def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
         try:
             return create(path, info, held)
         except RunDirectoryError:
-            if not path.exists():  # not taken by another run: it cannot be written
+            if not path.exists():  # not taken by another run, so not writable
                 raise
 
 
 def resumable(path: Path) -> RunDirectory:
-    """Return the run in `path`, if there is one to resume. Raises UsageError saying why not."""
+    """Return the run in `path` if it can be resumed. Raises UsageError with the reason otherwise."""
     run = RunDirectory(path)
     if path.is_symlink():
         raise UsageError(f"--resume: {path} is a symbolic link; name the directory itself")
@@ -192,9 +193,9 @@ def resumable(path: Path) -> RunDirectory:
         raise UsageError(
             f"--resume: {path} cannot be resumed (an older mutualrl wrote it); delete it with --clean, or name another"
         )
-    if absent := [name for name in ("fingerprint", "placement", "versions", "recipe") if not getattr(info, name)]:
+    if missing := [name for name in ("fingerprint", "placement", "versions", "recipe") if not getattr(info, name)]:
         raise UsageError(
-            f"--resume: {run.run_json} lacks {', '.join(absent)}: it was changed; restore it, or use --clean"
+            f"--resume: {run.run_json} lacks {', '.join(missing)}: it was changed; restore it, or use --clean"
         )
     if (holder := holder_of(run.lock)) is not None:
         raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
@@ -208,21 +209,21 @@ def resumable(path: Path) -> RunDirectory:
 
 
 def require_recipe(run: RunDirectory, info: RunInfo) -> None:
-    """Raise FileDamagedError when recipe.yaml is not what the run wrote. One that is missing is written again with the
-    session, and so is the one before the newest session: a kill came between the two files."""
+    """Raise FileDamagedError if recipe.yaml was changed. The session rewrites a missing one, and one from before the
+    newest session: a kill came between the writes of run.json and recipe.yaml."""
     try:
         data = read_regular(run.recipe)
     except FileNotFoundError:
         return
     if hashlib.sha256(data).hexdigest() not in (info.recipe_sha256, info.recipe_before_sha256):
         raise FileDamagedError(
-            f"{run.recipe}: changed since the run wrote it{_changes(info.recipe, data)}. A resumed run takes changes "
-            "from the command line (--set KEY=VALUE); remove the file, and it is written again as the run has it"
+            f"{run.recipe}: changed since the run wrote it{_changes(info.recipe, data)}. Change settings of a resumed "
+            "run on the command line (--set KEY=VALUE); remove the file to restore the run's recipe"
         )
 
 
 def _changes(text: str, data: bytes) -> str:
-    """Return the keys in which two recipes differ, as text; an empty string where they cannot be read."""
+    """Return the keys in which two recipes differ, as text; an empty string if they cannot be parsed."""
     try:
         before, now = by_dotted_key(parse(text, "")), by_dotted_key(parse(data.decode("utf-8"), ""))
     except (RecipeError, UnicodeDecodeError):
@@ -235,7 +236,7 @@ def _changes(text: str, data: bytes) -> str:
 
 
 def require_intact(run: RunDirectory, recipe: Recipe) -> None:
-    """Raise FileDamagedError when what a policy has left at its end was changed: its result, its model."""
+    """Raise FileDamagedError if a finished policy's result or model was changed."""
     for policy in recipe.policies:
         if policy_result(run.policy(policy.name).result, run.root) is not None:
             trained_model(run, policy.name, verify=True)
@@ -244,8 +245,8 @@ def require_intact(run: RunDirectory, recipe: Recipe) -> None:
 def resume_run(
     run: RunDirectory, recipe: Recipe, placement: Placement, models: Mapping[str, str], launch: Launch
 ) -> None:
-    """Write what a new session changes: the recipe's harmless keys, the devices, that lost policies are back; and end
-    an earlier request to stop."""
+    """Write a new session's changes: the recipe's harmless keys, devices, readmitted policies; clear an earlier stop
+    request."""
     for directory in (run.root, run.root / "supervisor", run.evaluations):
         remove_temporaries(directory)
     run.summary.unlink(missing_ok=True)
@@ -266,7 +267,7 @@ def resume_run(
 
 
 def next_session(run: RunDirectory) -> int:
-    """Return the number of this session, from 0; noted with its command, so that people see how the run was made."""
+    """Return the number of this session, from 0, after recording its start and command for users."""
     path = run.root / "supervisor" / "sessions.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     sessions = (read_checksummed(path, root=run.root) or {"sessions": []})["sessions"]

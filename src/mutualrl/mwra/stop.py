@@ -1,4 +1,4 @@
-"""Stopping a run: signals to its supervisor, the request to its workers, and what it leaves."""
+"""Stopping a run: signals to its supervisor, the stop request to its workers, and the final message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mutualrl.storage.rundir import RunDirectory
 
 
 class StopSignals:
-    """SIGINT and SIGTERM of this process, counted: the first asks for a checkpoint, the second for an end at once."""
+    """SIGINT and SIGTERM received by this process: the first requests a checkpoint, the second an immediate end."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -30,14 +30,14 @@ class StopSignals:
         return signal.Signals(self.received[0]).name
 
     def raise_if_any(self) -> None:
-        """Raise RunInterruptedError once a signal has come."""
+        """Raise RunInterruptedError if a signal was received."""
         if self.received:
             raise RunInterruptedError(f"stopped by {self.name}")
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Yield explicit handlers for SIGINT and SIGTERM. (A job started in the background inherits SIGINT as ignored.)"""
+    """Install handlers for SIGINT and SIGTERM and yield their record. (Background jobs inherit SIGINT as ignored.)"""
     signals = StopSignals()
 
     def handler(number: int, frame: FrameType | None) -> None:
@@ -52,24 +52,24 @@ def stop_signals() -> Iterator[StopSignals]:
 
 
 def write_stop_request(run: RunDirectory) -> None:
-    """Write what the supervisor and every worker of a run look for. A second request changes nothing."""
+    """Write the stop request that a run's supervisor and workers poll. A second request is a no-op."""
     write_json(run.stop_file, {"at": time.time()}, durable=False)
 
 
 def ask_to_stop(run: RunDirectory, console: Console) -> None:
-    """Ask every worker to save a checkpoint and end."""
+    """Request every worker to save a checkpoint and exit."""
     write_stop_request(run)
-    console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop at once)")
+    console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop immediately)")
 
 
 def stopped(run: RunDirectory, recipe: Recipe, launch: Launch, request: StopSignals) -> str:
-    """Return the message about what a stopped run leaves."""
+    """Return the message of a stopped run: its checkpoints and the command to resume."""
     steps = {name: max(Checkpoints(run.policy(name).root).steps(), default=None) for name in launch.policies(recipe)}
     checkpoints = ", ".join(
         f"{name} at {'the start' if step is None else f'step {step}'}" for name, step in steps.items()
     )
-    why = f"by {request.name}" if request.received else "on request of another process"
-    again = f"mutualrl train --resume --run-dir {run.root}"
+    cause = f"by {request.name}" if request.received else "at the request of another process"
+    command = f"mutualrl train --resume --run-dir {run.root}"
     if launch.policy is not None and recipe.bucket is not None:
-        again = f"mutualrl join {recipe.bucket.url} --policy {launch.policy} --run-dir {run.root}"
-    return f"stopped {why}; checkpoints: {checkpoints}; resume with: {again}"
+        command = f"mutualrl join {recipe.bucket.url} --policy {launch.policy} --run-dir {run.root}"
+    return f"stopped {cause}; checkpoints: {checkpoints}; resume with: {command}"

@@ -1,4 +1,4 @@
-"""Supervisor of a run: claims the directory or reopens it, starts the policies, watches, collects."""
+"""Supervisor of a run: claims or reopens the directory, runs the policies, writes the summary."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ POLL_SECONDS = 0.2
 
 
 def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tuple[RunDirectory, dict[str, Any]]:
-    """Carry out a run from its recipe, or resume one; returns its directory and the summary.
+    """Run a recipe, or resume its run; return the run directory and the summary.
 
-    Everything that can be checked without a model is checked before the directory is made. Raises
-    RunInterruptedError, PeerLostError, or the error of the policy that failed; no process is left then.
+    All checks that need no model are done before the directory is created. Raises RunInterruptedError, PeerLostError,
+    or the error of the failed policy, after all processes have ended.
     """
     launch, began = launch or Launch(), time.monotonic()
     machine = this_machine() if launch.ray is None else join_cluster(launch.ray)
     with ExitStack() as held, stop_signals() as request:
         run, placement, notes = _open(recipe, machine, launch, console, held)
         request.raise_if_any()
-        recipe = load_run(run, run_code=True)  # with its steps counted
+        recipe = load_run(run, run_code=True)  # with its epochs converted to steps
         session = next_session(run)
-        end([], ProcessTag(str(run.root)), grace=0)  # left by a supervisor that was just killed
+        end([], ProcessTag(str(run.root)), grace=0)  # left by a supervisor that was killed
         console.print(f"Run directory: {clean(str(run.root))}", markup=False, highlight=False, soft_wrap=True)
         for note in notes:
             console.print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -77,8 +77,8 @@ def train(recipe: Recipe, console: Console, launch: Launch | None = None) -> tup
 def _open(
     recipe: Recipe, machine: Machine, launch: Launch, console: Console, held: ExitStack
 ) -> tuple[RunDirectory, Placement, list[str]]:
-    """Return the run's directory, created or reopened, and locked, after every check that needs no model; where the
-    policies run; notes for the user."""
+    """Return the locked run directory, created or reopened after every check that needs no model; the placement; and
+    notes for the user."""
     path = None if recipe.run.dir is None else Path(recipe.run.dir)
     if launch.resume:
         return _reopen(recipe, path, machine, launch, console, held)
@@ -102,7 +102,7 @@ def _reopen(
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
     run = resumable(path)
     stored = load_run(run, run_code=True)
-    accept_changes(stored, recipe)  # before the data are looked for: they may be another task's
+    accept_changes(stored, recipe)  # before the data are loaded: another task may have others
     recipe, placement, plan = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
     notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan, models)]
@@ -118,7 +118,7 @@ def _reopen(
 
 
 def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
-    """Return the recipe with these policies alone, for what is planned of them."""
+    """Return the recipe with only these policies, to plan them."""
     weights = {name: weight for name, weight in recipe.launch.weights.items() if name in names}
     policies = tuple(policy for policy in recipe.policies if policy.name in names)
     launch = recipe.launch.model_copy(update={"weights": weights})
@@ -126,8 +126,8 @@ def only(recipe: Recipe, names: Sequence[str]) -> Recipe:
 
 
 def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, Placement, Fingerprint]:
-    """Return the recipe with its steps counted, where the policies run, and the batch plan that all of them must
-    have. Raises what checks of the machine and the data find wrong."""
+    """Return the recipe with its epochs converted to steps, the placement, and the fingerprint that all policies must
+    share. Raises the errors of the checks of machine and data."""
     require(recipe, machine)
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
@@ -145,7 +145,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
 
 
 def model_digests(recipe: Recipe) -> dict[str, str]:
-    """Return what the base model of each policy is. Raises ModelError where a file cannot be read."""
+    """Return the digest of each policy's base model. Raises ModelError if a file cannot be read."""
     models = {p.name: (located(p.model), p.revision) for p in recipe.policies}
     digests = {key: model_digest(*key) for key in set(models.values())}
     return {name: digests[key] for name, key in models.items()}
@@ -160,10 +160,10 @@ def run_policies(
     console: Console,
     request: StopSignals,
 ) -> None:
-    """Start the policies and supervise them to their end; end every process when the run fails or is stopped."""
+    """Start the policies and supervise them until they end; end every process if the run fails or is stopped."""
     status_writer = StatusWriter(run.root, session)
     policy_supervisor = PolicySupervisor(run, recipe, placement.allocations, status_writer, console)
-    at_once = False
+    kill_immediately = False
     try:
         with Progress(
             run, launch.policies(recipe), recipe.run.steps, console, recipe.spec.metric("gate_rate")
@@ -176,25 +176,24 @@ def run_policies(
                     policy_supervisor.stopping = True
                     ask_to_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
-                    at_once = True
+                    kill_immediately = True
                     break
                 policy_supervisor.poll()
                 progress.update()
                 time.sleep(POLL_SECONDS)
             progress.update()
-        if policy_supervisor.stopping or at_once:
+        if policy_supervisor.stopping or kill_immediately:
             raise RunInterruptedError(stopped(run, recipe, launch, request))
         status_writer.close("finished")
     except MutualRLError as error:
         status_writer.close(f"{error.kind}: {error}")
         raise
     finally:
-        end(policy_supervisor.groups, ProcessTag(str(run.root)), grace=0.0 if at_once else GRACE_SECONDS)
+        end(policy_supervisor.groups, ProcessTag(str(run.root)), grace=0.0 if kill_immediately else GRACE_SECONDS)
 
 
 def summarize(run: RunDirectory, recipe: Recipe, names: Sequence[str], seconds: float) -> dict[str, object]:
-    """Return the summary of a finished run, from the policies' results. A policy that was lost on the way has none
-    and is named."""
+    """Return the summary of a finished run, from the policies' results. Lost policies have no result and are listed."""
     policies, lost = {}, []
     for name in names:
         result = policy_result(run.policy(name).result, run.root)

@@ -1,4 +1,4 @@
-"""Shared Experience Exchange (SEE): the only code that touches a peer's files."""
+"""Shared Experience Exchange (SEE): the only code that reads a peer's files."""
 
 from mutualrl.see.exchange import Exchange, WaitCallbacks, WaitTimeouts
 from mutualrl.see.liveness import Heartbeat

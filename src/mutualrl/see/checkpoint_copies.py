@@ -1,12 +1,12 @@
-"""A policy's newest checkpoint in the bucket of its run, from which another machine may resume.
+"""Copy of a policy's newest checkpoint in the run's bucket, from which another machine can resume.
 
-Objects of the policy's namespace: `checkpoint.STEP.aATTEMPT.N`, the N-th of the checkpoint's files in the order of
-their names, then `checkpoint.json`, which names them with the checkpoint's own marker (the size and sha256 of each).
-Before that one the mirror is written, so that the logs there hold what the marker says of them. Older files are deleted
-last. An attempt that a newer one has fenced off writes nothing.
+Objects in the policy's namespace: `checkpoint.STEP.aATTEMPT.N`, the N-th of the checkpoint's files sorted by name, and
+the pointer `checkpoint.json`, which has the names' prefix and the checkpoint's marker (size and sha256 of each file).
+The mirror is written before the pointer, so that the mirrored logs match the marker. Older files are deleted last. A
+fenced-off attempt writes nothing.
 
-What comes from the bucket is data: files below the checkpoint's own directory, and logs. The recipe, and with it all
-code, is the user's.
+Only data is read from the bucket: files below the checkpoint's directory, and logs. The recipe, and with it all code,
+is the user's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mutualrl.storage.rundir import RunDirectory
 POINTER = "checkpoint.json"
 COPY = "checkpoint."
 LARGEST_POINTER = 2**26  # bytes
-LOGS = ("before.json", "metrics.jsonl", "rescues.jsonl")  # mirrored files that a policy that resumes needs
+LOGS = ("before.json", "metrics.jsonl", "rescues.jsonl")  # mirrored files that a resumed policy needs
 
 
 class CheckpointCopies:
-    """Copies of a policy's newest checkpoint. `write` is called again and again, beside the training. `model`: what its
-    base model is. The mirror knows whether a newer attempt of the policy has started."""
+    """Copies of a policy's newest checkpoint. `write` is called periodically during training. `model`: digest of its
+    base model. The mirror checks whether a newer attempt of the policy has started."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class CheckpointCopies:
         self._written: int | None = None
 
     def write(self) -> None:
-        """Write the mirror, and the newest checkpoint if it has not been copied. Raises OSError, MachineError."""
+        """Write the mirror, and the newest checkpoint unless it has been copied. Raises OSError, MachineError."""
         if not self._mirror.write():
             return
         step = max(self._checkpoints.steps(), default=None)
@@ -64,7 +64,7 @@ class CheckpointCopies:
         try:
             marker = self._linked(step)
         except (FileNotFoundError, CheckpointDamagedError):
-            return  # a newer one has taken its place
+            return  # pruned after a newer checkpoint
         prefix = f"{COPY}{step:06d}.a{self._attempt}."
         for number, name in enumerate(sorted(marker.files)):
             self._store.put_file(self._policy, f"{prefix}{number}", self._links / name)
@@ -78,8 +78,7 @@ class CheckpointCopies:
         self._store.delete(self._policy, [name for name in names if not name.startswith(prefix)])
 
     def _linked(self, step: int) -> CheckpointMarker:
-        """Link a checkpoint's files into a directory of our own, from which the training removes none; return its
-        marker."""
+        """Link a checkpoint's files into a separate directory, which pruning does not touch; return its marker."""
         marker, source = self._checkpoints.marker(step), self._checkpoints.path(step)
         shutil.rmtree(self._links, ignore_errors=True)
         for name in marker.files:
@@ -94,21 +93,21 @@ class CheckpointCopies:
 
 
 def forget(store: RemoteStore, policy: str) -> None:
-    """Delete a policy's copies and its mirror: it trains from its start again. The pointer goes first."""
+    """Delete a policy's checkpoint copies and mirror, the pointer first, to train from the start."""
     store.delete(policy, [POINTER])
     store.delete(policy, [name for name in store.names(policy) if name.startswith((COPY, MIRROR))])
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Checkpoint that was fetched into a directory, with the logs of its policy. `model`: what its base model was."""
+    """Checkpoint that was fetched into a directory, with its policy's logs. `model`: digest of its base model."""
 
     directory: Path
     marker: CheckpointMarker
     model: str
 
     def install(self, run: RunDirectory) -> None:
-        """Move everything into a run's directory, the checkpoint last, and remove the directory."""
+        """Move the files into a run directory, the checkpoint last, and remove the staging directory."""
         policy = run.policy(self.marker.policy)
         checkpoints = Checkpoints(policy.root)
         policy.root.mkdir(parents=True, exist_ok=True)
@@ -124,13 +123,13 @@ class Staged:
 
 
 def has_copy(store: RemoteStore, policy: str) -> bool:
-    """Return whether a checkpoint of a policy is in the bucket."""
+    """Return whether the bucket has a checkpoint of a policy."""
     return store.size(policy, POINTER) > 0
 
 
 def stage(store: RemoteStore, policy: str, run_id: str, directory: Path) -> Staged | None:
-    """Fetch a policy's newest checkpoint into `directory`, what is there removed, and compare it with its marker. None
-    where there is none of this run. Raises ExchangeDamagedError, CheckpointDamagedError."""
+    """Fetch a policy's newest checkpoint into `directory`, replacing its content, and verify it. Return None if the
+    store has no checkpoint of this run. Raises ExchangeDamagedError, CheckpointDamagedError."""
     where = store.describe(policy, POINTER)
     if store.size(policy, POINTER) > LARGEST_POINTER:
         raise ExchangeDamagedError(f"{where}: larger than {LARGEST_POINTER:,} bytes")
@@ -150,7 +149,7 @@ def stage(store: RemoteStore, policy: str, run_id: str, directory: Path) -> Stag
         target = directory / "files" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if store.size(policy, f"{prefix}{number}") != marker.files[name].bytes:
-            raise CheckpointDamagedError(f"{where}: its file {name!r} is not there, or has another size")
+            raise CheckpointDamagedError(f"{where}: its file {name!r} is missing or has another size")
         store.get_file(policy, f"{prefix}{number}", target)
     try:
         compare_files(directory / "files", marker.files)
@@ -164,7 +163,7 @@ def stage(store: RemoteStore, policy: str, run_id: str, directory: Path) -> Stag
 
 
 def _checked(marker: CheckpointMarker) -> CheckpointMarker:
-    """Return a marker whose numbers are numbers and whose files lie below the checkpoint. Raises ValueError."""
+    """Return the marker if its numbers are valid and its files are below the checkpoint. Raises ValueError."""
     for key in ("step", "round", "attempt", "ranks"):
         value = getattr(marker, key)
         if type(value) is not int or value < 0:
@@ -173,5 +172,5 @@ def _checked(marker: CheckpointMarker) -> CheckpointMarker:
         path = PurePosixPath(name)
         plain = not path.is_absolute() and ".." not in path.parts and "\x00" not in name and "\\" not in name
         if not plain or name == MARKER or path.suffix == ".py" or type(entry.bytes) is not int:
-            raise ValueError(f"a file outside of the checkpoint, or code: {name!r:.80}")
+            raise ValueError(f"a file outside the checkpoint, or code: {name!r:.80}")
     return marker

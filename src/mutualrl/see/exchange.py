@@ -1,6 +1,6 @@
 """Shared Experience Exchange: publish a round, wait for the peers' rounds, read them.
 
-In the store, for each policy: `<round>.parquet` and, written last, its commit marker `<round>.json`. Source: paper,
+Each policy's namespace has `<round>.parquet` and, written last, its commit marker `<round>.json`. Source: paper,
 Section "Dataflow in One Training Loop", paragraph SEE.
 """
 
@@ -31,20 +31,20 @@ from mutualrl.see.shard import Shard, load_shard
 from mutualrl.see.store import ExchangeStore, LocalStore, Location, open_store
 from mutualrl.storage.files import JsonObject, checksummed_bytes, parse_checksummed, parse_or_none
 
-_SUPERVISED_SECONDS = 3.0  # a supervisor that watches the peer, too, gets so much longer to say what becomes of it
+_SUPERVISED_SECONDS = 3.0  # extra seconds for the peer's supervisor to publish its state
 ATTEMPT = "attempt.json"
-CLAIM = {"run_id", "attempt", "policy", "owner"}  # its keys; older versions wrote neither policy nor owner
-_CONTESTS = 200  # how often a claim or a marker is tried against another writer of the same policy
+CLAIM = {"run_id", "attempt", "policy", "owner"}  # keys; older versions wrote neither policy nor owner
+_WRITE_ATTEMPTS = 200  # for a claim or a marker, against another writer of the same policy
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTimeouts:
     """Time-outs of a wait, in seconds.
 
-    `peer_timeout`: a peer whose heartbeat has not moved for so long is dead.
-    `round_timeout`: a peer that is alive must have published the round by then.
-    `on_peer_loss`: what a dead peer means: an error (`fail`), patience until `round_timeout` (`wait`), or a round
-    without it (`continue`). `late_start`: a peer that was never seen may start later, and is not dead.
+    `peer_timeout`: a peer without a new heartbeat for longer is dead.
+    `round_timeout`: a live peer must publish the round within this time.
+    `on_peer_loss`: the response to a dead peer: an error (`fail`), a wait until `round_timeout` (`wait`), or a round
+    without it (`continue`). `late_start`: a peer without any heartbeat yet may start later; it is not dead.
     """
 
     peer_timeout: float = 60.0
@@ -55,22 +55,21 @@ class WaitTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class WaitCallbacks:
-    """Callbacks of a wait. `waiting`: once, with a message naming the peers. `arrived`: each peer, and after how many
-    seconds. `slow`: called once with a message about a live peer that was waited for longer than `peer_timeout`.
-    `stopping`: called between polls; a true answer ends the wait with RoundAbortedError."""
+    """Callbacks of a wait. `waiting`: called once, with a message naming the peers. `arrived`: called with each peer
+    and the seconds waited for it. `slow`: called once with a message about a live peer that has not published within
+    `peer_timeout`. `stopping`: called between polls; True ends the wait with RoundAbortedError."""
 
-    waiting: Callable[[str], None] = lambda words: None
+    waiting: Callable[[str], None] = lambda message: None
     arrived: Callable[[str, float], None] = lambda peer, seconds: None
-    slow: Callable[[str], None] = lambda words: None
+    slow: Callable[[str], None] = lambda message: None
     stopping: Callable[[], bool] = lambda: False
 
 
 class Exchange:
-    """One policy's door to the exchange of a run.
+    """One policy's view of a run's exchange.
 
-    `attempt` counts the starts of this policy in the run; a publish by an older attempt than the newest that has
-    claimed the policy, or than the one that last wrote the round, is fenced off. `status_reader` reads what the run's
-    supervisors publish about a peer.
+    `attempt` counts the starts of this policy in the run; a publish is fenced off if a newer attempt has claimed the
+    policy or written the round. `status_reader` reads the peers' states that the run's supervisors publish.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Exchange:
         remote = not isinstance(self.store, LocalStore)
         self._heartbeats = HeartbeatMonitor(self.store, LONGEST_GAP if remote else math.inf)
         self._status_reader = status_reader
-        self._owner = uuid.uuid4().hex  # two processes may have counted to the same attempt
+        self._owner = uuid.uuid4().hex  # two processes may have the same attempt number
 
     def location(self, policy: str) -> str:
         """Return the location of a policy's rounds, for messages."""
@@ -104,11 +103,11 @@ class Exchange:
     # ---- publish
 
     def claim(self) -> None:
-        """Announce this attempt: from here on older attempts of the policy are fenced off.
+        """Claim the policy for this attempt, which fences off older attempts.
 
-        Raises FencedError when a newer one has announced itself.
+        Raises FencedError when a newer attempt has claimed it.
         """
-        for _ in range(_CONTESTS):
+        for _ in range(_WRITE_ATTEMPTS):
             current = self.store.get(self.policy, ATTEMPT)
             self.require_newest()
             claim: JsonObject = {"run_id": self.run_id, "policy": self.policy, "attempt": self.attempt}
@@ -116,7 +115,7 @@ class Exchange:
             if current is not None and self._is_claimed_by_another(current):
                 raise FencedError(
                     f"policy {self.policy!r}: attempt {self.attempt} was claimed by another process at the same time; "
-                    "this one must stop"
+                    "this process must stop"
                 )
             if current is None:
                 if self.store.create(self.policy, ATTEMPT, data):
@@ -127,37 +126,35 @@ class Exchange:
         raise self._unsettled(ATTEMPT)
 
     def _is_claimed_by_another(self, claim: bytes) -> bool:
-        """Return whether another process has claimed this very attempt."""
+        """Return whether another process has claimed the same attempt."""
         value = parse_or_none(claim) or {}
         return value.get("attempt") == self.attempt and value.get("owner", self._owner) != self._owner
 
     def _unsettled(self, name: str) -> ExchangeDamagedError:
         where = self.store.describe(self.policy, name)
-        return ExchangeDamagedError(
-            f"{where}: is there for who writes it and not for who reads it; is its store sound?"
-        )
+        return ExchangeDamagedError(f"{where}: exists on write but not on read; the store may be inconsistent")
 
     def require_newest(self) -> None:
-        """Raise FencedError when a newer attempt of this policy has started: a frozen process that woke up must
+        """Raise FencedError when a newer attempt of this policy has started: a suspended process that resumes must
         stop."""
         newest = self.newest_attempt()
         if newest > self.attempt:
             raise FencedError(
-                f"policy {self.policy!r}: attempt {newest} has started; this is attempt {self.attempt}, and must stop"
+                f"policy {self.policy!r}: attempt {newest} has started; this is attempt {self.attempt} and must stop"
             )
 
     def newest_attempt(self) -> int:
-        """Return the newest attempt that has claimed the policy; 0 where none has."""
+        """Return the newest attempt that has claimed the policy; 0 if there is none."""
         return newest_attempt(self.store, self.policy)
 
     def publish(self, round_index: int, records: Sequence[Rollout], policy_step: int) -> Marker:
-        """Write and commit a round of one part. See `write_part` and `commit`."""
+        """Write and commit a round with one part. See `write_part` and `commit`."""
         return self.commit(round_index, [self.write_part(round_index, records)], policy_step)
 
     def write_part(self, round_index: int, records: Sequence[Rollout], part: int = 0) -> Part:
-        """Write the data file of one rank; nobody reads it before `commit` names it.
+        """Write the data file of one rank; it is not read before `commit` names it.
 
-        A part that the committed round already has, byte for byte, is not written again.
+        A part that is already in the committed round, byte for byte, is not written again.
         """
         self.require_newest()
         suffix = (f".{part}" if part else "") + (f".a{self.attempt}" if self.attempt else "")
@@ -173,12 +170,12 @@ class Exchange:
         return written
 
     def commit(self, round_index: int, parts: Sequence[Part], policy_step: int) -> Marker:
-        """Write the marker that names `parts`: from here on the round exists.
+        """Write the marker that names `parts`, which makes the round exist.
 
-        Committing the same content again changes nothing. Raises FencedError when a newer attempt of this
-        policy has committed the round, or this attempt has with other content.
+        Committing the same content again is a no-op. Raises FencedError when a newer attempt of this policy has
+        committed the round, or this attempt has committed it with other content.
         """
-        for _ in range(_CONTESTS):
+        for _ in range(_WRITE_ATTEMPTS):
             self.require_newest()
             before = self.store.get(self.policy, marker_name(round_index))
             current = self.marker_of(self.policy, round_index)
@@ -215,13 +212,13 @@ class Exchange:
         if current is not None and current.attempt >= self.attempt:
             raise FencedError(
                 f"policy {self.policy!r}: round {current.round} was committed by attempt {current.attempt}; "
-                f"this is attempt {self.attempt} with other content, and must stop"
+                f"this is attempt {self.attempt} with other content and must stop"
             )
 
     # ---- read
 
     def marker_of(self, policy: str, round_index: int) -> Marker | None:
-        """Return the commit marker of a policy's round, or None while there is none.
+        """Return the commit marker of a policy's round, or None if there is none yet.
 
         Raises ExchangeDamagedError when the marker cannot be parsed or belongs to another run or round.
         """
@@ -238,34 +235,34 @@ class Exchange:
         return marker
 
     def read(self, policy: str, round_index: int) -> Shard | None:
-        """Return a policy's round with its hash checked, or None while it is not committed."""
+        """Return a policy's round with its hash checked, or None if it is not committed yet."""
         marker = self.marker_of(policy, round_index)
         while marker is not None:
             try:
                 return load_shard(self.store, marker)
             except ExchangeDamagedError:
-                newer = self.marker_of(policy, round_index)  # a restart may have replaced the round meanwhile
+                newer = self.marker_of(policy, round_index)  # a restarted policy may have replaced the round
                 if newer == marker:
                     raise
                 marker = newer
         return None
 
     def wait(self, peers: Sequence[str], round_index: int, callbacks: WaitCallbacks | None = None) -> dict[str, Shard]:
-        """Return the round of every peer, in the order of `peers`; returns as soon as all have arrived.
+        """Wait until every peer has published a round and return the shards, in the order of `peers`.
 
-        Under `on_peer_loss: continue` a peer that is lost is left out. Raises PeerLostError for a peer that is lost,
-        WaitTimeoutError for one that is alive but late, ExchangeDamagedError for bytes that do not match their marker,
-        RoundAbortedError when the listener wants to stop.
+        Under `on_peer_loss: continue` lost peers are left out. Raises PeerLostError for a lost peer, WaitTimeoutError
+        for one that is alive but late, ExchangeDamagedError for bytes that do not match their marker,
+        RoundAbortedError when `callbacks.stopping` returns True.
         """
         callbacks = callbacks or WaitCallbacks()
         shards: dict[str, Shard] = {}
         lost: set[str] = set()
         slow: set[str] = set()
-        began = time.monotonic()
+        start = time.monotonic()
         pause, longest = self.store.poll_seconds
-        next_look, announced = began + self.store.liveness_seconds, False
+        next_check, announced = start + self.store.liveness_seconds, False
         while True:
-            self._collect(peers, round_index, shards, callbacks, began)
+            self._collect(peers, round_index, shards, callbacks, start)
             missing = [peer for peer in peers if peer not in shards and peer not in lost]
             if not missing:
                 return {peer: shards[peer] for peer in peers if peer in shards}
@@ -273,33 +270,33 @@ class Exchange:
                 callbacks.waiting(f"{WAITING} for round {round_index} of {', '.join(missing)}")
                 announced = True
             if callbacks.stopping():
-                raise RoundAbortedError(f"asked to stop while waiting for round {round_index} of {', '.join(missing)}")
-            if (now := time.monotonic()) >= next_look:
-                lost |= self._lost(missing, round_index, now - began)
-                if now - began > self.timeouts.peer_timeout and (late := set(missing) - lost - slow):
+                raise RoundAbortedError(f"stop requested while waiting for round {round_index} of {', '.join(missing)}")
+            if (now := time.monotonic()) >= next_check:
+                lost |= self._lost(missing, round_index, now - start)
+                if now - start > self.timeouts.peer_timeout and (late := set(missing) - lost - slow):
                     slow |= late
                     callbacks.slow(
-                        f"{WAITING} for round {round_index} of {', '.join(sorted(late))} for {now - began:.0f} s; its "
+                        f"{WAITING} for round {round_index} of {', '.join(sorted(late))} for {now - start:.0f} s; its "
                         f"heartbeat continues (until run.round_timeout, {self.timeouts.round_timeout:.0f} s)"
                     )
-                next_look = now + self.store.liveness_seconds
+                next_check = now + self.store.liveness_seconds
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
     def _collect(
-        self, peers: Sequence[str], round_index: int, shards: dict[str, Shard], callbacks: WaitCallbacks, began: float
+        self, peers: Sequence[str], round_index: int, shards: dict[str, Shard], callbacks: WaitCallbacks, start: float
     ) -> None:
         for peer in peers:
             if peer not in shards and (shard := self.read(peer, round_index)) is not None:
                 shards[peer] = shard
-                callbacks.arrived(peer, time.monotonic() - began)
+                callbacks.arrived(peer, time.monotonic() - start)
 
     def _lost(self, missing: Sequence[str], round_index: int, waited: float) -> set[str]:
-        """Return the peers that are lost for good and may be left out. Raises where the time-outs forbid it."""
+        """Return the peers that are lost and may be left out. Raises PeerLostError or WaitTimeoutError."""
         lost = set()
         for peer in missing:
             reason = self._why_lost(peer)
-            if reason is None or self.read(peer, round_index) is not None:  # published after all
+            if reason is None or self.read(peer, round_index) is not None:  # published in the meantime
                 continue
             if self.timeouts.on_peer_loss == "continue":
                 lost.add(peer)
@@ -310,15 +307,15 @@ class Exchange:
             )
         late = [peer for peer in missing if peer not in lost]
         if late and waited > self.timeouts.round_timeout:
-            doing = ", ".join(f"{peer} (last seen: {self._heartbeats.seconds_since(peer)[1]})" for peer in late)
+            phases = ", ".join(f"{peer} (last seen: {self._heartbeats.seconds_since(peer)[1]})" for peer in late)
             raise WaitTimeoutError(
-                f"policy {self.policy!r} waited {waited:.0f} s for round {round_index} of {doing}, longer than "
+                f"policy {self.policy!r} waited {waited:.0f} s for round {round_index} of {phases}, longer than "
                 f"run.round_timeout ({self.timeouts.round_timeout:.0f} s)"
             )
         return lost
 
     def _why_lost(self, peer: str) -> str | None:
-        """Return why a peer that owes a round will never publish it; None while it may."""
+        """Return why a peer that has not published the round never will; None if it still may."""
         silent, phase = self._heartbeats.seconds_since(peer)
         limit = self.timeouts.peer_timeout
         if self._status_reader is not None:
@@ -326,10 +323,10 @@ class Exchange:
             if state == "lost":
                 return f"its supervisor gave it up (last seen: {phase})"
             if state == "restarting" or (state == "running" and phase.startswith(NOT_STARTED)):
-                self._heartbeats.reset(peer)  # its time runs from the new start
+                self._heartbeats.reset(peer)  # restart its time-out
                 return None
             if state == "finished":
-                return "it finished without publishing it"
+                return "it finished without publishing the round"
             if state == "running":
                 limit += _SUPERVISED_SECONDS
         if silent <= limit or self.timeouts.on_peer_loss == "wait":
@@ -340,13 +337,13 @@ class Exchange:
 
 
 def newest_attempt(store: ExchangeStore, policy: str) -> int:
-    """Return the newest attempt that has claimed a policy; 0 where none has. Raises ExchangeDamagedError."""
+    """Return the newest attempt that has claimed a policy; 0 if there is none. Raises ExchangeDamagedError."""
     claim = claimed_attempt(store, policy)
     return 0 if claim is None else claim
 
 
 def claimed_attempt(store: ExchangeStore, policy: str) -> int | None:
-    """Return the newest attempt that has claimed a policy; None where none has. Raises ExchangeDamagedError."""
+    """Return the newest attempt that has claimed a policy; None if there is none. Raises ExchangeDamagedError."""
     data, where = store.get(policy, ATTEMPT), store.describe(policy, ATTEMPT)
     if data is None:
         return None
@@ -355,8 +352,8 @@ def claimed_attempt(store: ExchangeStore, policy: str) -> int | None:
     except FileDamagedError as error:
         raise ExchangeDamagedError(f"{where}: not an attempt's claim ({error})") from None
     if not {"run_id", "attempt"} <= claim.keys() <= CLAIM or not _is_count(claim["attempt"]):
-        raise ExchangeDamagedError(f"{where}: not an attempt's claim (it has {', '.join(claim) or 'nothing'})")
-    if claim.get("policy", policy) != policy:  # older versions wrote none
+        raise ExchangeDamagedError(f"{where}: not an attempt's claim (its keys: {', '.join(claim) or 'none'})")
+    if claim.get("policy", policy) != policy:  # older versions did not write it
         raise ExchangeDamagedError(f"{where}: a claim of policy {claim['policy']!r}, expected {policy!r}")
     return int(claim["attempt"])
 
@@ -366,27 +363,27 @@ def _is_count(value: object) -> bool:
 
 
 def _logs_of(store: ExchangeStore, peer: str) -> str:
-    """Return the directory of a peer's logs, if the exchange is in a run directory."""
+    """Return the location of a peer's logs, for a message; empty unless the exchange is in a run directory."""
     if not isinstance(store, LocalStore):
         return ""
     return f"; its logs: {store.root.parent / 'policies' / peer / 'logs'}"
 
 
 def _read_marker(data: bytes | None, where: str) -> JsonObject | None:
-    """Return a checksummed marker. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of
-    another major version, checksummed or not: what follows its version may mean anything."""
+    """Parse a checksummed marker. Raises FileDamagedError for a damaged one, and ExchangeDamagedError for one of
+    another major version, whether or not its checksum matches."""
     if data is None:
         return None
     try:
         value = parse_checksummed(data, where)
     except FileDamagedError:
-        _refuse_another_schema(where, parse_or_none(data))
+        _require_schema_version(where, parse_or_none(data))
         raise
-    _refuse_another_schema(where, value)
+    _require_schema_version(where, value)
     return value
 
 
-def _refuse_another_schema(where: str, value: JsonObject | None) -> None:
+def _require_schema_version(where: str, value: JsonObject | None) -> None:
     version = str((value or {}).get("schema_version", SCHEMA_VERSION))
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise ExchangeDamagedError(

@@ -6,7 +6,7 @@ import re
 
 from mutualrl.see.store import ExchangeStore
 
-#: requests to a store: puts and gets of a round's publishing with one part, gets of a peer's round that is there
+#: requests to a store: (puts, gets) to publish a round with one part; gets to read a peer's committed round
 PUBLISH_REQUESTS = (2, 5)
 READ_REQUESTS = 2
 
@@ -15,7 +15,7 @@ MARKER_NAME = re.compile(r"([0-9]{6,})\.json")
 
 
 def round_of(name: str) -> int | None:
-    """Return the round that a part or a marker belongs to; None for any other object."""
+    """Return the round of a part or a marker; None for any other object."""
     match = PART_NAME.fullmatch(name) or MARKER_NAME.fullmatch(name)
     return None if match is None else int(match[1])
 

@@ -1,4 +1,4 @@
-"""Inspection of the exchange of a run: rounds, bytes, gaps, damage. Reads files alone; no torch."""
+"""Inspection of a run's exchange: rounds, bytes, gaps, damage. Reads files only; no torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from mutualrl.see.store import Location, open_store
 
 @dataclass
 class PolicyInspection:
-    """One policy's directory. `gaps`: rounds missing between the first and the last present; `pruned`: how many
-    before the first were deleted; `damaged`: what is wrong, each with its file; `orphaned`: parts that no marker names
-    (a writer died before it committed them, or an older attempt's), which no reader looks at."""
+    """Inspection of one policy's namespace. `gaps`: rounds missing between the first and the last present; `pruned`:
+    number of deleted rounds before the first; `damaged`: problems, each with its file; `orphaned`: parts that no marker
+    names (never committed, or of an older attempt), which are not read."""
 
     policy: str
     rounds: list[int] = field(default_factory=list)
@@ -39,7 +39,7 @@ class PolicyInspection:
         return self.rounds[0] if self.rounds else 0
 
     def to_json(self) -> dict[str, object]:
-        """Return everything, with the rounds as first and last."""
+        """Return all fields, with the rounds as their number, first and last."""
         return {
             "policy": self.policy,
             "rounds": len(self.rounds),
@@ -67,7 +67,7 @@ def inspect_policy(exchange: Location, run_id: str, policy: str, *, verify: bool
     for round_index in list(inspection.rounds):
         try:
             marker = reader.marker_of(policy, round_index)
-            if marker is None:  # a running policy has pruned it meanwhile
+            if marker is None:  # pruned by a running policy since the listing
                 inspection.rounds.remove(round_index)
                 continue
             named |= {part.file for part in marker.parts}
@@ -85,15 +85,14 @@ def inspect_policy(exchange: Location, run_id: str, policy: str, *, verify: bool
 
 
 class Reader(Exchange):
-    """Door to a run's exchange that only reads: it is no policy's."""
+    """Read-only view of a run's exchange, not of a particular policy."""
 
     def __init__(self, exchange: Location, run_id: str) -> None:
         super().__init__(exchange, "", run_id)
 
 
 def decode(shard: Shard) -> pa.Table:
-    """Return every column of a shard. Raises ExchangeDamagedError when the bytes, though they match, cannot be
-    decoded."""
+    """Return every column of a shard. Raises ExchangeDamagedError if bytes that match their hash cannot be decoded."""
     try:
         return shard.table()
     except (pa.ArrowException, OSError) as error:
@@ -101,7 +100,7 @@ def decode(shard: Shard) -> pa.Table:
 
 
 def tables(exchange: Location, run_id: str, policies: list[str], rounds: range | None = None) -> Iterator[pa.Table]:
-    """Yield the records of every committed round (among `rounds`), round by round, policies in order. Damage raises
+    """Yield the records of every committed round (in `rounds`), round by round, policies in order. Raises
     ExchangeDamagedError."""
     reader = Reader(exchange, run_id)
     rounds_of = {policy: set(reader.rounds(policy)) for policy in policies}
@@ -114,7 +113,7 @@ def tables(exchange: Location, run_id: str, policies: list[str], rounds: range |
 
 
 def export(exchange: Location, run_id: str, policies: list[str], target: Path) -> int:
-    """Write all records into one Parquet or JSONL file, by its ending, under another name first; returns their
+    """Write all records into one Parquet or JSONL file, by its suffix, through a temporary file; return their
     number."""
     temporary = target.with_name(f".{target.name}.tmp")
     rows = 0
@@ -147,5 +146,5 @@ def _export_lines(exchange: Location, run_id: str, policies: list[str], target: 
 
 
 def _plain(record: dict[str, Any]) -> dict[str, object]:
-    """Replace NaN, which JSON lacks: an unscorable reward is null."""
+    """Replace NaN, which JSON lacks, by None: an unscorable reward is null."""
     return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in record.items()}

@@ -1,7 +1,8 @@
-"""Heartbeats: a counter that a policy increments, and a monitor on the reader's own clock.
+"""Heartbeats: a counter that a policy increments, and a monitor on the reader's clock.
 
-Liveness is not progress. The counter of beats goes up as long as the process lives; the counter of progress only when
-the policy did something: began a phase, ran its model. A reward function that never returns beats, and makes none."""
+Liveness is not progress. The heartbeat counter increases as long as the process is alive, the progress counter only
+when the policy begins a phase or runs its model. A reward function that never returns sends heartbeats but makes no
+progress."""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ from mutualrl.storage.files import JsonObject, parse_or_none
 
 HEARTBEAT = "heartbeat.json"
 INTERVAL_SECONDS = 1.0
-LONGEST_GAP = 15.0  # seconds between two looks at a bucket
-WAITING = "waiting"  # how the phase begins while a policy waits for its peers
+LONGEST_GAP = 15.0  # seconds between two polls of a bucket; see `HeartbeatMonitor`
+WAITING = "waiting"  # prefix of the phase while a policy waits for its peers
 LOADING = "loading"  # the phase before the trainer is built
-SCORING = "scoring"  # how the phase begins while a reward function runs
-NOT_STARTED = "not started"  # the phase of a policy that has not published one yet
+SCORING = "scoring"  # prefix of the phase while a reward function runs
+NOT_STARTED = "not started"  # the phase of a policy without a heartbeat
 
 
 class Heartbeat:
-    """Raises a counter in the policy's `heartbeat.json` (`heartbeat.<rank>.json` for further ranks) once per second
-    from a daemon thread.
+    """Writer of a policy's heartbeat: a daemon thread increments a counter in `heartbeat.json`
+    (`heartbeat.<rank>.json` for further ranks) once per second.
 
-    The file also says what the policy is doing (`phase`, `step`, `progress`), for users and the supervisor.
-    A reader judges by the counter alone, never by the writer's clock.
+    The file also reports the policy's `phase`, `step` and `progress`, for users and the supervisor. Readers use the
+    counter only, never the writer's clock.
     """
 
     def __init__(self, exchange: Location, policy: str, interval: float = INTERVAL_SECONDS, rank: int = 0) -> None:
@@ -51,21 +52,21 @@ class Heartbeat:
         self._repeater: Repeater | None = None
 
     def start(self) -> None:
-        """Write the first beat now, then one every interval until `stop`. Starting again changes nothing."""
+        """Write the first heartbeat, then one per interval until `stop`. A second call is a no-op."""
         if self._thread.ident is not None:
             return
         self.beat()
         self._thread.start()
 
     def repeat_to(self, store: ExchangeStore, interval: float) -> None:
-        """Write the newest beat to another store too, every `interval` seconds from a thread of its own: a bucket that
-        does not answer must not hold up the beats that the run's supervisor watches."""
-        what = f"the heartbeat of {self._policy!r} in the bucket"
-        self._repeater = Repeater(what, lambda: self.write_to(store), interval)
+        """Also write the newest heartbeat to another store, every `interval` seconds from a separate thread: a bucket
+        that does not respond must not delay the heartbeats that the run's supervisor watches."""
+        subject = f"the heartbeat of {self._policy!r} in the bucket"
+        self._repeater = Repeater(subject, lambda: self.write_to(store), interval)
         self._repeater.start()
 
     def set(self, phase: str, step: int | None = None) -> None:
-        """Set the policy's phase; published with the next beat. A new phase counts as progress."""
+        """Set the policy's phase, published with the next heartbeat. A new phase counts as progress."""
         self._phase = phase
         self._progress += 1
         if step is not None:
@@ -76,13 +77,13 @@ class Heartbeat:
         self._progress += 1
 
     def beat(self) -> None:
-        """Raise the counter once."""
+        """Increment the counter and write the heartbeat."""
         with self._lock:
             self._counter += 1
             self._store.put(self._policy, self._name, self._state(), durable=self._counter == 1)
 
     def write_to(self, store: ExchangeStore) -> None:
-        """Write the newest beat to another store."""
+        """Write the newest heartbeat to another store."""
         store.put(self._policy, self._name, self._state(), durable=False)
 
     def _state(self) -> bytes:
@@ -97,7 +98,7 @@ class Heartbeat:
         return json.dumps(state, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
     def stop(self, phase: str) -> None:
-        """End the thread; the last heartbeat has `phase` (such as 'finished')."""
+        """Stop the thread; the last heartbeat has `phase` (such as 'finished')."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -112,7 +113,7 @@ class Heartbeat:
             try:
                 self.beat()
                 written = True
-            except (OSError, DiskError) as error:  # a full disk, say: the next beat may get through
+            except (OSError, DiskError) as error:  # e.g. a full disk; the next heartbeat may succeed
                 if written:
                     notify(f"the heartbeat of {self._policy!r} cannot be written: {error}")
                 written = False
@@ -120,7 +121,7 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class _Seen:
-    """Beat as a reader saw it last: when its counter moved, and when its progress did."""
+    """Heartbeat as last read: `at` and `progress_at` are the times of its last new counter and progress."""
 
     counter: int
     at: float
@@ -130,29 +131,29 @@ class _Seen:
 
 
 class HeartbeatMonitor:
-    """Time since each peer's last heartbeat, on this reader's monotonic clock. `longest_gap`: where two polls are
-    further apart, in seconds, the reader was suspended, and the time between them does not count."""
+    """Time since each peer's last heartbeat, on this reader's monotonic clock. `longest_gap`: if two polls are
+    further apart, in seconds, the reader was suspended and the time between them does not count."""
 
     def __init__(self, exchange: Location, longest_gap: float = math.inf) -> None:
         self._store = open_store(exchange)
         self._longest_gap = longest_gap
         self._seen: dict[tuple[str, str], _Seen] = {}
-        self._looked: dict[str, float] = {}
+        self._polled_at: dict[str, float] = {}
 
     def seconds_since(self, peer: str) -> tuple[float, str]:
-        """Return seconds since the counter of the peer's most silent rank last moved (as seen here), and the last
-        phase it published.
+        """Return the seconds since the last new counter of the peer's most silent rank, as seen here, and that rank's
+        last phase.
 
-        A rank that has never been seen counts from the first call.
+        A rank without a heartbeat counts from the first call.
         """
         names = sorted({HEARTBEAT, *heartbeats(self._store, peer)})
-        self._forgive_own_silence(peer)
+        self._exclude_own_gap(peer)
         return max((self._of(peer, name) for name in names), key=lambda entry: entry[0])
 
     def seconds_without_progress(self, peer: str) -> tuple[float, str]:
-        """Return seconds since the peer's main rank last made progress (as seen here), and the phase that it is in: of
-        all its ranks' the one that runs a reward function, which the others wait for. 0 while it waits for its peers,
-        for which there are other time-outs, and while it loads.
+        """Return the seconds since the peer's main rank last made progress, as seen here, and its phase; if a rank runs
+        a reward function, which the others wait for, that rank's phase. 0 while the peer waits for its own peers, which
+        has other time-outs, and while it loads.
         """
         self.seconds_since(peer)
         seen = self._seen.get((peer, HEARTBEAT))
@@ -162,12 +163,12 @@ class HeartbeatMonitor:
         phase = next((each for each in phases if each.startswith(SCORING)), seen.phase)
         return time.monotonic() - seen.progress_at, phase
 
-    def _forgive_own_silence(self, peer: str) -> None:
-        """Leave out the time in which this reader did not look: it stood still, or waited for a store that was away,
-        which the peer's heartbeats could not reach either."""
+    def _exclude_own_gap(self, peer: str) -> None:
+        """Exclude a long gap between this reader's polls: it was suspended, or waited for an unreachable store, which
+        the peer's heartbeats could not reach either."""
         now = time.monotonic()
-        gap = now - self._looked.get(peer, now)
-        self._looked[peer] = now
+        gap = now - self._polled_at.get(peer, now)
+        self._polled_at[peer] = now
         if gap <= self._longest_gap:
             return
         for (policy, _), seen in self._seen.items():
@@ -180,22 +181,22 @@ class HeartbeatMonitor:
         before = self._seen.get((peer, name))
         try:
             data = self._store.get(peer, name)
-        except OSError:  # nothing is known of it now: the time resumes from what was
+        except OSError:  # no new information: keep counting from the last heartbeat
             return (0.0, NOT_STARTED) if before is None else (now - before.at, before.phase)
         state = parse_or_none(data) or {}
         counter, progress = (_count(state.get(key)) for key in ("counter", "progress"))
         phase = str(state.get("phase", NOT_STARTED))
         seen = self._seen.get((peer, name))
         if seen is None or seen.counter != counter:
-            moved = now if seen is None or seen.progress != progress else seen.progress_at
-            self._seen[peer, name] = _Seen(counter, now, phase, progress, moved)
+            progress_at = now if seen is None or seen.progress != progress else seen.progress_at
+            self._seen[peer, name] = _Seen(counter, now, phase, progress, progress_at)
             return 0.0, phase
         rank = name.removeprefix("heartbeat").removesuffix("json").strip(".")
         return now - seen.at, seen.phase + (f", rank {rank}" if rank else "")
 
     def reset(self, peer: str) -> None:
-        """Count a peer's silence from the next call on."""
-        self._looked.pop(peer, None)
+        """Restart the count of a peer's silence at the next call."""
+        self._polled_at.pop(peer, None)
         for key in [key for key in self._seen if key[0] == peer]:
             del self._seen[key]
 
@@ -210,7 +211,7 @@ def heartbeats(store: ExchangeStore, policy: str) -> list[str]:
 
 
 def last_beat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> JsonObject | None:
-    """Return a policy's newest heartbeat: `phase`, `step`, `counter`; None where it cannot be read."""
+    """Return a policy's newest heartbeat (`phase`, `step`, `counter`), or None if it cannot be read."""
     try:
         return parse_or_none(store.get(policy, name))
     except OSError:
@@ -218,7 +219,7 @@ def last_beat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> JsonO
 
 
 def clear_heartbeats(exchange: Location, policy: str) -> None:
-    """Remove what earlier attempts of a policy left, so that a new one that is still loading is not taken for
+    """Remove the heartbeats of a policy's earlier attempts, so that a new attempt that is still loading does not look
     frozen."""
     store = open_store(exchange)
     store.delete(policy, heartbeats(store, policy))

@@ -1,4 +1,4 @@
-"""Where the records of a run are: in its directory, or in the bucket that run.json names."""
+"""Location of a run's records: its directory, or the bucket in run.json."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from mutualrl.storage.rundir import RunDirectory
 
 
 def records_of(run: RunDirectory) -> ExchangeStore:
-    """Return the store of a run's records. Heartbeats for the run's own supervisor are in its directory in any case.
+    """Return the store of a run's records. Heartbeats for the run's supervisor are always in its directory.
 
-    Raises as `RunDirectory.info` does; UsageError for a URL that is none, MachineError where it cannot be opened.
+    Raises as `RunDirectory.info` does, UsageError for an invalid URL, MachineError if the store cannot be opened.
     """
-    if not run.run_json.exists():  # a directory that is no run yet, and names no bucket
+    if not run.run_json.exists():  # not a run yet, hence without a bucket
         return open_store(run.exchange)
     return open_store(run.info().exchange or run.exchange)

@@ -1,6 +1,6 @@
-"""Manifest of an exchange in a bucket: which run it holds, and what all of its policies must agree on.
+"""Manifest of an exchange in a bucket: its run, and the settings that all of its policies must share.
 
-`<url>/run.json`, created once by the first to come.
+The manifest is `<url>/run.json`, created once, by the first policy to join.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mutualrl.storage.files import checksummed_bytes, parse_checksummed
 
 NAME = "run.json"
 FORMAT = 1
-_CONTESTS = 20
+_WRITE_ATTEMPTS = 20
 _POLICY = re.compile(POLICY_NAME)  # policies are directories here
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Run of an exchange. `fingerprint`: see `recipes.agreement.fingerprint`; `recipe`: what all policies must have
-    alike, by dotted key."""
+    """Run of an exchange. `fingerprint`: see `recipes.agreement.fingerprint`; `recipe`: settings that all policies must
+    share, by dotted key."""
 
     run_id: str
     policies: tuple[str, ...]
@@ -36,7 +36,7 @@ class Manifest:
 
 
 def read_manifest(store: ExchangeStore) -> Manifest | None:
-    """Return the manifest; None where the exchange holds no run. Raises ExchangeDamagedError."""
+    """Return the manifest, or None if the exchange has no run. Raises ExchangeDamagedError."""
     data, where = store.get("", NAME), store.describe("", NAME)
     if data is None:
         return None
@@ -45,8 +45,8 @@ def read_manifest(store: ExchangeStore) -> Manifest | None:
         if value.get("format") != FORMAT:
             raise ExchangeDamagedError(f"{where}: format {value.get('format')!r}, this version reads {FORMAT}")
         policies = tuple(map(str, value["policies"]))
-        if strange := [name for name in policies if not _POLICY.fullmatch(name)]:
-            raise ExchangeDamagedError(f"{where}: no policy can be called {strange[0]!r:.80}")
+        if invalid := [name for name in policies if not _POLICY.fullmatch(name)]:
+            raise ExchangeDamagedError(f"{where}: invalid policy name {invalid[0]!r:.80}")
         run_id, regime, created = (str(value[key]) for key in ("run_id", "regime", "created"))
         return Manifest(run_id, policies, regime, dict(value["fingerprint"]), dict(value["recipe"]), created)
     except (FileDamagedError, KeyError, TypeError, ValueError) as error:
@@ -54,13 +54,13 @@ def read_manifest(store: ExchangeStore) -> Manifest | None:
 
 
 def write_manifest(store: ExchangeStore, manifest: Manifest) -> Manifest:
-    """Create the manifest, or return the one that somebody else has created first."""
+    """Create the manifest, or return the existing one if another process created it first."""
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     data = checksummed_bytes(asdict(replace(manifest, created=created)))
-    for _ in range(_CONTESTS):
+    for _ in range(_WRITE_ATTEMPTS):
         store.create("", NAME, data)
         if (stored := read_manifest(store)) is not None:
             return stored
-        time.sleep(0.5)  # a store may refuse both of two creates that come at once
+        time.sleep(0.5)  # a store may reject both of two concurrent creates
     where = store.describe("", NAME)
-    raise ExchangeDamagedError(f"{where}: was created, and is not there; is its store sound?")
+    raise ExchangeDamagedError(f"{where}: exists on write but not on read; the store may be inconsistent")

@@ -1,7 +1,7 @@
-"""Copies of a policy's small files in the bucket of its run, so that the run can be followed from anywhere.
+"""Copies of a policy's small files in the run's bucket, so that the run can be followed from anywhere.
 
-Objects `mirror.NAME` in the policy's namespace: run.json, what it validated before training, its metrics and rescues,
-its result. They are for users: no training process reads them.
+Objects `mirror.NAME` in the policy's namespace: run.json, the validation before training, metrics, rescues, and the
+result. They are for users: no training process reads them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 PREFIX = "mirror."
 RUN_JSON = "run.json"
 LARGEST = 2**30  # bytes of a file
-#: heartbeats in the bucket between two looks at the files
+#: heartbeats in the bucket between two checks of the files
 BEATS = 6
 
 
@@ -26,7 +26,7 @@ def policy_files(files: PolicyFiles) -> dict[str, Path]:
 
 
 class Mirror:
-    """Small files of a policy; changed ones are uploaded again."""
+    """Mirror of a policy's small files, which uploads changed ones."""
 
     def __init__(
         self, store: ExchangeStore, run: RunDirectory, policy: str, is_newest: Callable[[], bool] = lambda: True
@@ -38,26 +38,26 @@ class Mirror:
         self._written: dict[str, tuple[int, int]] = {}
 
     def write(self) -> bool:
-        """Put the files that are new or have changed, unless a newer attempt of the policy has started; return whether
-        none has. Raises OSError, MachineError where one cannot be put."""
+        """Upload new and changed files, unless a newer attempt of the policy has started; return False if one has.
+        Raises OSError or MachineError if an upload fails."""
         if not self._is_newest():
             return False
         for name, path in self._files.items():
             try:
                 state = path.stat()
-                changed = (state.st_mtime_ns, state.st_size)
-                if changed == self._written.get(name) or state.st_size > LARGEST:
+                version = (state.st_mtime_ns, state.st_size)
+                if version == self._written.get(name) or state.st_size > LARGEST:
                     continue
                 data = read_regular(path, LARGEST)
             except FileNotFoundError:
                 continue
             self._store.put(self._policy, PREFIX + name, data, durable=False)
-            self._written[name] = changed
+            self._written[name] = version
         return True
 
 
 def mirrored(store: ExchangeStore, policy: str, name: str) -> bytes | None:
-    """Return a policy's newest copy of a file; None where there is none, or it is larger than any upload."""
+    """Return a policy's newest copy of a file, or None if it does not exist or exceeds the size of any upload."""
     if store.size(policy, PREFIX + name) > LARGEST:
         return None
     return store.get(policy, PREFIX + name)

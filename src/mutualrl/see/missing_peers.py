@@ -1,4 +1,4 @@
-"""In which rounds a learner continued without a peer. Kept on disk, so that a replayed round is the round that was."""
+"""Rounds in which a learner continued without a peer. Stored, so that a replayed round leaves out the same peers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FILE = "absences.json"
 
 
 class MissingPeers:
-    """Intervals of rounds [first, end) for each lost peer; `end` is None while it is away. In memory alone without a
+    """Intervals of rounds [first, end) for each lost peer; `end` is None while it is missing. In memory only without a
     store."""
 
     def __init__(self, store: ExchangeStore | None = None, policy: str = "") -> None:
@@ -19,14 +19,14 @@ class MissingPeers:
         self._intervals: dict[str, list[list[int | None]]] = {} if store is None else _stored(store, policy)
 
     def is_missing(self, peer: str, round_index: int) -> bool:
-        """Return whether the learner did, or does, this round without the peer."""
+        """Return whether the learner runs, or ran, this round without the peer."""
         return any(
             first is not None and first <= round_index and (end is None or round_index < end)
             for first, end in self._intervals.get(peer, ())
         )
 
     def current(self) -> dict[str, int]:
-        """Return the peers that are away now, and since which round."""
+        """Return the peers that are missing now, with the first round of each absence."""
         return {
             peer: first
             for peer, intervals in self._intervals.items()
@@ -40,7 +40,7 @@ class MissingPeers:
         self._write()
 
     def readmit_all(self, round_index: int) -> None:
-        """Wait for all peers again from `round_index` on: a resumed run starts every policy again."""
+        """Expect all peers again from `round_index` on: a resumed run restarts every policy."""
         for peer, intervals in self._intervals.items():
             self._intervals[peer] = [[first, round_index if end is None else end] for first, end in intervals]
         if self._intervals:
@@ -52,7 +52,7 @@ class MissingPeers:
 
 
 def _stored(store: ExchangeStore, policy: str) -> dict[str, list[list[int | None]]]:
-    """Return the intervals that a policy stored; none where it stored nothing."""
+    """Return the intervals that a policy stored, or an empty dict."""
     data, where = store.get(policy, FILE), store.describe(policy, FILE)
     if data is None:
         return {}
@@ -60,8 +60,8 @@ def _stored(store: ExchangeStore, policy: str) -> dict[str, list[list[int | None
         stored = parse_checksummed(data, where)
     except FileDamagedError as error:
         raise ExchangeDamagedError(str(error)) from None
-    owner = stored.get("policy", policy)  # older versions wrote none
+    owner = stored.get("policy", policy)  # older versions did not write it
     if owner != policy or not isinstance(stored.get("peers"), dict):
-        raise ExchangeDamagedError(f"{where}: not which peers {policy!r} continued without (of policy {owner!r})")
+        raise ExchangeDamagedError(f"{where}: not the missing peers of policy {policy!r} (found policy {owner!r})")
     intervals: dict[str, list[list[int | None]]] = stored["peers"]
     return intervals

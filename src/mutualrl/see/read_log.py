@@ -1,5 +1,5 @@
-"""How far a learner had read each peer's rounds when it planned a round of its own, where peers may be behind. Kept on
-disk, so that a replayed round reads what it read."""
+"""Newest round that a learner had read of each peer when it planned a round, where peers may be stale. Stored, so that
+a replayed round reads the same shards."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ FILE = "reads.json"
 
 
 class ReadLog:
-    """Lag of each peer in each round that was planned: the learner's round minus the peer's newest that it had read.
+    """Lag of each peer in each planned round: the learner's round minus the peer's newest round that it had read.
 
-    A lag of 0 is a peer that kept up; one of r + 1 in round r is a peer of which nothing was read yet. Stored as the
-    rounds at which a lag changed. In memory alone without a store.
+    A lag of 0 is a peer that kept up; a lag of r + 1 in round r is a peer of which no round was read yet. Stored as the
+    rounds at which a lag changed. In memory only without a store.
     """
 
     def __init__(self, store: ExchangeStore | None = None, policy: str = "") -> None:
         self._store = store
         self._policy = policy
-        self._through = -1  # the newest round that was planned
+        self._through = -1  # newest planned round
         self._changes: dict[str, list[list[int]]] = {}
         if store is not None:
             self._through, self._changes = _stored(store, policy)
 
     def newest(self, peer: str, round_index: int) -> int | None:
-        """Return the newest round of a peer that was read when this round was planned, -1 for none; None where the
-        round was not planned yet."""
+        """Return the newest round of a peer that was read when this round was planned, -1 for none; None if the round
+        is not planned yet."""
         if round_index > self._through:
             return None
         if round_index < 0:
             return -1
         lag = 0
-        for first, changed in self._changes.get(peer, ()):
+        for first, new_lag in self._changes.get(peer, ()):
             if first <= round_index:
-                lag = changed
+                lag = new_lag
         return round_index - lag
 
     def write(self, round_index: int, newest: dict[str, int]) -> None:
-        """Record what is read of each peer in a round. Durable before this returns. Raises ValueError where the round
-        was planned before."""
+        """Record the newest round read of each peer in a round. Durable before this returns. Raises ValueError if the
+        round was planned before."""
         if round_index <= self._through:
-            raise ValueError(f"round {round_index} was planned before, through {self._through}")
+            raise ValueError(f"round {round_index} was planned before; the newest planned round is {self._through}")
         for peer, read in newest.items():
             before = self.newest(peer, round_index - 1)
             lag, lag_before = round_index - read, 0 if before is None else round_index - 1 - before
@@ -55,7 +55,7 @@ class ReadLog:
 
 
 def _stored(store: ExchangeStore, policy: str) -> tuple[int, dict[str, list[list[int]]]]:
-    """Return what a policy stored: the newest round planned (-1: none), and the changes of each peer's lag."""
+    """Return a policy's stored newest planned round (-1: none) and the changes of each peer's lag."""
     data, where = store.get(policy, FILE), store.describe(policy, FILE)
     if data is None:
         return -1, {}
@@ -65,5 +65,5 @@ def _stored(store: ExchangeStore, policy: str) -> tuple[int, dict[str, list[list
         raise ExchangeDamagedError(str(error)) from None
     through, lags = stored.get("through"), stored.get("lags")
     if stored.get("policy") != policy or not isinstance(through, int) or not isinstance(lags, dict):
-        raise ExchangeDamagedError(f"{where}: not which rounds {policy!r} had read of its peers")
+        raise ExchangeDamagedError(f"{where}: not the read log of policy {policy!r}")
     return through, lags

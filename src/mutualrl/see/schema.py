@@ -1,6 +1,6 @@
-"""Columns of a shard and fields of its commit marker; records to Parquet bytes and back.
+"""Columns of a shard, fields of its commit marker, and the Parquet encoding of records.
 
-The bytes of a shard depend on its records alone: time, process and attempt are in the marker.
+The bytes of a shard depend only on its records: time, process and attempt are in the marker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from mutualrl.records import Rollout
 
-SCHEMA_VERSION = "2.0"  # of shard and marker; a newer minor version adds columns or fields
+SCHEMA_VERSION = "2.0"  # of shards and markers; a newer minor version adds columns or fields
 
 SCHEMA = pa.schema(
     [
@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-#: the field of a rollout that stands in each column; the names of the columns are the paper's
+#: field of a rollout in each column; the column names are the paper's
 FIELD_OF = {
     "prompt_id": "prompt_id",
     "rollout": "index",
@@ -51,7 +51,7 @@ FIELD_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One data file of a round: its name, content hash, size in bytes and number of records."""
+    """Data file of a round: name, content hash, size in bytes and number of records."""
 
     file: str
     sha256: str
@@ -61,11 +61,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Commit marker of a round: written last, it alone makes the round exist.
+    """Commit marker of a round: written last, it makes the round exist.
 
-    `sha256`, `bytes` and `rows` describe the round: with one part they are the part's own, with several
-    `sha256` is the hash of the parts' hashes in order and the two numbers are sums. On disk it has a checksum of
-    itself.
+    `sha256`, `bytes` and `rows` describe the round: with one part they are the part's, with several `sha256` is the
+    hash of the parts' hashes in order and the two numbers are sums. The stored marker has its own checksum.
     """
 
     schema_version: str
@@ -86,10 +85,10 @@ class Marker:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Marker:
-        """Parse a marker. Raises KeyError, TypeError or ValueError when a field is missing or of another type."""
+        """Parse a marker. Raises KeyError, TypeError or ValueError when a field is missing or has another type."""
         parts = tuple(Part(str(p["file"]), str(p["sha256"]), int(p["bytes"]), int(p["rows"])) for p in value["parts"])
         if not parts:
-            raise ValueError("a marker without parts")
+            raise ValueError("the marker has no parts")
         return cls(
             schema_version=str(value["schema_version"]),
             run_id=str(value["run_id"]),
@@ -106,14 +105,14 @@ class Marker:
 
 
 def combined_hash(parts: Sequence[Part]) -> str:
-    """Return the hash of a round: of its one part, or of the parts' hex digests in order."""
+    """Return the hash of a round: its only part's, or the hash of the parts' hex digests in order."""
     if len(parts) == 1:
         return parts[0].sha256
     return hashlib.sha256("".join(p.sha256 for p in parts).encode()).hexdigest()
 
 
 def encode(policy: str, round_index: int, rollouts: Sequence[Rollout]) -> bytes:
-    """Return Parquet bytes of a part: zstd, a checksum on every page, dictionaries on the id columns only."""
+    """Return the Parquet bytes of a part: zstd, page checksums, dictionary encoding for the id columns only."""
     columns: dict[str, Any] = {
         "policy": [policy] * len(rollouts),
         "round": [round_index] * len(rollouts),
@@ -136,8 +135,8 @@ def encode(policy: str, round_index: int, rollouts: Sequence[Rollout]) -> bytes:
 
 
 def _lists(rows: Sequence[Sequence[Any] | None], kind: pa.ListType) -> pa.Array:
-    """Return a column of lists. Through NumPy where no row is missing: Arrow takes a third longer over tuples of
-    Python numbers."""
+    """Return a column of lists, through NumPy if no row is missing: Arrow takes a third longer for tuples of Python
+    numbers."""
     if not rows or any(row is None for row in rows):
         return pa.array(rows, type=kind)
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""One peer's round, hash-checked, with its columns decoded on demand."""
+"""One policy's round, hash-checked, with columns decoded on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mutualrl.storage.parquet import require_bounded
 
 
 class Shard:
-    """Records of one policy in one round. Every byte was compared with the marker before this exists."""
+    """Records of one policy in one round. Every byte was verified against the marker beforehand."""
 
     def __init__(self, marker: Marker, files: Sequence[pq.ParquetFile]) -> None:
         self.marker = marker
@@ -32,26 +32,25 @@ class Shard:
 
     @property
     def bytes(self) -> int:
-        """Return size on disk, all parts together."""
+        """Return the total size of all parts."""
         return self.marker.bytes
 
     def __len__(self) -> int:
         return self.marker.rows
 
     def column(self, name: str) -> list[Any]:
-        """Return all values of one column, in the writer's order; decoded once, and only requested columns."""
+        """Return all values of one column, in the writer's order; each requested column is decoded once."""
         if name not in self._columns:
             self._columns[name] = self._array(name).to_pylist()
         return self._columns[name]
 
     def texts(self, rows: Sequence[int]) -> list[str | None]:
-        """Return completion texts of the given rows alone: the column is unpacked once, only these become strings."""
+        """Return the completion texts of some rows; the column is decoded once, and only these rows become strings."""
         array = self._array("y_text")
         return [array[row].as_py() for row in rows]
 
     def table(self) -> pa.Table:
-        """Return all records with every column that this version knows; more than one part follow each other in rank
-        order."""
+        """Return all records with every column of this schema version; several parts are in rank order."""
         return pa.concat_tables([file.read(columns=SCHEMA.names, use_threads=False) for file in self._files])
 
     def _array(self, name: str) -> pa.ChunkedArray:
@@ -62,10 +61,10 @@ class Shard:
 
 
 def load_shard(store: ExchangeStore, marker: Marker) -> Shard:
-    """Read the parts that `marker` names. Raises ExchangeDamagedError on any difference, naming the file."""
+    """Read the parts that `marker` names. Raises ExchangeDamagedError naming the first file that differs."""
     if combined_hash(marker.parts) != marker.sha256:
         where = store.describe(marker.policy)
-        raise ExchangeDamagedError(f"{where}: the marker of round {marker.round} contradicts itself")
+        raise ExchangeDamagedError(f"{where}: the marker of round {marker.round} is inconsistent with its parts")
     return Shard(marker, [_load_part(store, marker.policy, part) for part in marker.parts])
 
 
@@ -79,15 +78,17 @@ def _load_part(store: ExchangeStore, policy: str, part: Part) -> pq.ParquetFile:
     except ExchangeUnreachableError:
         raise
     except OSError as error:
-        why = error.strerror or error
-        raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read ({why})") from None
+        reason = error.strerror or error
+        raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read ({reason})") from None
     if data is None:
         raise ExchangeDamagedError(f"{path}: named by its marker, but cannot be read (No such file or directory)")
     if len(data) != part.bytes:
-        raise ExchangeDamagedError(f"{path}: {len(data)} bytes, its marker says {part.bytes}")
+        raise ExchangeDamagedError(f"{path}: {len(data)} bytes, expected {part.bytes} according to its marker")
     digest = hashlib.sha256(data).hexdigest()
     if digest != part.sha256:
-        raise ExchangeDamagedError(f"{path}: sha256 {digest[:12]}..., its marker says {part.sha256[:12]}...")
+        raise ExchangeDamagedError(
+            f"{path}: sha256 {digest[:12]}..., expected {part.sha256[:12]}... according to its marker"
+        )
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         require_bounded(file, path)

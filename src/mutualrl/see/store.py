@@ -1,10 +1,10 @@
-"""Storage of the objects of an exchange: one interface over files, a bucket or memory.
+"""Storage of an exchange's objects: one interface over files, a bucket or memory.
 
-Each policy has a namespace of its own, and it alone writes there. Names are flat. What a store promises:
+Each policy has its own namespace and is its only writer. Names are flat. Guarantees of a store:
 
-- `put`, `create` and `swap` leave the complete object or none of it, whenever the writer dies;
-- `create` succeeds for one writer only; `swap` only while the object still is what the writer has read;
-- what was put durably is there after a crash of the machine, and seen by every reader from then on.
+- `put`, `create` and `swap` are atomic, even if the writer is killed;
+- `create` succeeds for one writer only; `swap` only if the object still has the bytes that the writer read;
+- an object that was put durably survives a crash of the machine and is visible to every reader from then on.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from urllib.parse import unquote, urlsplit
 from mutualrl.errors import DiskError, ExchangeDamagedError, FileDamagedError, MachineError
 from mutualrl.storage.files import create_atomic, read_regular, sync_directory, write_atomic
 
-LARGEST_OBJECT = 4 * 2**30  # bytes; a round of thousands of long rollouts is some megabytes
+LARGEST_OBJECT = 4 * 2**30  # bytes; a round of thousands of long rollouts is a few megabytes
 
 
 class ExchangeStore(Protocol):
-    """Objects by policy and name. A reader pauses `poll_seconds` (the first, and the longest time) between two polls
-    for an object, and polls the heartbeats every `liveness_seconds`."""
+    """Objects by policy and name. A reader pauses `poll_seconds` (first, longest) between two polls for an object, and
+    polls the heartbeats every `liveness_seconds`."""
 
     poll_seconds: tuple[float, float]
     liveness_seconds: float
 
     def describe(self, policy: str, name: str = "") -> str:
-        """Return where an object is, for messages."""
+        """Return an object's location, for messages."""
         ...
 
     def policies(self) -> list[str]:
@@ -42,24 +42,24 @@ class ExchangeStore(Protocol):
         ...
 
     def names(self, policy: str) -> list[str]:
-        """Return the names of a policy's objects, in any order; none where it has no namespace."""
+        """Return the names of a policy's objects, in any order; none if it has no namespace."""
         ...
 
     def get(self, policy: str, name: str) -> bytes | None:
-        """Return an object's bytes; None while there is none. Raises OSError where it cannot be read,
-        ExchangeDamagedError among them."""
+        """Return an object's bytes, or None if it does not exist. Raises OSError if it cannot be read, including
+        ExchangeDamagedError."""
         ...
 
     def size(self, policy: str, name: str) -> int:
-        """Return an object's size in bytes; 0 where there is none."""
+        """Return an object's size in bytes; 0 if it does not exist."""
         ...
 
     def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write an object, replacing an older one. Not durable: it may be lost in a crash, never torn."""
+        """Write an object, replacing an older one. With `durable=False` a crash may lose it, but never leave a part."""
         ...
 
     def create(self, policy: str, name: str, data: bytes) -> bool:
-        """Write an object unless there is one. Return whether it was written."""
+        """Write an object unless it exists. Return whether it was written."""
         ...
 
     def swap(self, policy: str, name: str, expected: bytes, data: bytes) -> bool:
@@ -67,7 +67,7 @@ class ExchangeStore(Protocol):
         ...
 
     def delete(self, policy: str, names: Iterable[str]) -> None:
-        """Remove objects, durably; names that are not there are ignored."""
+        """Delete objects durably; names that do not exist are ignored."""
         ...
 
 
@@ -93,14 +93,14 @@ class LocalStore:
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
 
     def names(self, policy: str) -> list[str]:
-        """Return the file names in the policy's directory, but for the store's own."""
+        """Return the file names in the policy's directory, except the store's own files."""
         directory = self.root / policy
         if not directory.is_dir():
             return []
         return [path.name for path in directory.iterdir() if not path.name.startswith(".")]
 
     def get(self, policy: str, name: str) -> bytes | None:
-        """Return the file's bytes; None where there is no such file."""
+        """Return the file's bytes, or None if it does not exist."""
         try:
             return read_regular(self.root / policy / name, LARGEST_OBJECT)
         except FileNotFoundError:
@@ -109,19 +109,19 @@ class LocalStore:
             raise ExchangeDamagedError(str(error)) from None
 
     def size(self, policy: str, name: str) -> int:
-        """Return the file's size; 0 where there is no such file."""
+        """Return the file's size; 0 if it does not exist."""
         path = self.root / policy / name
         return path.stat().st_size if path.exists() else 0
 
     def put(self, policy: str, name: str, data: bytes, *, durable: bool = True) -> None:
         """Write a temporary file and rename it over the name. Raises DiskError."""
-        if durable:  # a heartbeat must not bring back a directory that was removed
+        if durable:  # a heartbeat must not recreate a directory that was removed
             self._directory(policy)
         write_atomic(self.root / policy / name, data, durable=durable)
 
     def create(self, policy: str, name: str, data: bytes) -> bool:
-        """Write a temporary file and link it to the name, which fails where the name is taken; where the file system
-        has no links, look and rename under the policy's lock. Raises DiskError."""
+        """Write a temporary file and hard-link it to the name, which fails if the name is taken; on a file system
+        without hard links, check and rename under the policy's lock. Raises DiskError."""
         path = self._directory(policy) / name
         try:
             return create_atomic(path, data)
@@ -135,7 +135,7 @@ class LocalStore:
             return True
 
     def swap(self, policy: str, name: str, expected: bytes, data: bytes) -> bool:
-        """Compare and replace under the policy's lock, which the system releases when the process ends."""
+        """Compare and replace under the policy's lock, which the operating system releases when the process ends."""
         with self._locked(policy):
             if self.get(policy, name) != expected:
                 return False
@@ -143,7 +143,7 @@ class LocalStore:
             return True
 
     def delete(self, policy: str, names: Iterable[str]) -> None:
-        """Unlink the files and make that durable."""
+        """Unlink the files and sync the directory."""
         directory = self.root / policy
         for name in names:
             (directory / name).unlink(missing_ok=True)
@@ -164,12 +164,12 @@ class LocalStore:
 
 
 class RemoteStore(ExchangeStore, Protocol):
-    """Store that policies on several machines reach: what `join` asks of one beyond an exchange's objects."""
+    """Store that several machines can reach, with the further operations that `join` requires."""
 
     url: str
 
     def probe(self) -> None:
-        """Raise MachineError naming what the store does not do."""
+        """Raise MachineError naming the first operation that the store does not support."""
         ...
 
     def put_file(self, policy: str, name: str, path: Path) -> None:
@@ -177,13 +177,13 @@ class RemoteStore(ExchangeStore, Protocol):
         ...
 
     def get_file(self, policy: str, name: str, path: Path) -> None:
-        """Write an object of any size to a file. Raises FileNotFoundError where there is none."""
+        """Write an object of any size to a file. Raises FileNotFoundError if it does not exist."""
         ...
 
 
 class SharedDirectory(LocalStore):
-    """Files below a directory that all machines of a run mount, `file:///mount/runs/one`. The file system must keep
-    links, renames and locks, as NFS 4 and the common cluster file systems do."""
+    """Files below a directory that all machines of a run mount, `file:///mount/runs/one`. The file system must support
+    hard links, renames and locks, as NFS 4 and the common cluster file systems do."""
 
     poll_seconds = (0.05, 1.0)
     liveness_seconds = 5.0
@@ -193,42 +193,42 @@ class SharedDirectory(LocalStore):
         self.url = url
 
     def probe(self) -> None:
-        """Write, list, read and delete a file; create it twice; replace it by who has read it, and by who has not."""
+        """Write, list, read and delete a file; create it twice; swap its current and stale bytes."""
         if not self.root.parent.is_dir():
-            raise MachineError(f"{self.url}: there is no directory {self.root.parent}; is the file system mounted?")
+            raise MachineError(f"{self.url}: directory {self.root.parent} does not exist; is the file system mounted?")
         name = f"probe-{uuid.uuid4().hex}"
         try:
             self._require(self.create("", name, b"first"), "a file cannot be created")
             self._require(not self.create("", name, b"second"), "it accepts a second create")
-            self._require(name in self.names(""), "what was put is not listed")
-            self._require(self.swap("", name, b"first", b"third"), "who has read a file cannot replace it")
-            self._require(not self.swap("", name, b"first", b"fourth"), "it accepts a replacement that is out of date")
-            self._require(self.get("", name) == b"third", "what was put is not what is read")
+            self._require(name in self.names(""), "a new file is not listed")
+            self._require(self.swap("", name, b"first", b"third"), "a replacement of the current version fails")
+            self._require(not self.swap("", name, b"first", b"fourth"), "it accepts a replacement of a stale version")
+            self._require(self.get("", name) == b"third", "a read does not return what was written")
         except (OSError, DiskError) as error:
             raise MachineError(f"{self.url}: cannot hold an exchange: {error}") from None
         finally:
             with suppress(OSError):
                 self.delete("", [name])
 
-    def _require(self, kept: bool, problem: str) -> None:
-        if not kept:
-            raise MachineError(f"{self.url}: its file system cannot hold an exchange: {problem}")
+    def _require(self, condition: bool, problem: str) -> None:
+        if not condition:
+            raise MachineError(f"{self.url}: the file system cannot hold an exchange: {problem}")
 
     def put_file(self, policy: str, name: str, path: Path) -> None:
-        """Copy a file beside its place, and rename it."""
+        """Copy a file to a temporary name and rename it."""
         target = self._directory(policy) / name
         temporary = target.with_name(f".{name}.{os.getpid()}.tmp")
         shutil.copyfile(path, temporary)
         temporary.replace(target)
 
     def get_file(self, policy: str, name: str, path: Path) -> None:
-        """Copy an object to a file. Raises FileNotFoundError where there is none."""
+        """Copy an object to a file. Raises FileNotFoundError if it does not exist."""
         shutil.copyfile(self.root / policy / name, path)
 
 
 def remote_store(url: str, retry_seconds: float | None = None) -> RemoteStore:
-    """Return the store at a URL: a shared directory, or a bucket, whose failing requests are made again for so many
-    seconds. Raises UsageError, MachineError."""
+    """Return the store at a URL: a shared directory, or a bucket whose failing requests are retried for up to
+    `retry_seconds`. Raises UsageError, MachineError."""
     if url.startswith("file://"):
         return SharedDirectory(url)
     from mutualrl.see.bucket import BucketStore
@@ -237,7 +237,7 @@ def remote_store(url: str, retry_seconds: float | None = None) -> RemoteStore:
 
 
 def open_store(location: Location) -> ExchangeStore:
-    """Return the store at a location: a directory, or the URL of a bucket; a store is returned as it is."""
+    """Return the store at a location: a directory, or the URL of a bucket. A store is returned unchanged."""
     if isinstance(location, Path):
         return LocalStore(location)
     if isinstance(location, str):

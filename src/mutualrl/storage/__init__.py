@@ -1,1 +1,1 @@
-"""Files on disk: run directories, checkpoints, and the one way to write a file safely."""
+"""Files on disk: run directories, checkpoints, atomic writes."""

@@ -1,7 +1,7 @@
-"""Directories that are complete, or not there at all: a trained model, an adapter, a checkpoint.
+"""Directories that are complete or absent: a trained model, an adapter, a checkpoint.
 
-The files are written under another name; `complete.json`, written last, has the size and the sha256 of each and a
-checksum of itself; one rename puts all of it in its place."""
+The files are written to a staging directory; `complete.json`, written last, has the size and sha256 of each file and
+its own checksum; one rename commits the directory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mutualrl.storage.files import JsonObject, read_checksummed, sync_directory,
 
 FORMAT = 1
 MARKER = "complete.json"
-CARD = "README.md"  # a model's card is written, and written again, when the model is complete
-_SUMS: dict[tuple[str, int, int, int], str] = {}
+CARD = "README.md"  # a model's card is rewritten after the model is complete
+_SHA256_CACHE: dict[tuple[str, int, int, int], str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class FileSum:
-    """Size in bytes and sha256 of one file."""
+    """Size in bytes and sha256 of a file."""
 
     bytes: int
     sha256: str
 
 
 def file_sum(path: Path) -> FileSum:
-    """Return size and sha256 of a file, after its bytes are on the disk."""
+    """Sync a file to disk and return its size and sha256."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -38,36 +38,36 @@ def file_sum(path: Path) -> FileSum:
 
 
 def prefix_sum(path: Path, length: int | None = None) -> FileSum:
-    """Return size and sha256 of a file's first `length` bytes (or fewer, if it is shorter), or of all."""
-    digest, left, size = hashlib.sha256(), length, 0
+    """Return size and sha256 of a file's first `length` bytes (fewer if it is shorter), or of the whole file."""
+    digest, remaining, size = hashlib.sha256(), length, 0
     with path.open("rb") as file:
-        while block := file.read(2**20 if left is None else min(2**20, left)):
+        while block := file.read(2**20 if remaining is None else min(2**20, remaining)):
             digest.update(block)
             size += len(block)
-            left = None if left is None else left - len(block)
+            remaining = None if remaining is None else remaining - len(block)
     return FileSum(size, digest.hexdigest())
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file, in hex. One that has not changed since this process read it (size, time, inode) is
-    not read again: models are large, and are looked at more than once."""
+    """Return the sha256 of a file, in hex. Cached while its size, modification time and inode stay the same: models are
+    large, and are verified more than once."""
     stat = path.stat()
     key = (str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    if key not in _SUMS:
+    if key not in _SHA256_CACHE:
         with path.open("rb") as file:
-            _SUMS[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    return _SUMS[key]
+            _SHA256_CACHE[key] = hashlib.file_digest(file, "sha256").hexdigest()
+    return _SHA256_CACHE[key]
 
 
 def relative_files(directory: Path) -> list[str]:
-    """Return every file below a directory but the marker, sorted, with `/` between parts."""
+    """Return every file below a directory except the marker, sorted, as POSIX paths."""
     names = (p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file())
     return sorted(name for name in names if name != MARKER)
 
 
 def commit_directory(staging: Path, final: Path, identity: Mapping[str, object]) -> None:
-    """Turn the files in `staging` into the directory `final`, in place of an earlier one. `identity`: what it is, for
-    the marker. A kill before the rename leaves what was there before."""
+    """Turn `staging` into the directory `final`, replacing an earlier one. `identity`: marker fields that identify the
+    content. A kill before the rename leaves the earlier directory unchanged."""
     sums = {name: asdict(file_sum(staging / name)) for name in relative_files(staging)}
     for directory in {(staging / name).parent for name in sums}:
         sync_directory(directory)
@@ -82,12 +82,12 @@ def commit_directory(staging: Path, final: Path, identity: Mapping[str, object])
 
 
 def verify_directory(directory: Path) -> JsonObject:
-    """Return the marker of a directory whose files were all compared with it; its card is left aside. Raises
-    FileDamagedError naming the file that is missing, is changed, or does not belong there."""
+    """Verify a directory's files, except its card, against its marker and return the marker. Raises FileDamagedError
+    naming a missing, changed or unexpected file."""
     path = directory / MARKER
     marker = read_checksummed(path)
     if marker is None:
-        raise FileDamagedError(f"{path}: not there; {directory.name} is not complete, or was not written by a run")
+        raise FileDamagedError(f"{path}: missing; {directory.name} is incomplete or was not written by a run")
     files = marker.get("files")
     if marker.get("format") != FORMAT or not isinstance(files, dict):
         raise FileDamagedError(f"{path}: format {marker.get('format')!r}, this version reads {FORMAT}")
@@ -96,15 +96,19 @@ def verify_directory(directory: Path) -> JsonObject:
 
 
 def compare_files(directory: Path, expected: Mapping[str, FileSum]) -> None:
-    """Raise FileDamagedError naming a file below `directory` that is missing, is changed, or is not expected."""
+    """Raise FileDamagedError naming a file below `directory` that is missing, changed or unexpected."""
     names = set(relative_files(directory)) - {CARD}
     for name in sorted(names ^ (set(expected) - {CARD})):
-        what = "is missing" if name in expected else "does not belong there"
-        raise FileDamagedError(f"{directory / name}: {what}")
+        problem = "is missing" if name in expected else "unexpected file"
+        raise FileDamagedError(f"{directory / name}: {problem}")
     for name in sorted(names):
-        path, each = directory / name, expected[name]
-        if path.stat().st_size != each.bytes:
-            raise FileDamagedError(f"{path}: {path.stat().st_size} bytes, its marker says {each.bytes}")
+        path, entry = directory / name, expected[name]
+        if path.stat().st_size != entry.bytes:
+            raise FileDamagedError(
+                f"{path}: {path.stat().st_size} bytes, expected {entry.bytes} according to its marker"
+            )
         digest = sha256_of(path)
-        if digest != each.sha256:
-            raise FileDamagedError(f"{path}: sha256 {digest[:12]}..., its marker says {each.sha256[:12]}...")
+        if digest != entry.sha256:
+            raise FileDamagedError(
+                f"{path}: sha256 {digest[:12]}..., expected {entry.sha256[:12]}... according to its marker"
+            )

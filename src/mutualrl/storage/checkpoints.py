@@ -1,8 +1,8 @@
 """Checkpoints on disk: complete or absent. No torch.
 
-`<policy>/checkpoints/step-000020/` holds the files of all ranks and, written last, `complete.json` with the size and
-the sha256 of each. It is made under another name and renamed; `latest.json` is replaced atomically after that. A reader
-takes a directory only when every file matches the marker."""
+`<policy>/checkpoints/step-000020/` has the files of all ranks and, written last, `complete.json` with the size and
+sha256 of each. It is written to a staging directory and renamed; then `latest.json` is replaced atomically. A reader
+accepts a directory only if every file matches the marker."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mutualrl.storage.files import read_checksummed, sync_directory, write_check
 
 FORMAT = 1
 LATEST = "latest.json"
-_NAME = re.compile(r"step-([0-9]{6,})")
-_PASSED = re.compile(r"\.step-[0-9]{6,}\.damaged")
+_COMPLETE = re.compile(r"step-([0-9]{6,})")
+_QUARANTINED = re.compile(r"\.step-[0-9]{6,}\.damaged")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMarker:
-    """Marker of a complete checkpoint. `round` is the exchange cursor: the first round that a policy resumed from here
-    reads; no earlier round is needed any more. `progress` is what the policy reports across restarts."""
+    """Marker of a complete checkpoint. `round` is the exchange cursor: the first round that a policy resumed from it
+    reads; earlier rounds are no longer needed. `progress`: totals that the policy accumulates across restarts."""
 
     run_id: str
     policy: str
@@ -46,8 +46,8 @@ class CheckpointMarker:
 
 
 class Checkpoints:
-    """Checkpoints of one policy, which it alone writes: complete ones in `<policy>/checkpoints`, the one in the
-    making in `<policy>/trainer`, where transformers writes it."""
+    """Checkpoints of one policy, which is their only writer: complete ones in `<policy>/checkpoints`, the one being
+    written in `<policy>/trainer`, by transformers."""
 
     def __init__(self, policy: Path) -> None:
         self.root = policy / "checkpoints"
@@ -58,48 +58,48 @@ class Checkpoints:
         return self.root / f"step-{step:06d}"
 
     def staged(self, step: int) -> Path:
-        """Return the path where a step's checkpoint is written, before it is complete. The name is transformers'."""
+        """Return the path of a step's checkpoint while it is written. Transformers chooses the name."""
         return self.staging / f"checkpoint-{step}"
 
     def steps(self) -> list[int]:
-        """Return steps with a complete checkpoint, oldest first. Their bytes are not looked at here."""
+        """Return the steps with a complete checkpoint, oldest first. Their files are not verified."""
         if not self.root.is_dir():
             return []
-        matches = (_NAME.fullmatch(p.name) for p in self.root.iterdir() if (p / MARKER).is_file())
+        matches = (_COMPLETE.fullmatch(p.name) for p in self.root.iterdir() if (p / MARKER).is_file())
         return sorted(int(match[1]) for match in matches if match)
 
     def incomplete(self) -> list[Path]:
-        """Return directories of steps without a marker, which nobody reads: a kill left them, or the marker is gone."""
+        """Return the step directories without a marker, which are not read: left by a kill, or damaged."""
         if not self.root.is_dir():
             return []
-        named = (path for path in self.root.iterdir() if _NAME.fullmatch(path.name))
-        return sorted(path for path in named if not (path / MARKER).is_file())
+        directories = (path for path in self.root.iterdir() if _COMPLETE.fullmatch(path.name))
+        return sorted(path for path in directories if not (path / MARKER).is_file())
 
     def clear_partial(self) -> None:
-        """Remove partial checkpoints of an earlier attempt."""
+        """Remove an earlier attempt's partial checkpoints."""
         if self.staging.is_dir():
             shutil.rmtree(self.staging)
         for path in self.incomplete():
             shutil.rmtree(path)
 
     def require_space(self, step: int, needed: int) -> None:
-        """Raise DiskError naming path and bytes when the disk has less than `needed` bytes free."""
+        """Raise DiskError naming path and bytes if the disk has fewer than `needed` bytes free."""
         self.root.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.root).free
         if free < needed:
             raise DiskError(
-                f"{self.path(step)}: a checkpoint needs {needed:,} bytes, the disk has {free:,} free; make room, or "
-                "set run.keep_checkpoints lower, then: mutualrl train --resume"
+                f"{self.path(step)}: a checkpoint needs {needed:,} bytes, the disk has {free:,} free; make space, or "
+                "lower run.keep_checkpoints, then: mutualrl train --resume"
             )
 
     def size(self) -> int:
-        """Return bytes of the newest complete checkpoint; 0 when there is none."""
+        """Return the size in bytes of the newest complete checkpoint; 0 if there is none."""
         steps = self.steps()
         return sum(f.bytes for f in self.marker(steps[-1]).files.values()) if steps else 0
 
     def commit(self, marker: CheckpointMarker) -> Path:
-        """Turn the staged files into the step's checkpoint: marker, rename, `latest`. The files' bytes are on the
-        disk."""
+        """Turn the staged files, already synced to disk, into the step's checkpoint: write the marker, rename, update
+        `latest.json`."""
         self.root.mkdir(parents=True, exist_ok=True)
         staging, final = self.staged(marker.step), self.path(marker.step)
         for directory in {staging / Path(name).parent for name in marker.files}:
@@ -111,10 +111,10 @@ class Checkpoints:
         return final
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` complete checkpoints, and damaged ones in quarantine: the marker
-        first, so that none is ever half there."""
+        """Remove quarantined checkpoints and all but the newest `keep` complete ones, each marker first, so that a
+        partly removed checkpoint does not count as complete."""
         for path in self.root.iterdir():
-            if _PASSED.fullmatch(path.name):
+            if _QUARANTINED.fullmatch(path.name):
                 shutil.rmtree(path)
         for step in self.steps()[:-keep]:
             (self.path(step) / MARKER).unlink()
@@ -122,13 +122,12 @@ class Checkpoints:
             shutil.rmtree(self.path(step))
 
     def marker(self, step: int) -> CheckpointMarker:
-        """Return the marker of a step. Raises CheckpointDamagedError when it is missing, changed, or of another
-        format."""
+        """Return the marker of a step. Raises CheckpointDamagedError if it is missing, changed or of another format."""
         path = self.path(step) / MARKER
         try:
             value = read_checksummed(path)
             if value is None:
-                raise ValueError("not there")
+                raise ValueError("missing")
             if value["format"] != FORMAT:
                 raise AnotherFormatError(
                     f"{path}: format {value['format']!r}, this version reads {FORMAT}; use the mutualrl that wrote it"
@@ -141,15 +140,15 @@ class Checkpoints:
         return marker
 
     def newest_cursor(self) -> int:
-        """Return the exchange cursor of the newest checkpoint whose marker is intact; 0 without one."""
+        """Return the exchange cursor of the newest checkpoint with an intact marker; 0 if there is none."""
         for step in reversed(self.steps()):
             with contextlib.suppress(CheckpointDamagedError):
                 return self.marker(step).round
         return 0
 
     def verify(self, step: int) -> CheckpointMarker:
-        """Return the marker of a step whose files were all compared with it. Raises CheckpointDamagedError naming
-        the file."""
+        """Verify a step's files against its marker and return the marker. Raises CheckpointDamagedError naming the
+        file."""
         marker = self.marker(step)
         try:
             compare_files(self.path(step), marker.files)
@@ -158,11 +157,11 @@ class Checkpoints:
         return marker
 
     def newest(self, run_id: str, policy: str, notify: Callable[[str], None]) -> CheckpointMarker | None:
-        """Return the newest checkpoint that is intact and this policy's. A damaged one above it is named to `notify`
-        and quarantined. None when there is no checkpoint at all.
+        """Return the marker of this policy's newest intact checkpoint, or None if there is no checkpoint. Newer damaged
+        ones are reported to `notify` and quarantined.
 
-        Raises CheckpointDamagedError when there are checkpoints and none of them is intact, or one is of another
-        format, run or policy: a policy never starts from scratch because its past cannot be read."""
+        Raises CheckpointDamagedError if there are checkpoints but none is intact, or one is of another format, run or
+        policy: a policy never restarts from scratch because its checkpoints cannot be read."""
         damaged: list[tuple[int, CheckpointDamagedError]] = []
         for step in reversed(self.steps()):
             try:
@@ -176,40 +175,39 @@ class Checkpoints:
                 raise CheckpointDamagedError(
                     f"{self.path(step)}: of run {marker.run_id!r}, policy {marker.policy!r}, not of this one"
                 )
-            for bad, why in damaged:
-                notify(f"checkpoint skipped: {why}")
-                self._quarantine(bad)
+            for damaged_step, cause in damaged:
+                notify(f"checkpoint skipped: {cause}")
+                self._quarantine(damaged_step)
             return marker
         if damaged:
             raise CheckpointDamagedError(
-                f"policy {policy!r} has no intact checkpoint: {'; '.join(str(why) for _, why in damaged)}. Restore "
-                "one, or train from the start: --clean, or another --run-dir"
+                f"policy {policy!r} has no intact checkpoint: {'; '.join(str(cause) for _, cause in damaged)}. Restore "
+                "one, or train from the start with --clean or another --run-dir"
             )
         return None
 
     def _quarantine(self, step: int) -> None:
-        aside = self.root / f".step-{step:06d}.damaged"
-        if aside.exists():
-            shutil.rmtree(aside)
-        self.path(step).replace(aside)
+        quarantine = self.root / f".step-{step:06d}.damaged"
+        if quarantine.exists():
+            shutil.rmtree(quarantine)
+        self.path(step).replace(quarantine)
 
 
 class AnotherFormatError(CheckpointDamagedError):
-    """Checkpoint that another version of mutualrl wrote."""
+    """Checkpoint of another mutualrl version."""
 
 
 def oldest_needed(policies: Sequence[Path], staleness: int = 0) -> int:
-    """Return the first round that some policy may still need: `staleness` rounds before the smallest cursor in any
-    policy's oldest kept complete checkpoint; 0 where a policy has none. `policies` are the directories of all policies
-    of the pool."""
+    """Return the first round that a policy may still need: `staleness` rounds before the smallest cursor of any kept
+    complete checkpoint; 0 if a policy has none. `policies`: the directories of all policies of the pool."""
     cursors = []
     for policy in policies:
-        store = Checkpoints(policy)
+        checkpoints = Checkpoints(policy)
         rounds = []
-        for step in store.steps():
+        for step in checkpoints.steps():
             try:
-                rounds.append(store.marker(step).round)
+                rounds.append(checkpoints.marker(step).round)
             except CheckpointDamagedError:
-                return 0  # what cannot be read cannot be said to have passed anything
+                return 0  # without its cursor, any round may be needed
         cursors.append(min(rounds, default=0))
     return max(min(cursors, default=0) - staleness, 0)

@@ -1,4 +1,4 @@
-"""One way to write a file safely, and to read JSON back."""
+"""Atomic writes, and reads of JSON files."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Any, BinaryIO
 
 from mutualrl.errors import DiskError, FileDamagedError, UsageError
 
-#: what json.loads gives of an object; its readers check what is in it
+#: parsed JSON object, not validated
 JsonObject = dict[str, Any]
 
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EFBIG}
-#: how safetensors and torch report what the system said, without its number
-_DISK_WORDS = ("(os error", "PytorchStreamWriter failed", "No space left", "file write failed")
+_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EFBIG}
+#: fragments of the messages in which safetensors and torch report a disk error without its errno
+_DISK_MESSAGES = ("(os error", "PytorchStreamWriter failed", "No space left", "file write failed")
 
 
 def user_path(text: str | Path) -> Path:
-    """Return a path as a user typed it, `~` expanded and absolute; the file need not exist.
+    """Return the absolute path that a user typed, `~` expanded; the file need not exist.
 
-    Raises UsageError for what the system could not even look up: a NUL, undecodable bytes, an unknown home, a name that
-    is too long, a directory that may not be entered.
+    Raises UsageError for a path that cannot be looked up: a NUL, undecodable bytes, an unknown home, a name that is too
+    long, a directory without permission.
     """
     shown = repr(str(text))[:120]
     if "\0" in str(text) or not _encodes(str(text)):
-        raise UsageError(f"{shown} is not a path: it holds a NUL, or bytes that are no UTF-8")
+        raise UsageError(f"{shown} is not a path: it contains a NUL or bytes that are not UTF-8")
     try:
         path = Path(text).expanduser().absolute()
         path.exists()
@@ -41,7 +41,7 @@ def user_path(text: str | Path) -> Path:
         return path
     except OSError as error:
         raise UsageError(f"path {shown} cannot be used: {error.strerror or error}") from None
-    except RuntimeError as error:  # no such user's home
+    except RuntimeError as error:  # unknown home directory
         raise UsageError(f"path {shown} cannot be used: {error}") from None
     return path
 
@@ -55,15 +55,15 @@ def _encodes(text: str) -> bool:
 
 
 def is_disk_failure(error: BaseException) -> bool:
-    """Return whether an error means that the disk, or the limit of open files, refused a write."""
+    """Return whether an error means that a write failed because of the disk or the limit of open files."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _DISK_ERRORS
-    return any(word in str(error) for word in _DISK_WORDS)
+        return error.errno in _DISK_ERRNOS
+    return any(fragment in str(error) for fragment in _DISK_MESSAGES)
 
 
 def is_machine_failure(error: OSError) -> bool:
-    """Return whether an error is the machine's: its disk, its permissions, a closed pipe, a working directory that is
-    gone; and not a path that we should not have opened."""
+    """Return whether the machine caused an error (disk, permissions, closed pipe, deleted working directory) and not a
+    wrong path in this program."""
     if is_disk_failure(error) or error.errno in (
         errno.EPIPE,
         errno.EACCES,
@@ -80,12 +80,11 @@ def is_machine_failure(error: OSError) -> bool:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Put `data` at `path` so that a reader sees the old file, or the new one, never a part.
+    """Write `data` to `path` so that a reader sees the old file or the new one, never a part.
 
-    Steps: temporary file in the same directory, write, fsync, rename over the name, fsync of the directory. With
-    `durable=False` the two fsyncs are left out (heartbeats: torn is forbidden, lost is harmless). A writer killed in
-    between leaves a `.tmp` file that no reader looks at. Raises DiskError with the path and the bytes needed when the
-    disk refuses."""
+    Steps: temporary file in the same directory, write, fsync, rename over the name, fsync of the directory.
+    `durable=False` skips both fsyncs (heartbeats may be lost, but not torn). A writer killed in between leaves a `.tmp`
+    file, which is not read. Raises DiskError with path and size if the write fails because of the disk."""
     with _temporary(path, data, durable=durable) as temporary:
         temporary.replace(path)
         if durable:
@@ -93,9 +92,9 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def create_atomic(path: Path, data: bytes) -> bool:
-    """Put `data` at `path` unless something is there; return whether it was put.
+    """Write `data` to `path` unless it exists; return whether it was written.
 
-    Steps: temporary file in the same directory, write, fsync, link to the name (which fails where it is taken), fsync
+    Steps: temporary file in the same directory, write, fsync, hard link to the name (which fails if it is taken), fsync
     of the directory. Raises DiskError as `write_atomic` does.
     """
     with _temporary(path, data, durable=True) as temporary:
@@ -111,7 +110,7 @@ def create_atomic(path: Path, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def _temporary(path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
-    """Yield a file beside `path` that holds `data`; where the disk refuses anything, it is removed again."""
+    """Yield a temporary file with `data` beside `path`; remove it on errors. Raises DiskError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -129,7 +128,7 @@ def _temporary(path: Path, data: bytes, *, durable: bool) -> Iterator[Path]:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what killed writers left in a directory. No writer may be at work there."""
+    """Remove the temporary files of killed writers from a directory, which must have no live writer."""
     for path in directory.glob(".*.tmp") if directory.is_dir() else ():
         path.unlink(missing_ok=True)
 
@@ -138,8 +137,8 @@ PROBE_BYTES = 4096
 
 
 def require_writable(directory: Path) -> None:
-    """Raise DiskError, with path, bytes and what is free, when a small file cannot be written into a directory: the
-    disk is full, has no inodes left, or fails."""
+    """Raise DiskError with path, size and free space if a small file cannot be written to a directory: the disk is
+    full, out of inodes, or failing."""
     probe = directory / "probe"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -153,10 +152,10 @@ def require_writable(directory: Path) -> None:
 
 def _free(directory: Path) -> str:
     try:
-        state = os.statvfs(directory)
+        usage = os.statvfs(directory)
     except OSError as error:
-        return f"what is free cannot be seen: {error.strerror}"
-    return f"{state.f_bavail * state.f_frsize:,} bytes and {state.f_favail:,} files free"
+        return f"free space unknown: {error.strerror}"
+    return f"{usage.f_bavail * usage.f_frsize:,} bytes and {usage.f_favail:,} files free"
 
 
 def sync_directory(path: Path) -> None:
@@ -168,14 +167,14 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-SMALL_BYTES = 64 * 2**20  # of a small file of ours, at most: what is larger was not written by us
+SMALL_BYTES = 64 * 2**20  # maximum size of a small file that mutualrl writes
 
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Yield a regular file, open for reading. A FIFO, a device or a directory is never read, nor waited for.
+    """Yield a regular file, open for reading, without blocking on a FIFO or a device.
 
-    Raises FileNotFoundError, FileDamagedError for another kind of file, OSError.
+    Raises FileNotFoundError, FileDamagedError for any other kind of file, OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -200,28 +199,30 @@ def read_regular(path: Path, limit: int = SMALL_BYTES) -> bytes:
 
 
 def strict_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text as we write it. Raises ValueError for anything else: NaN, an infinity, a number
-    that is too large for a float, nesting without end, bytes that are no UTF-8."""
+    """Parse strict JSON. Raises ValueError for anything else, and for NaN, an infinity, a number too large for a float,
+    too deep nesting, or bytes that are not UTF-8."""
     try:
         return json.loads(
-            text if isinstance(text, str) else text.decode("utf-8"), parse_constant=_no_number, parse_float=_finite
+            text if isinstance(text, str) else text.decode("utf-8"),
+            parse_constant=_reject_constant,
+            parse_float=_finite,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-LARGEST_NUMBER = 1e100  # no figure of ours is larger; sums of larger ones would overflow
+LARGEST_NUMBER = 1e100  # larger than any number that mutualrl writes; sums of larger ones could overflow
 
 
 def finite_number(value: object) -> float | None:
-    """Return a value of a file as a finite number that can be computed with and shown, or None."""
+    """Return a value from a file as a finite float, or None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_NUMBER:
         return None
     return float(value)
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON number")
+def _reject_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -232,52 +233,52 @@ def _finite(text: str) -> float:
 
 
 def write_json(path: Path, value: object, *, durable: bool = True) -> None:
-    """Write `value` as one line of JSON, atomically. NaN and infinities are refused."""
+    """Write `value` as one line of JSON, atomically. Raises ValueError for NaN and infinities."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=False)
     write_atomic(path, (text + "\n").encode(), durable=durable)
 
 
-CHECKSUM_KEY = "seal"  # the key on disk: sha256 of everything else in the file
+CHECKSUM_KEY = "seal"  # key on disk: sha256 of the rest of the file
 
 
-PLACE_KEY = "relative_path"  # the key on disk: where below its root the file lies
+PLACE_KEY = "relative_path"  # key on disk: the file's path relative to its root
 
 
 def write_checksummed(path: Path, value: JsonObject, *, root: Path | None = None) -> None:
-    """Write a JSON object, atomically, with a sha256 of itself: a file of which no byte can change unnoticed. With
-    `root`, the directory that it belongs to, it also holds its place there, so that no file of another place can take
-    its own unnoticed."""
+    """Write a JSON object atomically with its own sha256, so that any changed byte is detected. With `root`, the
+    directory that it belongs to, it also has its relative path there, so that a file moved from another place is
+    detected."""
     if root is not None:
-        place = path.relative_to(root).as_posix()
-        if value.get(PLACE_KEY, place) != place:
-            raise ValueError(f"{PLACE_KEY}: found {value[PLACE_KEY]!r}, expected {place!r}")
-        value = {**value, PLACE_KEY: place}
+        relative = path.relative_to(root).as_posix()
+        if value.get(PLACE_KEY, relative) != relative:
+            raise ValueError(f"{PLACE_KEY}: found {value[PLACE_KEY]!r}, expected {relative!r}")
+        value = {**value, PLACE_KEY: relative}
     write_atomic(path, checksummed_bytes(value))
 
 
 def read_checksummed(path: Path, *, root: Path | None = None) -> JsonObject | None:
-    """Return the object that `write_checksummed` wrote, without its checksum and, with `root`, its place; None when
-    there is no such file. Raises FileDamagedError when a byte was changed, added or lost, and, with `root`, for a file
-    of another place."""
+    """Return the object that `write_checksummed` wrote, without its checksum and, with `root`, its path; None if the
+    file does not exist. Raises FileDamagedError if a byte was changed, added or lost and, with `root`, for a file
+    from another path."""
     try:
         data = read_regular(path)
     except FileNotFoundError:
         return None
     value = parse_checksummed(data, str(path))
     if root is not None:
-        place, expected = value.pop(PLACE_KEY, "another place"), path.relative_to(root).as_posix()
-        if place != expected:
-            raise FileDamagedError(f"{path}: is the file of {str(place)!r:.80}, expected that of {expected!r}")
+        stored, expected = value.pop(PLACE_KEY, "another path"), path.relative_to(root).as_posix()
+        if stored != expected:
+            raise FileDamagedError(f"{path}: written for {str(stored)!r:.80}, expected {expected!r}")
     return value
 
 
 def parse_checksummed(data: bytes, where: str) -> JsonObject:
-    """Return the object in checksummed bytes, without its checksum. Raises FileDamagedError when a byte was changed."""
+    """Return the object in checksummed bytes, without its checksum. Raises FileDamagedError if a byte was changed."""
     value = _object(data, where)
     value.pop(CHECKSUM_KEY, None)
     try:
         matches = checksummed_bytes(value) == data
-    except UnicodeEncodeError:  # half a surrogate pair, which no writer of ours could have encoded
+    except UnicodeEncodeError:  # a lone surrogate, which mutualrl never writes
         matches = False
     if not matches:
         raise FileDamagedError(f"{where}: its bytes do not match its checksum")
@@ -285,8 +286,8 @@ def parse_checksummed(data: bytes, where: str) -> JsonObject:
 
 
 def parse_or_none(data: bytes | None) -> JsonObject | None:
-    """Return the JSON object in some bytes, or None where there is none that can be read now: for objects that say how
-    things stand, are written often without waiting for the disk, and are worth nothing a second later."""
+    """Parse a JSON object, or return None if that fails: for transient state, which is rewritten often and not synced
+    to disk."""
     try:
         value = None if data is None else strict_json(data)
     except ValueError:
@@ -295,22 +296,21 @@ def parse_or_none(data: bytes | None) -> JsonObject | None:
 
 
 def checksummed_bytes(value: Mapping[str, Any]) -> bytes:
-    """Return a JSON object as bytes with a sha256 of itself, in place of one that it has already."""
-    rest = {key: each for key, each in value.items() if key != CHECKSUM_KEY}
+    """Encode a JSON object with its own sha256, replacing any it already has."""
+    rest = {key: item for key, item in value.items() if key != CHECKSUM_KEY}
     seal = hashlib.sha256(json.dumps(rest, ensure_ascii=False, allow_nan=False).encode()).hexdigest()
     return (json.dumps({**rest, CHECKSUM_KEY: seal}, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_any_json(path: Path) -> JsonObject | None:
-    """Return the JSON object at `path`, its checksum compared where it has one (files of older versions have none), or
-    None when there is no such file. Raises FileDamagedError."""
+    """Return the JSON object at `path`, its checksum verified if present (older versions wrote none), or None if the
+    file does not exist. Raises FileDamagedError."""
     value = read_json(path)
     return read_checksummed(path) if value is not None and CHECKSUM_KEY in value else value
 
 
 def read_json(path: Path) -> JsonObject | None:
-    """Return the JSON object at `path`, or None when there is no such file. Raises FileDamagedError when it is not
-    one."""
+    """Return the JSON object at `path`, or None if the file does not exist. Raises FileDamagedError otherwise."""
     try:
         return _object(read_regular(path), str(path))
     except FileNotFoundError:
@@ -330,7 +330,7 @@ def _object(data: bytes, where: str) -> JsonObject:
 
 
 def try_read_bytes(path: Path) -> bytes | None:
-    """Return the bytes of a small regular file, or None when there is none that can be read."""
+    """Return the bytes of a small regular file, or None if it cannot be read."""
     try:
         return read_regular(path)
     except (FileDamagedError, OSError):
@@ -338,8 +338,8 @@ def try_read_bytes(path: Path) -> bytes | None:
 
 
 def try_read_json(path: Path) -> JsonObject | None:
-    """Return the JSON object at `path`, or None when there is none that can be read now: for files that say how
-    things stand, which are written often, without waiting for the disk, and are worth nothing a second later."""
+    """Return the JSON object at `path`, or None if it cannot be read: for transient state, which is rewritten often and
+    not synced to disk."""
     try:
         return read_json(path)
     except (FileDamagedError, OSError):

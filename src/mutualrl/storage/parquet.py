@@ -1,4 +1,4 @@
-"""Parquet files of others: a few kilobytes of one can stand for more than a machine's memory."""
+"""Bounded reads of untrusted Parquet files: a few kilobytes may decompress to more than the machine's memory."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pyarrow.parquet as pq
 
 from mutualrl.errors import DataError
 
-LARGEST = 8 * 2**30  # bytes of a file's values, decoded
-ROWS = 1024  # decoded at a time
+LARGEST = 8 * 2**30  # bytes of a file when decoded
+ROWS = 1024  # decoded per batch
 
 
 def require_bounded(file: pq.ParquetFile, where: str, limit: int = LARGEST) -> None:
-    """Raise DataError when a file's own metadata claims pages of more than `limit` bytes."""
+    """Raise DataError if a file's metadata declares pages of more than `limit` bytes in total."""
     declared = sum(file.metadata.row_group(n).total_byte_size for n in range(file.metadata.num_row_groups))
     if declared > limit:
         raise DataError(f"{where}: {declared:,} bytes when decompressed, expected at most {limit:,}; split the file")
 
 
 def read_table(path: Path, limit: int = LARGEST) -> pa.Table:
-    """Return the table in a regular Parquet file, decoded some rows at a time. Raises DataError when it cannot be read,
-    or takes more than `limit` bytes when decoded."""
+    """Return the table in a regular Parquet file, decoded in batches. Raises DataError if it cannot be read, or takes
+    more than `limit` bytes when decoded."""
     if not path.is_file():
         raise DataError(f"{path}: not a regular file")
     batches, total = [], 0

@@ -1,5 +1,4 @@
-"""Typed records of a run: `run.json`, and each policy's `result.json`. One pair of functions reads and
-writes each; the keys on disk are the fields."""
+"""Typed records of a run: `run.json` and each policy's `result.json`. The fields are the keys on disk."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ Fingerprint = dict[str, str | int]
 
 
 class Stored(BaseModel):
-    """Base of what is stored as JSON; keys of a newer version are ignored."""
+    """Base of records stored as JSON; unknown keys of newer versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     def to_json(self) -> dict[str, object]:
-        """Return the object as stored."""
+        """Return the stored form."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 class StoredBatch(Stored):
-    """Policy's batch plan, in completions: see `recipes.batch.BatchPlan`."""
+    """A policy's batch plan, in completions: see `recipes.batch_plan.BatchPlan`."""
 
     prompts: int
     rollouts: int
@@ -44,16 +43,16 @@ class StoredAllocation(Stored):
     strategy: str
     batch: StoredBatch
     policies_per_gpu: int = Field(1, alias="tenants")
-    nodes: tuple[int, ...] = (0,)  # one; earlier versions ran on several
+    nodes: tuple[int, ...] = (0,)  # always one; earlier versions ran on several
     memory: float | None = None
 
 
 class RunInfo(Stored):
-    """`run.json`: how a run began, what every policy of it must agree on, and where each of them runs.
+    """`run.json`: a run's start, the plan that its policies share, and their placement.
 
-    `exchange`: the URL of its exchange; empty where that lies in the run's directory. `models`: by policy, what its
-    base model is (`engines.model_files.model_digest`). `recipe`: the text of recipe.yaml, which is the copy;
-    `recipe_sha256` its sha256, `recipe_before_sha256` that of the text before the newest session.
+    `exchange`: URL of its exchange; empty if that is in the run's directory. `models`: digest of each policy's base
+    model (`engines.model_files.model_digest`). `recipe`: the resolved recipe, of which recipe.yaml is a copy;
+    `recipe_sha256`: its sha256; `recipe_before_sha256`: the sha256 before the newest session.
     """
 
     format: int = 0
@@ -76,8 +75,8 @@ class RunInfo(Stored):
 
 
 class Validation(Stored):
-    """Validation: accuracy over `n` prompts, by group; `no_box`: share of completions without a boxed answer; `solved`:
-    1 or 0 for each prompt in order, 1 where its score is above 0.5 (empty in runs of earlier versions)."""
+    """Validation: accuracy over `n` prompts and by group; `no_box`: fraction of completions without a boxed answer;
+    `solved`: 1 or 0 for each prompt in order, 1 if its score is above 0.5 (empty in runs of earlier versions)."""
 
     n: int
     accuracy: float
@@ -87,7 +86,7 @@ class Validation(Stored):
 
 
 class PolicyResult(Stored):
-    """`result.json`: what a policy reports at its end. Times in seconds, over all its attempts."""
+    """`result.json`: a policy's final report. Times in seconds, over all its attempts."""
 
     initial_validation: Validation | None
     validation: Validation
@@ -103,14 +102,13 @@ class PolicyResult(Stored):
 
 
 def policy_result(path: Path, run: Path) -> PolicyResult | None:
-    """Return what a policy of the run in `run` reported at its end; None of one that has not ended. Raises
-    FileDamagedError when the file is not what it wrote."""
+    """Return the final report of a policy of the run in `run`, or None if it has not finished. Raises FileDamagedError
+    if the file was changed."""
     value = read_checksummed(path, root=run)
     if value is None:
         return None
     try:
         return PolicyResult.model_validate(value)
     except ValidationError as error:
-        raise FileDamagedError(
-            f"{path}: {'.'.join(map(str, error.errors()[0]['loc']))}: {error.errors()[0]['msg']}"
-        ) from None
+        first = error.errors()[0]
+        raise FileDamagedError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -1,6 +1,6 @@
-"""Logs of a policy, `metrics.jsonl` and `rescues.jsonl`: they grow line by line, and carry no checksum of their own.
+"""Logs of a policy, `metrics.jsonl` and `rescues.jsonl`: they grow line by line and have no checksum.
 
-What they begin with is summed with each checkpoint and at the policy's end; readers compare."""
+Size and sha256 of their content so far are recorded with each checkpoint and at the policy's end; readers compare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import JsonObject, read_checksummed
 from mutualrl.storage.rundir import PolicyFiles
 
-LOGS = "logs"  # the key of the sums in result.json, and in the progress of a checkpoint's marker
+LOGS = "logs"  # key of the sums in result.json and in the progress of a checkpoint's marker
 
 
 def log_paths(files: PolicyFiles) -> tuple[Path, ...]:
@@ -22,13 +22,13 @@ def log_paths(files: PolicyFiles) -> tuple[Path, ...]:
 
 
 def current_sums(files: PolicyFiles) -> JsonObject:
-    """Return current size and sha256 of the logs that exist, by name."""
+    """Return the current size and sha256 of the existing logs, by name."""
     return {path.name: asdict(prefix_sum(path)) for path in log_paths(files) if path.is_file()}
 
 
 def recorded_sums(files: PolicyFiles) -> dict[Path, FileSum]:
-    """Return what a policy recorded of its logs at its end, else with its newest intact checkpoint. A record that is
-    damaged is left aside: it is checked elsewhere."""
+    """Return the recorded sums of a policy's logs, from its result or else its newest intact checkpoint. A damaged
+    record is skipped: it is checked elsewhere."""
     recorded = _recorded(files)
     return {path: FileSum(**recorded[path.name]) for path in log_paths(files) if path.name in recorded}
 
@@ -50,7 +50,7 @@ def _recorded(files: PolicyFiles) -> JsonObject:
 
 
 def require_log(path: Path, expected: FileSum) -> None:
-    """Raise FileDamagedError when a log does not begin with what was recorded of it."""
+    """Raise FileDamagedError if a log does not begin with the recorded content."""
     if not path.is_file():
         raise FileDamagedError(f"{path}: missing")
     if prefix_sum(path, expected.bytes) != expected:

@@ -1,4 +1,4 @@
-"""Run directory: its layout, and how it is claimed. Run directories are data: JSON, YAML, Parquet."""
+"""Run directory: layout and claim. Run directories contain data only: JSON, YAML, Parquet."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from mutualrl.storage.files import (
 )
 from mutualrl.storage.run_info import RunInfo
 
-FORMAT = 3  # of a run directory; raised when an older mutualrl could not resume a run
-_OURS = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and what a killed writer left
+FORMAT = 3  # of a run directory; incremented when an older mutualrl could not resume a run
+_INTERNAL_FILES = re.compile(r"\.node-[0-9]+\.lock|\..*\.tmp")  # locks, and temporary files of killed writers
 PACKAGES = ("mutualrl", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "vllm")
 
 
@@ -52,37 +52,37 @@ class PolicyFiles:
 
     @property
     def rescues(self) -> Path:
-        """Return the path of the file with one JSON line per pair that the policy learnt."""
+        """Return the path of the file with one JSON line per rescue pair that the policy trained on."""
         return self.root / "rescues.jsonl"
 
     @property
     def logs(self) -> Path:
-        """Return directory of the processes' output."""
+        """Return the directory of the processes' output."""
         return self.root / "logs"
 
     @property
     def model(self) -> Path:
-        """Return the trained model, as save_pretrained writes it."""
+        """Return the directory of the trained model, as save_pretrained writes it."""
         return self.root / "model"
 
     @property
     def adapter(self) -> Path:
-        """Return the trained adapter, where the policy trained one."""
+        """Return the directory of the trained adapter, if the policy trained one."""
         return self.root / "adapter"
 
     @property
     def before(self) -> Path:
-        """Return its validation before the first step."""
+        """Return the path of the validation before the first step."""
         return self.root / "before.json"
 
     @property
     def result(self) -> Path:
-        """Return what the policy reports at its end."""
+        """Return the path of the policy's final report."""
         return self.root / "result.json"
 
     @property
     def failure(self) -> Path:
-        """Return why the policy failed, where it could write that."""
+        """Return the path of the policy's error, if it could write one."""
         return self.root / "failure.json"
 
 
@@ -94,17 +94,17 @@ class RunDirectory:
 
     @property
     def run_json(self) -> Path:
-        """Return versions, seed and fingerprint; created first, exclusively."""
+        """Return the path of run.json (versions, seed, fingerprint), the first file of a run."""
         return self.root / "run.json"
 
     @property
     def recipe(self) -> Path:
-        """Return the resolved recipe."""
+        """Return the path of the resolved recipe."""
         return self.root / "recipe.yaml"
 
     def recipe_text(self) -> str:
-        """Return the run's recipe as run.json has it; of a run of an older format, what recipe.yaml holds. Raises as
-        `info` does, FileDamagedError when recipe.yaml is needed and cannot be read."""
+        """Return the run's recipe from run.json, or from recipe.yaml for a run of an older format. Raises as `info`
+        does, FileDamagedError if recipe.yaml is needed and cannot be read."""
         if text := self.info().recipe:
             return text
         try:
@@ -114,36 +114,36 @@ class RunDirectory:
 
     @property
     def exchange(self) -> Path:
-        """Return the Shared Experience Exchange of the run."""
+        """Return the directory of the run's Shared Experience Exchange."""
         return self.root / "exchange"
 
     @property
     def stop_file(self) -> Path:
-        """Return the file that asks the run to stop: the workers save a checkpoint and end."""
+        """Return the path of the stop request: the workers save a checkpoint and exit."""
         return self.root / "supervisor" / "stop.json"
 
     @property
     def summary(self) -> Path:
-        """Return the run's results."""
+        """Return the path of the run's results."""
         return self.root / "summary.json"
 
     @property
     def evaluations(self) -> Path:
-        """Return the directory of evaluations of its models, one file per suite."""
+        """Return the directory of the models' evaluations, one file per suite."""
         return self.root / "evaluations"
 
     def policy(self, name: str) -> PolicyFiles:
-        """Return the files of one policy."""
+        """Return the paths of one policy."""
         return PolicyFiles(self.root / "policies" / name)
 
     @property
     def lock(self) -> Path:
-        """Return the file that the run's supervisor holds while it lives."""
+        """Return the path of the lock that the run's supervisor holds."""
         return self.root / ".node-0.lock"
 
     def info(self) -> RunInfo:
-        """Return run.json. Raises UsageError when the directory is not a run's, or a newer version's, FileDamagedError
-        when a byte of it was changed."""
+        """Return the content of run.json. Raises UsageError if the directory is not a run or is a newer version's,
+        FileDamagedError if the file was changed."""
         try:
             value = read_run_json(self.run_json)
         except OSError as error:
@@ -153,7 +153,7 @@ class RunDirectory:
         if value is None:
             raise UsageError(f"{self.root} is not a run directory: it has no run.json")
         if not isinstance(value.get("run_id"), str):
-            raise UsageError(f"{self.run_json}: not a run's (it has no run_id)")
+            raise UsageError(f"{self.run_json}: not of a run (it has no run_id)")
         if not isinstance(value.get("format", 0), int) or value.get("format", 0) > FORMAT:
             raise UsageError(
                 f"{self.root} was written by a newer mutualrl (format {value.get('format')!r}, this one reads "
@@ -168,8 +168,8 @@ class RunDirectory:
 
 
 def read_run_json(path: Path) -> JsonObject | None:
-    """Return the content of a run.json, its checksum compared; one of another format may have none. None when there is
-    no such file. Raises FileDamagedError, OSError."""
+    """Return the content of a run.json, its checksum verified (another format may have none), or None if the file does
+    not exist. Raises FileDamagedError, OSError."""
     value = read_json(path)
     if value is None or (CHECKSUM_KEY not in value and value.get("format", 0) != FORMAT):
         return value
@@ -177,7 +177,7 @@ def read_run_json(path: Path) -> JsonObject | None:
 
 
 def default_path(regime: str, pool: str) -> Path:
-    """Return a name under `runs/` that is not taken: regime, pool and time."""
+    """Return an unused path under `runs/`, named after regime, pool and time."""
     stem = Path("runs") / f"{regime}-{pool}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = stem, 1
     while path.exists():
@@ -187,52 +187,52 @@ def default_path(regime: str, pool: str) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Raise RunDirectoryError when `path` is a file, a link, or a directory that holds anything but locks of ours."""
+    """Raise RunDirectoryError unless `path` does not exist, or is a directory with internal files only."""
     if path.is_symlink():
         raise RunDirectoryError(f"run directory {path} is a symbolic link; name the directory itself with --run-dir")
-    if path.is_dir() and all(_OURS.fullmatch(p.name) for p in path.iterdir()):
+    if path.is_dir() and all(_INTERNAL_FILES.fullmatch(p.name) for p in path.iterdir()):
         return
     if (path / "run.json").exists():
         raise RunDirectoryError(
-            f"run directory {path} already holds a run ({_what_run(path)}); resume it with --resume, delete it with "
+            f"run directory {path} already holds a run ({_run_state(path)}); resume it with --resume, delete it with "
             "--clean, or name another with --run-dir"
         )
     if path.exists():
         raise RunDirectoryError(
             f"run directory {path} already exists and is not empty, and is not a mutualrl run: name another with "
-            "--run-dir (or leave --run-dir out for a new one under runs/); --resume and --clean are for runs"
+            "--run-dir (or omit it for a new one under runs/); --resume and --clean only accept runs"
         )
 
 
-def _what_run(path: Path) -> str:
+def _run_state(path: Path) -> str:
     run = RunDirectory(path)
     if (holder := holder_of(run.lock)) is not None:
         return f"it is running now: {holder}"
     return "finished" if run.summary.exists() else "not finished"
 
 
-#: everything that a run makes in its directory; run.json is removed last, so that a half-removed run is known as one
+#: everything that a run creates in its directory; run.json is removed last, so that a partly removed run is recognized
 CONTENT = ("exchange", "policies", "supervisor", "warm-up", "report", "recipe.yaml", "summary.json", "run.json")
 
 
 def clean_run(path: Path, held: ExitStack) -> None:
-    """Remove the run in `path`, and keep its lock as long as `held` is open. Raises RunDirectoryError, with nothing
-    removed, when the directory is a link, is not a run's, holds other files, or the run is running."""
+    """Remove the run in `path` and hold its lock while `held` is open. Raises RunDirectoryError, with nothing removed,
+    if the directory is a link, is not a run, has other files, or the run is running."""
     if not path.exists() and not path.is_symlink():
         return
     run = RunDirectory(path)
     if path.is_symlink() or not path.is_dir():
         raise RunDirectoryError(f"--clean: {path} is not a run directory; nothing was removed")
     names = {p.name for p in path.iterdir()}
-    others = sorted(name for name in names if name not in CONTENT and not _OURS.fullmatch(name))
-    if not run.run_json.is_file() and names - {p for p in names if _OURS.fullmatch(p)}:
+    unknown = sorted(name for name in names if name not in CONTENT and not _INTERNAL_FILES.fullmatch(name))
+    if not run.run_json.is_file() and names - {p for p in names if _INTERNAL_FILES.fullmatch(p)}:
         raise RunDirectoryError(f"--clean: {path} is not a run directory; nothing was removed")
-    if others:
+    if unknown:
         raise RunDirectoryError(
-            f"--clean: {path} holds files that are not the run's ({', '.join(others[:5])}); nothing was removed: move "
+            f"--clean: {path} holds files that are not the run's ({', '.join(unknown[:5])}); nothing was removed: move "
             "them, or name another directory with --run-dir"
         )
-    if try_read_json(run.run_json) is not None:  # else cut off by a kill: there is nothing in it to be careful about
+    if try_read_json(run.run_json) is not None:  # else cut off by a kill, with nothing to protect
         run.info()
     held.enter_context(hold(run.lock, f"{path}"))
     for name in CONTENT:
@@ -245,17 +245,17 @@ def clean_run(path: Path, held: ExitStack) -> None:
 
 @contextmanager
 def hold(lock: Path, what: str) -> Iterator[None]:
-    """Hold a supervisor's lock; the system releases it when the process ends, however it ends. A process that holds it
-    already holds it again. A lock file is never removed: another process might hold the removed one.
+    """Hold a supervisor's lock, which the operating system releases when the process ends. Re-entrant within a process.
+    Lock files are never removed: another process might hold the removed one.
 
-    Raises RunDirectoryError when another process holds it (for longer than a look at it takes).
+    Raises RunDirectoryError if another process holds it (for longer than `holder_of` takes).
     """
     key = str(lock.absolute())
-    if key in _HELD:
+    if key in _HELD_LOCKS:
         yield
         return
     with lock.open("a+", encoding="utf-8") as file:
-        deadline = time.monotonic() + _LOOK_SECONDS
+        deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -270,19 +270,19 @@ def hold(lock: Path, what: str) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
-        _HELD.add(key)
+        _HELD_LOCKS.add(key)
         try:
             yield
         finally:
-            _HELD.discard(key)
+            _HELD_LOCKS.discard(key)
 
 
-_HELD: set[str] = set()
-_LOOK_SECONDS = 0.3
+_HELD_LOCKS: set[str] = set()
+_LOCK_SECONDS = 0.3
 
 
 def holder_of(lock: Path) -> str | None:
-    """Return who holds a supervisor's lock, as text; None when nobody does."""
+    """Return the holder of a supervisor's lock, as text, or None if it is free."""
     try:
         with lock.open("r", encoding="utf-8") as file:
             try:
@@ -295,17 +295,16 @@ def holder_of(lock: Path) -> str | None:
 
 
 def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
-    """Claim `path` for a run: make it, take its lock for as long as `held` is open, and write run.json before anything
-    else.
+    """Claim `path` for a run: create it, hold its lock while `held` is open, and write run.json first.
 
-    Raises RunDirectoryError when it is taken (by a run that starts at the same moment, too) or not writable.
+    Raises RunDirectoryError if it is taken (even by a run that starts at the same time) or not writable.
     """
     run = RunDirectory(path.expanduser().absolute())
     check_free(run.root)
     try:
         run.root.mkdir(parents=True, exist_ok=True)
         held.enter_context(hold(run.lock, str(path)))
-        check_free(run.root)  # the last holder of the lock may have begun a run
+        check_free(run.root)  # the previous holder of the lock may have created a run
         write_checksummed(run.run_json, info.to_json(), root=run.root)
     except (OSError, DiskError) as error:
         raise RunDirectoryError(
@@ -316,7 +315,7 @@ def create(path: Path, info: RunInfo, held: ExitStack) -> RunDirectory:
 
 
 def versions() -> dict[str, str]:
-    """Return versions of Python and of the packages that decide a run's result; those not installed are left out."""
+    """Return the versions of Python and of the installed packages that affect a run's results."""
     installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -327,6 +326,6 @@ def versions() -> dict[str, str]:
 
 
 def command_line() -> list[str]:
-    """Return the command as it was typed, its first word without the path; `python -m mutualrl` is `mutualrl`."""
+    """Return the command as typed, the program without its path; `python -m mutualrl` is `mutualrl`."""
     name = Path(sys.argv[0]).name
     return ["mutualrl" if name == "__main__.py" else name, *sys.argv[1:]]
