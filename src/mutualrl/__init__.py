@@ -1,6 +1,6 @@
-"""Mutual reinforcement learning: several language models trained together, sharing what they find.
+"""Mutual reinforcement learning: several language models that train together and share experience.
 
-The parts carry the paper's names: the Shared Experience Exchange (`mutualrl.see`), the Tokenizer
+The parts have the paper's names: the Shared Experience Exchange (`mutualrl.see`), the Tokenizer
 Heterogeneity Layer (`mutualrl.thl`), the regimes (`mutualrl.regimes`) and the Multi-Worker Resource
 Allocation (`mutualrl.mwra`).
 """

@@ -1,4 +1,4 @@
-"""`python -m mutualrl` is `mutualrl`."""
+"""Entry point of `python -m mutualrl`, the same as `mutualrl`."""
 
 from mutualrl.cli.app import main
 

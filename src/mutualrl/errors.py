@@ -1,4 +1,4 @@
-"""One exception tree. Every class has a `kind` (a closed vocabulary for `--json`) and an exit code.
+"""Exception hierarchy. Every class has a `kind` (a closed vocabulary for `--json`) and an exit code.
 
 Exit codes: 0 ok, 1 the run failed, 2 usage or recipe, 3 a gate was not met, 4 environment,
 5 a peer was lost, 6 the exchange is damaged, 130 interrupted.
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 
 class MutualRLError(Exception):
-    """Base of all errors that mutualrl raises on purpose: the message is for the user, no traceback needed."""
+    """Base class of the errors that mutualrl raises deliberately: the message suffices, without a traceback."""
 
     kind = "failed"
     exit_code = 1
 
 
 class UsageError(MutualRLError, ValueError):
-    """Command, flag or argument that cannot be used as given."""
+    """Invalid command, flag or argument."""
 
     kind = "usage"
     exit_code = 2
 
 
 class RecipeError(UsageError):
-    """One or more keys of a recipe are wrong; `problems` holds one line for each, all found at once."""
+    """Recipe with invalid keys; `problems` has one line per problem, all reported together."""
 
     kind = "recipe"
 
@@ -33,19 +33,19 @@ class RecipeError(UsageError):
 
 
 class DataError(UsageError):
-    """Data file is missing, empty, or has a row that does not fit its task."""
+    """Data file that is missing or empty, or has a row that does not fit its task."""
 
     kind = "data"
 
 
 class RewardError(MutualRLError, RuntimeError):
-    """Reward function raised, or returned what is not one number (or None) for each completion."""
+    """Reward function that raised, or did not return one number (or None) per completion."""
 
     kind = "reward"
 
 
 class RegimeError(UsageError):
-    """Regime that cannot be loaded, or a plan of one that cannot be executed."""
+    """Regime that cannot be loaded, or whose plan cannot be executed."""
 
     kind = "regime"
 
@@ -57,51 +57,51 @@ class TaskError(UsageError):
 
 
 class RunDirectoryError(UsageError):
-    """Run directory cannot be used: already taken, or not writable."""
+    """Run directory that cannot be used: already taken, or not writable."""
 
     kind = "run-directory"
 
 
 class MachineError(MutualRLError, RuntimeError):
-    """This machine lacks something that the command needs: a device, a package, a model."""
+    """Device, package or model that the command needs and this machine lacks."""
 
     kind = "environment"
     exit_code = 4
 
 
 class DiskError(MachineError):
-    """File could not be written: no space, a read-only or failing disk, too many open files. Nothing that was
-    complete is lost; the message has the path."""
+    """File that could not be written: no space, a read-only or failing disk, too many open files. Complete files are
+    not lost; the message has the path."""
 
     kind = "disk"
 
 
 class ModelError(MachineError):
-    """Model or tokenizer could not be loaded."""
+    """Model or tokenizer that could not be loaded."""
 
     kind = "model"
 
 
 class TokenizerError(ModelError):
-    """Tokenizer that THL cannot work with: slow, or with a decoder whose bytes it does not know."""
+    """Tokenizer that THL does not support: slow, or with a decoder whose bytes are unknown."""
 
     kind = "tokenizer"
 
 
 class AlignmentError(UsageError):
-    """Trace cannot be aligned; the subclasses say why. Nothing is ever shifted to make it fit."""
+    """Trace that cannot be aligned; the subclasses give the reason. A trace is never shifted to fit."""
 
     kind = "alignment"
 
 
 class TokenError(AlignmentError):
-    """Id that is no token of the tokenizer."""
+    """Id that is not a token of the tokenizer."""
 
     kind = "token"
 
 
 class TraceError(AlignmentError):
-    """Log-probs that are not one number per token."""
+    """Log-probs without exactly one number per token."""
 
     kind = "trace"
 
@@ -113,70 +113,70 @@ class TextMismatchError(AlignmentError):
 
 
 class PeerLostError(MutualRLError, RuntimeError):
-    """Policy of the pool died or fell silent for longer than the peer timeout."""
+    """Policy of the pool that died, or was silent for longer than the peer time-out."""
 
     kind = "peer-lost"
     exit_code = 5
 
 
 class WaitTimeoutError(PeerLostError, TimeoutError):
-    """Peer is alive but did not publish a round before the deadline."""
+    """Peer that is alive but did not publish a round before the deadline."""
 
     kind = "wait-timeout"
 
 
 class ExchangeDamagedError(MutualRLError, OSError):
-    """Shard of the exchange does not match its commit marker, or cannot be parsed."""
+    """Shard of the exchange that does not match its commit marker, or cannot be parsed."""
 
     kind = "exchange-damaged"
     exit_code = 6
 
 
 class ExchangeUnreachableError(MachineError, OSError):
-    """Bucket of the exchange did not answer for longer than requests are tried again."""
+    """Bucket of the exchange that did not answer before the retries timed out."""
 
     kind = "exchange-unreachable"
 
 
 class FileDamagedError(MutualRLError, ValueError):
-    """Small file of a run is not what was written: cut, changed, or no JSON."""
+    """Small file of a run that is truncated, altered, or not JSON."""
 
     kind = "damaged"
     exit_code = 6
 
 
 class CheckpointDamagedError(MutualRLError, OSError):
-    """Checkpoint does not match its marker. It is never loaded."""
+    """Checkpoint that does not match its marker. It is never loaded."""
 
     kind = "checkpoint-damaged"
     exit_code = 6
 
 
 class FencedError(MutualRLError, RuntimeError):
-    """Newer attempt of the same policy has started, or has published this round; this one must stop."""
+    """Attempt that must stop: a newer one of the same policy has started, or has published this round."""
 
     kind = "fenced"
 
 
 class PlanMismatchError(MutualRLError, RuntimeError):
-    """Policy's batch plan differs from the run's: it would compare rollouts of other prompts."""
+    """Batch plan of a policy that differs from the run's: it would compare rollouts of different prompts."""
 
     kind = "plan-mismatch"
 
 
 class RunInterruptedError(MutualRLError):
-    """User or the system asked the run to stop (SIGINT, SIGTERM)."""
+    """Run stopped by the user or the system (SIGINT, SIGTERM)."""
 
     kind = "interrupted"
     exit_code = 130
 
 
 class RoundAbortedError(RunInterruptedError):
-    """Round was left while it waited for the peers: the policy is as it was after its last step."""
+    """Round aborted while it waited for peers: the policy is unchanged since its last step."""
 
 
 def exit_code_of(kind: str) -> int | None:
-    """Return the exit code of an error kind, or None when the kind is not one of ours."""
+    """Return the exit code of an error kind, or None for an unknown kind."""
     pending = [MutualRLError]
     while pending:
         cls = pending.pop()

@@ -1,6 +1,6 @@
-"""Nouns of the system, and the one legend of shape suffixes.
+"""Data records that all modules share, and the legend of shape suffixes.
 
-Shape suffixes, used for arrays and ragged lists alike:
+Shape suffixes, of arrays and of ragged lists:
 `_M` policies of the pool, `_P` prompts of a round, `_G` rollouts of a group (one prompt, one policy),
 `_T` tokens of a sequence. `rewards_P_G[p][g]` is the reward of rollout g on prompt p.
 """
@@ -15,16 +15,16 @@ from typing import Any
 
 from mutualrl.errors import UsageError
 
-POLICY_NAME = r"^[a-z0-9][a-z0-9._-]*$"  # it is a directory, and a part of a URL
+POLICY_NAME = r"^[a-z0-9][a-z0-9._-]*$"  # used in directory names and URLs
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One problem: the text every policy sees, the canonical answer, and the group it is reported under.
 
-    `messages`: (role, content) pairs where the problem is a conversation; `text` then holds their contents. `columns`:
-    what else its row of data has, for the reward function. `facets`: further names that results are broken down by (the
-    level of a problem). `solution`: a correct completion, where the data have one.
+    `messages`: (role, content) pairs if the problem is a conversation; `text` then holds their contents. `columns`:
+    the other columns of its data row, for the reward function. `facets`: further keys by which results are broken down
+    (such as a problem's level). `solution`: a correct completion, if the data have one.
     """
 
     id: str
@@ -43,14 +43,14 @@ class Prompt:
 
 
 def prompt_id(task: str, split: str, row: str | int, text: str) -> str:
-    """Return stable id of a prompt: task, split, row id and a hash of its text."""
+    """Return the stable id of a prompt: task, split, row id and a hash of its text."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"{task}/{split}/{row}/{digest}"
 
 
 def row_id(row: Mapping[str, Any]) -> str:
-    """Return the id of a row of data: its column `prompt_id`, or a hash of all its columns, images and arrays included,
-    so that two rows with one text are two prompts. Raises UsageError for a value that has no bytes of its own."""
+    """Return the id of a data row: its column `prompt_id`, or a hash of all its columns, images and arrays included,
+    so that two rows with the same text are two prompts. Raises UsageError for a value that cannot be hashed."""
     if row.get("prompt_id") is not None:
         return str(row["prompt_id"])
     digest = hashlib.sha256()
@@ -61,8 +61,8 @@ def row_id(row: Mapping[str, Any]) -> str:
 
 
 def content_digest(prompts: Iterable[Prompt]) -> str:
-    """Return the sha256 of all that prompts hold, in their order: ids, texts, answers, groups, messages, columns,
-    facets and solutions. Raises UsageError for a column's value that has no bytes of its own."""
+    """Return the sha256 of the content of prompts, in order: ids, texts, answers, groups, messages, columns, facets
+    and solutions. Raises UsageError for a column value that cannot be hashed."""
     digest = hashlib.sha256()
     for prompt in prompts:
         for key in fields(prompt):
@@ -71,7 +71,7 @@ def content_digest(prompts: Iterable[Prompt]) -> str:
 
 
 def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
-    """Add a value to a digest, with its type and its length, so that no two values give the same bytes."""
+    """Add a value to a digest, with its type and length, so that different values add different bytes."""
     if isinstance(value, bytes):
         digest.update(f"bytes:{len(value)}:".encode() + value)
         return
@@ -83,7 +83,7 @@ def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
         parts = [part for key in sorted(value, key=str) for part in (key, value[key])]
     elif isinstance(value, list | tuple):
         parts = list(value)
-    elif hasattr(value, "tobytes"):  # an array or a scalar of NumPy, or an image
+    elif hasattr(value, "tobytes"):  # a NumPy array or scalar, or an image
         kind = getattr(value, "dtype", None) or getattr(value, "mode", None)
         shape = value.shape if hasattr(value, "shape") else getattr(value, "size", None)
         parts = [str(kind), str(shape), value.tobytes()]
@@ -93,8 +93,8 @@ def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
         parts = [value.isoformat()]
     else:
         raise UsageError(
-            f"column {column!r}: found {type(value).__name__}, of which no prompt id can be made; give every row an id "
-            "of its own (column prompt_id)"
+            f"column {column!r}: found {type(value).__name__}, which cannot be hashed into a prompt id; give every row "
+            "its own id (column prompt_id)"
         )
     digest.update(f"{type(value).__name__}:{len(parts)}:".encode())
     for part in parts:
@@ -105,12 +105,11 @@ def _hash_value(digest: hashlib._Hash, value: Any, column: str) -> None:
 class Rollout:
     """One sampled response to a prompt: the paper's D = (id, x_text, y_text, r, A, trace, meta).
 
-    Source: paper, Section "Dataflow in One Training Loop", paragraph SEE. `index`: its place in the group of one prompt
-    and policy. `reward`: NaN for one that could not be scored. `ended`: it closed with an end-of-sequence token; a
-    truncated one must never be given such a token. `length`: sampled tokens. `prefix`: of its first tokens, those that
-    it was given and did not sample. `advantage`: TRL's. `prompt` (x_text) and
-    `text` (y_text), `token_ids` (T) and `logprobs` (T), the behaviour policy's in nats, are None where nobody asked
-    for them.
+    Source: paper, Section "Dataflow in One Training Loop", paragraph SEE. `index`: its position in the group of one
+    prompt and policy. `reward`: NaN if it could not be scored. `ended`: whether it closed with an end-of-sequence
+    token; one must never be appended to a truncated rollout. `length`: number of sampled tokens. `prefix`: number of
+    leading tokens that were given, not sampled. `advantage`: TRL's. `prompt` (x_text), `text` (y_text), `token_ids` (T)
+    and `logprobs` (T; the behaviour policy's, in nats) are None unless requested.
     """
 
     prompt_id: str
@@ -126,16 +125,16 @@ class Rollout:
     prefix: int = 0
 
 
-#: fields of a rollout that a policy publishes only when somebody reads them; the others are always published
+#: rollout fields that are published only on request; the others are always published
 OPTIONAL_FIELDS = frozenset({"prompt", "text", "advantage", "token_ids", "logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
 class PublishSchema:
-    """Optional fields of its rollouts that a policy publishes. Made once per run.
+    """Optional rollout fields that a policy publishes. Built once per run.
 
-    `text_above`: with `text` published, only rollouts rewarded above this have their text published. `traced`: somebody
-    reads the behaviour log-probs, so that a forward pass for them is due where the sampler gave none.
+    `text_above`: if `text` is published, only rollouts with a reward above this publish theirs. `traced`: the behaviour
+    log-probs are read, so that a forward pass computes them if the sampler returned none.
     """
 
     fields: frozenset[str] = frozenset()
@@ -149,27 +148,27 @@ class PublishSchema:
 
     @classmethod
     def of(cls, *fields: str, text_above: float = -math.inf) -> PublishSchema:
-        """Return the schema of these fields; log-probs among them are read by somebody."""
+        """Return the schema of these fields; it is traced if `logprobs` is among them."""
         return cls(frozenset(fields), text_above, traced="logprobs" in fields)
 
     @classmethod
     def union(cls, schemas: Iterable[PublishSchema]) -> PublishSchema:
-        """Return the schema that satisfies every one of `schemas`: what any policy of the pool reads."""
-        given = list(schemas)
-        fields = frozenset().union(*(schema.fields for schema in given))
-        above = min((schema.text_above for schema in given if "text" in schema.fields), default=math.inf)
-        return cls(fields, above, traced=any(schema.traced for schema in given))
+        """Return the schema that satisfies all of `schemas`: the fields that any policy of the pool reads."""
+        members = list(schemas)
+        fields = frozenset().union(*(schema.fields for schema in members))
+        above = min((schema.text_above for schema in members if "text" in schema.fields), default=math.inf)
+        return cls(fields, above, traced=any(schema.traced for schema in members))
 
     def complete(self) -> PublishSchema:
-        """Return the schema with every field of every rollout, tracing only where somebody asked for it."""
+        """Return the schema with every field of every rollout; `traced` is unchanged."""
         return PublishSchema(OPTIONAL_FIELDS, -math.inf, self.traced)
 
     def publishes_text(self, reward: float) -> bool:
-        """Return whether a rollout with this reward (NaN: unscorable) has its text published."""
+        """Return whether the text of a rollout with this reward (NaN: unscorable) is published."""
         return "text" in self.fields and (self.text_above == -math.inf or reward > self.text_above)
 
     def select(self, rollouts: Iterable[Rollout]) -> list[Rollout]:
-        """Return the rollouts with the fields that are not published taken out."""
+        """Return the rollouts with unpublished fields set to None."""
         return [self._select(rollout) for rollout in rollouts]
 
     def _select(self, rollout: Rollout) -> Rollout:
@@ -181,7 +180,7 @@ class PublishSchema:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One generated response: the sampled ids, their text, and whether it ended by itself."""
+    """One generated response: the sampled ids, their text, and whether it ended with an end-of-sequence token."""
 
     token_ids: tuple[int, ...]
     text: str

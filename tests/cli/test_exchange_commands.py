@@ -77,7 +77,7 @@ def test_an_export_says_which_rounds_are_not_there(cli: Cli, run: Path, tmp_path
     done = cli("exchange", "export", run, "--out", tmp_path / "all.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     notes = json.loads(done.stdout)["notes"]
-    assert "policy ada: rounds before 1 are not there (freed, or lost)" in notes
+    assert "policy ada: rounds before 1 are missing (pruned, or lost)" in notes
     assert any(note.startswith("policy bob: 1 round(s)") and note.endswith("missing (2)") for note in notes), notes
     assert "Note: policy bob" in done.stderr
 
@@ -99,10 +99,10 @@ def test_exported_files_are_what_datasets_loads(cli: Cli, run: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--out", "all.csv"), "expected a name that ends in .parquet or .jsonl"),
+        (("--out", "all.csv"), "expected a file name ending in .parquet or .jsonl"),
         (("--out", "there.parquet"), "the file already exists"),
-        (("--out", "no/where.parquet"), "there is no directory"),
-        (("--out", "x.parquet", "--policy", "eve"), "no such policy in the exchange; there are: ada, bob"),
+        (("--out", "no/where.parquet"), "no directory"),
+        (("--out", "x.parquet", "--policy", "eve"), "no such policy in the exchange; expected one of: ada, bob"),
     ],
 )
 def test_an_export_that_cannot_be_is_refused(

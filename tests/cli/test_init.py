@@ -53,7 +53,7 @@ def test_own_models_data_and_reward_are_checked_shown_and_written(
     for words in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward, tried", "Placement on"):
         assert words in done.stdout, words
     assert done.stdout.count("--- ada sees") == 5
-    assert re.search(r"\n(\d+) held-out prompts show no change smaller than 1 in \1: ", done.stdout)
+    assert re.search(r"\n(\d+) held-out prompts cannot resolve changes below 1 in \1: ", done.stdout)
     project = tmp_path / "project"
     assert sorted(path.name for path in project.iterdir()) == ["README.md", "pool.yaml", "reward.py"]
     pool = yaml.safe_load((project / "pool.yaml").read_text())
@@ -95,8 +95,8 @@ def test_nothing_is_written_over(cli_here: Cli, tmp_path: Path, name: str) -> No
         ((), 2, "found 0 models, expected two or more; name each with --model MODEL"),
         (("--model", "tiny:ada"), 2, "found 1 models, expected two or more"),
         (("--model", "tiny:ada", "--model", "x/ada"), 2, "two policies are called 'ada'"),
-        (TWO, 2, "give --task NAME (mutualrl tasks ls), or --data FILE of your own"),
-        ((*TWO, "--task", "arithmetic", "--data", "rows.jsonl"), 2, "--task arithmetic makes its own problems"),
+        (TWO, 2, "give --task NAME (mutualrl tasks ls), or --data FILE with your own rows"),
+        ((*TWO, "--task", "arithmetic", "--data", "rows.jsonl"), 2, "--task arithmetic generates its own problems"),
         ((*TWO, "--data", "few.jsonl"), 2, "training prompts are left, a round needs 16"),
         (("--model", "~nobody-here/a", "--model", "tiny:bob", "--task", "arithmetic"), 2, "cannot be used"),
         ((*TWO, "--data", "none.jsonl"), 2, "none.jsonl"),

@@ -115,15 +115,15 @@ def test_policies_that_join_from_directories_of_their_own_are_the_run(
     bob = Joined(tmp_path, url, "bob")
     finish(ada, bob)
     assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
-    assert "waited for" in ada.errors
+    assert "waits for a lost policy" in ada.errors
     done = cli("join", url, "--policy", "ada", *SGT, *SHORT, "--run-dir", ada.path)
     assert done.returncode == 0
     assert "has finished" in done.stderr
     summary = json.loads((bob.path / "summary.json").read_text())
     assert list(summary["policies"]) == ["bob"]
     for arguments, words in (
-        ((url, "--policy", "bob", "--run-dir", ada.path), "holds ada of the run in"),
-        ((server.bucket(), "--policy", "ada", "--run-dir", ada.path), "holds ada of the run in"),
+        ((url, "--policy", "bob", "--run-dir", ada.path), "has ada of the run in"),
+        ((server.bucket(), "--policy", "ada", "--run-dir", ada.path), "has ada of the run in"),
         ((url, "--policy", "ada", "--run-dir", tmp_path / "new"), "has published 3 rounds"),
     ):
         refused = cli("join", *arguments, *SGT, *SHORT)
@@ -281,8 +281,7 @@ def test_doctor_and_dry_run_speak_of_the_bucket(
     settings = ("--set", f"exchange.url={url}", "--set", "exchange.heartbeat_seconds=20")
     shown = cli_here("train", *SGT, *settings, "--dry-run")
     assert (
-        "180 puts of heartbeats per hour, and at most 60 of files to watch it by; 2 puts and at least 7 gets"
-        in shown.stdout
+        "180 heartbeat puts per hour, at most 60 puts of files for `watch`; 2 puts and at least 7 gets" in shown.stdout
     )
     assert json.loads(cli_here("train", *SGT, *settings, "--dry-run", "--json").stdout)["exchange"] == {
         "heartbeat_puts_per_hour": 180,

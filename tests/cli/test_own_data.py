@@ -263,7 +263,7 @@ def test_a_dry_run_tries_the_users_reward(cli_here: Cli, own: Path, monkeypatch:
         assert by_kind["the answer alone"] == by_kind["the answer in \\boxed{}"] == [1.0, 0.0]  # `near` judges odd ones
         assert by_kind["no text"] == [0.0, 0.0]
     shown = cli_here(*options, "task.reward=rewards.py:near").stdout
-    assert "rewards.py:near, tried on the first prompts as ada sees them" in " ".join(shown.split())
+    assert "rewards.py:near on the first prompts as ada sees them" in " ".join(shown.split())
     stepping = cli_here(*options, "task.reward=rewards.py:stepping", "--json")  # the state is there, as in a training
     assert stepping.returncode == 0, stepping.stderr
     broken = cli_here(*options, "task.reward=rewards.py:raises")

@@ -52,7 +52,7 @@ def test_a_finished_run_is_reported_and_watched_from_anywhere(
         assert there.policies[name].final == policy.final
     watched = cli("watch", url)
     assert watched.returncode == 0, watched.stderr
-    assert f"everything is in {url}" in watched.stdout
+    assert f"the run is in {url}" in watched.stdout
     reported = cli("report", url)
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "one-report" / "index.html").is_file()

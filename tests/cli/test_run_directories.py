@@ -46,7 +46,7 @@ def a_run(path: Path, **info: object) -> Path:
         ("nothing", ("--resume",), "nothing to resume, there is no directory"),
         ("file", (), "already exists"),
         ("a" * 300, (), "File name too long"),
-        ("used", ("--resume", "--clean"), "give one of them"),
+        ("used", ("--resume", "--clean"), "give only one"),
     ],
 )
 def test_a_directory_that_cannot_be_used_is_refused_with_the_ways_out(
@@ -84,9 +84,9 @@ def test_a_damaged_run_json_is_named_and_the_run_can_be_deleted(cli: Cli, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--resume",), "--resume: name the run with --run-dir"),
-        (("--clean",), "--clean: name the run to delete"),
-        (("--address", "auto"), "--address is of a Ray cluster"),
+        (("--resume",), "--resume: give the run with --run-dir"),
+        (("--clean",), "--clean: give the run to delete"),
+        (("--address", "auto"), "--address requires --launcher ray"),
         (("--launcher", "slurm"), "--launcher: found 'slurm', expected local or ray"),
         (("--launcher", "ray", "--device-map", "map.yaml"), "--device-map is for this machine"),
         (("--device-map", "none.yaml"), "cannot be read"),
@@ -333,7 +333,7 @@ def test_doctor_fails_where_a_run_would(cli: Cli, tmp_path: Path) -> None:
     assert done.returncode == 4
     row = next(r for r in json.loads(done.stdout)["checks"] if r["check"] == "trl")
     assert row["status"] == "fail"
-    assert "9.9.0, supported is" in row["found"]
+    assert "9.9.0, expected " in row["found"]
     assert "pip install 'trl" in row["advice"]
     done = cli("doctor", "--run-dir", "/proc/1", "--json")
     assert done.returncode == 4
@@ -343,7 +343,7 @@ def test_doctor_fails_where_a_run_would(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["ls", "verify", "gc"])
 def test_exchange_commands_refuse_what_is_no_run(cli: Cli, tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("")
-    for name, words in (("nothing", "not there"), ("file", "a file"), (".", "it has no run.json")):
+    for name, words in (("nothing", "it does not exist"), ("file", "a file"), (".", "it has no run.json")):
         done = cli("exchange", command, tmp_path / name)
         assert done.returncode == 2
         assert words in done.stderr

@@ -169,12 +169,12 @@ def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli: Cli) -
         assert models[name]["by_group"] == policy["validation"]["by_group"]
         assert models[name]["n"] == 64
     assert read(run / "evaluations" / "arithmetic.json")["models"] == models
-    assert f"kept as {run / 'evaluations' / 'arithmetic.json'}" in done.stderr
+    assert f"saved as {run / 'evaluations' / 'arithmetic.json'}" in done.stderr
     shutil.rmtree(run / "evaluations")
     (run / "evaluations").write_text("")  # nothing can be written there
     again = cli("eval", "--run", run, "--suite", "arithmetic", "--json")
     assert (again.returncode, json.loads(again.stdout)["models"]) == (0, models)
-    assert "not kept in the run" in again.stderr
+    assert "not saved in the run" in again.stderr
     (run / "evaluations").unlink()
 
 

@@ -265,13 +265,13 @@ def test_in_a_terminal_it_is_a_screen_and_elsewhere_lines(tmp_path: Path, cli: C
 def test_a_stop_may_be_asked_for_twice_and_harms_nobody(tmp_path: Path) -> None:
     """It is a file that the supervisor looks for: no process is signalled that a run directory names."""
     run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False))
-    with pytest.raises(UsageError, match="has ended already"):
+    with pytest.raises(UsageError, match="has already ended"):
         stop_run(run)
     assert not run.stop_file.exists()
     run.stop_file.parent.mkdir()
     with hold(run.lock, "r"):
         for _ in range(2):
-            assert "Asked process" in stop_run(run)
+            assert "Stop request sent to process" in stop_run(run)
         assert run.stop_file.exists()
 
 
@@ -285,9 +285,9 @@ def test_a_run_is_stopped_from_the_screen_and_goes_on_later(tmp_path: Path) -> N
         terminal.until("Stop and save")
         for _ in range(2):  # who sees nothing happen asks again
             terminal.press("s")
-            terminal.until("says how to resume")
+            terminal.until("prints how to resume")
             terminal.press("y")
-            terminal.until("Asked process", "has ended already")
+            terminal.until("Stop request sent to process", "has already ended")
             terminal.seen = ""
         assert run.process.wait(PATIENCE) == 130, run.errors.read_text()
         assert "stopped at the request of another process; checkpoints: ada at step" in run.errors.read_text()

@@ -281,7 +281,7 @@ BAD: list[tuple[tuple[str, ...], int, str]] = [
     (("--suite", "tokenizers", "--task", "math"), 2, "--task: no effect with suite tokenizers; only ratio and"),
     (("--suite", "mass", "--samples", "3", "--data", "x"), 2, "--data, --samples: no effect with suite mass"),
     (("--suite", "mass", "--plot", "blank.txt"), 2, "blank.txt is a file, expected a directory"),
-    (("--suite", "mass", "--plot", "/proc/nope"), 2, "--plot /proc/nope cannot be made"),
+    (("--suite", "mass", "--plot", "/proc/nope"), 2, "--plot /proc/nope cannot be created"),
 ]
 
 
@@ -308,8 +308,8 @@ def test_a_suite_that_needs_models_is_refused_for_tokenizers(cli_here: Cli, toke
 def test_the_help_says_what_the_defaults_are(cli_here: Cli) -> None:
     shown = " ".join(cli_here("thl-check", "--help", COLUMNS="250").stdout.split())
     for message in (
-        "Prompts at most (256).",
-        "Responses a prompt (5).",
+        "Maximum number of prompts (256).",
+        "Responses per prompt (5).",
         "paper (span).",
         "all (default: all, of models).",
     ):

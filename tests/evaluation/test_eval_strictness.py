@@ -126,7 +126,7 @@ def test_shown_prompts_keep_what_looks_like_a_picture_and_their_roles(cli_here: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("tasks", "show", "arithmetic", "--template", "{x}"), "are of task 'dataset'"),
+        (("tasks", "show", "arithmetic", "--template", "{x}"), "are for task 'dataset'"),
         (("tasks", "show", "arithmetic", "--split", "test"), "expected train or validation"),
         (("tasks", "show", "arithmetic", "--limit", "0"), "greater than or equal to 1"),
         (("eval", "--score", "s.jsonl", "--temperature", "0"), "--temperature: no effect with --score"),

@@ -264,7 +264,7 @@ def test_a_cluster_that_is_too_small_is_named(cluster: RayCluster, tmp_path: Pat
     four = ("--set", "launch.processes=4", "--set", "trainer.per_device_train_batch_size=32")
     small = cli("train", *SGT, *on(cluster), *four, "--run-dir", tmp_path / "a")
     assert small.returncode == 4
-    assert "8 CPUs asked, 3 there" in " ".join(small.stderr.split())
+    assert "8 CPUs requested, 3 available" in " ".join(small.stderr.split())
     gpus = cli("train", *SGT, *on(cluster), "--set", "hardware.gpus=2", "--run-dir", tmp_path / "c")
     assert gpus.returncode == 4
     assert "2 of the 2 GPUs" in " ".join(gpus.stderr.split())

@@ -173,7 +173,7 @@ def test_a_piece_that_fails_is_named_and_the_others_are_made(tmp_path: Path, cli
     done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out", "--json")
     assert done.returncode == 1, done.stdout
     assert list(json.loads(done.stdout)["failed"]) == ["one.yaml, grpo-noise, seed 0"]
-    assert "failed: 1; the same command tries again" in done.stderr
+    assert "failed: 1; the same command retries them" in done.stderr
     assert "no judge today" in done.stderr
     assert "pieces are not there: one.yaml, grpo-noise, seed 0" in done.stderr
     assert "| grpo | 1 |" in (tmp_path / "out" / "results.md").read_text()

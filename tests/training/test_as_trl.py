@@ -534,7 +534,7 @@ def test_an_id_covers_the_whole_row() -> None:
     ]
     assert len({row_id(row) for row in rows}) == len(rows)
     assert row_id({"prompt": "a", "prompt_id": 7}) == "7"
-    with pytest.raises(UsageError, match="column 'made': found object, of which no prompt id"):
+    with pytest.raises(UsageError, match="column 'made': found object, which cannot be hashed"):
         row_id({"prompt": "a", "made": object()})
 
 

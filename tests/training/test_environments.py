@@ -383,7 +383,7 @@ def test_a_regime_that_shares_texts_refuses_turns(callers: Path, tmp_path: Path,
 def test_a_plan_says_that_the_reward_was_not_tried(callers: Path, tmp_path: Path, cli_here: Cli) -> None:
     done = cli_here("train", recipe(callers, tmp_path), "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "rollouts of several turns" in done.stdout
+    assert "multi-turn rollouts" in done.stdout
     assert "reward: []" in done.stdout
 
 

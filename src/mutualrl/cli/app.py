@@ -1,4 +1,4 @@
-"""Command line. Each subcommand is a thin module; torch is imported only inside the one that needs it."""
+"""Command line. Each subcommand is a thin module; torch is imported only in subcommands that need it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from mutualrl.cli.train import train
 from mutualrl.cli.watch import watch
 from mutualrl.process.parent_watch import stop_with_parent
 
-#: what a wrong flag raises, whichever click Typer brings
+#: the exception that an invalid flag raises, in whichever click Typer uses
 _ClickError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 class Commands(TyperGroup):
-    """Commands. With `--json` a flag that cannot be parsed is one JSON object on stdout, as every other error is."""
+    """Commands. With `--json`, an invalid flag is reported as one JSON object on stdout, like every other error."""
 
     def main(self, args: Sequence[str] | None = None, *names: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run the command line."""
-        given = sys.argv[1:] if args is None else args
-        if not standalone_mode or "--json" not in given:
+        arguments = sys.argv[1:] if args is None else args
+        if not standalone_mode or "--json" not in arguments:
             return super().main(args, *names, standalone_mode=standalone_mode, **extra)  # type: ignore[misc]
         try:
             code = super().main(args, *names, standalone_mode=False, **extra)  # type: ignore[misc]
@@ -102,6 +102,6 @@ def root(
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run the command line."""
     stop_with_parent()
     app()

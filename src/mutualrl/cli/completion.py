@@ -1,6 +1,6 @@
-"""What the shell completes: names of recipes, pools, tasks, regimes and runs, and keys of a recipe.
+"""Shell completion: names of recipes, pools, tasks, regimes and runs, and keys of a recipe.
 
-`mutualrl --install-completion` installs it. Each function gets the word typed so far; no code of the user's is run.
+`mutualrl --install-completion` installs it. Each function gets the incomplete word; no user code is executed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 
 
 def recipe_names(incomplete: str) -> list[str]:
-    """Return shipped recipes as `train` takes them, and YAML files."""
+    """Return shipped recipes, as arguments of `train`, and YAML files."""
     from mutualrl.recipes import shipped
 
     names = [f"{kind}/{name}" for kind, name, _ in shipped() if kind == "paper"]
@@ -20,7 +20,7 @@ def recipe_names(incomplete: str) -> list[str]:
 
 
 def copied_names(incomplete: str) -> list[str]:
-    """Return recipes and templates as `recipes show` and `recipes cp` take them."""
+    """Return recipes and templates, as arguments of `recipes show` and `recipes cp`."""
     from mutualrl.recipes import shipped
     from mutualrl.recipes.layers import templates
 
@@ -35,39 +35,41 @@ def pool_names(incomplete: str) -> list[str]:
 
 
 def task_names(incomplete: str) -> list[str]:
-    """Return tasks."""
+    """Return the names of tasks."""
     from mutualrl.tasks import TASKS
 
     return _matching(TASKS, incomplete)
 
 
 def regime_names(incomplete: str) -> list[tuple[str, str]]:
-    """Return regimes with what they do."""
+    """Return regimes with their summaries."""
     from mutualrl.regimes import regimes
 
     return [(spec.name, spec.summary) for spec in regimes().values() if spec.name.startswith(incomplete)]
 
 
 def run_directories(incomplete: str) -> list[str]:
-    """Return directories that hold a run: those under runs/, and others on the way that is typed."""
-    candidates = [*_listed(Path("runs")), *(_listed(_typed(incomplete)) if incomplete else [])]
-    return _matching(dict.fromkeys(str(path) for path in candidates if _holds_a_run(path)), incomplete)
+    """Return run directories: those under runs/, and those under the incomplete path."""
+    candidates = _entries(Path("runs"))
+    if incomplete:
+        candidates += _entries(_directory_of(incomplete))
+    return _matching(dict.fromkeys(str(path) for path in candidates if _is_run(path)), incomplete)
 
 
-def _typed(incomplete: str) -> Path:
-    """Return the directory whose entries the word could name."""
+def _directory_of(incomplete: str) -> Path:
+    """Return the directory whose entries the word may name."""
     return Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
 
 
-def _listed(directory: Path) -> list[Path]:
-    """Return what is in a directory; an empty list for one that cannot be read: a completion prints no errors."""
+def _entries(directory: Path) -> list[Path]:
+    """Return the entries of a directory; none if it cannot be read, since completion prints no errors."""
     try:
         return sorted(directory.iterdir())
     except OSError:
         return []
 
 
-def _holds_a_run(path: Path) -> bool:
+def _is_run(path: Path) -> bool:
     try:
         return (path / "run.json").is_file()
     except OSError:
@@ -75,7 +77,7 @@ def _holds_a_run(path: Path) -> bool:
 
 
 def policy_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the policies of the pool or recipe given earlier on the line, as in its file."""
+    """Return the policies of the pool or recipe given earlier on the command line, as named in its file."""
     from mutualrl.errors import MutualRLError
     from mutualrl.recipes.layers import find, recipe_file
     from mutualrl.recipes.yaml_file import read
@@ -87,14 +89,16 @@ def policy_names(context: typer.Context, incomplete: str) -> list[str]:
         if "policies" not in content:
             content = read(find("pools", pool))
     except (MutualRLError, OSError, TypeError, ValueError):
-        return []  # what is wrong there is said when the command is run
+        return []  # the command itself reports the error
     entries = content.get("policies")
-    names = [each.get("name") for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    if not isinstance(entries, list):
+        return []
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)]
     return _matching([name for name in names if isinstance(name, str)], incomplete)
 
 
 def recipe_keys(incomplete: str) -> list[str]:
-    """Return keys of `--set`: every section's, all of TRL's GRPOConfig, and every regime's settings."""
+    """Return keys of `--set`: those of every section, all of TRL's GRPOConfig, and every regime's settings."""
     from mutualrl.recipes import Recipe
     from mutualrl.recipes.trainer_table import fields
     from mutualrl.regimes import regimes
@@ -105,7 +109,7 @@ def recipe_keys(incomplete: str) -> list[str]:
     for name, field in Recipe.model_fields.items():
         inner = getattr(field.annotation, "model_fields", None)
         if inner is not None and name not in ("trainer", "regime"):
-            keys += [f"{name}.{each}" for each in inner]
+            keys += [f"{name}.{key}" for key in inner]
     return _matching([f"{key}=" for key in dict.fromkeys(keys)], incomplete)
 
 
@@ -114,10 +118,10 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _paths(incomplete: str, suffix: str) -> list[str]:
-    """Return files of a suffix, and directories with a slash."""
+    """Return files with a suffix, and directories with a trailing slash."""
     prefix = incomplete[: incomplete.rfind("/") + 1]
     names = []
-    for path in _listed(_typed(incomplete)):
+    for path in _entries(_directory_of(incomplete)):
         if path.name.startswith("."):
             continue
         if path.is_dir():

@@ -11,42 +11,50 @@ import typer
 from mutualrl.cli.options import JsonFlag, TrustRemoteCode
 from mutualrl.cli.output import emit, prose, reports_errors
 
-Run = Annotated[Path | None, typer.Option(help="Rollouts of a run's exchange.", show_default=False)]
+Run = Annotated[Path | None, typer.Option(help="Use the rollouts of a run's exchange.", show_default=False)]
 RolloutFiles = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Rollouts from JSON Lines or Parquet: prompt_id, reward, policy (else a file is a model). Repeatable.",
+        help="JSON Lines or Parquet: prompt_id, reward, policy (without it, one file per model). Repeatable.",
         show_default=False,
     ),
 ]
-Pool = Annotated[str | None, typer.Option(help="Sample the models of a pool (tiny).", show_default=False)]
-Task = Annotated[str | None, typer.Option(help="Task of the prompts (the pool's own).", show_default=False)]
+Pool = Annotated[str | None, typer.Option(help="Sample from the models of a pool (tiny).", show_default=False)]
+Task = Annotated[str | None, typer.Option(help="Task of the prompts (the pool's).", show_default=False)]
 Data = Annotated[
     Path | None, typer.Option(help="The task's rows: a file, a directory, or hub:OWNER/NAME.", show_default=False)
 ]
-Prompts = Annotated[int | None, typer.Option(min=1, help="Prompts at most (256).", show_default=False)]
+Prompts = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompts (256).", show_default=False)]
 Samples = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Rollouts a prompt (the pool's group size).", show_default=False)
+    int | None, typer.Option(min=1, max=1024, help="Rollouts per prompt (the pool's group size).", show_default=False)
 ]
-MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest response (the pool's own).", show_default=False)]
-Temperature = Annotated[float | None, typer.Option(min=0.0, max=10.0, help="Of the sampling (1).", show_default=False)]
-Engine = Annotated[str | None, typer.Option(help="transformers or vllm (what fits).", show_default=False)]
-Rounds = Annotated[str | None, typer.Option(help="Of a run: FIRST:LAST, both included (all).", show_default=False)]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(min=1, help="Maximum response length in tokens (the pool's).", show_default=False)
+]
+Temperature = Annotated[
+    float | None, typer.Option(min=0.0, max=10.0, help="Sampling temperature (1).", show_default=False)
+]
+Engine = Annotated[
+    str | None, typer.Option(help="transformers or vllm (vllm if it supports the model).", show_default=False)
+]
+Rounds = Annotated[str | None, typer.Option(help="Rounds of a run, FIRST:LAST inclusive (all).", show_default=False)]
 Models = Annotated[
     list[str] | None,
     typer.Option(
-        "--model", help="POLICY=PATH: the model behind rollouts; a run's trained ones by default.", show_default=False
+        "--model", help="POLICY=PATH: the model that sampled; by default a run's trained models.", show_default=False
     ),
 ]
 Save = Annotated[
-    Path | None, typer.Option(help="Keep the sampled rollouts (.parquet), for --rollouts.", show_default=False)
+    Path | None, typer.Option(help="Save the sampled rollouts (.parquet), for --rollouts.", show_default=False)
 ]
-Plot = Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)]
-SuccessAbove = Annotated[float | None, typer.Option(help="A reward above is a success (0.8).", show_default=False)]
-FailureBelow = Annotated[float | None, typer.Option(help="A reward below is a failure (0.2).", show_default=False)]
+Plot = Annotated[Path | None, typer.Option(help="Write figures to this directory.", show_default=False)]
+SuccessAbove = Annotated[float | None, typer.Option(help="Rewards above this are successes (0.8).", show_default=False)]
+FailureBelow = Annotated[float | None, typer.Option(help="Rewards below this are failures (0.2).", show_default=False)]
 Seed = Annotated[
     int | None,
-    typer.Option(min=0, max=2**31 - 1, help="Seed of sampling, draws, intervals (0; a run's own).", show_default=False),
+    typer.Option(
+        min=0, max=2**31 - 1, help="Seed of sampling, draws and intervals (0, or the run's).", show_default=False
+    ),
 ]
 
 
@@ -64,11 +72,11 @@ def complementarity(
     engine: Engine = None,
     rounds: Rounds = None,
     success: Annotated[
-        str, typer.Option(help="A model solves a prompt if its `first` rollout does, or `any` of them.")
+        str, typer.Option(help="A model solves a prompt if its `first` rollout does, or `any` rollout.")
     ] = "first",
     k: Annotated[
         str | None,
-        typer.Option("--k", help="Rollouts a model that SGT's gate is reckoned for: 4,8,16.", show_default=False),
+        typer.Option("--k", help="Rollouts per model for which to compute SGT's gate: 4,8,16.", show_default=False),
     ] = None,
     success_above: SuccessAbove = None,
     failure_below: FailureBelow = None,
@@ -78,7 +86,7 @@ def complementarity(
     trust_remote_code: TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Will these models help each other? Overlap of what they solve, rescues, SGT's gate rate, a recommendation.
+    """Will these models help each other? Overlap of solved prompts, rescues, SGT's gate rate, a recommendation.
 
     Example: mutualrl complementarity --pool 2qwen --task math --data math_train.jsonl --prompts 500 --samples 5
     """
@@ -128,7 +136,7 @@ def xgrpo_check(
     trust_remote_code: TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Does the pool of rewards carry structure? Pooled normalization with the true pool against a shuffled one."""
+    """Do the pooled rewards carry structure? Pooled normalization with the true pool against a shuffled one."""
     from mutualrl.diagnostics.diagnostic_request import DiagnosticFlags
 
     flags = DiagnosticFlags(
@@ -150,8 +158,8 @@ def xgrpo_check(
     _diagnose("xgrpo-check", flags, plot, as_json)
 
 
-def _with_models(which: str, details: str) -> Callable[..., None]:
-    """Return a command that may load the models behind rollouts: these differ in name and help alone."""
+def _with_models(diagnostic: str, help_text: str) -> Callable[..., None]:
+    """Return a command that may load the models that sampled; these commands differ only in name and help."""
 
     def command(
         run: Run = None,
@@ -195,22 +203,28 @@ def _with_models(which: str, details: str) -> Callable[..., None]:
             seed=seed,
             trust_remote_code=trust_remote_code,
         )
-        _diagnose(which, flags, plot, as_json)
+        _diagnose(diagnostic, flags, plot, as_json)
 
-    command.__doc__ = details
+    command.__doc__ = help_text
     return reports_errors(command)
 
 
 sgt_check = _with_models(
     "sgt-check",
-    "Where would SGT act, and does what it transfers belong to the prompt? Gate, success rates, teachers' NLL.",
+    "Where would SGT act, and do the transferred texts belong to the prompt? Gate, success rates, teachers' NLL.",
 )
 channels = _with_models("channels", "Which of PRP, XGRPO and SGT could each learner use on each prompt?")
 cost = _with_models("cost", "What would each regime add to a round, in response tokens?")
 
 
 def _diagnose(
-    which: str, flags: object, plot: Path | None, as_json: bool, *, success: str = "first", gates: str | None = None
+    diagnostic: str,
+    flags: object,
+    plot: Path | None,
+    as_json: bool,
+    *,
+    success: str = "first",
+    gates: str | None = None,
 ) -> None:
     from mutualrl.diagnostics.diagnostic_request import DiagnosticFlags, DiagnosticRequest
 
@@ -228,13 +242,13 @@ def _diagnose(
     from mutualrl.diagnostics.diagnose import diagnose
     from mutualrl.diagnostics.diagnostic_tables import MARKDOWN
 
-    result = diagnose(which, request, prose(), success=success, gates=gates)
+    result = diagnose(diagnostic, request, prose(), success=success, gates=gates)
     if directory is not None:
         from mutualrl.console.plots import draw_all
         from mutualrl.diagnostics.figures import FIGURES
 
-        result["figures"] = [str(path) for path in draw_all(FIGURES[which](result), directory)]
+        result["figures"] = [str(path) for path in draw_all(FIGURES[diagnostic](result), directory)]
     if as_json:
         emit(result)
     else:
-        typer.echo(MARKDOWN[which](result))
+        typer.echo(MARKDOWN[diagnostic](result))

@@ -1,4 +1,4 @@
-"""`mutualrl distill`: the paper's control, fine-tuning on peers' successes after reinforcement learning has ended."""
+"""`mutualrl distill`: the paper's control, fine-tuning on peers' successes after reinforcement learning."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def distill(
     runs: Annotated[
         list[Path], typer.Argument(help="Standalone runs (train --regime grpo --exchange full).", show_default=False)
     ],
-    out: Annotated[Path, typer.Option(help="A new directory: the models and distill.json.")] = Path("runs/distill"),
-    start: Annotated[str, typer.Option(help="What is fine-tuned: trained (after RL), or base.")] = "trained",
+    out: Annotated[Path, typer.Option(help="New directory for the models and distill.json.")] = Path("runs/distill"),
+    start: Annotated[str, typer.Option(help="Models to fine-tune: trained (after RL), or base.")] = "trained",
     beside: Annotated[
         list[Path] | None,
-        typer.Option(help="A run whose models get a bar too, such as SGT's. Repeatable.", show_default=False),
+        typer.Option(help="A run whose models are also compared, such as SGT's. Repeatable.", show_default=False),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -34,10 +34,12 @@ def distill(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the fine-tuning.")] = 0,
-    engine: Annotated[str | None, typer.Option(help="transformers or vllm (what fits).", show_default=False)] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="transformers or vllm (vllm if it supports the model).", show_default=False)
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Sequential Peer Distillation: teach each policy all that its peers solved, after plain GRPO.
+    """Sequential Peer Distillation: fine-tune each policy on its peers' successes, after plain GRPO.
 
     Example: mutualrl distill runs/grpo --beside runs/sgt --out runs/distilled
     """
@@ -47,11 +49,11 @@ def distill(
     check_engine(engine)
     settings = settings_of(start, seed, assignments or [])
 
-    from mutualrl.distillation.distill import distill as carry_out
+    from mutualrl.distillation.distill import distill as run_distillation
     from mutualrl.distillation.distill import markdown
 
-    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed, which TRL imports, would log onto the result
-        result = carry_out(runs, beside or [], out, settings, engine, prose())
+    with contextlib.redirect_stdout(sys.stderr):  # otherwise DeepSpeed, which TRL imports, logs to stdout
+        result = run_distillation(runs, beside or [], out, settings, engine, prose())
     if as_json:
         emit(result)
     else:

@@ -17,16 +17,16 @@ def doctor(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where a run would be kept: its file system is probed (here by default).", show_default=False
+            help="Directory of a future run, whose file system is probed (the current one).", show_default=False
         ),
     ] = None,
     exchange: Annotated[
-        str | None, typer.Option(help="A bucket (s3://, gs://, az://): may it hold an exchange?", show_default=False)
+        str | None, typer.Option(help="Also probe a bucket for an exchange (s3://, gs://, az://).", show_default=False)
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check versions, devices, NCCL, vLLM, the hub, shared memory, ports, the file system, and a bucket. Exits 4 when
-    one fails."""
+    """Check versions, devices, NCCL, vLLM, the hub, shared memory, ports, the file system, and a bucket. Exits with 4
+    if a check fails."""
     from dataclasses import asdict
 
     from mutualrl.console.display import cell
@@ -34,8 +34,8 @@ def doctor(
     from mutualrl.machine.doctor import examine
     from mutualrl.storage.files import user_path
 
-    wanted = user_path(run_dir or Path())
-    directory = next((p for p in (wanted, *wanted.parents) if p.exists()), Path("/"))
+    target = user_path(run_dir or Path())
+    directory = next((p for p in (target, *target.parents) if p.exists()), Path("/"))
     if not directory.is_dir():
         raise UsageError(f"--run-dir {run_dir}: {directory} is a file")
     rows = list(examine(directory, exchange))

@@ -1,4 +1,4 @@
-"""`mutualrl train --dry-run`: the resolved recipe, and where each policy would run."""
+"""`mutualrl train --dry-run`: the resolved recipe, and the placement of each policy."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from mutualrl.tasks.rewarding import BOXED
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a command would do: the recipe with its steps, placements (or why there is none) and memory by machine, the
-    trials of the reward by policy or why there are none, what this machine lacks, and the error of a reward function
-    that failed."""
+    """Plan of a run: the recipe with its steps, placements (or the reason for none) and memory by machine, reward
+    trials by policy (or the reason for none), the requirements that this machine does not meet, and the error of a
+    reward function that failed."""
 
     recipe: Recipe
     placements: dict[str, Placement | str]
@@ -42,7 +42,7 @@ class Plan:
 
 
 def show(recipe: Recipe, launch: Launch, *, as_json: bool) -> None:
-    """Print the recipe, the placement on the hardware it is for, and the placement on this machine."""
+    """Print the recipe, its placement on the hardware it names, and its placement on this machine."""
     plan = plan_of(recipe, launch)
     if as_json and plan.failure is None:
         emit(plan_json(plan))
@@ -59,19 +59,19 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     machines = {f"this machine: {len(machine.gpus)} GPUs, {machine.cores} CPU cores": machine}
     if recipe.hardware.gpus:
-        meant = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
-        machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": meant, **machines}
+        named = Machine(tuple(str(i) for i in range(recipe.hardware.gpus)), machine.cores)
+        machines = {f"the recipe's hardware: {recipe.hardware.gpus} GPUs": named, **machines}
     placements: dict[str, Placement | str] = {}
-    for where, each in machines.items():
+    for label, candidate in machines.items():
         try:
-            placements[where] = place(recipe, each, pins)
+            placements[label] = place(recipe, candidate, pins)
         except MutualRLError as error:
-            placements[where] = str(error)
+            placements[label] = str(error)
     recipe = _with_steps(recipe, placements.values())
     memory: dict[str, dict[str, Estimate | None]] = {}
-    for where, placement in placements.items():
+    for label, placement in placements.items():
         if not isinstance(placement, str):
-            memory[where] = {each.policy: estimate_allocation(recipe, each) for each in placement.allocations}
+            memory[label] = {a.policy: estimate_allocation(recipe, a) for a in placement.allocations}
     failure = None
     try:
         trials, untried = _reward_trials(recipe)
@@ -81,38 +81,38 @@ def plan_of(recipe: Recipe, launch: Launch) -> Plan:
 
 
 def plan_json(plan: Plan) -> dict[str, object]:
-    """Return a plan as plain values."""
+    """Return a plan as a JSON object."""
     memory = {}
-    for where, estimates in plan.memory.items():
-        memory[where] = {policy: each and asdict(each) for policy, each in estimates.items()}
+    for label, estimates in plan.memory.items():
+        memory[label] = {policy: estimate and asdict(estimate) for policy, estimate in estimates.items()}
     return {
         "recipe": plan.recipe.model_dump(mode="json"),
-        "placement": _as_json(plan.placements),
+        "placement": _placements_json(plan.placements),
         "memory": memory,
         "lacking": plan.missing,
         "exchange": requests(plan.recipe),
-        "rewards": {policy: [asdict(trial) for trial in each] for policy, each in plan.trials.items()},
+        "rewards": {policy: [asdict(trial) for trial in trials] for policy, trials in plan.trials.items()},
     }
 
 
 def show_plan(plan: Plan) -> None:
     """Print a plan without its recipe."""
     console, recipe = screen(), plan.recipe
-    for where, placement in plan.placements.items():
-        console.print(_table(where, placement, plan.memory.get(where, {})))
+    for label, placement in plan.placements.items():
+        console.print(_placement_table(label, placement, plan.memory.get(label, {})))
     if recipe.bucket is not None:
-        each = requests(recipe)
-        sentence = (
-            f"Exchange {recipe.bucket.url}, per policy: {each['heartbeat_puts_per_hour']} puts of heartbeats per hour, "
-            f"and at most {each['mirror_puts_per_hour']} of files to watch it by; {each['puts_per_round']} puts and at "
-            f"least {each['gets_per_round']} gets per round, and while it waits up to one get per second and peer"
+        counts = requests(recipe)
+        message = (
+            f"Exchange {recipe.bucket.url}, per policy: {counts['heartbeat_puts_per_hour']} heartbeat puts per hour, "
+            f"at most {counts['mirror_puts_per_hour']} puts of files for `watch`; {counts['puts_per_round']} puts and "
+            f"at least {counts['gets_per_round']} gets per round; during a wait at most one get per second per peer"
         )
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    here = next((each for each in plan.placements.values() if isinstance(each, Placement)), None)
-    if (waits := waiting(recipe, here)) is not None:
+        console.print(message, markup=False, highlight=False, soft_wrap=True)
+    first = next((placement for placement in plan.placements.values() if isinstance(placement, Placement)), None)
+    if (waits := waiting(recipe, first)) is not None:
         console.print(waits, markup=False, highlight=False, soft_wrap=True)
-    for policy, tried in plan.trials.items():
-        console.print(_trial_table(policy, recipe.task.reward, tried))
+    for policy, trials in plan.trials.items():
+        console.print(_trial_table(policy, recipe.task.reward, trials))
     if plan.untried:
         console.print(f"The reward function was not tried: {clean(plan.untried)}", markup=False, soft_wrap=True)
     if (unset := left_to_trl(recipe)) is not None:
@@ -122,15 +122,15 @@ def show_plan(plan: Plan) -> None:
 
 
 def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:
-    """Return the trials of the user's reward functions by policy, one of each that reads completions in another form;
-    and why there are none, where data or tokenizers are not at hand.
+    """Return the trials of the user's reward functions, for one policy per completion format; and the reason for none,
+    if data or tokenizers are not available.
 
     Raises RewardError for a function that fails.
     """
     if recipe.task.reward == BOXED:
         return {}, ""
     if recipe.task.has_turns:
-        return {}, "it scores rollouts of several turns"
+        return {}, "it scores multi-turn rollouts"
     from mutualrl.training.models import load_tokenizers
 
     try:
@@ -151,36 +151,36 @@ def _reward_trials(recipe: Recipe) -> tuple[dict[str, list[Trial]], str]:
 
 def _trial_table(policy: str, paths: Sequence[str], trials: Sequence[Trial]) -> Table:
     names = ", ".join(path.rpartition("/")[2] for path in paths)
-    table = Table("completion", "rewards", title=clean(f"{names}, tried on the first prompts as {policy} sees them"))
+    table = Table("completion", "rewards", title=clean(f"{names} on the first prompts as {policy} sees them"))
     for trial in trials:
         table.add_row(trial.completion, ", ".join(f"{reward:g}" for reward in trial.rewards))
     return table
 
 
 def left_to_trl(recipe: Recipe) -> str | None:
-    """Return the message about TRL's defaults of the keys that decide a training and that the recipe leaves unset."""
+    """Return the message with TRL's defaults of decisive keys that the recipe leaves unset."""
     settings = [recipe.trainer_settings(policy.name) for policy in recipe.policies]
-    unset = [f"{key} {defaults()[key]:g}" for key in DECISIVE if any(key not in each for each in settings)]
-    corrected = [each for each in settings if each.get("use_vllm") and each.get(CORRECTION[0], True)]
-    unset += [f"{key} {defaults()[key]}" for key in CORRECTION if any(key not in each for each in corrected)]
+    unset = [f"{key} {defaults()[key]:g}" for key in DECISIVE if any(key not in keys for keys in settings)]
+    corrected = [keys for keys in settings if keys.get("use_vllm") and keys.get(CORRECTION[0], True)]
+    unset += [f"{key} {defaults()[key]}" for key in CORRECTION if any(key not in keys for keys in corrected)]
     return f"Left to TRL's defaults: {', '.join(unset)}" if unset else None
 
 
-DECISIVE = ("learning_rate", "beta", "temperature", "max_completion_length")  # what every user should have chosen
-#: what becomes of completions on which vLLM and the trainer disagree
+DECISIVE = ("learning_rate", "beta", "temperature", "max_completion_length")  # every user should choose these
+#: treatment of completions whose log-probs differ between vLLM and the trainer
 CORRECTION = (
     "vllm_importance_sampling_correction",
     "vllm_importance_sampling_mode",
     "vllm_importance_sampling_clip_max",
 )
 
-#: policies whose weights per device differ by less are of about equal speed
+#: below this ratio of weights per device, policies are about equally fast
 UNEVEN = 1.2
 
 
 def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
-    """Return the message about who waits for whom: the policy with the most weights per device, where the pool says
-    how many each has. None where nobody waits."""
+    """Return the message about waiting: the others wait for the policy with the most weights per device, if the pool
+    has the sizes. None if no policy waits."""
     if not recipe.spec.reads_peers:
         return None
     staleness = recipe.exchange.staleness
@@ -194,15 +194,15 @@ def waiting(recipe: Recipe, placement: Placement | None) -> str | None:
         slowest, fastest = max(weights, key=lambda name: weights[name]), min(weights, key=lambda name: weights[name])
         ratio = weights[slowest] / weights[fastest]
         if ratio >= UNEVEN:
-            text += f"; {slowest} has {ratio:.1f} times the weights per device of {fastest}, and is waited for"
-    return f"{text}. `mutualrl report` of a run says what other values would have saved"
+            text += f"; {slowest} has {ratio:.1f} times the weights per device of {fastest}: the others wait for it"
+    return f"{text}. `mutualrl report` of a run shows what other values would have saved"
 
 
-MIRRORED = 2  # files that grow all the time: metrics, rescues
+MIRRORED = 2  # files that grow during the run: metrics, rescues
 
 
 def requests(recipe: Recipe) -> dict[str, int]:
-    """Return the requests that a policy makes to a bucket: heartbeats, and for a round. None over a directory."""
+    """Return the numbers of requests of a policy to a bucket, per hour and per round; none for a directory."""
     if recipe.bucket is None:
         return {}
     peers = len(recipe.policies) - 1
@@ -216,7 +216,7 @@ def requests(recipe: Recipe) -> dict[str, int]:
 
 
 def _with_steps(recipe: Recipe, planned: Iterable[Placement | str]) -> Recipe:
-    """Return the recipe with its epochs worked out, where its data are there; else as it is."""
+    """Return the recipe with its epochs converted to steps if its data are available, else unchanged."""
     allocation = next((p.allocations[0] for p in planned if isinstance(p, Placement)), None)
     if recipe.run.epochs is None or allocation is None:
         return recipe
@@ -226,28 +226,28 @@ def _with_steps(recipe: Recipe, planned: Iterable[Placement | str]) -> Recipe:
         return recipe
 
 
-def _as_json(planned: dict[str, Placement | str]) -> dict[str, object]:
+def _placements_json(planned: dict[str, Placement | str]) -> dict[str, object]:
     placements: dict[str, object] = {}
-    for where, placement in planned.items():
+    for label, placement in planned.items():
         if isinstance(placement, str):
-            placements[where] = {"problem": placement}
+            placements[label] = {"problem": placement}
         else:
             allocations = [stored(allocation).to_json() for allocation in placement.allocations]
-            placements[where] = {"seats": allocations, "notes": list(placement.notes)}
+            placements[label] = {"seats": allocations, "notes": list(placement.notes)}
     return placements
 
 
-def _table(where: str, placement: Placement | str, memory: dict[str, Estimate | None]) -> Table | str:
+def _placement_table(label: str, placement: Placement | str, memory: dict[str, Estimate | None]) -> Table | str:
     if isinstance(placement, str):
-        return f"Placement on {where}: {placement}"
+        return f"Placement on {label}: {placement}"
     table = Table(
         "policy",
         "devices",
         "strategy",
-        "a round",
-        "an optimizer step",
+        "per round",
+        "per optimizer step",
         "memory per GPU",
-        title=f"Placement on {where}",
+        title=f"Placement on {label}",
         title_justify="left",
         caption="; ".join(placement.notes) or None,
     )

@@ -1,4 +1,4 @@
-"""`mutualrl eval`: how good models are, or how good existing completions are."""
+"""`mutualrl eval`: accuracy of models, or of existing completions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ SCORERS = ("math-verify",)
 RunOption = Annotated[
     Path | None,
     typer.Option(
-        help="A run directory: every policy's trained model.", show_default=False, autocompletion=run_directories
+        help="A run directory: the trained models of its policies.",
+        show_default=False,
+        autocompletion=run_directories,
     ),
 ]
 ModelOption = Annotated[
     list[str] | None,
-    typer.Option(help="A model (path, hub id, tiny:NAME); may be given several times.", show_default=False),
+    typer.Option(help="A model (path, hub id, tiny:NAME). Repeatable.", show_default=False),
 ]
 PoolOption = Annotated[
     str | None,
-    typer.Option(
-        help="The models of a pool, as they are before training.", show_default=False, autocompletion=pool_names
-    ),
+    typer.Option(help="The models of a pool, before training.", show_default=False, autocompletion=pool_names),
 ]
 SuiteOption = Annotated[
     str | None,
     typer.Option(
-        help="Tasks with commas between (`mutualrl tasks ls`), or `paper`: its seven. A run's own by default.",
+        help="Comma-separated tasks (`mutualrl tasks ls`), or `paper`: its seven. A run's task by default.",
         show_default=False,
     ),
 ]
@@ -43,56 +43,56 @@ DataOption = Annotated[
     typer.Option(help="The rows of one task: a file, a directory, or hub:OWNER/NAME.", show_default=False),
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option(help="A directory with the tasks' files, in place of the hub.", show_default=False)
+    Path | None, typer.Option(help="A directory with the tasks' files, instead of the hub.", show_default=False)
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option(min=1, help="At most so many prompts per task, of every group its share.", show_default=False),
+    typer.Option(min=1, help="Maximum number of prompts per task, stratified by group.", show_default=False),
 ]
 MaxNewTokensOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Longest completion: on its own task a run's or pool's, else 3072 (arithmetic: 64).",
+        help="Maximum completion length: a run's or pool's on its own task, else 3072 (arithmetic: 64).",
         show_default=False,
     ),
 ]
 SamplesOption = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Completions a prompt, for pass@k (1).", show_default=False)
+    int | None, typer.Option(min=1, max=1024, help="Completions per prompt, for pass@k (1).", show_default=False)
 ]
 TemperatureOption = Annotated[
     float | None,
-    typer.Option(min=0.0, max=10.0, help="0 is greedy; 1 where several samples are asked for.", show_default=False),
+    typer.Option(min=0.0, max=10.0, help="0 is greedy, the default; 1 with several --samples.", show_default=False),
 ]
 EngineOption = Annotated[
     str | None,
     typer.Option(
-        help="transformers, or vllm; by default vllm where it is installed and runs the model.", show_default=False
+        help="transformers or vllm; by default vllm if it is installed and supports the model.", show_default=False
     ),
 ]
-BatchSizeOption = Annotated[int, typer.Option(min=1, help="Completions at a time, with transformers.")]
+BatchSizeOption = Annotated[int, typer.Option(min=1, help="Batch size of the transformers engine.")]
 TemplateOption = Annotated[
-    str | None, typer.Option(help="Task dataset: the prompt, {field} for a field of the row.", show_default=False)
+    str | None, typer.Option(help="Task dataset: prompt template, {field} for a field of the row.", show_default=False)
 ]
 AnswerOption = Annotated[
-    str | None, typer.Option(help="Task dataset: the field that is the answer (answer).", show_default=False)
+    str | None, typer.Option(help="Task dataset: field of the answer (answer).", show_default=False)
 ]
 OutOption = Annotated[
     Path | None,
     typer.Option(
-        help="Keep every completion (Parquet) and the results; the same command resumes after a kill.",
+        help="Directory for all completions (Parquet) and the results; the same command resumes.",
         show_default=False,
     ),
 ]
 ScoreOption = Annotated[
     Path | None,
-    typer.Option(help="Score the rows of a file, `completion` and `answer`; no model.", show_default=False),
+    typer.Option(help="Score a file with columns `completion` and `answer`; no model is run.", show_default=False),
 ]
 AlsoOption = Annotated[
-    list[str] | None, typer.Option(help="A further score beside exact match: math-verify.", show_default=False)
+    list[str] | None, typer.Option(help="Additional score besides exact match: math-verify.", show_default=False)
 ]
 StepTimeoutOption = Annotated[
-    float, typer.Option(min=0.001, help="Seconds that a reward function may take for a part, at most.")
+    float, typer.Option(min=0.001, help="Time-out of a reward function per part, in seconds.")
 ]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of sampling and of generated problems.")]
 
@@ -135,13 +135,13 @@ def evaluate(
 
         check_installed()
     if score is not None:
-        idle = {
+        ignored = {
             "--run": run, "--model": model, "--pool": pool, "--suite": suite, "--data": data, "--data-dir": data_dir,
             "--limit": limit, "--max-new-tokens": max_new_tokens, "--samples": samples, "--temperature": temperature,
             "--engine": engine, "--template": template, "--answer": answer, "--out": out,
         }  # fmt: skip
-        if given := [flag for flag, value in idle.items() if value not in (None, [])]:
-            raise UsageError(f"{', '.join(given)}: no effect with --score, which reads the file's rows and no model")
+        if flags := [flag for flag, value in ignored.items() if value not in (None, [])]:
+            raise UsageError(f"{', '.join(flags)}: no effect with --score, which scores the rows of a file")
         _score(score, extra, as_json)
         return
     from mutualrl.engines.choice import check_engine
@@ -179,20 +179,20 @@ def evaluate(
     else:
         typer.echo(markdown(results))
     if run is not None:
-        _keep(run, results)
+        _save(run, results)
 
 
-def _keep(run: Path, results: dict[str, Any]) -> None:
-    """Write the results into the run. They are printed already, so that a failure to keep them is no error."""
+def _save(run: Path, results: dict[str, Any]) -> None:
+    """Save the results in the run. They have been printed, so a failure to save is only reported."""
     from mutualrl.errors import DiskError
     from mutualrl.evaluation.evaluate import keep_in_run
     from mutualrl.storage.files import user_path
     from mutualrl.storage.rundir import RunDirectory
 
     try:
-        notify(f"kept as {keep_in_run(RunDirectory(user_path(run)), results)}; `mutualrl report` draws it")
+        notify(f"saved as {keep_in_run(RunDirectory(user_path(run)), results)}; `mutualrl report` shows it")
     except (OSError, DiskError) as error:
-        notify(f"not kept in the run, so that `mutualrl report` will not draw it: {error}")
+        notify(f"not saved in the run, so `mutualrl report` will not show it: {error}")
 
 
 def _score(path: Path, also: tuple[str, ...], as_json: bool) -> None:

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from mutualrl.see.inspection import PolicyInspection
     from mutualrl.storage.rundir import RunDirectory
 
-exchange = typer.Typer(help="Look into the exchange of a run: its rounds, their bytes, damage.", no_args_is_help=True)
+exchange = typer.Typer(help="Inspect the exchange of a run: rounds, bytes, damage.", no_args_is_help=True)
 
 RunArgument = Annotated[
-    Path, typer.Argument(help="The run's directory.", show_default=False, autocompletion=run_directories)
+    Path, typer.Argument(help="The run directory.", show_default=False, autocompletion=run_directories)
 ]
 
 
 @exchange.command("ls")
 @reports_errors
 def ls(run: RunArgument, as_json: JsonFlag = False) -> None:
-    """Rounds, records and bytes of every policy, and gaps between rounds. Reads the commit markers alone."""
-    inspections = _surveys(_open(run))
+    """List rounds, records and bytes of every policy, and gaps between rounds. Reads only the commit markers."""
+    inspections = _inspections(_open(run))
     if as_json:
         emit({"policies": [s.to_json() for s in inspections]})
         return
@@ -37,7 +37,7 @@ def ls(run: RunArgument, as_json: JsonFlag = False) -> None:
 @exchange.command("verify")
 @reports_errors
 def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
-    """Compare every byte of rounds and checkpoints with its marker, and decode it. Exits 6 when one is damaged.
+    """Verify rounds and checkpoints against their markers, and decode them. Exits with 6 if one is damaged.
 
     `mutualrl runs verify` checks every file of a run.
     """
@@ -55,13 +55,11 @@ def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
 @reports_errors
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Option("--out", help="The file to write: .parquet or .jsonl.", show_default=False)],
-    policy: Annotated[
-        list[str] | None, typer.Option(help="Only this policy; may be given again.", show_default=False)
-    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Output file: .parquet or .jsonl.", show_default=False)],
+    policy: Annotated[list[str] | None, typer.Option(help="Only this policy. Repeatable.", show_default=False)] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write all records into one Parquet or JSONL file, which `datasets`, pandas and DuckDB load."""
+    """Export all records to one Parquet or JSONL file, for `datasets`, pandas or DuckDB."""
     from mutualrl.errors import UsageError
     from mutualrl.recipes.published import missing_rounds
     from mutualrl.see.inspection import export as write
@@ -71,44 +69,44 @@ def export(
 
     directory, target = _open(run), user_path(out)
     if target.suffix not in (".parquet", ".jsonl"):
-        raise UsageError(f"--out {out}: expected a name that ends in .parquet or .jsonl")
+        raise UsageError(f"--out {out}: expected a file name ending in .parquet or .jsonl")
     if target.exists():
-        raise UsageError(f"--out {out}: the file already exists; name another, or remove it")
+        raise UsageError(f"--out {out}: the file already exists; choose another name, or remove it")
     if not target.parent.is_dir():
-        raise UsageError(f"--out {out}: there is no directory {target.parent}")
+        raise UsageError(f"--out {out}: no directory {target.parent}")
     store = records_of(directory)
     known = writers(store)
-    surveys = _surveys(directory)
-    notes = missing_rounds(directory, {s.policy: s.rounds for s in surveys})
+    inspections = _inspections(directory)
+    notes = missing_rounds(directory, {s.policy: s.rounds for s in inspections})
     notes += [
-        f"policy {s.policy}: rounds before {s.pruned} are not there (freed, or lost)" for s in surveys if s.pruned
+        f"policy {s.policy}: rounds before {s.pruned} are missing (pruned, or lost)" for s in inspections if s.pruned
     ]
     for note in notes:
         prose().print(f"Note: {note}", markup=False, highlight=False, soft_wrap=True)
     if unknown := sorted(set(policy or ()) - set(known)):
-        raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; there are: {', '.join(known)}")
+        raise UsageError(f"--policy {unknown[0]}: no such policy in the exchange; expected one of: {', '.join(known)}")
     rows = write(store, directory.info().run_id, policy or known, target)
     if not rows:
         raise UsageError(
-            f"the exchange of {run} holds no records (under regimes that read no peer nothing is published; "
-            "train with --exchange full to keep every field)"
+            f"the exchange of {run} has no records (regimes that read no peers publish none; "
+            "train with --exchange full to publish every field)"
         )
     if as_json:
         emit({"out": str(target), "records": rows, "notes": notes})
     else:
-        screen().print(f"{rows:,} records in {target}", markup=False, highlight=False, soft_wrap=True)
+        screen().print(f"{rows:,} records written to {target}", markup=False, highlight=False, soft_wrap=True)
 
 
 @exchange.command("gc")
 @reports_errors
 def gc(
     run: RunArgument,
-    keep_rounds: Annotated[int, typer.Option(min=1, help="Newest rounds of each policy that stay.")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go; delete nothing.")] = False,
+    keep_rounds: Annotated[int, typer.Option(min=1, help="Number of newest rounds to keep per policy.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be deleted; delete nothing.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete rounds that nobody can need any more: older than what the oldest kept checkpoint of any policy may
-    read."""
+    """Delete rounds that are no longer needed: older than any round that a resume from a kept checkpoint
+    may read."""
     from mutualrl.recipes import load_run
     from mutualrl.see.inspection import writers
     from mutualrl.see.location import records_of
@@ -119,21 +117,21 @@ def gc(
     directory = _open(run)
     recipe = load_run(directory)
     needed = oldest_needed([directory.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness)
-    gone: dict[str, Any] = {}
+    deleted: dict[str, Any] = {}
     with hold(directory.lock, str(directory.root)):
         store = records_of(directory)
         for name in writers(store):
             rounds, size = prune_rounds(store, name, needed, keep_rounds, dry_run=dry_run)
-            gone[name] = {"rounds": len(rounds), "last": rounds[-1] if rounds else None, "bytes": size}
+            deleted[name] = {"rounds": len(rounds), "last": rounds[-1] if rounds else None, "bytes": size}
     if as_json:
-        emit({"needed_from": needed, "deleted": gone, "dry_run": dry_run})
+        emit({"needed_from": needed, "deleted": deleted, "dry_run": dry_run})
         return
-    verb = "would go" if dry_run else "gone"
-    for name, entry in gone.items():
+    verb = "would be deleted" if dry_run else "deleted"
+    for name, entry in deleted.items():
         screen().print(
             f"{name}: {entry['rounds']} rounds {verb}, {entry['bytes']:,} bytes", markup=False, highlight=False
         )
-    screen().print(f"Rounds from {needed} on may still be read by a resumed policy", highlight=False)
+    screen().print(f"A resumed policy may still read rounds from {needed} on", highlight=False)
 
 
 def _open(path: Path) -> RunDirectory:
@@ -143,12 +141,12 @@ def _open(path: Path) -> RunDirectory:
 
     run = RunDirectory(user_path(path))
     if not run.root.is_dir():
-        raise UsageError(f"{path} is not a run directory: {'a file' if run.root.exists() else 'not there'}")
+        raise UsageError(f"{path} is not a run directory: {'a file' if run.root.exists() else 'it does not exist'}")
     run.info()
     return run
 
 
-def _surveys(run: RunDirectory) -> list[PolicyInspection]:
+def _inspections(run: RunDirectory) -> list[PolicyInspection]:
     from mutualrl.see.inspection import inspect_policy, writers
     from mutualrl.see.location import records_of
 

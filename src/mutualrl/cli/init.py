@@ -21,35 +21,34 @@ if TYPE_CHECKING:
     from mutualrl.recipes import Recipe
     from mutualrl.recipes.starter import Starter
 
-DirectoryArgument = Annotated[Path, typer.Argument(help="Where the files go; it is made if it is not there.")]
+DirectoryArgument = Annotated[Path, typer.Argument(help="Directory for the files; created if missing.")]
 ModelOption = Annotated[
     list[str] | None,
-    typer.Option(help="A model: a directory, a hub id, or NAME=MODEL. Twice or more.", show_default=False),
+    typer.Option(help="A model: a directory, a hub id, or NAME=MODEL. At least two.", show_default=False),
 ]
-TaskOption = Annotated[str | None, typer.Option(help="What to train on: a name of `tasks ls`.", show_default=False)]
+TaskOption = Annotated[str | None, typer.Option(help="Task to train on (`tasks ls`).", show_default=False)]
 DataOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Your own rows in its place, with prompt and answer: JSON Lines, CSV, Parquet.", show_default=False
-    ),
+    typer.Option(help="Your own rows instead, with prompt and answer: JSON Lines, CSV, Parquet.", show_default=False),
 ]
 RewardOption = Annotated[
     str | None,
-    typer.Option(help="boxed, own (a reward.py to change), or FILE.py:FUNCTION.", show_default=False),
+    typer.Option(help="boxed, own (a reward.py to edit), or FILE.py:FUNCTION.", show_default=False),
 ]
 GpusOption = Annotated[
-    int | None, typer.Option(min=0, help="GPUs to train on: those of this machine.", show_default=False)
+    int | None, typer.Option(min=0, help="Number of GPUs to train on (all of this machine).", show_default=False)
 ]
 TokensOption = Annotated[
-    int | None, typer.Option(min=1, help="Longest completion: 64 tokens on CPU, 512 on GPUs.", show_default=False)
+    int | None,
+    typer.Option(min=1, help="Maximum completion length in tokens (64 on the CPU, 512 on GPUs).", show_default=False),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Ask nothing: defaults for what is not given.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="No questions: use defaults for missing options.")]
 NoCheckOption = Annotated[
-    bool, typer.Option("--no-check", help="Write the files without a look at models, data and placement.")
+    bool, typer.Option("--no-check", help="Write the files without checking models, data and placement.")
 ]
 
 SHOWN = 5  # prompts
-BF16_WEIGHTS = 50_000_000  # from here on bfloat16 is faster on a CPU that has it: docs/results.md
+BF16_WEIGHTS = 50_000_000  # from this size on, bfloat16 is faster on a CPU that supports it: docs/results.md
 FEW_HELD_OUT = 32
 
 
@@ -67,24 +66,26 @@ def init(
     trust_remote_code: TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write pool.yaml, reward.py and a README for models and data of your own, after a check of all of them.
+    """Write pool.yaml, reward.py and a README for your own models and data, after checking all of them.
 
-    Asks for what is not given. Writes over no file.
+    Asks for missing options. Never overwrites a file.
     Example: mutualrl init my-run --model ./a --model ./b --data rows.jsonl --reward own
     """
     from mutualrl.cli.dry_run import plan_json
     from mutualrl.recipes import starter as project
     from mutualrl.storage.files import user_path
 
-    asks = not yes and not as_json and sys.stdin is not None and sys.stdin.isatty()
+    interactive = not yes and not as_json and sys.stdin is not None and sys.stdin.isatty()
     target = user_path(directory)
     _require_free(target)
-    starter = _starter(model, task, data, reward, gpus, max_completion_length, trust_remote_code, asks=asks)
+    starter = _build_starter(
+        model, task, data, reward, gpus, max_completion_length, trust_remote_code, interactive=interactive
+    )
     plan = None
     if not no_check:
-        starter = replace(starter, bf16=_in_bf16(starter))
+        starter = replace(starter, bf16=_bf16_policies(starter))
         with _staged(starter) as pool:
-            plan = _checked(pool, as_json=as_json)
+            plan = _check(pool, as_json=as_json)
     contents = project.files(starter)
     target.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
@@ -100,7 +101,7 @@ def init(
 
 @contextmanager
 def _staged(starter: Starter) -> Iterator[Path]:
-    """Write the project's files for as long as the block lasts; yield its pool."""
+    """Write the project's files to a temporary directory for the duration of the block; yield its pool file."""
     from mutualrl.recipes import starter as project
 
     with tempfile.TemporaryDirectory(prefix="mutualrl-init-") as staging:
@@ -117,14 +118,14 @@ def _recipe(pool: Path) -> Recipe:
 
 
 def _require_free(target: Path) -> None:
-    """Raise UsageError where one of the files exists: none is overwritten."""
+    """Raise UsageError if one of the files exists: none is overwritten."""
     from mutualrl.errors import UsageError
 
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file, expected a directory")
-    there = [name for name in ("pool.yaml", "reward.py", "README.md") if (target / name).exists()]
-    if there:
-        raise UsageError(f"{target} has {', '.join(there)} already; name another directory, or move them away")
+    existing = [name for name in ("pool.yaml", "reward.py", "README.md") if (target / name).exists()]
+    if existing:
+        raise UsageError(f"{target} already has {', '.join(existing)}; choose another directory, or move them away")
 
 
 def _create(path: Path, text: str) -> None:
@@ -132,10 +133,10 @@ def _create(path: Path, text: str) -> None:
     from mutualrl.storage.files import create_atomic
 
     if not create_atomic(path, text.encode()):
-        raise UsageError(f"{path} has appeared meanwhile; it was left as it is")
+        raise UsageError(f"{path} was created in the meantime; it is unchanged")
 
 
-def _starter(
+def _build_starter(
     models: list[str] | None,
     task: str | None,
     data: Path | None,
@@ -144,9 +145,9 @@ def _starter(
     tokens: int | None,
     trust_remote_code: bool,
     *,
-    asks: bool,
+    interactive: bool,
 ) -> Starter:
-    """Return what was given, was answered, or is the default. Raises UsageError for what is missing or contradicts."""
+    """Return the project from options, answers and defaults. Raises UsageError for missing or contradictory options."""
     from mutualrl.errors import UsageError
     from mutualrl.machine.devices import this_machine
     from mutualrl.plugins import absolute_path
@@ -156,14 +157,16 @@ def _starter(
     from mutualrl.tasks import get_task
 
     if data is not None and task is not None and not get_task(task).takes_data:
-        raise UsageError(f"--task {task} makes its own problems; leave --data out, or --task")
+        raise UsageError(f"--task {task} generates its own problems; omit --data or --task")
     chosen = list(models or ())
-    while asks and len(chosen) < 2:
+    while interactive and len(chosen) < 2:
         chosen.append(_ask(f"Model {len(chosen) + 1} (a directory or hub id)"))
     named(chosen)
     if task is None and data is None:
-        if not asks:
-            raise UsageError("nothing to train on: give --task NAME (mutualrl tasks ls), or --data FILE of your own")
+        if not interactive:
+            raise UsageError(
+                "nothing to train on: give --task NAME (mutualrl tasks ls), or --data FILE with your own rows"
+            )
         answer = _ask("Data (a file with prompt and answer), or a task (arithmetic, boolq, math, ...)")
         if user_path(Path(answer)).exists() or answer.startswith("hub:"):
             data = Path(answer)
@@ -172,28 +175,28 @@ def _starter(
     if reward is None:
         own_rows = task in (None, "dataset")
         reward = OWN if own_rows else BOXED
-        if asks and own_rows:
+        if interactive and own_rows:
             reward = _ask(
-                "Reward: boxed (the answer in \\boxed{}), own (a reward.py to change), or FILE.py:FUNCTION", OWN
+                "Reward: boxed (the answer in \\boxed{}), own (a reward.py to edit), or FILE.py:FUNCTION", OWN
             )
     if gpus is None:
         gpus = len(this_machine().gpus)
-        if asks:
+        if interactive:
             gpus = int(typer.prompt("GPUs", default=gpus, type=int, err=True))
     return Starter(
         models=tuple(chosen),
         task=task or "dataset",
         data=None if data is None else Path(data_path(data)),
-        reward=absolute_path(reward),  # the pool may lie in another directory
+        reward=absolute_path(reward),  # the pool may be in another directory
         gpus=gpus,
         max_completion_length=tokens or (512 if gpus else 64),
         trust_remote_code=trust_remote_code,
     )
 
 
-def _in_bf16(starter: Starter) -> frozenset[str]:
-    """Return the names of the policies that a CPU trains faster in bfloat16: none on GPUs, where it is TRL's default,
-    and none where the CPU does not compute in it."""
+def _bf16_policies(starter: Starter) -> frozenset[str]:
+    """Return the names of the policies that train faster in bfloat16 on the CPU: none on GPUs, where it is TRL's
+    default, and none if the CPU does not support it."""
     if starter.gpus:
         return frozenset()
     import torch
@@ -216,10 +219,10 @@ def _ask(question: str, default: str | None = None) -> str:
     return str(typer.prompt(question, default=default, err=True)).strip()
 
 
-def _checked(pool: Path, *, as_json: bool) -> Plan:
-    """Check the recipe, its tokenizers, data, reward and placement, and show them unless `as_json`.
+def _check(pool: Path, *, as_json: bool) -> Plan:
+    """Check the recipe, its tokenizers, data, reward and placement, and print them unless `as_json`.
 
-    Raises what the commands raise for them; exits with 3 where two tokenizers cannot share.
+    Raises the errors of the underlying commands; exits with 3 if two tokenizers are unsafe together.
     """
     from mutualrl.cli.dry_run import plan_of, show_plan
     from mutualrl.diagnostics.thl.thl_check import check
@@ -236,21 +239,21 @@ def _checked(pool: Path, *, as_json: bool) -> Plan:
         if as_json:
             emit({"safe": False, "reasons": reasons, "files": []})
         raise typer.Exit(3)
-    prompts = _shown_prompts(recipe)
+    lines = _prompt_lines(recipe)
     plan = plan_of(recipe, Launch())
     if plan.failure is not None:
         raise plan.failure
     if not as_json:
         typer.echo(f"Tokenizers. {verdict(result['pairs'])}")
-        for line in prompts:
+        for line in lines:
             typer.echo(line)
         show_plan(plan)
     return plan
 
 
-def _shown_prompts(recipe: Recipe) -> list[str]:
-    """Return the first prompts as each policy sees them, under its chat template. Raises DataError, also where a round
-    or the validation would have too few, and ModelError."""
+def _prompt_lines(recipe: Recipe) -> list[str]:
+    """Return the first prompts as each policy sees them, under its chat template. Raises ModelError, and DataError,
+    also for too few prompts for a round or the validation."""
     from mutualrl.recipes.agreement import load_recipe_prompts, require_enough
     from mutualrl.tasks.prompting import prompt_ids
     from mutualrl.training.models import load_tokenizers
@@ -261,13 +264,13 @@ def _shown_prompts(recipe: Recipe) -> list[str]:
     lines = [f"Data: {len(prompts)} training prompts, {len(held_out)} held out."]
     if len(held_out) < FEW_HELD_OUT:
         lines.append(
-            f"{len(held_out)} held-out prompts show no change smaller than 1 in {len(held_out)}: name a file of more "
-            "under task.validation_data of pool.yaml"
+            f"{len(held_out)} held-out prompts cannot resolve changes below 1 in {len(held_out)}: set "
+            "task.validation_data in pool.yaml to a larger file"
         )
     for number, (name, tokenizer) in enumerate(load_tokenizers(recipe).items()):
         shown = prompts[: SHOWN if number == 0 else 1]
         template = recipe.trainer_settings(name).get("chat_template_kwargs")
         for prompt, ids in zip(shown, prompt_ids([p.content for p in shown], tokenizer, template), strict=True):
-            lines.append(f"--- {name} sees, for the answer {clean(prompt.answer, 200)!r}")
+            lines.append(f"--- prompt of {name}, with the answer {clean(prompt.answer, 200)!r}")
             lines.append(clean(tokenizer.decode(ids), 2000))
     return lines

@@ -26,13 +26,11 @@ from mutualrl.cli.train import (
 def join(
     exchange: Annotated[
         str,
-        typer.Argument(help="Where the run's exchange is: s3://, gs:// or az://BUCKET/PREFIX, or file:///DIRECTORY."),
+        typer.Argument(help="URL of the run's exchange: s3://, gs:// or az://BUCKET/PREFIX, or file:///DIRECTORY."),
     ],
     policy: Annotated[
         str,
-        typer.Option(
-            help="The policy of the recipe that trains here.", show_default=False, autocompletion=policy_names
-        ),
+        typer.Option(help="The recipe's policy to train here.", show_default=False, autocompletion=policy_names),
     ],
     recipe: Annotated[
         Path | None,
@@ -50,19 +48,19 @@ def join(
     seed: SeedOption = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Where this policy's files are kept; runs/PREFIX-POLICY by default.", show_default=False),
+        typer.Option(help="Directory of this policy's files; by default runs/PREFIX-POLICY.", show_default=False),
     ] = None,
     assignments: AssignmentsOption = None,
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Train from the start, even if the exchange has rounds of it."),
+        typer.Option("--restart", help="Train from the start, even if the exchange has rounds of this policy."),
     ] = False,
     report: ReportOption = True,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train one policy, sharing with the others through a bucket; each is started where and when it suits.
+    """Train one policy that shares with the others through a bucket; each can start anywhere, at any time.
 
-    The first process creates the run, the others compare their recipe and data with it. The same command resumes
+    The first process creates the run; the others compare their recipe and data with it. The same command resumes
     after a stop or a crash, from this policy's last checkpoint. Example: mutualrl join s3://my-bucket/run-1 --policy
     ada --regime sgt --pool tiny
     """

@@ -1,4 +1,4 @@
-"""Output of the commands: results on stdout, prose on stderr, errors in one form with their exit code."""
+"""Output of the commands: results on stdout, messages on stderr, errors in a common form with their exit code."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ P = ParamSpec("P")
 
 
 def prose() -> Console:
-    """Return the console for messages: stderr. A name such as `:x:` is no emoji."""
+    """Return the console for messages: stderr. Names such as `:x:` are not rendered as emoji."""
     return Console(stderr=True, emoji=False)
 
 
-PIPE_WIDTH = 4096  # of a console that is no terminal: a row of a table is a line, however long
+PIPE_WIDTH = 4096  # width when stdout is not a terminal: a table row is one line, however long
 
 
 def screen() -> Console:
-    """Return the console for results that are tables: stdout."""
+    """Return the console for tables of results: stdout."""
     console = Console(emoji=False)
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(emoji=False, width=PIPE_WIDTH)
 
 
 def show_table(table: Table) -> None:
-    """Print a table on stdout: with lines on a terminal, as Markdown in a pipe or a log."""
+    """Print a table on stdout: with borders on a terminal, as Markdown in a pipe or a log."""
     console = screen()
     if not console.is_terminal:
         table.box = box.MARKDOWN
@@ -47,8 +47,8 @@ def show_table(table: Table) -> None:
 
 
 def show_verification(result: Verification, *, as_json: bool) -> None:
-    """Print what a verification found: with `as_json` all of it, else each damage on stderr. Exits 6 where there is
-    some."""
+    """Print the result of a verification: as JSON on stdout, or each damaged file on stderr. Exits with 6 if any file
+    is damaged."""
     if as_json:
         emit(result.to_json())
     for line in result.notes:
@@ -56,7 +56,7 @@ def show_verification(result: Verification, *, as_json: bool) -> None:
     for line in result.damaged:
         prose().print(f"damaged: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
     if result.damaged:
-        error = FileDamagedError(f"{len(result.damaged)} of what the run keeps is damaged; readers refuse it")
+        error = FileDamagedError(f"{len(result.damaged)} damaged items in the run; readers refuse them")
         if as_json:
             sys.exit(error.exit_code)
         raise error
@@ -64,16 +64,16 @@ def show_verification(result: Verification, *, as_json: bool) -> None:
 
 def emit(value: Mapping[str, object]) -> None:
     """Print one JSON object on stdout."""
-    text = json.dumps(value, allow_nan=False) + "\n"  # ASCII: whatever a file held, any terminal and pipe takes it
+    text = json.dumps(value, allow_nan=False) + "\n"  # ASCII: safe for any terminal and pipe
     if sys.stdout is not None:  # closed by the caller
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn our errors into a message on stderr (and, with `as_json`, an object on stdout) and an exit code.
+    """Turn mutualrl's errors into a message on stderr (and, with `as_json`, an object on stdout) and an exit code.
 
-    Anything else is a bug and keeps its traceback.
+    Any other exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(command)
@@ -86,9 +86,9 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             _fail(error, as_json=bool(kwargs.get("as_json")))
         except OSError as error:
             if not is_machine_failure(error):
-                raise  # a bug of ours, with its traceback
-            where = f": {error.filename}" if error.filename else ""
-            problem = MachineError(f"OS error: {error.strerror or error}{where}")
+                raise  # a bug
+            path = f": {error.filename}" if error.filename else ""
+            problem = MachineError(f"OS error: {error.strerror or error}{path}")
             _fail(problem, as_json=bool(kwargs.get("as_json")))
 
     return wrapped
@@ -96,7 +96,7 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 def _fail(error: MutualRLError, *, as_json: bool) -> None:
     if as_json:
-        with contextlib.suppress(OSError):  # stdout itself may be what failed; the prose and the exit code still tell
+        with contextlib.suppress(OSError):  # stdout itself may have failed; stderr and the exit code remain
             emit({"error": {"kind": error.kind, "message": str(error), "exit_code": error.exit_code}})
     prose().print(f"mutualrl: {clean(str(error), 20000)}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(error.exit_code)

@@ -1,4 +1,4 @@
-"""After a run: the cards of its models, its page, its models on the hub."""
+"""Steps after a run: model cards, the report, upload to the hub."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mutualrl.errors import MutualRLError
 
 
 def close(root: Path, console: Console, *, report: bool, push_to: str | None) -> None:
-    """Write model cards and the report, print its path, and push the models if requested. A report that
-    cannot be written is reported, and does not fail a run that has ended well."""
+    """Write model cards and the report, print its path, and push the models if requested. A failure to write the
+    report is printed, and does not fail a successful run."""
     from mutualrl.reporting.card import write_cards
 
     write_cards(root)
-    message = f"A page of curves and rescues: mutualrl report {root}"
+    message = f"Curves and rescues: mutualrl report {root}"
     if report:
         from mutualrl.reporting.report import write_report
         from mutualrl.storage.rundir import command_line
@@ -26,7 +26,7 @@ def close(root: Path, console: Console, *, report: bool, push_to: str | None) ->
             written = write_report([root], root / "report", " ".join(command_line()), verdicts)
             message = f"Report: {written.page}"
         except (OSError, MutualRLError) as error:
-            message = f"The report could not be written ({error}); later: mutualrl report {root} --out DIR"
+            message = f"The report could not be written ({error}); to retry: mutualrl report {root} --out DIR"
     console.print(clean(message, 4096), markup=False, highlight=False, soft_wrap=True)
     if push_to is not None:
         from mutualrl.reporting.upload import push

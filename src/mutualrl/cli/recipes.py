@@ -1,4 +1,4 @@
-"""`mutualrl recipes`: what ships, and what is in it."""
+"""`mutualrl recipes`: list, show and copy the shipped recipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutualrl.cli.completion import copied_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, reports_errors, screen, show_table
 
-FRAME = 10  # columns that the lines of a table of three columns take
+FRAME = 10  # columns that the borders of a three-column table take
 
 recipes = typer.Typer(help="The recipes that ship with mutualrl.", no_args_is_help=True)
 
@@ -23,39 +23,40 @@ def _headline(text: str) -> str:
     return lines[0] if lines and text.startswith("#") else ""
 
 
-def _known(name: str) -> list[tuple[str, str, Path]]:
-    """Return what ships under a name (`sgt`, or `paper/2qwen-sgt` with its kind). Raises UsageError naming all there
-    is."""
+def _find(name: str) -> list[tuple[str, str, Path]]:
+    """Return the shipped files with a name (`sgt`, or `paper/2qwen-sgt` with its kind). Raises UsageError that lists
+    all names."""
     from mutualrl.errors import UsageError
     from mutualrl.recipes import shipped, templates
 
     known = [*shipped(), *templates()]
     matches = [entry for entry in known if name in (entry[1], f"{entry[0]}/{entry[1]}")]
     if not matches:
-        raise UsageError(f"no recipe {name!r}; there are: {', '.join(sorted(f'{kind}/{n}' for kind, n, _ in known))}")
+        names = ", ".join(sorted(f"{kind}/{shipped_name}" for kind, shipped_name, _ in known))
+        raise UsageError(f"no recipe {name!r}; expected one of: {names}")
     return matches
 
 
 @recipes.command("ls")
 @reports_errors
 def ls(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Whole descriptions, over several lines.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Full descriptions, over several lines.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List pools, regimes, tasks, the paper's runs and batch scripts, by the names that commands take."""
+    """List pools, regimes, tasks, the paper's runs and batch scripts, by their names on the command line."""
     from mutualrl.recipes import shipped, templates
 
     rows = [(k, n, path, _headline(path.read_text("utf-8"))) for k, n, path in (*shipped(), *templates())]
     if as_json:
         emit({"recipes": [{"kind": k, "name": n, "path": str(p), "about": a} for k, n, p, a in rows]})
         return
-    typed = [(kind, f"paper/{name}" if kind == "paper" else name, about) for kind, name, _, about in rows]
-    room = screen().width - sum(max(len(row[column]) for row in typed) for column in (0, 1)) - FRAME
+    shown = [(kind, f"paper/{name}" if kind == "paper" else name, about) for kind, name, _, about in rows]
+    width = screen().width - sum(max(len(row[column]) for row in shown) for column in (0, 1)) - FRAME
     table = Table("kind", "name", "about")
-    for kind, name, about in typed:
+    for kind, name, about in shown:
         description = Text(about)
         if not verbose:
-            description.truncate(max(room, 10), overflow="ellipsis")
+            description.truncate(max(width, 10), overflow="ellipsis")
         table.add_row(kind, name, description)
     show_table(table)
 
@@ -63,24 +64,19 @@ def ls(
 @recipes.command("show")
 @reports_errors
 def show(
-    name: Annotated[
-        str, typer.Argument(help="Name of a recipe, as `mutualrl recipes ls` lists it.", autocompletion=copied_names)
-    ],
+    name: Annotated[str, typer.Argument(help="Name of a recipe (`mutualrl recipes ls`).", autocompletion=copied_names)],
     as_json: JsonFlag = False,
 ) -> None:
-    """Print a recipe as it ships."""
+    """Print a shipped recipe."""
     from mutualrl.recipes.yaml_file import read
 
-    matches = _known(name)
+    matches = _find(name)
     if as_json:
-        contents = [read(path) if path.suffix == ".yaml" else path.read_text("utf-8") for _, _, path in matches]
-        emit(
-            {
-                "recipes": [
-                    {"kind": k, "path": str(p), "content": c} for (k, _, p), c in zip(matches, contents, strict=True)
-                ]
-            }
-        )
+        entries = []
+        for kind, _, path in matches:
+            content = read(path) if path.suffix == ".yaml" else path.read_text("utf-8")
+            entries.append({"kind": kind, "path": str(path), "content": content})
+        emit({"recipes": entries})
         return
     for _, _, path in matches:
         typer.echo(path.read_text("utf-8"), nl=False)
@@ -93,23 +89,23 @@ def cp(
         str,
         typer.Argument(help="Name of a recipe or batch script, such as paper/2qwen-sgt.", autocompletion=copied_names),
     ],
-    target: Annotated[Path, typer.Argument(help="A directory, or the new file's name.")] = Path(),
+    target: Annotated[Path, typer.Argument(help="A directory, or the new file name.")] = Path(),
     as_json: JsonFlag = False,
 ) -> None:
-    """Copy a recipe or a batch script, to be changed."""
+    """Copy a recipe or a batch script, to edit."""
     from mutualrl.errors import UsageError
     from mutualrl.storage.files import user_path
 
-    matches = _known(name)
+    matches = _find(name)
     if len(matches) > 1:
-        raise UsageError(f"{name!r} is the name of several: {', '.join(f'{k}/{n}' for k, n, _ in matches)}; name one")
+        raise UsageError(f"{name!r} is ambiguous: {', '.join(f'{k}/{n}' for k, n, _ in matches)}; name one")
     source = matches[0][2]
     path = user_path(target)
     path = path / source.name if path.is_dir() else path
     if path.exists():
-        raise UsageError(f"{path} already exists; name another file, or remove it")
+        raise UsageError(f"{path} already exists; choose another name, or remove it")
     if not path.parent.is_dir():
-        raise UsageError(f"there is no directory {path.parent}")
+        raise UsageError(f"no directory {path.parent}")
     path.write_bytes(source.read_bytes())
     if as_json:
         emit({"copied": str(path)})

@@ -1,4 +1,4 @@
-"""`mutualrl regimes`: list the rules of sharing, show their settings, check your own."""
+"""`mutualrl regimes`: list the sharing regimes, show their settings, check your own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_MET = 3
 @regimes.command("ls")
 @reports_errors
 def ls(as_json: JsonFlag = False) -> None:
-    """List the regimes: those that ship, and those that installed packages offer."""
+    """List the regimes of mutualrl and of installed packages."""
     from mutualrl.console.display import cell
     from mutualrl.plugins import entry_points
     from mutualrl.regimes import GROUP, get_regime
@@ -57,16 +57,16 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     from mutualrl.regimes.info import RegimeInfo
 
     spec = get_regime(name)
-    described = _described(spec.settings(), "")
+    settings = _setting_rows(spec.settings(), "")
     if as_json:
-        emit({**RegimeInfo.of(spec).model_dump(mode="json"), "settings": described})
+        emit({**RegimeInfo.of(spec).model_dump(mode="json"), "settings": settings})
         return
     screen().print(f"{spec.name}: {spec.summary}", markup=False, highlight=False, soft_wrap=True)
     if spec.reads_peers:
         behind = "may be rounds behind" if spec.late(spec.settings()) else "must keep up"
         screen().print(f"Peers {behind} (exchange.staleness)", markup=False, highlight=False, soft_wrap=True)
     table = Table("setting", "default", "meaning")
-    for row in described:
+    for row in settings:
         table.add_row(cell(f"regime.{row['setting']}"), cell(str(row["default"])), cell(row["description"]))
     show_table(table)
     table = Table("metric", "unit", "meaning")
@@ -75,17 +75,17 @@ def show(name: NameArgument, as_json: JsonFlag = False) -> None:
     show_table(table)
 
 
-def _described(settings: RegimeSettings, prefix: str) -> list[dict[str, Any]]:
-    """Return every setting with its default; of several regimes at once, below their names."""
+def _setting_rows(settings: RegimeSettings, prefix: str) -> list[dict[str, Any]]:
+    """Return every setting with its default; nested settings have their regime's name as a prefix."""
     from pydantic import BaseModel
 
-    described: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for key, field in type(settings).model_fields.items():
         value = getattr(settings, key)
         if isinstance(value, BaseModel):
-            described += _described(cast(Any, value), f"{prefix}{key}.")
+            rows += _setting_rows(cast(Any, value), f"{prefix}{key}.")
             continue
-        described.append(
+        rows.append(
             {
                 "setting": f"{prefix}{key}",
                 "default": settings.model_dump(mode="json")[key],
@@ -93,14 +93,14 @@ def _described(settings: RegimeSettings, prefix: str) -> list[dict[str, Any]]:
                 "description": field.description or "",
             }
         )
-    return described
+    return rows
 
 
 @regimes.command("check")
 @reports_errors
 def check(name: NameArgument, as_json: JsonFlag = False) -> None:
-    """Run a regime against recorded rounds. Exits 3 when it is not sound: a plan that is not pure, rows without ids,
-    state that does not survive JSON."""
+    """Run a regime on recorded rounds. Exits with 3 if it is unsound: an impure plan, rows without ids, state that
+    does not round-trip through JSON."""
     from mutualrl.console.display import clean
     from mutualrl.diagnostics.regime_check import check_regime, summary_of
     from mutualrl.regimes import get_regime
@@ -110,8 +110,8 @@ def check(name: NameArgument, as_json: JsonFlag = False) -> None:
         emit(dict(summary_of(findings)))
     else:
         for finding in findings:
-            word = "ok" if finding.passed else "FAIL"
-            line = f"{word:5}{finding.check}" + (f": {finding.found}" if finding.found else "")
+            status = "ok" if finding.passed else "FAIL"
+            line = f"{status:5}{finding.check}" + (f": {finding.found}" if finding.found else "")
             screen().print(clean(line, 4000), markup=False, highlight=False, soft_wrap=True)
     if not all(finding.passed for finding in findings):
         raise typer.Exit(NOT_MET)

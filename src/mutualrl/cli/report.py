@@ -1,4 +1,4 @@
-"""`mutualrl report`: the page of one run, or of several side by side."""
+"""`mutualrl report`: the HTML report of one run, or of several side by side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def report(
     runs: Annotated[
         list[str],
         typer.Argument(
-            help="Run directories, in any state, URLs of runs in a bucket, and directories of `distill`.",
+            help="Run directories in any state, URLs of runs in a bucket, `distill` directories.",
             show_default=False,
             autocompletion=run_directories,
         ),
@@ -26,13 +26,13 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of the page; RUN/report of a single run (RUN-report of one in a bucket), else report.",
+            help="Output directory; RUN/report for a single run (RUN-report for one in a bucket), else report.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a page of runs: curves, rescues, regimes side by side, the paper's figures. Opens from disk, no network.
+    """Write an HTML report of runs: curves, rescues, regimes side by side, the paper's figures. Works offline.
 
     Example: mutualrl report runs/grpo-0 runs/sgt-0 --out page
     """
@@ -44,12 +44,12 @@ def report(
     from mutualrl.storage.rundir import command_line
     from mutualrl.study.verdict import verdicts
 
-    where = out or Path("report")
+    target = out or Path("report")
     if out is None and len(runs) == 1:
-        where = Path(f"{run_name(runs[0])}-report") if is_bucket(runs[0]) else user_path(Path(runs[0])) / "report"
+        target = Path(f"{run_name(runs[0])}-report") if is_bucket(runs[0]) else user_path(Path(runs[0])) / "report"
     with ExitStack() as fetched:
         directories = [fetched.enter_context(run_directory(run)) for run in runs]
-        written = write_report(directories, where, " ".join(command_line()), verdicts)
+        written = write_report(directories, target, " ".join(command_line()), verdicts)
     for note in written.notes:
         prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
     if as_json:

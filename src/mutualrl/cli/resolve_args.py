@@ -1,4 +1,4 @@
-"""The recipe that a `train` command means: a new one, or that of the run it resumes."""
+"""The recipe of a `train` or `join` command: a new one, or that of the run it resumes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mutualrl.storage.rundir import RunDirectory
 def recipe_to_join(
     request: Request, url: str, policy: str, run_dir: Path, *, restart: bool
 ) -> tuple[Recipe | None, Launch, list[str]]:
-    """Return the recipe of one policy that joins an exchange, how it starts, and notes; no recipe where the
-    policy has finished. Raises UsageError and RecipeError."""
+    """Return the recipe of a policy that joins an exchange, its launch, and notes; no recipe if the policy has
+    finished. Raises UsageError and RecipeError."""
     try:
         url = require_url(url)
     except ValueError as error:
@@ -25,53 +25,53 @@ def recipe_to_join(
     path = user_path(run_dir)
     assignments = (*request.assignments, f"exchange.url={url}")
     request = replace(request, run_dir=path, assignments=assignments)
-    there = (path / "run.json").exists()
-    if there:
+    exists = (path / "run.json").exists()
+    if exists:
         require_joined(path, url, policy)
-    if there and finished(path):
+    if exists and finished(path):
         return None, Launch(), [f"policy {policy} has finished: its results are in {path}"]
-    launch = Launch(policy=policy, resume=there, restart=restart)
-    recipe = revise(resumable(path), request) if there else resolve(request)
+    launch = Launch(policy=policy, resume=exists, restart=restart)
+    recipe = revise(resumable(path), request) if exists else resolve(request)
     names = [p.name for p in recipe.policies]
     if policy not in names:
         raise UsageError(f"--policy {policy}: the recipe has {', '.join(names)}")
     notes = []
     if recipe.run.on_peer_loss == "fail":
-        notes.append("a policy that is lost is waited for (run.on_peer_loss=wait): it may come back")
+        notes.append("the run waits for a lost policy (run.on_peer_loss=wait), which may come back")
         recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"on_peer_loss": "wait"})})
     if recipe.run.keep_rounds is not None:
-        notes.append("run.keep_rounds has no effect: from here nobody knows which rounds the others may still need")
+        notes.append("run.keep_rounds has no effect: it is unknown here which rounds the others may still need")
     return recipe, launch, notes
 
 
 def default_directory(url: str, policy: str) -> Path:
-    """Return where the files of a policy are kept that joins an exchange."""
+    """Return the default run directory of a policy that joins an exchange."""
     return Path("runs") / f"{url.rstrip('/').rpartition('/')[2]}-{policy}"
 
 
 def require_joined(path: Path, url: str, policy: str) -> None:
-    """Raise UsageError where a directory holds another run, or another policy of this one."""
+    """Raise UsageError if a directory belongs to another run, or to another policy of this one."""
     info = RunDirectory(path).info()
     if info.exchange != url or list(info.placement) != [policy]:
-        where = info.exchange or "a directory"
+        location = info.exchange or "a directory"
         raise UsageError(
-            f"--run-dir: {path} holds {', '.join(info.placement)} of the run in {where}, expected {policy} of {url}; "
-            "name another directory"
+            f"--run-dir: {path} has {', '.join(info.placement)} of the run in {location}, expected {policy} of {url}; "
+            "choose another directory"
         )
 
 
 def finished(path: Path) -> bool:
-    """Return whether the run in a directory has ended with all of its results."""
+    """Return whether the run in a directory has finished with all of its results."""
     summary = try_read_json(path / "summary.json")
     return summary is not None and not summary.get("lost")
 
 
 def cluster_address(launcher: str, address: str | None) -> str | None:
-    """Return the address of the Ray cluster that runs the policies, None for this machine. Raises UsageError."""
+    """Return the address of the Ray cluster that runs the policies; None for this machine. Raises UsageError."""
     if launcher not in ("local", "ray"):
         raise UsageError(f"--launcher: found {launcher!r}, expected local or ray")
     if launcher == "local" and address is not None:
-        raise UsageError("--address is of a Ray cluster; add --launcher ray, or leave it out")
+        raise UsageError("--address requires --launcher ray; add it, or omit --address")
     return (address or "auto") if launcher == "ray" else None
 
 
@@ -79,14 +79,14 @@ def recipe_of(request: Request, launch: Launch) -> Recipe:
     """Return the resolved recipe of a command. Raises UsageError for flags that contradict each other, and
     RecipeError."""
     if launch.resume and launch.clean:
-        raise UsageError("--resume continues a run, --clean deletes it; give one of them")
+        raise UsageError("--resume continues a run, --clean deletes it; give only one")
     if launch.ray is not None and launch.device_map is not None:
-        raise UsageError("--device-map is for this machine; on a Ray cluster Ray places the policies: leave it out")
+        raise UsageError("--device-map is for this machine; on a Ray cluster, Ray places the policies: omit it")
     if launch.clean and request.run_dir is None:
-        raise UsageError("--clean: name the run to delete with --run-dir DIR")
+        raise UsageError("--clean: give the run to delete with --run-dir DIR")
     if not launch.resume:
         return resolve(request)
     if request.run_dir is None:
-        raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
+        raise UsageError("--resume: give the run with --run-dir DIR (printed by the command that started it)")
     path = user_path(request.run_dir)
     return revise(resumable(path), replace(request, run_dir=path))

@@ -1,4 +1,4 @@
-"""What a run came to, as a table at its end, and as a row of a list."""
+"""Results of a run: the final table, and a row for lists of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
-    """Print accuracy before and after, by group, for every policy."""
+    """Print accuracy before and after training, overall and by group, for every policy."""
     console = screen()
     groups = sorted({g for p in summary["policies"].values() for g in p["validation"]["by_group"]})
     shown = groups if 1 < len(groups) <= 4 else []
@@ -33,7 +33,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
         cells += [f"{before['by_group'][g]:.2f} -> {after['by_group'][g]:.2f}" for g in shown]
         table.add_row(cell(name), *cells, str(result["rescued_pairs"]), f"{result['wait_seconds']:.0f} s")
     validations = [result["validation"] for result in summary["policies"].values()]
-    rewarded = any(validation.get("no_box", 0.0) is None for validation in validations)  # by own reward functions
+    rewarded = any(validation.get("no_box", 0.0) is None for validation in validations)  # by user reward functions
     measure = "Mean reward of greedy completions" if rewarded else "Greedy accuracy"
     heading = (
         f"{measure} on held-out {summary['task']}, before -> after training\n"
@@ -42,9 +42,9 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
     console.print(clean(heading), markup=False, highlight=False, soft_wrap=True)
     show_table(table)
     for name in summary["lost"]:
-        console.print(f"{cell(name)} was lost on the way; the others continued without it", highlight=False)
+        console.print(f"{cell(name)} was lost during the run; the others continued without it", highlight=False)
     console.print(
-        f"{summary['seconds']:.0f} s in all; everything is in {clean(str(run_dir))}",
+        f"{summary['seconds']:.0f} s in total; the run is in {clean(str(run_dir))}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -52,7 +52,7 @@ def show_summary(summary: dict[str, Any], run_dir: Path | str) -> None:
 
 
 def run_row(overview: Overview) -> dict[str, Any]:
-    """Return a run as a list of runs has it."""
+    """Return the row of a run in a list of runs."""
     run = overview.run
     return {
         "run": str(run.root),

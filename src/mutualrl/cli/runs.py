@@ -1,4 +1,4 @@
-"""`mutualrl runs`: which runs there are, whether their files are what they wrote, and their models to the hub."""
+"""`mutualrl runs`: list runs, verify their files, push their models to the hub."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from mutualrl.console.display import cell, clean
 
 runs = typer.Typer(help="Runs: list them, verify the files of one, push its models.", no_args_is_help=True)
 RunArgument = Annotated[
-    Path, typer.Argument(help="The run's directory.", show_default=False, autocompletion=run_directories)
+    Path, typer.Argument(help="The run directory.", show_default=False, autocompletion=run_directories)
 ]
 
 
 @runs.command("ls")
 @reports_errors
 def ls(
-    directory: Annotated[Path, typer.Argument(help="Where the runs lie.")] = Path("runs"), as_json: JsonFlag = False
+    directory: Annotated[Path, typer.Argument(help="Directory of the runs.")] = Path("runs"), as_json: JsonFlag = False
 ) -> None:
-    """List the runs in a directory, the newest first, with what state each is in."""
+    """List the runs in a directory, newest first, with their states."""
     from mutualrl.errors import FileDamagedError, UsageError
     from mutualrl.reporting.run_reader import read_overview
     from mutualrl.storage.files import user_path
 
     root = user_path(directory)
     if not root.is_dir():
-        raise UsageError(f"no directory {directory}; runs are under runs/ unless --run-dir named another place")
+        raise UsageError(f"no directory {directory}; runs are under runs/ unless --run-dir was given")
     paths = [root] if (root / "run.json").exists() else sorted(p.parent for p in root.glob("*/run.json"))
     readable, unreadable = [], []
     for path in paths:
@@ -40,34 +40,36 @@ def ls(
             readable.append(read_overview(path))
         except (UsageError, FileDamagedError) as error:
             unreadable.append(str(error))
-    readable.sort(key=lambda each: str(each.run.info.get("created", "")), reverse=True)
+    readable.sort(key=lambda overview: str(overview.run.info.get("created", "")), reverse=True)
     if as_json:
-        emit({"runs": [run_row(each) for each in readable], "unreadable": unreadable})
+        emit({"runs": [run_row(overview) for overview in readable], "unreadable": unreadable})
         return
     table = Table("run", "state", "regime", "pool", "seed", "step", "accuracy")
-    for each in readable:
-        run, summary = each.run, run_row(each)
-        curves = [
-            f"{name} " + ("" if p["before"] is None else f"{p['before']:.2f} -> ") + f"{p['last']:.2f}"
-            for name, p in summary["policies"].items()
-            if p["last"] is not None
-        ]
-        step = min((p["step"] for p in summary["policies"].values()), default=0)
+    for overview in readable:
+        run, row = overview.run, run_row(overview)
+        accuracies = []
+        for name, policy in row["policies"].items():
+            if policy["last"] is not None:
+                before = "" if policy["before"] is None else f"{policy['before']:.2f} -> "
+                accuracies.append(f"{name} {before}{policy['last']:.2f}")
+        step = min((policy["step"] for policy in row["policies"].values()), default=0)
         table.add_row(
             *map(cell, (run.name, run.state, run.arm, run.pool, str(run.seed))),
             f"{step}/{run.planned_steps}",
-            cell("\n".join(curves)),
+            cell("\n".join(accuracies)),
         )
     show_table(table)
-    left_out = [f"{each.run.name}: {note}" for each in readable for note in each.run.notes if "is left out" in note]
-    for line in (*unreadable, *left_out):
+    skipped = []
+    for overview in readable:
+        skipped += [f"{overview.run.name}: {note}" for note in overview.run.notes if "is left out" in note]
+    for line in (*unreadable, *skipped):
         prose().print(f"Note: {clean(line)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @runs.command("verify")
 @reports_errors
 def verify(run: RunArgument, as_json: JsonFlag = False) -> None:
-    """Compare every file of a run with its recorded checksum. Exits 6 when one is damaged.
+    """Verify every file of a run against its recorded checksum. Exits with 6 if one is damaged.
 
     Recipe, results, metrics, checkpoints, the exchange, the trained models.
     """

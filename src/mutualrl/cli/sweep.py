@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 def sweep(
     file: Annotated[Path, typer.Argument(help="A sweep file (YAML).", show_default=False)],
     out: Annotated[
-        Path | None, typer.Option(help="Where the pieces lie; runs/NAME of FILE.", show_default=False)
+        Path | None, typer.Option(help="Directory of the pieces; by default runs/NAME, from FILE.", show_default=False)
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Pieces at once; what the cores have room for, one on GPUs.", show_default=False),
+        typer.Option(
+            min=1, help="Parallel pieces; by default as many as the cores allow, one on GPUs.", show_default=False
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show pieces, minutes and disk; start nothing.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a grid of regimes, settings, pools and seeds; compare the arms. Goes on where it was stopped.
+    """Run a grid of regimes, settings, pools and seeds, and compare the arms. The same command resumes.
 
     Example: mutualrl sweep examples/sweep.yaml --dry-run
     """
@@ -48,28 +50,28 @@ def sweep(
         if as_json:
             emit(plan.to_json())
             return
-        minutes = "unknown until one has run" if plan.minutes is None else f"about {plan.minutes:.0f}"
+        minutes = "unknown until a piece has run" if plan.minutes is None else f"about {plan.minutes:.0f}"
         size = "unknown" if plan.bytes is None else f"about {plan.bytes / 1e6:,.0f} MB"
-        typer.echo(f"pieces: {len(plan.missing)} of {len(plan.seconds) + len(plan.missing)} to make")
+        typer.echo(f"pieces: {len(plan.missing)} of {len(plan.seconds) + len(plan.missing)} to run")
         typer.echo(f"minutes: {minutes}")
         typer.echo(f"disk: {size}")
         for piece in plan.missing:
             typer.echo(clean(f"  {piece}"))
         return
     end = carry_out(planned_sweep, root, jobs, prose())
-    left = [str(piece) for piece in end.left]
+    remaining = [str(piece) for piece in end.left]
     if end.why:
-        words = f"Note: {end.why}, for this call; left: {len(left)}"
-        prose().print(words, markup=False, highlight=False, soft_wrap=True)
-    rest = {"failed": dict(end.failed), "left": left, "results": str(root / "results.json")}
+        message = f"Note: {end.why}, for this call; remaining: {len(remaining)}"
+        prose().print(message, markup=False, highlight=False, soft_wrap=True)
+    state = {"failed": dict(end.failed), "left": remaining, "results": str(root / "results.json")}
     if end.results is not None:
-        _show(end.results, as_json=as_json, more=rest)
+        _show(end.results, as_json=as_json, state=state)
     elif as_json:
-        emit(rest)
+        emit(state)
     if end.failed:
-        lines = "\n".join(f"{piece}: {words}" for piece, words in end.failed.items())
-        words = f"mutualrl: failed: {len(end.failed)}; the same command tries again:\n{lines}"
-        prose().print(clean(words, 20000), markup=False, highlight=False, soft_wrap=True)
+        lines = "\n".join(f"{piece}: {error}" for piece, error in end.failed.items())
+        message = f"mutualrl: failed: {len(end.failed)}; the same command retries them:\n{lines}"
+        prose().print(clean(message, 20000), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -78,12 +80,12 @@ def compare(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="The directory of a sweep, or run directories.", show_default=False, autocompletion=run_directories
+            help="A sweep directory, or run directories.", show_default=False, autocompletion=run_directories
         ),
     ],
     claims: Annotated[Path | None, typer.Option(help="Claims with their margins (YAML).", show_default=False)] = None,
     reference: Annotated[
-        str | None, typer.Option(help="The arm that others are compared with; plain GRPO.", show_default=False)
+        str | None, typer.Option(help="Reference arm of the comparisons; by default plain GRPO.", show_default=False)
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -99,15 +101,15 @@ def compare(
     _show(compare_paths([user_path(path) for path in paths], reference, registered), as_json=as_json)
 
 
-def _show(result: Compared, *, as_json: bool, more: Mapping[str, object] | None = None) -> None:
+def _show(result: Compared, *, as_json: bool, state: Mapping[str, object] | None = None) -> None:
     from mutualrl.console.display import clean
     from mutualrl.study.comparison import markdown
 
     for note in result.notes:
         prose().print(f"Note: {clean(note)}", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        emit({**result.to_json(), **(more or {})})
+        emit({**result.to_json(), **(state or {})})
         return
     sys.stdout.write(clean(markdown(result), 10**7) + "\n")
-    if more is not None:
-        typer.echo(clean(f"\nresults: {more['results']}"))
+    if state is not None:
+        typer.echo(clean(f"\nresults: {state['results']}"))

@@ -1,4 +1,4 @@
-"""`mutualrl tasks`: which tasks there are, and exactly what a model will see."""
+"""`mutualrl tasks`: list the tasks, and show prompts exactly as a model sees them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mutualrl.cli.completion import task_names
 from mutualrl.cli.options import JsonFlag
 from mutualrl.cli.output import emit, prose, reports_errors, show_table
 
-tasks = typer.Typer(help="The tasks: what they read, and their prompts as a model sees them.", no_args_is_help=True)
+tasks = typer.Typer(help="The tasks: their data, and their prompts as a model sees them.", no_args_is_help=True)
 
 SHOWN = 3
 
@@ -20,7 +20,7 @@ SHOWN = 3
 @tasks.command("ls")
 @reports_errors
 def ls(as_json: JsonFlag = False) -> None:
-    """The tasks, and where each reads from when no data are named."""
+    """List the tasks, with the default data of each."""
     from mutualrl.tasks import TASKS
 
     if as_json:
@@ -28,7 +28,7 @@ def ls(as_json: JsonFlag = False) -> None:
             {"tasks": [{"name": t.name, "reads": t.reads, "max_new_tokens": t.max_new_tokens} for t in TASKS.values()]}
         )
         return
-    table = Table("task", "evaluated on, unless data are named", "new tokens")
+    table = Table("task", "default evaluation data", "max new tokens")
     for task in TASKS.values():
         table.add_row(task.name, task.reads, str(task.max_new_tokens))
     show_table(table)
@@ -43,16 +43,17 @@ def show(
         typer.Option(help="Its rows: a file, a directory, or hub:OWNER/NAME.", show_default=False),
     ] = None,
     split: Annotated[
-        str, typer.Option(help="train, or validation: what is evaluated. A file's rows are all shown.")
+        str, typer.Option(help="train, or validation (the evaluated prompts). Of a file, all rows are used.")
     ] = "validation",
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"The first so many ({SHOWN}; with --json all).", show_default=False)
+        int | None, typer.Option(min=1, help=f"Number of prompts ({SHOWN}; all with --json).", show_default=False)
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help="Task dataset: the prompt, {field} for a field of the row.", show_default=False)
+        str | None,
+        typer.Option(help="Task dataset: prompt template, {field} for a field of the row.", show_default=False),
     ] = None,
-    answer: Annotated[str, typer.Option(help="Task dataset: the field that is the answer.")] = "answer",
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of generated problems, and of a mixture.")] = 0,
+    answer: Annotated[str, typer.Option(help="Task dataset: field of the answer.")] = "answer",
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of generated problems and of a mixture.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Print prompts exactly as a model sees them (before its chat template), with the canonical answers."""
@@ -63,7 +64,7 @@ def show(
     if split not in ("train", "validation"):
         raise UsageError(f"--split {split}: expected train or validation")
     if task != "dataset" and (template is not None or answer != "answer"):
-        raise UsageError(f"--template and --answer are of task 'dataset'; {task!r} has a template of its own")
+        raise UsageError(f"--template and --answer are for task 'dataset'; {task!r} has its own template")
     source = None if data is None else Path(data_path(data))
     complete = split == "validation" or (source is not None and source.is_file())
     read = get_task(task).read(
@@ -78,16 +79,16 @@ def show(
                 "evaluated": read.origin,
                 "n": len(read.prompts),
                 "dropped": list(read.dropped),
-                "prompts": [_plain(prompt) for prompt in shown],
+                "prompts": [_prompt_json(prompt) for prompt in shown],
             }
         )
         return
-    _print(read.prompts[: limit or SHOWN], f"{task}: {len(read.prompts)} prompts of {read.origin}")
+    _print_prompts(read.prompts[: limit or SHOWN], f"{task}: {len(read.prompts)} prompts from {read.origin}")
     for line in read.dropped:
-        prose().print(f"left out: {line}", markup=False, highlight=False, soft_wrap=True)
+        prose().print(f"dropped: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _plain(prompt: Any) -> dict[str, object]:
+def _prompt_json(prompt: Any) -> dict[str, object]:
     return {
         "id": prompt.id,
         "prompt": prompt.content,
@@ -97,7 +98,7 @@ def _plain(prompt: Any) -> dict[str, object]:
     }
 
 
-def _print(prompts: list[Any], title: str) -> None:
+def _print_prompts(prompts: list[Any], title: str) -> None:
     from mutualrl.console.display import clean
 
     typer.echo(clean(title))

@@ -13,26 +13,26 @@ from mutualrl.console.display import clean
 
 PoolOption = Annotated[
     str | None,
-    typer.Option(help="All ordered pairs of a pool; `tiny` when nothing is named.", show_default=False),
+    typer.Option(help="All ordered pairs of a pool; `tiny` by default.", show_default=False),
 ]
 SourceOption = Annotated[
     str | None,
-    typer.Option(help="Who sampled: a model or tokenizer (directory, hub id, tiny:NAME).", show_default=False),
+    typer.Option(help="Sampling model or its tokenizer (directory, hub id, tiny:NAME).", show_default=False),
 ]
-TargetOption = Annotated[str | None, typer.Option(help="Who learns from it.", show_default=False)]
+TargetOption = Annotated[str | None, typer.Option(help="Learning model or its tokenizer.", show_default=False)]
 TextOption = Annotated[
     Path | None,
-    typer.Option(help="JSON Lines with `text`, or plain text; by default one of ours.", show_default=False),
+    typer.Option(help="JSON Lines with `text`, or plain text; by default a bundled text.", show_default=False),
 ]
 TaskOption = Annotated[
     str | None,
-    typer.Option(help="Task of the prompts: the pool's own, or openings of the text.", show_default=False),
+    typer.Option(help="Task of the prompts (the pool's, or openings of the text).", show_default=False),
 ]
 DataOption = Annotated[Path | None, typer.Option(help="The task's rows (JSON Lines).", show_default=False)]
-PromptsOption = Annotated[int | None, typer.Option(min=2, help="Prompts at most (256).", show_default=False)]
-SamplesOption = Annotated[int | None, typer.Option(min=1, help="Responses a prompt (5).", show_default=False)]
+PromptsOption = Annotated[int | None, typer.Option(min=2, help="Maximum number of prompts (256).", show_default=False)]
+SamplesOption = Annotated[int | None, typer.Option(min=1, help="Responses per prompt (5).", show_default=False)]
 MaxNewTokensOption = Annotated[
-    int | None, typer.Option(min=1, help="Longest response: the pool's own, else 64.", show_default=False)
+    int | None, typer.Option(min=1, help="Maximum response length in tokens (the pool's, or 64).", show_default=False)
 ]
 SuiteOption = Annotated[
     str | None,
@@ -46,10 +46,10 @@ AnchorOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option(min=1, help="At most so many texts, spans, sequences, prompts in each suite.", show_default=False),
+    typer.Option(min=1, help="Maximum number of texts, spans, sequences, prompts per suite.", show_default=False),
 ]
-PlotOption = Annotated[Path | None, typer.Option(help="Draw the figures into this directory.", show_default=False)]
-SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of what is drawn and sampled.")]
+PlotOption = Annotated[Path | None, typer.Option(help="Write figures to this directory.", show_default=False)]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of draws and sampling.")]
 
 
 @reports_errors
@@ -73,7 +73,7 @@ def thl_check(
 ) -> None:
     """Check whether models can exchange traces: their tokenizers, then the paper's tables on THL.
 
-    Exits with 3 when a pair is unsafe, with the reason.
+    Exits with 3 if a pair is unsafe, and prints the reason.
     Example: mutualrl thl-check --source A --target B --suite tokenizers
     """
     from mutualrl.diagnostics.thl.thl_request import ThlFlags, ThlRequest

@@ -1,4 +1,4 @@
-"""`mutualrl train`: a run, from a recipe or from flags."""
+"""`mutualrl train`: start or resume a run, from a recipe or from flags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RecipeOption = Annotated[
 RegimeOption = Annotated[
     str | None,
     typer.Option(
-        help="How the policies share: a name of `regimes ls`, or FILE.py:SPEC.",
+        help="Sharing regime (`regimes ls`), or FILE.py:SPEC.",
         show_default=False,
         autocompletion=regime_names,
     ),
@@ -39,7 +39,7 @@ PoolOption = Annotated[
 TaskOption = Annotated[
     str | None,
     typer.Option(
-        help="What they train on: a name of `tasks ls`, dataset for your own rows, FILE.py:TASK.",
+        help="Task to train on (`tasks ls`), dataset for your own rows, or FILE.py:TASK.",
         show_default=False,
         autocompletion=task_names,
     ),
@@ -50,7 +50,7 @@ SeedOption = Annotated[int | None, typer.Option(help="Seed of the run.", show_de
 RunDirOption = Annotated[
     Path | None,
     typer.Option(
-        help="Where the run is kept; a new directory under runs/ by default.",
+        help="Run directory; by default a new one under runs/.",
         show_default=False,
         autocompletion=run_directories,
     ),
@@ -68,14 +68,14 @@ AssignmentsOption = Annotated[
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Resume the run in --run-dir, each policy from its last checkpoint.")
 ]
-CleanOption = Annotated[bool, typer.Option("--clean", help="Delete the run in --run-dir first, if there is one.")]
+CleanOption = Annotated[bool, typer.Option("--clean", help="Delete an existing run in --run-dir first.")]
 ExchangeOption = Annotated[
     str | None,
-    typer.Option(help="What the policies publish: regime (what it reads), or full.", show_default=False),
+    typer.Option(help="Fields to publish: regime (those it reads), or full.", show_default=False),
 ]
 ReportToOption = Annotated[
     list[str] | None,
-    typer.Option(help="A tracker beside metrics.jsonl: trackio, wandb, tensorboard. Repeatable.", show_default=False),
+    typer.Option(help="Also log to a tracker: trackio, wandb, tensorboard. Repeatable.", show_default=False),
 ]
 ReportOption = Annotated[
     bool,
@@ -83,13 +83,13 @@ ReportOption = Annotated[
 ]
 PushToHubOption = Annotated[
     str | None,
-    typer.Option(help="Then upload each model, with its card, to OWNER on the hub.", show_default=False),
+    typer.Option(help="After the run, upload each model with its card to OWNER on the hub.", show_default=False),
 ]
 DeviceMapOption = Annotated[
-    Path | None, typer.Option(help="A YAML file: which policy on which devices.", show_default=False)
+    Path | None, typer.Option(help="A YAML file that assigns devices to policies.", show_default=False)
 ]
 LauncherOption = Annotated[
-    str, typer.Option(help="What starts the policies: local (this machine), or ray (a Ray cluster).")
+    str, typer.Option(help="Where the policies run: local (this machine), or ray (a Ray cluster).")
 ]
 AddressOption = Annotated[
     str | None, typer.Option(help="The Ray cluster: HOST:PORT, or auto (RAY_ADDRESS).", show_default=False)
@@ -125,7 +125,7 @@ def train(
 ) -> None:
     """Train a pool of policies together.
 
-    Without arguments: the embedded `tiny` pool under plain GRPO. Example: mutualrl train --regime sgt --pool tiny
+    Without arguments: the bundled `tiny` pool with plain GRPO. Example: mutualrl train --regime sgt --pool tiny
     """
     from mutualrl.cli.post_run import close
     from mutualrl.cli.resolve_args import cluster_address, recipe_of

@@ -1,4 +1,4 @@
-"""`mutualrl watch`: a live run, from another terminal or another machine."""
+"""`mutualrl watch`: follow a live run from another terminal or another machine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mutualrl.reporting.run_reader import Run
     from mutualrl.storage.rundir import RunDirectory
 
-LOCAL_SECONDS = 0.5  # between two looks
-REMOTE_SECONDS = 10.0  # at a bucket
+LOCAL_SECONDS = 0.5  # between two polls
+REMOTE_SECONDS = 10.0  # between two polls of a bucket
 
 
 @reports_errors
@@ -29,16 +29,16 @@ def watch(
     run: Annotated[
         str,
         typer.Argument(
-            help="The run's directory, or its URL in a bucket.", show_default=False, autocompletion=run_directories
+            help="The run directory, or its URL in a bucket.", show_default=False, autocompletion=run_directories
         ),
     ],
-    plain: Annotated[bool, typer.Option("--plain", help="A table in place of the screen; in a pipe, lines.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="A table instead of the screen; in a pipe, lines.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Follow a run: curves, gate, waiting, newest rescues, logs. In a pipe: a line every few seconds until it ends.
 
-    With --json: how it stands now, once. Of a run in a bucket it shows what its policies mirror there, every minute by
-    default. Example: mutualrl watch runs/sgt
+    With --json: its current state, once. For a run in a bucket: the files that its policies mirror there, every minute
+    by default. Example: mutualrl watch runs/sgt
     """
     from mutualrl.cli.results import show_summary
     from mutualrl.errors import MutualRLError
@@ -52,8 +52,8 @@ def watch(
         if as_json:
             emit({**run_row(read_overview(path)), "run": run if remote else str(path)})
             return
-        read = read_run(path, logs=False)
-        directory = RunDirectory(read.root)
+        current = read_run(path, logs=False)
+        directory = RunDirectory(current.root)
 
         def is_live() -> bool:
             if not remote:
@@ -61,32 +61,32 @@ def watch(
             fetch_run(run, path)
             return not directory.summary.exists()
 
-        if read.state in ("running", "elsewhere"):
+        if current.state in ("running", "elsewhere"):
             terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-            follow = _on_screen if terminal and not plain else _lines
-            follow(run, read, is_live, REMOTE_SECONDS if remote else LOCAL_SECONDS)
-            read = read_run(path, logs=False)
-        if read.state in ("running", "elsewhere"):  # the screen was left
+            follow = _follow_on_screen if terminal and not plain else _follow_lines
+            follow(run, current, is_live, REMOTE_SECONDS if remote else LOCAL_SECONDS)
+            current = read_run(path, logs=False)
+        if current.state in ("running", "elsewhere"):  # the user left the screen
             screen().print(f"{run} is still running", markup=False, highlight=False, soft_wrap=True)
-        elif read.summary is None or read.state != "finished":
-            raise MutualRLError(f"the run {clean(run)} is {read.state}: {'; '.join(read.notes)}")
+        elif current.summary is None or current.state != "finished":
+            raise MutualRLError(f"the run {clean(run)} is {current.state}: {'; '.join(current.notes)}")
         else:
-            show_summary(read.summary, run if remote else read.root)
+            show_summary(current.summary, run if remote else current.root)
 
 
-def _lines(where: str, read: Run, is_live: Callable[[], bool], seconds: float) -> None:
+def _follow_lines(source: str, current: Run, is_live: Callable[[], bool], seconds: float) -> None:
     from mutualrl.reporting.progress import Progress
     from mutualrl.storage.rundir import RunDirectory
 
-    gate_key = read.rule.metric("gate_rate")
-    directory = RunDirectory(read.root)
-    with Progress(directory, list(read.policies), read.planned_steps or 0, screen(), gate_key) as progress:
+    gate_key = current.rule.metric("gate_rate")
+    directory = RunDirectory(current.root)
+    with Progress(directory, list(current.policies), current.planned_steps or 0, screen(), gate_key) as progress:
         while is_live():
             progress.update()
             time.sleep(seconds)
 
 
-def _on_screen(where: str, read: Run, is_live: Callable[[], bool], seconds: float) -> None:
+def _follow_on_screen(source: str, current: Run, is_live: Callable[[], bool], seconds: float) -> None:
     from mutualrl.cli.watch_screen import WatchScreen
     from mutualrl.errors import MutualRLError
     from mutualrl.reporting.live_run import LiveRun
@@ -96,22 +96,25 @@ def _on_screen(where: str, read: Run, is_live: Callable[[], bool], seconds: floa
     from mutualrl.storage.rundir import RunDirectory, command_line
     from mutualrl.study.verdict import verdicts
 
-    remote = is_bucket(where)
-    directory = RunDirectory(read.root)
-    here = [name for name in read.policies if directory.policy(name).root.is_dir()]
-    names = here if read.info.get("exchange") and here else list(read.policies)  # one that joined follows its own alone
-    live = LiveRun(directory, names, read.rule.metric("gate_rate"))
+    remote = is_bucket(source)
+    directory = RunDirectory(current.root)
+    local = [name for name in current.policies if directory.policy(name).root.is_dir()]
+    joined = current.info.get("exchange") and local  # its directory has only its own policy
+    names = local if joined else list(current.policies)
+    live = LiveRun(directory, names, current.rule.metric("gate_rate"))
 
     def report() -> Path:
-        out = Path.cwd() / f"{run_name(where)}-report" if remote else directory.root / "report"
+        out = Path.cwd() / f"{run_name(source)}-report" if remote else directory.root / "report"
         return write_report([directory.root], out, " ".join(command_line()), verdicts).page
 
-    title = clean(f"{run_name(where) if remote else read.name} · {read.arm} · {read.pool} · seed {read.seed}", 200)
+    title = clean(
+        f"{run_name(source) if remote else current.name} · {current.arm} · {current.pool} · seed {current.seed}", 200
+    )
     app = WatchScreen(
         live,
         title=title,
-        measure="greedy accuracy" if read.measures_accuracy else "mean reward, greedy",
-        steps=read.planned_steps or 0,
+        measure="greedy accuracy" if current.measures_accuracy else "mean reward, greedy",
+        steps=current.planned_steps or 0,
         seconds=max(1.0, seconds),
         look=is_live,
         stop=None if remote else lambda: stop_run(directory),
@@ -119,17 +122,17 @@ def _on_screen(where: str, read: Run, is_live: Callable[[], bool], seconds: floa
     )
     app.run()
     if app.return_code:
-        raise MutualRLError("the screen broke off (above); the run continues. In its place: mutualrl watch --plain")
+        raise MutualRLError("the screen failed (see above); the run continues. Use instead: mutualrl watch --plain")
 
 
 def stop_run(run: RunDirectory) -> str:
-    """Ask the supervisor of a run to save and end; return what was done. Raises UsageError where the run has ended."""
+    """Send a stop request to a run's supervisor, and return a message. Raises UsageError if the run has ended."""
     from mutualrl.errors import UsageError
     from mutualrl.mwra.stop import write_stop_request
     from mutualrl.storage.rundir import holder_of
 
     holder = holder_of(run.lock)
     if holder is None:
-        raise UsageError("the run has ended already")
+        raise UsageError("the run has already ended")
     write_stop_request(run)
-    return f"Asked {clean(holder, 200)} to stop: each policy finishes its step and saves a checkpoint"
+    return f"Stop request sent to {clean(holder, 200)}: each policy finishes its step and saves a checkpoint"

@@ -1,4 +1,4 @@
-"""The screen of `mutualrl watch`: curves, how far each policy is, its newest rescues and the end of its log."""
+"""Screen of `mutualrl watch`: curves, progress of each policy, newest rescues, and the ends of the logs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ COLOURS = (  # of curves, and of the policies' names
 )
 COLUMNS = ("policy", "step", "reward", "accuracy", "gate", "waiting", "doing")
 MOST_SHOWN = 20  # rescues
-LONGEST = 300  # characters of a text of a rescue
-WIDE = 120  # columns from which the gate's curve stands beside the others
+LONGEST = 300  # characters per text of a rescue
+WIDE = 120  # minimum columns for the gate's curve beside the others
 OWN, PEER = "bold red", "bold green"
 
 
 class Confirm(ModalScreen[bool]):
-    """A question that y answers with yes, and n or Escape with no."""
+    """Yes/no dialog: y is yes, n or Escape is no."""
 
     CSS = """
     Confirm { align: center middle; }
@@ -71,7 +71,7 @@ class Confirm(ModalScreen[bool]):
 
 
 class WatchScreen(App[None]):
-    """Follows a run until `q` is pressed. Nothing in the run's files is taken for markup or escape sequences."""
+    """App that follows a run until `q` is pressed. Markup and escape sequences in the run's files have no effect."""
 
     CSS = """
     #head { dock: top; height: 1; padding: 0 1; background: $boost; }
@@ -100,11 +100,11 @@ class WatchScreen(App[None]):
         stop: Callable[[], str] | None,
         report: Callable[[], Path],
     ) -> None:
-        """All three calls are made in a thread, and may raise MutualRLError or OSError.
+        """All three callables run in a thread, and may raise MutualRLError or OSError.
 
-        `look`: called every `seconds` before the files are read; returns whether it is live. `stop`: asks the run to
-        save and end, and returns what it did; None where that is impossible from here. `report`: writes the report
-        and returns its page.
+        `look`: called every `seconds` before the files are read; returns whether the run is live. `stop`: sends a
+        stop request to the run and returns a message; None if that is impossible from here. `report`: writes the
+        report and returns its page.
         """
         super().__init__()
         self._live = live
@@ -115,7 +115,7 @@ class WatchScreen(App[None]):
         self._look, self._stop, self._report = look, stop, report
         self._state = "running"
         self._reporting = False
-        self._shown: dict[str, str] = {}  # of each text, so that only what changed is drawn again
+        self._shown: dict[str, str] = {}  # last content of each widget: only changes are redrawn
 
     def compose(self) -> ComposeResult:
         """Yield the parts of the screen, from top to bottom."""
@@ -125,7 +125,7 @@ class WatchScreen(App[None]):
             yield PlotextPlot(id="accuracy")
             yield PlotextPlot(id="gate")
         with VerticalScroll(id="table"):
-            yield Static(id="policies")  # a DataTable caches each value that a cell ever had
+            yield Static(id="policies")  # a DataTable caches every value a cell has ever had
         with TabbedContent(id="details"):
             with TabPane("Rescues", id="rescues"), VerticalScroll():
                 yield Static(id="rescue-texts")
@@ -135,7 +135,7 @@ class WatchScreen(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Start polling the run."""
         for place in range(len(self._live.policies)):
             self.query_one(f"#scroll-{place}", VerticalScroll).anchor()  # follows the end of a log
         self._choose_curves()
@@ -148,7 +148,7 @@ class WatchScreen(App[None]):
         return self.screen_stack[0]
 
     def on_resize(self, event: Resize) -> None:
-        """Fit the curves into the new width."""
+        """Choose the curves that fit the new width."""
         self._choose_curves()
 
     def _choose_curves(self) -> None:
@@ -157,27 +157,30 @@ class WatchScreen(App[None]):
 
     @work(thread=True, exclusive=True, group="watch")
     def _watch(self) -> None:
-        """Poll the run until it ends or the screen is left."""
+        """Poll the run until it ends or the screen closes."""
         while self.is_running:
-            trouble = None
+            problem = None
             try:
                 is_live = self._look()
                 self._live.update(logs=True)
-            except (MutualRLError, OSError) as error:  # a bucket that is away for a while
-                is_live, trouble = True, str(error)
-            self.call_from_thread(self._take, trouble, is_live)
+            except (MutualRLError, OSError) as error:  # e.g. a bucket that is temporarily unreachable
+                is_live, problem = True, str(error)
+            self.call_from_thread(self._set_state, problem, is_live)
             if not is_live:
                 return
             wake = time.monotonic() + self._seconds
             while self.is_running and time.monotonic() < wake:
                 time.sleep(0.1)
 
-    def _take(self, trouble: str | None, is_live: bool) -> None:
-        self._state = clean(trouble, 200) if trouble is not None else "running" if is_live else "ended"
+    def _set_state(self, problem: str | None, is_live: bool) -> None:
+        if problem is not None:
+            self._state = clean(problem, 200)
+        else:
+            self._state = "running" if is_live else "ended"
         self._choose_curves()
         self._show()
 
-    # ---- what is shown
+    # ---- display
 
     def _show(self) -> None:
         self._put("#head", Text(self._head(), no_wrap=True, overflow="ellipsis"))
@@ -188,13 +191,13 @@ class WatchScreen(App[None]):
         self._draw("#gate", "gate rate", policies, [policy.gate_rate for policy in policies])
         self._put("#rescue-texts", rescue_texts(policies))
         for place, policy in enumerate(policies):
-            words = "\n".join(policy.log) or "no log here: it lies where the policy runs"
-            self._put(f"#log-text-{place}", Text(words))
+            log = "\n".join(policy.log) or "no log here: it is on the machine where the policy runs"
+            self._put(f"#log-text-{place}", Text(log))
 
-    def _put(self, where: str, text: Text) -> None:
-        if self._shown.get(where) != text.markup:
-            self._shown[where] = text.markup
-            self._main.query_one(where, Static).update(text)
+    def _put(self, selector: str, text: Text) -> None:
+        if self._shown.get(selector) != text.markup:
+            self._shown[selector] = text.markup
+            self._main.query_one(selector, Static).update(text)
 
     def _put_table(self, rows: Sequence[Sequence[str]]) -> None:
         if self._shown.get("#policies") == repr(rows):
@@ -210,9 +213,9 @@ class WatchScreen(App[None]):
 
     def _head(self) -> str:
         step = min((policy.step for policy in self._live.policies.values()), default=0)
-        left = self._live.seconds_left(self._steps)
-        rest = f" · about {duration(left)} of training left" if self._state == "running" and left > 0 else ""
-        return one_line(f"step {step}/{self._steps} · {self._state}{rest} · {self._heading}")
+        seconds = self._live.seconds_left(self._steps)
+        remaining = f" · about {duration(seconds)} of training left" if self._state == "running" and seconds > 0 else ""
+        return one_line(f"step {step}/{self._steps} · {self._state}{remaining} · {self._heading}")
 
     def _cells(self, policy: LivePolicy) -> list[str]:
         return [
@@ -225,12 +228,12 @@ class WatchScreen(App[None]):
             one_line(policy.phase),
         ]
 
-    def _draw(self, where: str, title: str, policies: Sequence[LivePolicy], curves: Sequence[Curve]) -> None:
+    def _draw(self, selector: str, title: str, policies: Sequence[LivePolicy], curves: Sequence[Curve]) -> None:
         points = "".join(repr(curve.points[-1:]) + str(len(curve.points)) for curve in curves)
-        if self._shown.get(where) == points:
+        if self._shown.get(selector) == points:
             return
-        self._shown[where] = points
-        plot = self._main.query_one(where, PlotextPlot)
+        self._shown[selector] = points
+        plot = self._main.query_one(selector, PlotextPlot)
         plot.plt.clear_data()
         plot.plt.title(title)
         for place, (policy, curve) in enumerate(zip(policies, curves, strict=True)):
@@ -238,30 +241,28 @@ class WatchScreen(App[None]):
                 steps, values = zip(*curve.points, strict=True)
                 colour = COLOURS[place % len(COLOURS)]
                 plot.plt.plot(steps, values, label=policy.name, color=colour, marker="braille")
-        known = [point.step for curve in curves for point in curve.points]
-        ticks = whole_ticks(min(known), max(known)) if known else []
+        recorded = [point.step for curve in curves for point in curve.points]
+        ticks = whole_ticks(min(recorded), max(recorded)) if recorded else []
         plot.plt.xticks(ticks, [f"{tick:.0f}" for tick in ticks])
         plot.refresh()
 
     # ---- keys
 
     def action_stop(self) -> None:
-        """Ask, and then stop the run; notify at once where that is impossible from here."""
+        """Stop the run after confirmation; notify if that is impossible from here."""
         if self._stop is None:
-            self.notify(
-                "Each policy is stopped where it runs: Ctrl-C there, or its scheduler's cancel", severity="error"
-            )
+            self.notify("Stop each policy where it runs: Ctrl-C there, or cancel it in its scheduler", severity="error")
             return
 
         def answered(yes: bool | None) -> None:
             if yes and self._stop is not None:
                 self._in_thread(self._stop)
 
-        question = "Stop the run? Each policy saves a checkpoint, and the run says how to resume.  [y/n]"
+        question = "Stop the run? Each policy saves a checkpoint; the run prints how to resume.  [y/n]"
         self.push_screen(Confirm(question), answered)
 
     def action_report(self) -> None:
-        """Write the report, and open it where there is a browser."""
+        """Write the report, and open it if there is a browser."""
         if self._reporting:
             return
         self._reporting = True
@@ -277,17 +278,17 @@ class WatchScreen(App[None]):
     @work(thread=True)
     def _in_thread(self, job: Callable[[], str]) -> None:
         try:
-            words, failed = job(), False
+            message, failed = job(), False
         except (MutualRLError, OSError, ValueError) as error:
-            words, failed = str(error), True
+            message, failed = str(error), True
         severity: Literal["information", "error"] = "error" if failed else "information"
-        self.call_from_thread(self.notify, clean(words, 1000), severity=severity, markup=False)
+        self.call_from_thread(self.notify, clean(message, 1000), severity=severity, markup=False)
 
 
 def rescue_texts(policies: Sequence[LivePolicy]) -> Text:
-    """Return the newest rescues of all policies: the prompt, what the policy wrote, and the peer's text."""
+    """Return the newest rescues of all policies: prompt, the policy's completion, the peer's completion."""
     rescues = [(row.get("step"), policy.name, row) for policy in policies for row in policy.rescues]
-    rescues.sort(key=lambda each: each[0] if type(each[0]) is int else 0, reverse=True)
+    rescues.sort(key=lambda rescue: rescue[0] if type(rescue[0]) is int else 0, reverse=True)
     if not rescues:
         return Text("none yet: no policy has failed where a peer succeeded")
     text = Text()
@@ -300,32 +301,32 @@ def _add_rescue(text: Text, step: str, name: str, row: JsonObject) -> None:
     peer = one_line(str(row.get("peer")))[:64]
     text.append(f"step {clean(step, 20)}  ", "dim")
     text.append(f"{one_line(row.get('prompt'))}\n")
-    own = row.get("own")
-    for each in own[:1] if isinstance(own, list) else []:
+    failures = row.get("own")
+    for failure in failures[:1] if isinstance(failures, list) else []:
         text.append(f"  ✗ {name}: ", OWN)
-        text.append(f"{one_line(each.get('text') if isinstance(each, dict) else None)}\n")
+        text.append(f"{one_line(failure.get('text') if isinstance(failure, dict) else None)}\n")
     text.append(f"  ✓ {peer}: ", PEER)
     text.append(f"{one_line(row.get('answer'))}\n")
 
 
 def whole_ticks(first: int, last: int, count: int = 4) -> list[float]:
-    """Return steps for an axis: the ends, and whole ones between them."""
+    """Return tick positions for an axis of steps: both ends, and integers between them."""
     return sorted({float(first + round(place * (last - first) / (count - 1))) for place in range(count)})
 
 
 def one_line(value: object) -> str:
-    """Return a text for one line of the screen, cleaned."""
+    """Return a value as one cleaned line."""
     return " ".join(clean(value if isinstance(value, str) else "", LONGEST).split())
 
 
 def number(value: float | None) -> str:
-    """Return a share or a reward with two digits after the point."""
+    """Return a fraction or a reward with two decimals."""
     return "" if value is None else f"{value:.2f}"
 
 
 def opened(page: Path) -> str:
-    """Open a page in the browser of this desktop, and return what was done. Over ssh there is none: a browser in the
-    terminal would take the screen."""
+    """Open a page in the desktop's browser, and return a message. Without a desktop, e.g. over ssh, the page is not
+    opened: a browser in the terminal would take over the screen."""
     desktop = sys.platform == "darwin" or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
     if desktop and webbrowser.open(page.as_uri()):
         return f"Opened {page}"

@@ -1,4 +1,4 @@
-"""One line on stderr from a process without a terminal."""
+"""Message lines on stderr, from processes without a terminal."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def notify(text: object) -> None:
-    """Write `mutualrl: TEXT` to stderr, at once."""
+    """Write `mutualrl: TEXT` to stderr and flush."""
     print(f"mutualrl: {text}", file=sys.stderr, flush=True)

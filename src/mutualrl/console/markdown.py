@@ -1,4 +1,4 @@
-"""Tables in Markdown: cells cleaned of what a terminal or a page would obey."""
+"""Markdown tables, whose cells are cleaned of control characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mutualrl.console.display import clean
 
 
 def name(text: str) -> str:
-    """Return a name escaped for a cell."""
+    """Return a name escaped for a table cell."""
     return clean(text, 80).replace("|", "\\|").replace("\n", " ")
 
 
@@ -28,7 +28,7 @@ def _line(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a figure; `NaN` for one that is not defined (a rate over nothing)."""
+    """Return a formatted number; `NaN` if it is undefined (a rate over no items)."""
     if value is None or math.isnan(value):
         return "NaN"
     text = f"{value:.{digits}f}"

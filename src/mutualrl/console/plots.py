@@ -1,4 +1,4 @@
-"""Writing of figures: one PNG and one SVG each."""
+"""Figures, each written as a PNG and an SVG."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mutualrl.errors import UsageError
 from mutualrl.storage.files import user_path
 
 Axes = Any
-#: draws on the figure that it is given
+#: draws on a given figure
 Draw = Callable[[Any], None]
 
 
 def directory_for(path: Path, flag: str = "--plot") -> Path:
-    """Return the directory that figures go to, made before any work is done.
+    """Create and return the directory for figures, before any other work is done.
 
-    Raises UsageError when the directory cannot be.
+    Raises UsageError if it cannot be created or written.
     """
     import matplotlib
 
@@ -30,14 +30,14 @@ def directory_for(path: Path, flag: str = "--plot") -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{flag} {directory} cannot be made: {error.strerror}") from None
+        raise UsageError(f"{flag} {directory} cannot be created: {error.strerror}") from None
     if not os.access(directory, os.W_OK):
         raise UsageError(f"{flag} {directory} cannot be written")
     return directory
 
 
 def save(figure: Any, directory: Path, name: str) -> list[Path]:
-    """Write a figure as NAME.png and NAME.svg; the same figure gives the same SVG, whatever the date."""
+    """Write a figure as NAME.png and NAME.svg; the SVG has no date, so the same figure gives the same file."""
     import matplotlib.pyplot as plt
 
     files = []
@@ -51,8 +51,7 @@ def save(figure: Any, directory: Path, name: str) -> list[Path]:
 
 @contextmanager
 def draw_on(size: tuple[float, float], style: Any) -> Iterator[Any]:
-    """Yield an empty figure of `size` inches, closed afterwards; `style` are matplotlib's settings while it is
-    drawn."""
+    """Yield an empty figure of `size` inches, closed afterwards; `style`: matplotlib settings for the block."""
     import matplotlib.pyplot as plt
 
     with plt.rc_context(style):
@@ -64,7 +63,7 @@ def draw_on(size: tuple[float, float], style: Any) -> Iterator[Any]:
 
 
 def draw_all(figures: Mapping[str, tuple[tuple[float, float], Draw]], directory: Path) -> list[Path]:
-    """Draw figures, `{name: (size in inches, what draws it)}`; returns the files."""
+    """Draw figures, `{name: (size in inches, draw function)}`, and return their files."""
     import matplotlib.pyplot as plt
 
     files = []

@@ -1,1 +1,1 @@
-"""Devices and software of this machine, and what a recipe needs of it."""
+"""Devices and software of this machine, and the requirements of a recipe."""

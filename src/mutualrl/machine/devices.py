@@ -1,4 +1,4 @@
-"""Devices of this machine: GPUs by nvidia-smi, CPU cores by affinity. No torch."""
+"""Devices of this machine: GPUs from nvidia-smi, CPU cores from the affinity mask. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mutualrl.errors import MachineError
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """GPU indices that may be used, and the number of CPU cores."""
+    """Usable GPU indices, and the number of CPU cores."""
 
     gpus: tuple[str, ...]
     cores: int
@@ -31,13 +31,17 @@ def _gpus() -> tuple[str, ...]:
         return ()
     command = [tool, "--query-gpu=index", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
         raise MachineError("nvidia-smi did not answer in 20 s; set CUDA_VISIBLE_DEVICES='' to run on the CPU") from None
-    if answer.returncode != 0:
+    if done.returncode != 0:
         return ()
-    results = tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
     if visible is None:
-        return results
-    chosen = [g.strip() for g in visible.split(",") if g.strip()]
-    return tuple(chosen[: next((i for i, g in enumerate(chosen) if g.startswith("-")), len(chosen))])
+        return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+    indices = []
+    for index in visible.split(","):
+        if index.strip().startswith("-"):
+            break
+        if index.strip():
+            indices.append(index.strip())
+    return tuple(indices)

@@ -1,5 +1,4 @@
-"""`mutualrl doctor`: what this machine offers to a run, and what it lacks: one row per question, each with what to
-do."""
+"""`mutualrl doctor`: checks of whether this machine is ready for a run, one row per check, each with advice."""
 
 from __future__ import annotations
 
@@ -32,12 +31,12 @@ from mutualrl.storage.hub import hub_problem
 GIB = 2**30
 _PROBES = 20
 _SLOW_FSYNC_MS = 100.0
-_SLOW_SIGHT_MS = 1000.0
+_SLOW_VISIBILITY_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of one check. `advice`: what to do where the status is not ok."""
+    """Result of one check. `advice`: what to do if the status is not ok."""
 
     check: str
     status: Literal["ok", "warn", "fail"]
@@ -46,8 +45,8 @@ class CheckResult:
 
 
 def examine(directory: Path, exchange: str | None = None) -> Iterator[CheckResult]:
-    """Yield all rows; the file system that is probed is the one of `directory`, which must exist. `exchange`: the URL
-    of a bucket to be probed."""
+    """Yield all rows. The probed file system is that of `directory`, which must exist. `exchange`: URL of a bucket to
+    probe."""
     yield _python()
     yield from _packages()
     yield from _devices()
@@ -61,7 +60,7 @@ def examine(directory: Path, exchange: str | None = None) -> Iterator[CheckResul
 
 
 def _bucket(url: str) -> CheckResult:
-    """Return whether a bucket may hold an exchange: rights, conditional puts."""
+    """Check whether a bucket can hold an exchange: permissions, conditional puts."""
     from mutualrl.see.bucket import PROBE_SECONDS
     from mutualrl.see.store import remote_store
 
@@ -73,12 +72,12 @@ def _bucket(url: str) -> CheckResult:
 
 
 def _python() -> CheckResult:
-    """Return pip refuses an older one; here it is only named."""
+    """Return the Python version; pip already rejects an older one."""
     return CheckResult("python", "ok", platform.python_version())
 
 
 def _packages() -> Iterator[CheckResult]:
-    """Yield the packages of our own metadata, against the versions that it allows."""
+    """Check the installed packages against the versions in mutualrl's metadata."""
     for line in metadata.requires("mutualrl") or ():
         requirement = Requirement(line)
         marker = requirement.marker
@@ -103,7 +102,7 @@ def _packages() -> Iterator[CheckResult]:
             yield CheckResult(requirement.name, "ok", version)
         else:
             advice = f"pip install '{requirement.name}{requirement.specifier}'"
-            yield CheckResult(requirement.name, "fail", f"{version}, supported is {requirement.specifier}", advice)
+            yield CheckResult(requirement.name, "fail", f"{version}, expected {requirement.specifier}", advice)
 
 
 def _devices() -> Iterator[CheckResult]:
@@ -116,19 +115,17 @@ def _devices() -> Iterator[CheckResult]:
     import torch
 
     if not machine.gpus:
-        yield CheckResult("GPUs", "ok", "none: policies run on the CPU (the tiny pool is made for that)")
+        yield CheckResult("GPUs", "ok", "none: policies run on the CPU (the tiny pool is sized for it)")
     elif not torch.cuda.is_available():
         advice = "install a CUDA build of torch: pip install torch --index-url https://download.pytorch.org/whl/cu130"
-        yield CheckResult("GPUs", "fail", f"{len(machine.gpus)}, and torch {torch.__version__} cannot use them", advice)
+        yield CheckResult("GPUs", "fail", f"{len(machine.gpus)}, but torch {torch.__version__} cannot use them", advice)
     else:
         names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
         yield CheckResult("GPUs", "ok", f"{torch.cuda.device_count()} ({', '.join(sorted(names))})")
     yield _nccl(bool(machine.gpus))
     yield _vllm(bool(machine.gpus))
     if shutil.which("c++") is None:
-        yield CheckResult(
-            "C++ compiler", "warn", "none", "DeepSpeed builds an operator when it starts: apt install g++"
-        )
+        yield CheckResult("C++ compiler", "warn", "none", "DeepSpeed compiles an operator at start-up: apt install g++")
     else:
         yield CheckResult("C++ compiler", "ok", str(shutil.which("c++")))
 
@@ -137,20 +134,20 @@ def _nccl(gpus: bool) -> CheckResult:
     import torch
 
     if torch.distributed.is_nccl_available():
-        return CheckResult("NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())) if gpus else "there")
+        return CheckResult("NCCL", "ok", ".".join(map(str, torch.cuda.nccl.version())) if gpus else "available")
     if gpus:
         return CheckResult(
             "NCCL", "fail", "torch was built without it", "several GPUs need it: install a CUDA build of torch"
         )
-    return CheckResult("NCCL", "ok", "not there, and not needed on the CPU (gloo is used)")
+    return CheckResult("NCCL", "ok", "not available, and not needed on the CPU (gloo is used)")
 
 
 def _vllm(gpus: bool) -> CheckResult:
     if find_spec("vllm") is not None:
-        return CheckResult("vLLM engine", "ok", "there")
+        return CheckResult("vLLM engine", "ok", "installed")
     if gpus:
-        return CheckResult("vLLM engine", "warn", "not there: sampling is slow", "pip install 'mutualrl[node]'")
-    return CheckResult("vLLM engine", "ok", "not there: transformers samples")
+        return CheckResult("vLLM engine", "warn", "not installed: sampling is slow", "pip install 'mutualrl[node]'")
+    return CheckResult("vLLM engine", "ok", "not installed: transformers samples")
 
 
 def _hub() -> CheckResult:
@@ -169,42 +166,41 @@ def _shared_memory() -> CheckResult:
     free = shutil.disk_usage(path).free
     if free < GIB:
         return CheckResult(
-            "shared memory", "warn", f"{free / GIB:.2f} GiB free", "NCCL and vLLM want 1 GiB: docker --shm-size=8g"
+            "shared memory", "warn", f"{free / GIB:.2f} GiB free", "NCCL and vLLM need 1 GiB: docker --shm-size=8g"
         )
     return CheckResult("shared memory", "ok", f"{free / GIB:.1f} GiB free")
 
 
 def _ports() -> CheckResult:
-    """Return a port of the system's choice, and a connection to it over the loopback address, as a group's
-    rendezvous makes."""
+    """Check that a free port accepts a connection over the loopback address, as a process group's rendezvous does."""
     try:
         with socket.create_server(("127.0.0.1", free_port())) as server:
             port = server.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=3):
-                return CheckResult("free ports", "ok", f"loopback port {port} listens and answers")
+                return CheckResult("free ports", "ok", f"loopback port {port} accepts connections")
     except OSError as error:
         return CheckResult(
-            "free ports", "fail", f"loopback: {error.strerror or error}", "processes of a policy meet over 127.0.0.1"
+            "free ports", "fail", f"loopback: {error.strerror or error}", "ranks of a policy rendezvous over 127.0.0.1"
         )
 
 
 def _open_files() -> CheckResult:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < 1024:
-        return CheckResult("open files", "warn", f"{limit} at most", "ulimit -n 4096")
-    return CheckResult("open files", "ok", f"{limit} at most")
+        return CheckResult("open files", "warn", f"limit {limit}", "ulimit -n 4096")
+    return CheckResult("open files", "ok", f"limit {limit}")
 
 
 def _file_system(directory: Path) -> Iterator[CheckResult]:
-    """Yield what the exchange and the checkpoints rely on, tried in a directory of its own that is removed again."""
+    """Check what the exchange and the checkpoints rely on, in a temporary directory."""
     free = shutil.disk_usage(directory).free
     status: Literal["ok", "warn"] = "ok" if free >= GIB else "warn"
     yield CheckResult(
-        "disk space", status, f"{free / GIB:.1f} GiB free in {directory}", "" if status == "ok" else "make room"
+        "disk space", status, f"{free / GIB:.1f} GiB free in {directory}", "" if status == "ok" else "free some space"
     )
     try:
         with tempfile.TemporaryDirectory(prefix=".mutualrl-doctor-", dir=directory) as name:
-            place = Path(name)
+            scratch = Path(name)
             for check, probe in (
                 ("rename", _rename),
                 ("O_EXCL", _exclusive),
@@ -212,23 +208,23 @@ def _file_system(directory: Path) -> Iterator[CheckResult]:
                 ("fsync", _fsync),
                 ("visibility", _visibility),
             ):
-                yield _probed(check, probe, place)
+                yield _run_probe(check, probe, scratch)
     except OSError as error:
-        advice = "name a directory that may be written with --run-dir"
+        advice = "set a writable directory with --run-dir"
         yield CheckResult("file system", "fail", f"{directory}: {error.strerror or error}", advice)
 
 
-def _probed(check: str, probe: Callable[[Path], CheckResult], place: Path) -> CheckResult:
+def _run_probe(check: str, probe: Callable[[Path], CheckResult], scratch: Path) -> CheckResult:
     try:
-        return probe(place)
+        return probe(scratch)
     except (OSError, DiskError) as error:
         message = str(getattr(error, "strerror", None) or error)
         return CheckResult(check, "fail", message, "runs need it: put the run directory on another file system")
 
 
-def _rename(place: Path) -> CheckResult:
-    """Return a rename over a file that a reader has open: the reader keeps the old bytes, the name has the new."""
-    path = place / "renamed"
+def _rename(scratch: Path) -> CheckResult:
+    """Check a rename over an open file: its reader keeps the old bytes, the name has the new ones."""
+    path = scratch / "renamed"
     path.write_bytes(b"old")
     with path.open("rb") as reader:
         write_atomic(path, b"new")
@@ -236,45 +232,51 @@ def _rename(place: Path) -> CheckResult:
             return CheckResult(
                 "rename", "fail", "a rename over a file is not atomic", "put the run directory elsewhere"
             )
-    return CheckResult("rename", "ok", "atomic over a file that is being read")
+    return CheckResult("rename", "ok", "atomic over an open file")
 
 
-def _exclusive(place: Path) -> CheckResult:
-    path = place / "exclusive"
+def _exclusive(scratch: Path) -> CheckResult:
+    path = scratch / "exclusive"
     path.open("x").close()
     try:
         path.open("x").close()
     except FileExistsError:
-        return CheckResult("O_EXCL", "ok", "the second of two creators is refused")
+        return CheckResult("O_EXCL", "ok", "a second exclusive create fails")
     return CheckResult(
-        "O_EXCL", "fail", "two processes can both create a file", "two runs could claim one directory: put it elsewhere"
+        "O_EXCL",
+        "fail",
+        "two processes can both create a file",
+        "two runs could claim one directory: put the run directory elsewhere",
     )
 
 
-def _locks(place: Path) -> CheckResult:
-    path = place / "lock"
+def _locks(scratch: Path) -> CheckResult:
+    path = scratch / "lock"
     with path.open("w") as first, path.open("w") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return CheckResult("file locks", "ok", "the second holder is refused")
+            return CheckResult("file locks", "ok", "a second lock is refused")
     return CheckResult(
-        "file locks", "fail", "two processes can hold one lock", "two supervisors could run one run: put it elsewhere"
+        "file locks",
+        "fail",
+        "two processes can hold one lock",
+        "two supervisors could start one run: put the run directory elsewhere",
     )
 
 
-def _fsync(place: Path) -> CheckResult:
+def _fsync(scratch: Path) -> CheckResult:
     times = []
     for _ in range(_PROBES):
-        began = time.perf_counter()
-        write_atomic(place / "durable", os.urandom(4096))
-        times.append(1000 * (time.perf_counter() - began))
-    sync_directory(place)
+        start = time.perf_counter()
+        write_atomic(scratch / "durable", os.urandom(4096))
+        times.append(1000 * (time.perf_counter() - start))
+    sync_directory(scratch)
     median = statistics.median(times)
     result = f"a durable write of 4 KiB takes {median:.1f} ms (median of {_PROBES})"
     if median > _SLOW_FSYNC_MS:
-        return CheckResult("fsync", "warn", result, "every round waits for some of these: use a faster disk")
+        return CheckResult("fsync", "warn", result, "every round waits for several: use a faster disk")
     return CheckResult("fsync", "ok", result)
 
 
@@ -287,28 +289,28 @@ for name in sys.stdin.read().split():
 """
 
 
-def _visibility(place: Path) -> CheckResult:
-    """Return how long another process takes to see a renamed file. (Between two machines it may be longer: run
+def _visibility(scratch: Path) -> CheckResult:
+    """Measure how long another process takes to see a renamed file. (It may take longer between two machines: run
     doctor on each.)"""
     names = [f"seen-{i}" for i in range(5)]
     with subprocess.Popen(
-        [sys.executable, "-I", "-c", _WATCH, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-I", "-c", _WATCH, str(scratch)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as watcher:
         assert watcher.stdin is not None and watcher.stdout is not None
         watcher.stdin.write(" ".join(names))
         watcher.stdin.close()
-        time.sleep(0.2)  # it is up and looking
+        time.sleep(0.2)  # until the watcher polls
         delays = []
         try:
             for name in names:
-                write_atomic(place / name, b"x")
+                write_atomic(scratch / name, b"x")
                 renamed = time.monotonic()
                 delays.append(1000 * (float(watcher.stdout.readline()) - renamed))
         finally:
-            watcher.kill()  # it would look forever for a file that could not be written
+            watcher.kill()  # it would poll forever for a file that could not be written
     slowest = max(0.0, *delays)
-    result = f"a new file is seen by another process after {slowest:.1f} ms at most"
-    if slowest > _SLOW_SIGHT_MS:
+    result = f"another process sees a new file within {slowest:.1f} ms"
+    if slowest > _SLOW_VISIBILITY_MS:
         return CheckResult(
             "visibility", "warn", result, "a network file system that caches names: mount it with a short cache time"
         )

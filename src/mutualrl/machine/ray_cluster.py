@@ -1,4 +1,4 @@
-"""A Ray cluster as a machine: how it is joined, whether its nodes have room for a pool, and its head node."""
+"""A Ray cluster as a machine: connecting to it, checking its nodes for room for a pool, watching its head node."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mutualrl.errors import MachineError
 from mutualrl.machine.devices import Machine
 
 CONNECT_SECONDS = 10.0
-HEAD_SECONDS = 5.0  # between two looks at the head node
-SLACK = 1e-6  # of fractions of a GPU
-KINDS = ("CPU", "GPU")  # resources of Ray that processes are given
+HEAD_SECONDS = 5.0  # between two polls of the head node
+SLACK = 1e-6  # tolerance for fractional GPUs
+KINDS = ("CPU", "GPU")  # Ray resources of the processes
 
 Resources = dict[str, float]  # by kind
 
@@ -22,9 +22,9 @@ Resources = dict[str, float]  # by kind
 def join_cluster(address: str) -> Machine:
     """Connect to a Ray cluster and return it as one machine: Ray decides which node has which GPU.
 
-    Raises MachineError where Ray is not installed, or no cluster answers.
+    Raises MachineError if Ray is not installed, or no cluster answers.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray hides the GPUs from its own tasks
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray hides the GPUs from its own tasks
     try:
         import ray
     except ImportError:
@@ -38,7 +38,7 @@ def join_cluster(address: str) -> Machine:
 
 
 def nodes_of_cluster() -> list[Resources]:
-    """Return the CPUs and GPUs of each living node of the cluster that was joined."""
+    """Return the CPUs and GPUs of each live node of the joined cluster."""
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -46,34 +46,35 @@ def nodes_of_cluster() -> list[Resources]:
 
 
 def machine_of(nodes: Sequence[Resources]) -> Machine:
-    """Return nodes as one machine. Where they have GPUs, its cores are those beside a GPU of the node that has fewest,
-    per GPU: a process takes its cores on the node of its GPU."""
+    """Return nodes as one machine. If they have GPUs, its cores per GPU are those of the node with the fewest: a
+    process takes its cores on the node of its GPU."""
     gpus = sum(int(node.get("GPU", 0)) for node in nodes)
-    beside = [node.get("CPU", 0) // node["GPU"] for node in nodes if node.get("GPU")]
-    cores = min(beside) * gpus if beside else sum(node.get("CPU", 0) for node in nodes)
+    cores_per_gpu = [node.get("CPU", 0) // node["GPU"] for node in nodes if node.get("GPU")]
+    cores = min(cores_per_gpu) * gpus if cores_per_gpu else sum(node.get("CPU", 0) for node in nodes)
     return Machine(tuple(str(index) for index in range(gpus)), int(cores))
 
 
 def require_room(processes: Sequence[Resources]) -> None:
-    """Raise MachineError where the nodes of the cluster that was joined have no room for all processes: Ray would wait
-    for it forever."""
+    """Raise MachineError if the nodes of the joined cluster have no room for all processes: Ray would wait forever."""
     nodes = nodes_of_cluster()
-    asked, there = _total(processes), _total(nodes)
-    short = [
-        f"{asked[kind]:g} {kind}s asked, {there[kind]:g} there" for kind in KINDS if asked[kind] > there[kind] + SLACK
+    requested, available = _total(processes), _total(nodes)
+    shortages = [
+        f"{requested[kind]:g} {kind}s requested, {available[kind]:g} available"
+        for kind in KINDS
+        if requested[kind] > available[kind] + SLACK
     ]
-    if short:
-        raise MachineError(f"the Ray cluster is too small for the pool: {', '.join(short)} (nodes: {len(nodes)})")
+    if shortages:
+        raise MachineError(f"the Ray cluster is too small for the pool: {', '.join(shortages)} (nodes: {len(nodes)})")
     if (unplaced := without_room(processes, nodes)) is not None:
-        each = "; ".join(map(_words, nodes))
+        listed = "; ".join(map(_described, nodes))
         raise MachineError(
-            f"no node of the Ray cluster has room for one more process of {_words(unplaced)}; {len(processes)} asked, "
-            f"nodes: {each}; start the nodes with equal --num-cpus and --num-gpus"
+            f"no node of the Ray cluster has room for one more process of {_described(unplaced)}; "
+            f"{len(processes)} requested, nodes: {listed}; start the nodes with equal --num-cpus and --num-gpus"
         )
 
 
 def without_room(processes: Sequence[Resources], nodes: Sequence[Resources]) -> Resources | None:
-    """Return the first process that no node has room for, the largest placed first; None where all have a place."""
+    """Return the first process that fits on no node, placing the largest first; None if all fit."""
     free = [dict.fromkeys(KINDS, 0.0) | node for node in nodes]
     for process in sorted(processes, key=lambda needs: (needs.get("GPU", 0), needs["CPU"]), reverse=True):
         for node in free:
@@ -87,18 +88,18 @@ def without_room(processes: Sequence[Resources], nodes: Sequence[Resources]) -> 
 
 
 def _total(resources: Sequence[Resources]) -> Resources:
-    return {kind: sum(each.get(kind, 0) for each in resources) for kind in KINDS}
+    return {kind: sum(entry.get(kind, 0) for entry in resources) for kind in KINDS}
 
 
-def _words(resources: Resources) -> str:
-    words = [f"{amount:g} {kind}{'' if amount == 1 else 's'}" for kind, amount in resources.items()]
-    return ", ".join(words) or "nothing"
+def _described(resources: Resources) -> str:
+    amounts = [f"{amount:g} {kind}{'' if amount == 1 else 's'}" for kind, amount in resources.items()]
+    return ", ".join(amounts) or "nothing"
 
 
 class HeadWatch:
-    """Watch of the head node of the cluster that was joined.
+    """Monitor of the joined cluster's head node.
 
-    Ray waits a minute for one that does not answer, then ends this process and the tasks.
+    Ray waits a minute for a head node that does not answer, then ends this process and the tasks.
     """
 
     def __init__(self) -> None:
@@ -108,23 +109,23 @@ class HeadWatch:
         self._next = time.monotonic()
 
     def news(self) -> str | None:
-        """Return a sentence when the head node has stopped to answer, or answers again; None where nothing changed."""
+        """Return a message when the head node has stopped answering, or answers again; None if nothing changed."""
         if time.monotonic() < self._next:
             return None
-        answered = self.answers
+        previous = self.answers
         try:
             _connect(self._address, HEAD_SECONDS)
             self.answers = True
         except OSError:
             self.answers = False
         self._next = time.monotonic() + HEAD_SECONDS
-        if answered == self.answers:
+        if previous == self.answers:
             return None
         if self.answers:
             return f"the head node of the Ray cluster ({self._address}) answers again"
         return (
-            f"the head node of the Ray cluster ({self._address}) does not answer; unless it comes back, Ray ends this "
-            "command and its policies in a minute; then resume the run with --resume, on a cluster that runs"
+            f"the head node of the Ray cluster ({self._address}) does not answer; unless it recovers, Ray ends this "
+            "command and its policies in a minute; then resume with --resume on a running cluster"
         )
 
 
@@ -135,31 +136,31 @@ def _connect(address: str, seconds: float) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Raise MachineError where nothing listens at HOST:PORT: Ray itself would ask again for minutes."""
-    named = (os.environ.get("RAY_ADDRESS") or _newest_cluster()) if address == "auto" else address
-    listener = named.removeprefix("ray://")
+    """Raise MachineError if nothing listens at HOST:PORT: Ray itself would retry for minutes."""
+    resolved = (os.environ.get("RAY_ADDRESS") or _newest_cluster()) if address == "auto" else address
+    listener = resolved.removeprefix("ray://")
     host, _, port = listener.rpartition(":")
     if not host or not port.isdecimal():
         return
     try:
         _connect(listener, CONNECT_SECONDS)
-    except (OSError, OverflowError, ValueError) as error:  # ValueError: what is no name of a host
-        raise _no_cluster(address, f"{named}: {error}") from None
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: an invalid host name
+        raise _no_cluster(address, f"{resolved}: {error}") from None
 
 
 def _newest_cluster() -> str:
-    """Return the cluster that Ray takes for `auto`: one that runs here, else the last one that was started, which may
+    """Return the address that Ray resolves `auto` to: a cluster that runs here, else the last one started, which may
     have ended."""
-    from ray._private.services import canonicalize_bootstrap_address  # Ray says this nowhere else
+    from ray._private.services import canonicalize_bootstrap_address  # Ray has no public function for it
 
     try:
         return canonicalize_bootstrap_address("auto") or ""
-    except (ConnectionError, ValueError) as error:  # ValueError: what was written down is no address
+    except (ConnectionError, ValueError) as error:  # ValueError: Ray's record is not an address
         raise _no_cluster("auto", str(error).strip().partition("\n")[0]) from None
 
 
-def _no_cluster(address: str, why: str) -> MachineError:
+def _no_cluster(address: str, reason: str) -> MachineError:
     return MachineError(
-        f"--address {address}: no Ray cluster answers ({why}); start one with `ray start --head`, or name one with "
+        f"--address {address}: no Ray cluster answers ({reason}); start one with `ray start --head`, or set "
         "--address HOST:PORT"
     )

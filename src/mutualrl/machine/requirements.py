@@ -1,4 +1,4 @@
-"""Requirements of a recipe that this machine does not meet, found without importing any of it."""
+"""Requirements of a recipe that this machine does not meet, checked without importing the packages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mutualrl.recipes.schema import Recipe
 
 
 def lacking(recipe: Recipe, machine: Machine) -> list[str]:
-    """Return one line for each thing that is missing, with what to type."""
+    """Return one line per missing requirement, with what to type."""
     lines = []
-    wanted = recipe.hardware.gpus or 0
-    if len(machine.gpus) < wanted:
+    required = recipe.hardware.gpus or 0
+    if len(machine.gpus) < required:
         lines.append(
-            f"{wanted - len(machine.gpus)} of the {wanted} GPUs that the recipe is for "
-            f"(found {len(machine.gpus)}; --set hardware.gpus={len(machine.gpus)} runs it on what is there)"
+            f"{required - len(machine.gpus)} of the {required} GPUs of the recipe "
+            f"(found {len(machine.gpus)}; --set hardware.gpus={len(machine.gpus)} runs it on what is available)"
         )
     uses_vllm = any(recipe.trainer_settings(p.name).get("use_vllm") for p in recipe.policies)
     if uses_vllm and find_spec("vllm") is None:
@@ -34,7 +34,7 @@ def lacking(recipe: Recipe, machine: Machine) -> list[str]:
 
 
 def require(recipe: Recipe, machine: Machine) -> None:
-    """Raise MachineError naming everything that is missing, or a port that is taken."""
+    """Raise MachineError with all missing requirements, or for a port that is in use."""
     require_ports(recipe)
     missing = lacking(recipe, machine)
     if missing:
@@ -42,11 +42,11 @@ def require(recipe: Recipe, machine: Machine) -> None:
 
 
 def require_ports(recipe: Recipe) -> None:
-    """Raise MachineError for a port that the recipe names and something on this machine has taken."""
+    """Raise MachineError for a port of the recipe that is in use on this machine."""
     for policy in recipe.policies:
         port = recipe.trainer_settings(policy.name).get("vllm_group_port")
         if port is not None and in_use(int(port)):
             raise MachineError(
-                f"policy {policy.name!r}: port {port} (trainer.vllm_group_port) is in use; leave the key out to have "
-                "a free one chosen, or name another"
+                f"policy {policy.name!r}: port {port} (trainer.vllm_group_port) is in use; omit the key for a free "
+                "port, or set another"
             )

@@ -1,4 +1,4 @@
-"""Limits for a piece of foreign code that runs in this process: time, CPU time, memory."""
+"""Limits on third-party code that runs in this process: wall-clock time, CPU time, memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from types import FrameType
 
 
 class CpuTimeError(Exception):
-    """Code that computed for longer than it may."""
+    """Code that exceeded its CPU time."""
 
 
 @contextmanager
 def bounded(cpu_seconds: float, memory: int) -> Iterator[None]:
-    """Raise CpuTimeError when the block computes for longer than `cpu_seconds` (CPU time of this process, so that a
-    busy machine gives no other verdict), MemoryError when it takes more than `memory` bytes beside what is taken.
+    """Raise CpuTimeError when the block uses more than `cpu_seconds` (CPU time of this process, so that a busy machine
+    does not change the verdict), MemoryError when it allocates more than `memory` bytes beyond those in use.
 
-    Python code alone can be stopped so. Off the main thread, which signals do not reach, there is no limit.
+    Only Python code can be stopped this way. Off the main thread, which receives no signals, there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -30,9 +30,9 @@ def bounded(cpu_seconds: float, memory: int) -> Iterator[None]:
         raise CpuTimeError
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = _address_space() + memory
-    ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    before = signal.signal(signal.SIGVTALRM, stop)
+    requested = _address_space() + memory
+    ceiling = requested if hard == resource.RLIM_INFINITY else min(requested, hard)
+    previous = signal.signal(signal.SIGVTALRM, stop)
     try:
         if soft == resource.RLIM_INFINITY or soft > ceiling:
             resource.setrlimit(resource.RLIMIT_AS, (ceiling, hard))
@@ -40,19 +40,19 @@ def bounded(cpu_seconds: float, memory: int) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, previous)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 class _Expired(BaseException):
-    """Time is up. No `except Exception` of foreign code may take it for an error of its own."""
+    """Time-out; a BaseException, so that no `except Exception` in the block catches it."""
 
 
 @contextmanager
 def time_limit(seconds: float, error: Exception) -> Iterator[None]:
-    """Raise `error` when the block takes longer than `seconds`, also while it waits for a socket or a lock.
+    """Raise `error` when the block takes longer than `seconds`, even while it waits for a socket or a lock.
 
-    Off the main thread, which signals do not reach, there is no limit.
+    Off the main thread, which receives no signals, there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -61,7 +61,7 @@ def time_limit(seconds: float, error: Exception) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise _Expired
 
-    before = signal.signal(signal.SIGALRM, stop)
+    previous = signal.signal(signal.SIGALRM, stop)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
@@ -69,7 +69,7 @@ def time_limit(seconds: float, error: Exception) -> Iterator[None]:
         raise error from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def _address_space() -> int:

@@ -1,4 +1,4 @@
-"""Loading of large libraries."""
+"""Import of large libraries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from importlib import metadata
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import without garbage collection, and keep what was imported out of every later one.
+    """Import without garbage collection, and exclude the imported objects from later collections.
 
-    torch, transformers and TRL make about a million objects that live as long as the process; to look through them
-    again and again is a quarter of the CPU time in which a worker starts. transformers and TRL each read the records of
-    all installed packages, too: here they are read once.
+    torch, transformers and TRL create about a million objects that live as long as the process; scanning them
+    repeatedly takes a quarter of the CPU time of a worker's start. transformers and TRL also each read the metadata of
+    all installed packages; here they are read once.
     """
     enabled, no_model_yet = gc.isenabled(), "torch" not in sys.modules
     gc.disable()
@@ -26,7 +26,7 @@ def importing() -> Iterator[None]:
         yield
     finally:
         metadata.packages_distributions = read_packages
-        if no_model_yet:  # else garbage with weights in it might be kept forever
+        if no_model_yet:  # otherwise garbage that holds weights might never be collected
             gc.freeze()
         if enabled:
             gc.enable()

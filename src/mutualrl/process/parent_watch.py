@@ -1,4 +1,4 @@
-"""Every process of a run watches its parent, so that a supervisor killed with SIGKILL leaves nothing behind."""
+"""Every process of a run watches its parent, so that a supervisor killed with SIGKILL leaves no processes behind."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import threading
 import psutil
 
 POLL_SECONDS = 0.5
-#: environment variable with the process that a command of ours belongs to: when that one ends, the command is stopped
+#: environment variable with the pid of a command's parent: when that process ends, the command is stopped
 PARENT = "MUTUALRL_PARENT"
-ORPHANED = 4  # exit code of a process whose parent is gone; nobody is there to read it
+ORPHANED = 4  # exit code of a process whose parent has ended; no process reads it
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of whatever its children leave behind (Linux; elsewhere nothing is done), so that an
-    engine whose worker was killed is still below it, and ends with it."""
+    """Make this process the subreaper of its descendants (Linux only; a no-op elsewhere), so that an engine whose
+    worker was killed becomes its child and ends with it."""
     if sys.platform == "linux":
         set_child_subreaper = 36  # prctl(2), PR_SET_CHILD_SUBREAPER
         ctypes.CDLL(None, use_errno=True).prctl(set_child_subreaper, 1, 0, 0, 0)
 
 
 def end_children() -> None:
-    """Kill everything below this process: an engine's own processes would outlive a worker that ends at once."""
+    """Kill all descendants of this process: an engine's processes would outlive a worker that exits immediately."""
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
 
 
 def watch_parent(expected: int) -> None:
-    """End this process at once when its parent, `expected`, ends (or has ended before this was called).
+    """End this process immediately when its parent, `expected`, ends (or has already ended).
 
-    The chain is supervisor, agent, workers: each watches the one above it, so all are gone two polls after
-    the supervisor.
+    The chain is supervisor, agent, workers: each watches the one above it, so all have ended two polls after the
+    supervisor.
     """
 
     def run() -> None:
@@ -50,7 +50,7 @@ def watch_parent(expected: int) -> None:
 
 
 def stop_with_parent() -> None:
-    """Stop this command as SIGTERM does when the process in PARENT ends; nothing where there is none."""
+    """Send this command SIGTERM when the process in PARENT ends; a no-op if PARENT is not set."""
     expected = os.environ.pop(PARENT, "")
     if not expected.isdecimal():
         return

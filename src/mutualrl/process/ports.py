@@ -7,7 +7,7 @@ import socket
 
 
 def free_port(host: str = "") -> int:
-    """Return a TCP port that nobody uses now, chosen by the system."""
+    """Return a free TCP port, chosen by the system."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Thread that does something every few seconds beside a process's work."""
+"""Thread that repeats an action every few seconds in the background."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mutualrl.errors import DiskError, MachineError
 
 
 class Repeater:
-    """Thread that calls `action` now, every `interval` seconds, and at its end. Where it fails for want of a disk or a
-    store, one warning is printed, and the next call may succeed."""
+    """Thread that calls `action` at its start, every `interval` seconds, and at its end. If a disk or a store fails,
+    one warning is printed, and later calls may succeed."""
 
     def __init__(self, what: str, action: Callable[[], object], interval: float) -> None:
         self._what = what
@@ -22,13 +22,13 @@ class Repeater:
         self._thread = threading.Thread(target=self._run, name=what, daemon=True)
 
     def start(self) -> None:
-        """Call the action, and start the thread. Starting again changes nothing."""
+        """Call the action and start the thread; a no-op once it has started."""
         if self._thread.ident is None:
             self._call()
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, when what it does is done, and call the action once more."""
+        """End the thread after any call in progress, and call the action once more."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -1,5 +1,5 @@
-"""Status of the policies of a run, as its supervisor publishes it in `<run>/supervisor/node-0.json`; peers read it to
-tell a policy that is being restarted from one that is gone for good."""
+"""Status of a run's policies, which its supervisor publishes in `<run>/supervisor/node-0.json`; peers read it to tell
+a policy that is restarting from one that is lost."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mutualrl.errors import DiskError
 from mutualrl.storage.files import JsonObject, try_read_json, write_json
 
 BEAT_SECONDS = 0.5
-ELSEWHERE = "elsewhere"  # the outcome, before a colon, of a run that is looked at from another machine
-STALE_SECONDS = 5.0  # a supervisor whose counter stood still for so long says nothing any more
+ELSEWHERE = "elsewhere"  # prefix, before a colon, of the outcome of a run that is viewed from another machine
+STALE_SECONDS = 5.0  # a status is ignored when its counter has not advanced for this long
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """Last word about a policy: `state` is running, restarting, lost or finished; `attempt` counts its starts."""
+    """Last published status: `state` is running, restarting, lost or finished; `attempt` counts the starts."""
 
     state: str = "unknown"
     attempt: int = 0
 
 
 def status_file(run: Path) -> Path:
-    """Return where the supervisor of a run speaks."""
+    """Return the status file of a run's supervisor."""
     return run / "supervisor" / "node-0.json"
 
 
 class StatusWriter:
-    """Supervisor's own file: call `beat` when something changed, and at least twice per second."""
+    """Writer of the supervisor's status file: call `beat` after a change, and at least twice per second."""
 
     def __init__(self, run: Path, session: int) -> None:
         self._path = status_file(run)
@@ -45,19 +45,19 @@ class StatusWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def publish(self, policy: str, word: PolicyStatus) -> None:
-        """Publish a policy's status at once."""
+        """Publish a policy's status immediately."""
         self.statuses[policy] = word
         self._next = 0.0
         self.beat()
 
     def close(self, outcome: str) -> None:
-        """Publish how the run ended: `finished`, or an error's kind and message. Nothing is published after it."""
+        """Publish the outcome of the run: `finished`, or an error's kind and message. No status may follow it."""
         self._outcome = outcome
         self._next = 0.0
         self.beat()
 
     def beat(self) -> None:
-        """Raise the counter, if it is time."""
+        """Write the status with the next counter, if it is due."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + BEAT_SECONDS
@@ -68,20 +68,20 @@ class StatusWriter:
             "pid": os.getpid(),
             "host": platform.node(),
             "outcome": self._outcome,
-            "policies": {name: asdict(word) for name, word in self.statuses.items()},
+            "policies": {name: asdict(status) for name, status in self.statuses.items()},
         }
-        with contextlib.suppress(DiskError):  # full for a short time, say: the next one may get through
+        with contextlib.suppress(DiskError):  # e.g. briefly full: the next write may succeed
             write_json(self._path, state, durable=False)
 
 
 def status_of(state: JsonObject, policy: str) -> PolicyStatus:
-    """Return a policy's status in what a supervisor published; state `unknown` where it has none."""
+    """Return a policy's status in a supervisor's published state; `unknown` if it has none."""
     return PolicyStatus(**state["policies"][policy]) if policy in state["policies"] else PolicyStatus()
 
 
 def _is_state(value: JsonObject) -> bool:
-    """Return whether an object is what `StatusWriter` writes. The file carries no checksum: it is written twice per
-    second, and is stale soon after."""
+    """Return whether an object has the form that `StatusWriter` writes. The file has no checksum: it is written twice
+    per second and is soon stale."""
     policies = value.get("policies")
     return (
         type(value.get("session")) is int
@@ -98,29 +98,29 @@ def _is_status(entry: object) -> bool:
 
 
 class StatusReader:
-    """Reader of the supervisor's status, on its own monotonic clock. The status of a supervisor that fell silent, or
-    has published nothing since this reader began, is ignored."""
+    """Reader of the supervisor's status, on its own monotonic clock. The status is ignored if it is stale, or has not
+    changed since this reader was created."""
 
     def __init__(self, run: Path) -> None:
         self._path = status_file(run)
         self._seen: tuple[Any, float, bool] | None = None
 
     def of(self, policy: str) -> PolicyStatus:
-        """Return the newest status of a policy; state `unknown` when no live supervisor publishes it."""
+        """Return the newest status of a policy; `unknown` when no live supervisor publishes it."""
         state = self.read()
         return PolicyStatus() if state is None else status_of(state, policy)
 
     def read(self) -> JsonObject | None:
-        """Return the supervisor's status, or None when it is not (yet) known to be alive, or the file is not one
-        that a supervisor writes."""
+        """Return the supervisor's status; None if the supervisor is not (yet) known to be alive, or the file is
+        malformed."""
         now = time.monotonic()
         state = try_read_json(self._path)
         if state is None or not _is_state(state):
             return None
-        mark = (state["session"], state["counter"])
-        before, at, moved = self._seen or (mark, now, False)
-        if mark != before:
-            at, moved = now, True
-        self._seen = (mark, at, moved)
-        alive = now - at < STALE_SECONDS or state["outcome"] is not None
-        return state if moved and alive else None
+        version = (state["session"], state["counter"])
+        previous, changed_at, changed = self._seen or (version, now, False)
+        if version != previous:
+            changed_at, changed = now, True
+        self._seen = (version, changed_at, changed)
+        alive = now - changed_at < STALE_SECONDS or state["outcome"] is not None
+        return state if changed and alive else None

@@ -1,4 +1,4 @@
-"""Requests to stop: a signal to this process, or the run's stop file, which the supervisor writes."""
+"""Stop requests: a signal to this process, or the run's stop file, which the supervisor writes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mutualrl.errors import RunInterruptedError
 
 
 class StopRequest:
-    """Request to stop a worker; true once it was made.
+    """Request to stop a worker; true once made.
 
-    While it trains (`graceful`), the first signal is noted, so that it can save a checkpoint at the end of its step,
-    and the second ends it; at other times the first ends it, since there is nothing to save."""
+    During training (`graceful`), the first signal is recorded, so that the worker can save a checkpoint at the end of
+    its step, and the second ends it; at other times the first ends it, since there is nothing to save."""
 
     def __init__(self, file: Path) -> None:
         self.graceful = False
@@ -21,7 +21,7 @@ class StopRequest:
         self._signal: str | None = None
 
     def install(self) -> None:
-        """Take SIGINT and SIGTERM. Explicitly: a job started in the background inherits SIGINT as ignored."""
+        """Handle SIGINT and SIGTERM; explicitly, since a background job inherits SIGINT as ignored."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 

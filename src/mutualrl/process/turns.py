@@ -1,4 +1,4 @@
-"""Taking turns: one process at a time does something, the others wait until it has done it or is gone."""
+"""Mutual exclusion of processes: one runs a block, the others wait until it leaves the block or ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ POLL_SECONDS = 0.2
 
 @contextmanager
 def turn(lock: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock of a file for as long as the block lasts; wait for it as long as another process holds it, which
-    the system ends with that process. `on_wait` is called once when it has to wait."""
+    """Hold a file lock for the duration of the block; wait for it while another process holds it (the system releases
+    it when that process ends). `on_wait` is called once if the lock is not free."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a", encoding="utf-8") as file:
         waiting = False
