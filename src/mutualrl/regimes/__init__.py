@@ -120,9 +120,7 @@ def _checked(spec: object, name: str) -> RegimeSpec:
     if not isinstance(spec.settings, type) or not issubclass(spec.settings, RegimeSettings):
         raise RegimeError(f"regime {name!r}: settings: found {spec.settings!r}, expected a subclass of RegimeSettings")
     if not isinstance(spec.name, str) or NAME.fullmatch(spec.name) is None:
-        raise RegimeError(
-            f"regime {name!r}: name: found {spec.name!r}, expected lower-case letters, digits, '.', '_', '-'"
-        )
+        raise RegimeError(f"regime {name!r}: name: found {spec.name!r}, expected letters a-z, digits, '.', '_', '-'")
     try:
         spec.settings()
     except ValidationError as error:

@@ -1,7 +1,8 @@
 """Group-relative advantages: within a group, over a pool, with a noisy baseline. Pure functions of rewards.
 
 Mean and standard deviation are those of TRL: the sample standard deviation (n - 1), plus 1e-4. An unscorable rollout
-(NaN reward) is excluded from both and has advantage 0. Source: paper, Section "Preliminaries" and Sections "Regime 1" and "Regime 2".
+(NaN reward) is excluded from both and has advantage 0. Source: paper, Section "Preliminaries" and Sections "Regime 1"
+and "Regime 2".
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def pool_advantages(
     """Return A_i = (r_i - b - shift) / (s + 1e-4) for the rewards of one prompt, shape (G,).
 
     `pool`: the rewards, `rewards_G` included, for the baseline b (their mean) and, with `scale="group"`, for s (their
-    standard deviation). `batch_standard_deviation` is s with `scale="batch"`; `"none"` does not divide. With `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper,
-    Assumption "Baseline comparison"). With `exempt_equal` a pool of equal rewards gives 0 everywhere, whatever the
-    shift. Raises ValueError for an unknown scale."""
+    standard deviation). `batch_standard_deviation` is s with `scale="batch"`; `"none"` does not divide. With
+    `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper, Assumption
+    "Baseline comparison"). With `exempt_equal` a pool of equal rewards gives 0 everywhere, whatever the shift. Raises
+    ValueError for an unknown scale."""
     if scale not in SCALES:
         raise ValueError(f"scale: found {scale!r}, expected one of: {', '.join(SCALES)}")
     rewards, pooled = np.asarray(rewards_G, dtype=np.float64), np.asarray(pool, dtype=np.float64)

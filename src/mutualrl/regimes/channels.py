@@ -32,14 +32,14 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         return [(spec, getattr(settings, spec.name)) for spec in parts]
 
     def publishes(settings: Any) -> PublishSchema:
-        return PublishSchema.union(spec.publishes(part_settings) for spec, part_settings in with_settings(settings))
+        return PublishSchema.union(spec.publishes(chosen) for spec, chosen in with_settings(settings))
 
     def needs(view: RoundView, settings: Any) -> Needs:
         logprobs: list[Passage] = []
         nll: list[Passage] = []
         rewards: list[tuple[str, str, bool]] = []
-        for spec, part_settings in with_settings(settings):
-            part = spec.needs(_part_view(view, spec), part_settings)
+        for spec, chosen in with_settings(settings):
+            part = spec.needs(_part_view(view, spec), chosen)
             logprobs += part.logprobs
             nll += part.nll
             rewards += part.rewards
@@ -50,8 +50,8 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
 
     def check(settings: Any, trainer: Mapping[str, Any]) -> list[Problem]:
         problems: list[Problem] = []
-        for spec, part_settings in with_settings(settings):
-            for key, problem in spec.check(part_settings, trainer):
+        for spec, chosen in with_settings(settings):
+            for key, problem in spec.check(chosen, trainer):
                 prefix = f"regime.{spec.name}."
                 problems.append((key.replace("regime.", prefix), problem.replace("regime.", prefix)))
         return problems
@@ -71,8 +71,8 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
 
     def solution_column(settings: RegimeSettings) -> str | None:
         columns: set[str] = set()
-        for spec, part_settings in with_settings(settings):
-            column = spec.solution_column(part_settings)
+        for spec, chosen in with_settings(settings):
+            column = spec.solution_column(chosen)
             if column is not None:
                 columns.add(column)
         if len(columns) > 1:
@@ -92,10 +92,8 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         pools=any(spec.pools for spec in parts),
         needs=needs if any(spec.needs is not needs_nothing for spec in parts) else needs_nothing,
         prefixes=None if guide is None else prefixes,
-        late=lambda settings: all(spec.late(part_settings) for spec, part_settings in with_settings(settings)),
-        same_prompts=lambda settings: all(
-            spec.same_prompts(part_settings) for spec, part_settings in with_settings(settings)
-        ),
+        late=lambda settings: all(spec.late(chosen) for spec, chosen in with_settings(settings)),
+        same_prompts=lambda settings: all(spec.same_prompts(chosen) for spec, chosen in with_settings(settings)),
         solution_column=solution_column,
         check=check,
         metrics=tuple(metric for spec in parts for metric in spec.metrics),

@@ -2,9 +2,9 @@
 
 Source: paper, Section "Ablation: shared normalization for XGRPO" ("GRPO + random perturbation": noise in the
 per-prompt baseline, the `id2mean` values, before normalization). The paper does not give the scale of the noise. It
-perturbs every group, including those of equal rewards: when advantages are scaled by the group, its standard deviation
-of 0 gives advantages of noise * z / 1e-4, and only gradient clipping bounds the step. `equal_groups: exempt` is a milder
-form: such a group keeps advantage 0, as in GRPO.
+perturbs every group, including those of equal rewards: if advantages are scaled by the group, whose standard deviation
+is then 0, its advantages are noise * z / 1e-4, and only gradient clipping bounds the step. `equal_groups: exempt` is a
+milder form: such a group keeps advantage 0, as in GRPO.
 """
 
 from __future__ import annotations

@@ -141,9 +141,7 @@ def check(settings: GuidedSettings, trainer: Mapping[str, Any]) -> list[Problem]
     """Return (key, problem) for a share too small to prefix one rollout of a group."""
     group = int(trainer.get("num_generations", 8))
     if settings.share > 0 and guided_count(group, settings.share) == 0:
-        problem = (
-            f"found {group}: regime.share {settings.share:g} of it is less than one rollout; expected a larger share"
-        )
+        problem = f"found {group}: regime.share {settings.share:g} of it is below one rollout; expected a larger share"
         return [("num_generations", problem)]
     return []
 

@@ -102,9 +102,8 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
                 "round %d: policy %r had no reward above 0 in its last %d rounds: its capability is %g",
                 *(view.round, name, settings.window, FLOOR),
             )
-    weight, baseline_weight = capability_weights(
-        capabilities, view.learner, settings, warm=view.round < settings.warmup_rounds
-    )
+    warm = view.round < settings.warmup_rounds
+    weight, baseline_weight = capability_weights(capabilities, view.learner, settings, warm=warm)
 
     rows_of: dict[str, list[tuple[ExtraRow, float]]] = {prompt_id: [] for prompt_id in view.prompt_ids}
     unfit = 0
@@ -194,9 +193,7 @@ def _rows(
             loss="policy_gradient",
             weight=1 / weight,
             mask=np.zeros(len(ids), dtype=np.bool_) if masked else None,
-            logprobs=np.full(
-                len(ids), np.mean(trace), dtype=np.float32
-            ),  # constant: its mean over any tokens is the source's
+            logprobs=np.full(len(ids), np.mean(trace), dtype=np.float32),  # the mean over any tokens is the source's
             bound=bound,
             mean="pool",
         )

@@ -35,8 +35,9 @@ def row_nll(logps_R_T: Tensor, mask_R_T: Tensor, reduce: Literal["mean", "sum"] 
 def nll_loss(nll_R: Tensor, *, weight: float | Tensor, count: int, ranks: int) -> Tensor:
     """Return this chunk's part of (1 / count) * sum over the step's rows of weight * NLL.
 
-    `weight`: one number, or one per row. `count`: the rows, tokens or prompts of the optimizer step, over all ranks and
-    micro-batches. Gradients are averaged over ranks and summed over micro-batches, hence only the factor `ranks`.
+    `weight`: one number, or one per row. `count`: number of rows, tokens or prompts in the optimizer step, over all
+    ranks and micro-batches. Gradients are averaged over ranks and summed over micro-batches, hence only the factor
+    `ranks`.
     """
     return (nll_R * (weight * ranks / max(count, 1))).sum()
 
