@@ -181,7 +181,7 @@ HEAD = (
 UNSOUND = {
     "Plan(advantages=tuple(random.random() for _ in view.rollouts))": "the same round gives the same plan",
     "Plan(rows=(row(view, ids=()),))": "has no token ids",
-    "Plan(state={1: 2})": "changes through JSON",
+    "Plan(state={1: 2})": "changes in JSON",
     "Plan(state={'a': {1, 2}})": "is not JSON",
     "Plan(advantages=(1.0,))": "1 advantages for",
     "Plan(advantages=tuple(float('nan') for _ in view.rollouts))": "not finite",

@@ -243,7 +243,7 @@ def residual_metrics(residuals: Sequence[Residual]) -> dict[str, float]:
 
 def row_metrics(statistics: RowStatistics) -> dict[str, float]:
     """Return the 99th percentile of the ratios of covered peer tokens and the fraction outside the clip range, each
-    peer's effective sample size and chi-square estimate, and the lowest and highest of these over the peers."""
+    peer's effective sample size and chi-square estimate, and over the peers the lowest size and highest estimate."""
     ratios = statistics.ratios
     if not ratios.size:
         return {}

@@ -237,8 +237,8 @@ class SequenceLevel:
 @dataclass(frozen=True, slots=True)
 class Stepwise:
     """One ratio s per row, exp of the mean log-ratio over its tokens, clipped from above at 1 and from below at a bound
-    that rises with each mini-batch: c = clamp(s, 1 - low + step * m, 1), m = index of the optimizer step in the round. The objective is
-    c * detach(c)^alpha * A. `max_log_ratio` bounds |log s|. Source: HACPO, arXiv 2603.02604."""
+    that rises with each mini-batch: c = clamp(s, 1 - low + step * m, 1), m = index of the optimizer step in the round.
+    The objective is c * detach(c)^alpha * A. `max_log_ratio` bounds |log s|. Source: HACPO, arXiv 2603.02604."""
 
     low: float = 0.2
     step: float = 0.025
@@ -329,9 +329,7 @@ def plain_state(state: Mapping[str, Any], regime: str) -> dict[str, Any]:
             f"regime {regime!r}: its state is not JSON ({error}); expected string keys and JSON values"
         ) from None
     if copy != dict(state):
-        raise RegimeError(
-            f"regime {regime!r}: JSON does not preserve its state; expected string keys, lists and no tuples"
-        )
+        raise RegimeError(f"regime {regime!r}: its state changes in JSON; expected string keys, lists and no tuples")
     return copy
 
 
