@@ -144,8 +144,8 @@ def bar(own_rewards_G: Sequence[float], settings: SGTSettings) -> float:
 
 
 def weight_at(settings: SGTSettings, round_index: int) -> float:
-    """Return the weight of the NLL in a round: `weight`, constant or decayed to 0 over `schedule_rounds`, linearly or as
-    half a cosine."""
+    """Return the weight of the NLL in a round: `weight`, constant or decayed to 0 over `schedule_rounds`, linearly or
+    as half a cosine."""
     if settings.schedule == "constant" or settings.schedule_rounds is None:
         return settings.weight
     progress = min(1.0, round_index / settings.schedule_rounds)
@@ -390,7 +390,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
         for (prompt_id, ids), value in zip(_compared(gated), view.answers.nll, strict=True):
             nll[prompt_id][ids] = value
         for prompt_id, fitted in gated.fitted:
-            if not nll[prompt_id]:  # a single text
+            if not nll[prompt_id]:  # only one text
                 nll[prompt_id] = {fitted[0].ids: 0.0}
     selection = drawn(gated, settings, run_seed=view.run_seed, round_index=view.round, learner=view.learner, nll=nll)
     rows = tuple(_row(prompt_id, pair, settings, view.round) for prompt_id, pair in selection.pairs)
