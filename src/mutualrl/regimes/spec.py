@@ -143,9 +143,9 @@ class RegimeSpec:
         problems = []
         for key, (other, value) in self.acts_when.items():
             if values[key] != defaults[key] and not acts(key, values, self.acts_when):
-                why = f"found {values[key]!r}, which does nothing under regime.{other}: {values[other]}"
-                under = " or ".join(map(str, value)) if isinstance(value, tuple | list) else value
-                problems.append((key, f"{why} (only under {under}); leave it out"))
+                problem = f"found {values[key]!r}, which has no effect with regime.{other}: {values[other]}"
+                effective = " or ".join(map(str, value)) if isinstance(value, tuple | list) else value
+                problems.append((key, f"{problem} (only with {effective}); leave it out"))
         return problems
 
     def staleness_problem(self, settings: RegimeSettings, staleness: int) -> str | None:

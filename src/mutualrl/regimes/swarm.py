@@ -51,9 +51,7 @@ class SwarmSettings(RegimeSettings):
         if self.local == 0 and not self.external:
             raise ValueError("local: 0 leaves only the peers' groups; expected external of 1 or more")
         if self.external == 0 and (self.denominator != "own" or not self.verify):
-            raise ValueError(
-                "external: 0 draws no groups, so that denominator and verify have no effect; leave them out"
-            )
+            raise ValueError("external: 0 draws no group: denominator and verify have no effect; leave them out")
         return self
 
 
