@@ -113,7 +113,7 @@ def test_lessons_are_the_others_texts_once_a_prompt_whatever_its_id() -> None:
         DistillationExample("1+1", "a"),
         DistillationExample("2+2", "b"),
     ]
-    with pytest.raises(DataError, match="1 prompts of 'ada' are not in its run's training data"):
+    with pytest.raises(DataError, match="1 prompts of 'ada' are no longer in its run's training data"):
         distillation_examples(all_items, {**texts, "ada": {"p": "1+1", "q": "2+2"}}, "bob")
 
 

@@ -217,7 +217,7 @@ def _other_runs(
 
 
 def _request(source: SourceRun, engine: str | None) -> EvalRequest:
-    """Return the evaluation request for one policy's run; built before any work, so that missing data are reported early."""
+    """Return the evaluation request for one policy's run, built before any work to report missing data early."""
     trust = source.recipe.policy(source.policy).trust_remote_code
     return EvalRequest.of(EvalFlags(run=source.run.root, engine=engine, trust_remote_code=trust))
 

@@ -64,9 +64,7 @@ class DistillSettings(Section):
     epochs: float = Field(1.0, gt=0)
     batch_size: int = Field(8, ge=1, description="examples per step and device (TRL's default)")
     save_every: int = Field(50, ge=0, description="optimizer steps between checkpoints; 0: none")
-    limit: int | None = Field(
-        None, ge=1, description="maximum number of examples per learner, evenly spaced; null: all"
-    )
+    limit: int | None = Field(None, ge=1, description="maximum examples per learner, evenly spaced; null: all")
     seed: int = Field(0, ge=0, le=2**31 - 1)
     lora: LoraSection | None = LoraSection(r=16, alpha=32.0, dropout=0.05)
     trainer: dict[str, Any] = Field({}, description="further keys of TRL's SFTConfig")
@@ -107,7 +105,8 @@ def open_directory(path: Path, request: JsonObject) -> Path:
         differing = sorted(key for key in {*stored, *request} if stored.get(key) != request.get(key))
         if differing:
             raise UsageError(
-                f"--out {path} holds another distillation (it differs in {', '.join(differing)}); name another directory"
+                f"--out {path} holds another distillation (it differs in {', '.join(differing)}); "
+                "name another directory"
             )
         return path
     try:
