@@ -48,14 +48,14 @@ def test_settings_are_read_and_refused() -> None:
         "learning_rate": "expected key=value",
         "learning_rate=-1": "learning_rate",
         "learning=1": "learning",
-        "trainer.learning_rate=1": "sets it itself",
+        "trainer.learning_rate=1": "set by distill",
         "lora.rank=2": "rank",
         "warmup=2": "warmup",
         "a.b=1": "a",
         "learning_rate.x=1": "learning_rate",
         "seed=3": "use --seed",
         "start=base": "--start",
-        "trainer.logging_strategy=no": "sets it itself",
+        "trainer.logging_strategy=no": "set by distill",
     }
     for assignment, words in refused.items():
         with pytest.raises(UsageError, match=words):
