@@ -90,7 +90,7 @@ class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss of a batch, divided by the batches per step, which `Trainer` then does not do itself."""
+        """Return the loss of a batch, divided by the batches per step when `Trainer` does not do so itself."""
         labels = inputs["labels"]
         outputs = model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)
         logits, labels = outputs.logits[:, :-1].float(), labels[:, 1:]

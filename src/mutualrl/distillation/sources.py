@@ -79,5 +79,5 @@ def require_same_prompts(prompts: Mapping[str, Mapping[str, Prompt]]) -> None:
             example = min(policy_prompts ^ texts[first])
             raise UsageError(
                 f"{name!r} was trained on other prompts than {first!r} ({len(policy_prompts ^ texts[first])} are not "
-                f"common, e.g. {example[:60]!r}); peers must have seen the same prompts"
+                f"in both, e.g. {example[:60]!r}); peers must have seen the same prompts"
             )

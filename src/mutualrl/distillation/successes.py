@@ -70,7 +70,7 @@ def collect_successes(exchange: Location, run_id: str, policy: str, above: float
 
 
 class DistillationExample(NamedTuple):
-    """Correct text for a prompt, given by its text: runs of different seeds number the same prompts differently."""
+    """Correct text for a prompt, itself as text: runs of different seeds number the same prompts differently."""
 
     prompt: str
     text: str

@@ -179,7 +179,7 @@ def _rows(
         if text is None or trace is None:
             raise DataError(
                 f"policy {name!r} published no text or trace of rollout {rollout} on {prompt_id!r}; regime hacpo needs "
-                "both from every policy of the pool"
+                "them from every policy of the pool"
             )
         ids = view.transfer.to_learner_ids(text, ended)
         if ids is None or not len(trace) or not np.isfinite(trace).all():

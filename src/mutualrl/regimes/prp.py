@@ -152,7 +152,7 @@ def _rollouts(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:
         if row.text is None or (traced and (row.ids is None or row.trace is None)):
             raise DataError(
                 f"policy {name!r} published no text, ids or trace of rollout {row.rollout} on {row.prompt_id!r}; "
-                "regime prp needs all three from every policy of the pool"
+                "regime prp needs them from every policy of the pool"
             )
     return rows
 

@@ -99,7 +99,7 @@ def external_groups(view: RoundView, settings: SwarmSettings) -> list[Group]:
             if text is None or None in trace:
                 raise DataError(
                     f"policy {name!r} published no text or trace of rollout {rollout} on {prompt_id!r}; regime swarm "
-                    "needs both from every policy of the pool"
+                    "needs them from every policy of the pool"
                 )
             ids, logprobs = trace or (None, None)
             members.setdefault(prompt_id, []).append(Member(rollout, reward, text, ended, ids, logprobs))
