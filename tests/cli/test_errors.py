@@ -232,8 +232,8 @@ def test_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--regime", "xgrpo", "--set", "exchange.staleness=1"], "needs the peers' rollouts in the round itself"),
-        (["--regime", "grpo", "--set", "exchange.staleness=1"], "waits for no peer"),
+        (["--regime", "xgrpo", "--set", "exchange.staleness=1"], "needs the peers' rollouts within the round"),
+        (["--regime", "grpo", "--set", "exchange.staleness=1"], "does not wait for peers"),
         (["--regime", "sgt", "--set", "exchange.staleness=-1"], "exchange.staleness"),
         (
             ["--regime", "sgt", "--set", "exchange.heartbeat_seconds=5"],

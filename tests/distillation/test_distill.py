@@ -48,14 +48,14 @@ def test_settings_are_read_and_refused() -> None:
         "learning_rate": "expected key=value",
         "learning_rate=-1": "learning_rate",
         "learning=1": "learning",
-        "trainer.learning_rate=1": "sets it itself",
+        "trainer.learning_rate=1": "set by distill",
         "lora.rank=2": "rank",
         "warmup=2": "warmup",
         "a.b=1": "a",
         "learning_rate.x=1": "learning_rate",
-        "seed=3": "say it with --seed",
+        "seed=3": "use --seed",
         "start=base": "--start",
-        "trainer.logging_strategy=no": "sets it itself",
+        "trainer.logging_strategy=no": "set by distill",
     }
     for assignment, words in refused.items():
         with pytest.raises(UsageError, match=words):
@@ -113,7 +113,7 @@ def test_lessons_are_the_others_texts_once_a_prompt_whatever_its_id() -> None:
         DistillationExample("1+1", "a"),
         DistillationExample("2+2", "b"),
     ]
-    with pytest.raises(DataError, match="1 prompts of 'ada' are not in its run's training data"):
+    with pytest.raises(DataError, match="1 prompts of 'ada' are no longer in its run's training data"):
         distillation_examples(all_items, {**texts, "ada": {"p": "1+1", "q": "2+2"}}, "bob")
 
 
@@ -198,7 +198,7 @@ def test_an_exchange_without_texts_or_rounds_is_refused_with_what_to_type(tmp_pa
     with pytest.raises(DataError, match="--exchange full"):
         collect_successes(tmp_path, "made", "ada", 0.8, 1)
     published(tmp_path, "ada", [[Rollout("p", 0, 1.0, True)]])
-    with pytest.raises(DataError, match="holds no texts; train with --exchange full"):
+    with pytest.raises(DataError, match="has no texts; train with --exchange full"):
         collect_successes(tmp_path, "made", "ada", 0.8, 1)
 
 
@@ -233,7 +233,7 @@ def test_runs_that_cannot_be_distilled_are_refused(cli_here: Cli, tmp_path: Path
     pair = trained("pair")
     assert "--exchange full" in refused(pair)
     publish(pair, "ada", [[("p", 1.0, None)]])
-    assert "1 of the run's 20 rounds are there" in refused(pair)
+    assert "1 of the run's 20 rounds" in refused(pair)
     assert "no trained model of ada" in refused(pair, "--beside", made_run(tmp_path / "bare"))
 
 
@@ -309,7 +309,7 @@ def test_a_killed_distillation_goes_on_from_its_checkpoint(cli: Cli, tmp_path: P
     process.wait()
     done = cli(*command, "--out", "d")
     assert done.returncode == 0, done.stderr
-    assert "ada: was fine-tuned before" in done.stderr
+    assert "ada: already fine-tuned" in done.stderr
     result = json.loads(done.stdout)
     for learner in ("ada", "bob"):
         weights = [(tmp_path / out / "policies" / learner / "model" / "model.safetensors") for out in ("u", "d")]

@@ -85,7 +85,7 @@ def test_the_engine_is_refused_by_name_for_heads_without_a_kernel_and_chosen_by_
     stories = real_data / "models" / "stories260K"
     done = cli("eval", "--model", stories, "--engine", "vllm")
     assert done.returncode == 2
-    assert "its attention heads have size 8; vLLM's CPU build has 32, 64" in done.stderr
+    assert "its attention heads have size 8; vLLM's CPU build supports 32, 64" in done.stderr
     done = cli(
         "eval",
         "--model",

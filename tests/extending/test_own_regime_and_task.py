@@ -151,9 +151,9 @@ BAD = {
     "import nothing_of_the_kind\n": "line 1: ModuleNotFoundError",
     "X = 1\n": "has no object 'SPEC'",
     "SPEC = 3\n": "found int, expected a mutualrl.regimes.RegimeSpec",
-    "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('sgt', '', None)\n": "ships with mutualrl",
+    "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('sgt', '', None)\n": "belongs to a regime of mutualrl",
     "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('x', '', None, settings=dict)\n": "a subclass of",
-    "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('../x', '', None)\n": "found '../x', expected small",
+    "from mutualrl.regimes import RegimeSpec\nSPEC = RegimeSpec('../x', '', None)\n": "found '../x', expected letters a-z",
     (
         "from mutualrl.regimes import RegimeSettings, RegimeSpec\nclass S(RegimeSettings):\n    weight: float\n"
         "SPEC = RegimeSpec('x', '', None, settings=S)\n"
@@ -181,7 +181,7 @@ HEAD = (
 UNSOUND = {
     "Plan(advantages=tuple(random.random() for _ in view.rollouts))": "the same round gives the same plan",
     "Plan(rows=(row(view, ids=()),))": "has no token ids",
-    "Plan(state={1: 2})": "changes through JSON",
+    "Plan(state={1: 2})": "changes in JSON",
     "Plan(state={'a': {1, 2}})": "is not JSON",
     "Plan(advantages=(1.0,))": "1 advantages for",
     "Plan(advantages=tuple(float('nan') for _ in view.rollouts))": "not finite",

@@ -275,10 +275,10 @@ def test_guarded_keys_exist_in_trl() -> None:
     ("regime", "assignments", "words"),
     [
         ("prp", ["regime.denominator=snapshot", "regime.anchor=paper"], "regime.anchor: found 'paper'"),
-        ("prp", ["regime.clip=band", "regime.delta=3.0"], "regime.delta: found 3.0, which does nothing"),
-        ("prp", ["regime.delta=3.0", "trainer.loss_type=cispo"], "under which regime.delta does nothing"),
+        ("prp", ["regime.clip=band", "regime.delta=3.0"], "regime.delta: found 3.0, which has no effect"),
+        ("prp", ["regime.delta=3.0", "trainer.loss_type=cispo"], "with which regime.delta has no effect"),
         ("sgt", ["regime.teacher=gold", "regime.pick=shortest"], "regime.pick: found 'shortest'"),
-        ("xgrpo", ["regime.mix=0.0", "regime.pool=shuffled"], "under which regime.pool does nothing"),
+        ("xgrpo", ["regime.mix=0.0", "regime.pool=shuffled"], "with which regime.pool has no effect"),
     ],
 )
 def test_settings_that_do_nothing_are_refused(regime: str, assignments: list[str], words: str) -> None:

@@ -70,7 +70,7 @@ regime: [xgrpo, {name: sgt, weight: 0.05, failure_below: 0.1}]
         ("regime: [xgrpo, {name: sgt, weigt: 1}]", "regime.sgt.weigt: unknown key; expected one of: weight, "),
         ("regime: [xgrpo, {weight: 1}]", "regime: found {'weight': 1} in the list, expected a name"),
         ("regime: []", "regime: found an empty list, expected one or more regimes"),
-        ("regime: [xgrpo, {name: sgt, margin: 0.5}]", "regime.sgt.margin: found 0.5, which does nothing under"),
+        ("regime: [xgrpo, {name: sgt, margin: 0.5}]", "regime.sgt.margin: found 0.5, which has no effect with"),
         ("regime: {name: xgrpo+sgt, mix: 0.5}", "regime.mix: unknown key; expected one of: name, xgrpo, sgt"),
         ("regime: hacpo\ntrainer: {importance_sampling_level: token}", "regime hacpo expects 'sequence'"),
         ("regime: {name: sgt, schedule: linear}", "schedule: linear expects schedule_rounds"),
@@ -132,5 +132,5 @@ def test_an_idle_setting_of_one_policy_is_named_where_it_stands(tmp_path: Path) 
 regime: [xgrpo, sgt]
 """
     )
-    with pytest.raises(RecipeError, match=r"policies\.0\.regime\.sgt\.margin: found 0.4, which does nothing"):
+    with pytest.raises(RecipeError, match=r"policies\.0\.regime\.sgt\.margin: found 0.4, which has no effect"):
         resolve(Request(recipe=path))

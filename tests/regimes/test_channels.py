@@ -67,9 +67,9 @@ def test_each_gets_the_answers_to_what_it_asked() -> None:
     ("name", "problem"),
     [
         ("xgrpo+prp", "'prp' would discard the advantages of 'xgrpo'; put it first"),
-        ("prp+hacpo", "'prp' and 'hacpo' each make the whole batch; expected one of them"),
+        ("prp+hacpo", "'prp' and 'hacpo' each build the whole batch; expected one of them"),
         ("grpo+sgt", "'grpo' shares nothing; leave it out"),
-        ("guided+prp", "rollouts that 'guided' begins are not wholly sampled, and 'prp' would take them for that"),
+        ("guided+prp", "'guided' prefixes rollouts, and 'prp' treats them as sampled in full"),
         ("swarm+xgrpo", "'xgrpo' would discard or change the advantages of 'swarm'"),
         ("xgrpo+grpo-noise", "'grpo-noise' would discard or change the advantages of 'xgrpo'"),
         ("sgt+sgt", "the same regime twice"),

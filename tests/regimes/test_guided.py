@@ -86,7 +86,7 @@ def test_unscorable_rollouts_are_in_no_mean() -> None:
 
 def test_settings_that_would_begin_no_rollout_or_contradict_each_other_are_refused() -> None:
     ((key, problem),) = SPEC.check(GuidedSettings(share=0.2), {"num_generations": 4})
-    assert (key, "of which regime.share 0.2 begins none" in problem) == ("num_generations", True)
+    assert (key, "regime.share 0.2 of it is below one rollout" in problem) == ("num_generations", True)
     assert not SPEC.check(GuidedSettings(share=0.25), {"num_generations": 4})
     with pytest.raises(ValueError, match="must not exceed success_above"):
         GuidedSettings(success_above=0.1)

@@ -107,7 +107,7 @@ def test_the_trainer_must_have_gspos_loss() -> None:
     assert "expects 'sequence'" in found["importance_sampling_level"]
     assert "expected 'grpo'" in found["loss_type"]
     assert not check(settings, {"importance_sampling_level": "sequence", "loss_type": "grpo"})
-    with pytest.raises(ValueError, match="does nothing under clip_low: 0"):
+    with pytest.raises(ValueError, match="has no effect with clip_low: 0"):
         HACPOSettings(clip_low=0.0)
 
 

@@ -105,8 +105,8 @@ def test_truncated_rollouts_have_no_tokens_in_the_mean_where_they_are_masked(cap
     assert kept_factor(seen, {"p"}, []) == 2.0
     settings = SwarmSettings()
     plan(asked(view(OWN, {"bob": Peer(PEER)}), settings, [0.5] * 4), settings)
-    assert "the learner's reward functions deny all 2 groups of the peers" in caplog.text
-    with pytest.raises(ValueError, match="local: 0 leaves the peers' groups alone"):
+    assert "the learner's reward functions reject all 2 groups of the peers" in caplog.text
+    with pytest.raises(ValueError, match="local: 0 leaves only the peers' groups"):
         SwarmSettings(local=0)
-    with pytest.raises(ValueError, match="denominator and verify do nothing"):
+    with pytest.raises(ValueError, match="denominator and verify have no effect"):
         SwarmSettings(external=0, denominator="peer")

@@ -177,10 +177,10 @@ def test_a_peer_further_behind_is_waited_for(tiny: dict[str, Path], tmp_path: Pa
 @pytest.mark.parametrize(
     ("regime", "words"),
     [
-        ("xgrpo", "needs the peers' rollouts in the round itself"),
-        ("hacpo", "needs the peers' rollouts in the round itself"),
-        ("grpo", "waits for no peer"),
-        ("xgrpo+sgt", "needs the peers' rollouts in the round itself"),
+        ("xgrpo", "needs the peers' rollouts within the round"),
+        ("hacpo", "needs the peers' rollouts within the round"),
+        ("grpo", "does not wait for peers"),
+        ("xgrpo+sgt", "needs the peers' rollouts within the round"),
     ],
 )
 def test_a_regime_that_cannot_use_late_rounds_is_refused(
@@ -232,7 +232,7 @@ def test_a_prompt_that_was_taught_spends_its_uses_once(tiny: dict[str, Path], tm
 
 
 def test_the_learners_own_successes_are_no_late_lessons(tiny: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"teacher=own.*needs the peers' rollouts in the round itself"):
+    with pytest.raises(UsageError, match=r"teacher=own.*needs the peers' rollouts within the round"):
         shared = stale(tmp_path / "x", tiny, 1, "sgt", teacher="own", memory=2)
         train(ReplayedMutual, tiny["ada"], tmp_path / "a", shared)
 

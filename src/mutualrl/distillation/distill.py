@@ -1,4 +1,4 @@
-"""Sequential Peer Distillation from end to end: harvest, fine-tune each learner on its peers', evaluate."""
+"""Sequential Peer Distillation end to end: collect successes, fine-tune each learner on its peers', evaluate."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def distill(
     console: Console,
 ) -> JsonObject:
     """Collect the successes in the runs' exchanges, fine-tune each policy on its peers' successes (or, by
-    `settings.teacher`, its own, or the data's solutions), and evaluate it beside the model before training, the
-    standalone one, and those of the runs `beside`. Writes `out`/distill.json and returns it. Killed, the same command
-    resumes: from a learner's newest checkpoint, and from the newest part of an evaluation.
+    `settings.teacher`, its own, or the data's solutions), and evaluate it along with the model before training, the
+    standalone one, and those of the runs `beside`. Writes `out`/distill.json and returns it. If interrupted, the same
+    command resumes from a learner's newest checkpoint and from the newest part of an evaluation.
 
     Raises UsageError, DataError, ModelError or ExchangeDamagedError.
     """
     source_runs = sources(runs, alone=settings.teacher != "peer")
-    others = _others(beside, source_runs, console)
+    other_runs = _other_runs(beside, source_runs, console)
     success_sets = {
         name: collect_successes(records_of(s.run), s.info.run_id, name, settings.success_above, s.rounds)
         for name, s in source_runs.items()
@@ -57,12 +57,12 @@ def distill(
     require_same_prompts(prompts)
     texts = {name: {key: prompt.text for key, prompt in own_prompts.items()} for name, own_prompts in prompts.items()}
     requests = {name: _request(source, engine) for name, source in source_runs.items()}
-    directory = open_directory(user_path(out), _described(source_runs, others, settings, engine))
-    for name, each in success_sets.items():
-        _print(console, f"{name}: {len(each.distinct)} distinct successes of {each.rollouts} rollouts")
+    directory = open_directory(user_path(out), _description(source_runs, other_runs, settings, engine))
+    for name, successes in success_sets.items():
+        _print(console, f"{name}: {len(successes.distinct)} distinct successes in {successes.rollouts} rollouts")
     learners = {}
     for name, source in source_runs.items():
-        taught = _learner(
+        training = _train(
             source,
             _examples(settings, success_sets, texts, prompts[name].values(), name),
             prompts[name].values(),
@@ -73,10 +73,10 @@ def distill(
         learners[name] = {
             **_summary(success_sets[name]),
             "peers": [other for other in source_runs if other != name],
-            **taught,
+            **training,
         }
     accuracy = {
-        name: _evaluated(source, requests[name], others, directory, console) for name, source in source_runs.items()
+        name: _evaluated(source, requests[name], other_runs, directory, console) for name, source in source_runs.items()
     }
     result: JsonObject = {
         "command": command_line(),
@@ -100,7 +100,7 @@ def _examples(
     prompts: Iterable[Prompt],
     learner: str,
 ) -> list[DistillationExample]:
-    """Return what a learner is taught. Raises DataError where the data have no solution that `teacher: gold` learns."""
+    """Return a learner's training examples. Raises DataError if `teacher: gold` finds no solution in the data."""
     if settings.teacher == "peer":
         return distillation_examples(success_sets, texts, learner)
     if settings.teacher == "own":
@@ -108,33 +108,33 @@ def _examples(
         return sorted({DistillationExample(texts[learner][success.prompt_id], success.text) for success in own})
     gold = sorted({DistillationExample(p.text, p.solution) for p in prompts if p.solution is not None})
     if not gold:
-        raise DataError("teacher: gold learns the solutions in the data, and no training prompt has one")
+        raise DataError("teacher: gold trains on the solutions in the data, but no training prompt has one")
     return gold
 
 
-def _described(
+def _description(
     source_runs: Mapping[str, SourceRun],
-    others: Sequence[tuple[str, RunDirectory]],
+    other_runs: Sequence[tuple[str, RunDirectory]],
     settings: DistillSettings,
     engine: str | None,
 ) -> JsonObject:
-    """Return the request in comparable form: the same description gives the same models and figures."""
-    chosen = settings.model_dump(mode="json")
-    del chosen["save_every"]  # decides how it is kept, not what it computes
+    """Return the request in comparable form: equal descriptions give the same models and results."""
+    comparable = settings.model_dump(mode="json")
+    del comparable["save_every"]  # affects checkpoints, not results
     return {
         "format": 1,
         "runs": {name: [source.info.run_id, source.info.fingerprint] for name, source in source_runs.items()},
-        "beside": {label: run.info().run_id for label, run in others},
-        "settings": chosen,
+        "beside": {label: run.info().run_id for label, run in other_runs},
+        "settings": comparable,
         "engine": engine,
         "versions": versions(),
     }
 
 
 def bars(accuracy: dict[str, JsonObject]) -> dict[str, dict[str, float | None]]:
-    """Return the bars of the paper's figure "Online gating versus sequential offline distillation": of each
-    treatment but standalone GRPO, its accuracy minus GRPO's (`points`) and over GRPO's, minus one (`relative`; None
-    over 0)."""
+    """Return the bars of the paper's figure "Online gating versus sequential offline distillation": for each treatment
+    except standalone GRPO, its accuracy minus GRPO's (`points`), and divided by GRPO's, minus one (`relative`; None if
+    GRPO's is 0)."""
     base = accuracy[BASELINE]["accuracy"]
     return {
         name: {
@@ -146,15 +146,20 @@ def bars(accuracy: dict[str, JsonObject]) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _summary(own: SuccessSet) -> dict[str, object]:
+def _summary(successes: SuccessSet) -> dict[str, object]:
     return {
-        "found": {"rollouts": own.rollouts, "rewarded": own.rewarded, "cut": own.cut, "distinct": len(own.distinct)}
+        "found": {
+            "rollouts": successes.rollouts,
+            "rewarded": successes.rewarded,
+            "cut": successes.cut,
+            "distinct": len(successes.distinct),
+        }
     }
 
 
-def _learner(
+def _train(
     source: SourceRun,
-    taught: Sequence[DistillationExample],
+    selected: Sequence[DistillationExample],
     prompts: Iterable[Prompt],
     settings: DistillSettings,
     out: Path,
@@ -171,27 +176,29 @@ def _learner(
     require_sound(Path(start))
     revision = None if trained else policy.revision
     tokenizer = load_tokenizer(start, revision=revision, trust_remote_code=policy.trust_remote_code)
-    dataset = examples(taught, prompts, tokenizer, source.template, settings.limit)
+    dataset = examples(selected, prompts, tokenizer, source.template, settings.limit)
     directory = out / "policies" / policy.name
     training = finished(directory)
     if training is None:
-        texts = {"peer": "successes of its peers", "own": "successes of its own", "gold": "solutions in the data"}
+        texts = {"peer": "successes of its peers", "own": "own successes", "gold": "solutions in the data"}
         _print(console, f"{policy.name}: fine-tuning on {len(dataset.data)} {texts[settings.teacher]}")
         training = fine_tune(start, revision, policy.trust_remote_code, tokenizer, dataset.data, settings, directory)
     else:
-        _print(console, f"{policy.name}: was fine-tuned before")
+        _print(console, f"{policy.name}: already fine-tuned")
     return {"examples": len(dataset.data), "unfit": dataset.unencodable, **training}
 
 
-def _others(beside: Sequence[Path], learners: dict[str, SourceRun], console: Console) -> list[tuple[str, RunDirectory]]:
-    """Return the runs whose models are evaluated too, by their regime and settings. Raises UsageError for one of
-    other models or another task; says in what else it is not matched."""
-    named: dict[str, RunDirectory] = {}
+def _other_runs(
+    beside: Sequence[Path], learners: dict[str, SourceRun], console: Console
+) -> list[tuple[str, RunDirectory]]:
+    """Return the further runs to evaluate, labelled with their regime and settings. Raises UsageError for a run of
+    other models or another task; prints its other differences."""
+    labelled: dict[str, RunDirectory] = {}
     for read in read_runs(beside):
         run = RunDirectory(read.root)
-        lacking = [name for name in learners if not has_trained_model(run, name)]
-        if lacking:
-            raise UsageError(f"--beside {read.root}: it has no trained model of {', '.join(lacking)}")
+        missing = [name for name in learners if not has_trained_model(run, name)]
+        if missing:
+            raise UsageError(f"--beside {read.root}: it has no trained model of {', '.join(missing)}")
         for name, source in learners.items():
             model = source.recipe.policy(name).model
             if (other_model := read.policies[name].model) != model or read.task != source.recipe.task.name:
@@ -199,32 +206,32 @@ def _others(beside: Sequence[Path], learners: dict[str, SourceRun], console: Con
                     f"--beside {read.root}: its {name!r} is {other_model} trained on {read.task}, here it is {model} "
                     f"trained on {source.recipe.task.name}"
                 )
-            plan, its = source.info.fingerprint, part(read.info, "fingerprint")
-            if differences := [
-                f"{key} is {its.get(key)!r}, here {plan[key]!r}" for key in _MATCHED if its.get(key) != plan[key]
-            ]:
-                _print(console, f"Note: {read.root} is not matched: {'; '.join(differences)}")
-        label = read.arm if read.arm not in (BASELINE, *named) else f"{read.arm} ({read.name})"
-        named[label] = run
-    return list(named.items())
+            expected, actual = source.info.fingerprint, part(read.info, "fingerprint")
+            differing = [key for key in _MATCHED if actual.get(key) != expected[key]]
+            if differing:
+                differences = "; ".join(f"{key} is {actual.get(key)!r}, here {expected[key]!r}" for key in differing)
+                _print(console, f"Note: {read.root} is not matched: {differences}")
+        label = read.arm if read.arm not in (BASELINE, *labelled) else f"{read.arm} ({read.name})"
+        labelled[label] = run
+    return list(labelled.items())
 
 
 def _request(source: SourceRun, engine: str | None) -> EvalRequest:
-    """Return the evaluation of one policy's run: made before any work, so that missing data are found then."""
+    """Return the evaluation request for one policy's run, built before any work to report missing data early."""
     trust = source.recipe.policy(source.policy).trust_remote_code
     return EvalRequest.of(EvalFlags(run=source.run.root, engine=engine, trust_remote_code=trust))
 
 
 def _evaluated(
-    source: SourceRun, request: EvalRequest, others: Sequence[tuple[str, RunDirectory]], out: Path, console: Console
+    source: SourceRun, request: EvalRequest, other_runs: Sequence[tuple[str, RunDirectory]], out: Path, console: Console
 ) -> JsonObject:
-    """Return greedy figures of a learner under each treatment, on its own run's task."""
+    """Return greedy results of a learner under each treatment, on its own run's task."""
     policy = source.recipe.policy(source.policy)
-    own = next(model for model in request.models if model.name == policy.name)
-    paths = {BASELINE: own.path, DISTILLED: str(out / "policies" / policy.name / "model")}
-    paths |= {label: str(trained_model(run, policy.name, verify=True)) for label, run in others}
-    models = [ModelRequest(BEFORE, policy.model, policy.revision, own.trust_remote_code, own.template)]
-    models += [replace(own, name=label, path=path) for label, path in paths.items()]
+    standalone = next(model for model in request.models if model.name == policy.name)
+    paths = {BASELINE: standalone.path, DISTILLED: str(out / "policies" / policy.name / "model")}
+    paths |= {label: str(trained_model(run, policy.name, verify=True)) for label, run in other_runs}
+    models = [ModelRequest(BEFORE, policy.model, policy.revision, standalone.trust_remote_code, standalone.template)]
+    models += [replace(standalone, name=label, path=path) for label, path in paths.items()]
     _print(console, f"{policy.name}: evaluating")
     results = evaluate_models(replace(request, models=models), console, out / "evaluations" / policy.name)
     return {
@@ -241,12 +248,12 @@ def _groups(figures: JsonObject) -> dict[str, float]:
     }
 
 
-def _print(console: Console, words: str) -> None:
-    console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
+def _print(console: Console, message: str) -> None:
+    console.print(clean(message), markup=False, highlight=False, soft_wrap=True)
 
 
 def markdown(result: JsonObject) -> str:
-    """Return the result as a table: what each was taught, and the bars of the paper's figure."""
+    """Return the result as tables: each learner's training, and the bars of the paper's figure."""
     from mutualrl.console.markdown import name, number, table
 
     rows = []
@@ -264,23 +271,23 @@ def markdown(result: JsonObject) -> str:
                     "" if relative is None or math.isnan(relative) else f"{100 * relative:+.1f} %",
                 ]
             )
-    taught = [
+    training_rows = [
         [
-            name(n),
-            ", ".join(map(name, a["peers"])),
-            str(a["examples"]),
-            str(a["unfit"]),
-            str(a["steps"]),
-            f"{a['loss'][0]:.3f} -> {a['loss'][1]:.3f}",
+            name(learner),
+            ", ".join(map(name, details["peers"])),
+            str(details["examples"]),
+            str(details["unfit"]),
+            str(details["steps"]),
+            f"{details['loss'][0]:.3f} -> {details['loss'][1]:.3f}",
         ]
-        for n, a in result["learners"].items()
+        for learner, details in result["learners"].items()
     ]
     return "\n\n".join(
         [
             table(
                 f"Sequential Peer Distillation, from the {result['settings']['start']} models",
                 ["learner", "taught by", "successes", "not encoded exactly", "steps", "loss (nats per token)"],
-                taught,
+                training_rows,
             ),
             table(
                 f"Greedy accuracy on held-out {result['task']}, and against standalone GRPO",

@@ -15,9 +15,9 @@ from mutualrl.recipes.schema import LoraSection, Section
 from mutualrl.storage.files import JsonObject, read_checksummed, write_checksummed
 
 REQUEST = "request.json"
-_LEFT = re.compile(r"\..*\.tmp")  # what a killed writer left
+_PARTIAL = re.compile(r"\..*\.tmp")  # temporary file of a killed writer
 
-#: keys of TRL's SFTConfig that the command decides itself
+#: keys of TRL's SFTConfig that the command sets itself
 OURS = frozenset(
     (
         "output_dir",
@@ -51,22 +51,20 @@ class DistillSettings(Section):
     """Paper, Section "Online Gating versus Sequential Peer Distillation", paragraph "SFT hyperparameters"; the rest
     are TRL's defaults."""
 
-    start: Literal["trained", "base"] = Field(
-        "trained", description="the model that is fine-tuned: after RL, or before"
-    )
+    start: Literal["trained", "base"] = Field("trained", description="the model to fine-tune: after RL, or before")
     teacher: Literal["peer", "own", "gold"] = Field(
         "peer",
-        description="whose texts are learnt: the peers' successes; or (baselines) the learner's own, or the data's "
+        description="source of the texts: the peers' successes; or (baselines) the learner's own, or the data's "
         "solutions",
     )
-    success_above: float = Field(0.8, description="a rollout rewarded above this is a success")
+    success_above: float = Field(0.8, description="a rollout with a reward above this is a success")
     learning_rate: float = Field(2e-5, gt=0)
     lr_scheduler_type: str = "cosine"
-    warmup: float = Field(0.03, ge=0, lt=1, description="share of the steps")
+    warmup: float = Field(0.03, ge=0, lt=1, description="fraction of the steps")
     epochs: float = Field(1.0, gt=0)
-    batch_size: int = Field(8, ge=1, description="examples a step and device (TRL's default)")
+    batch_size: int = Field(8, ge=1, description="examples per step and device (TRL's default)")
     save_every: int = Field(50, ge=0, description="optimizer steps between checkpoints; 0: none")
-    limit: int | None = Field(None, ge=1, description="examples a learner at most, drawn evenly; null: all")
+    limit: int | None = Field(None, ge=1, description="maximum examples per learner, evenly spaced; null: all")
     seed: int = Field(0, ge=0, le=2**31 - 1)
     lora: LoraSection | None = LoraSection(r=16, alpha=32.0, dropout=0.05)
     trainer: dict[str, Any] = Field({}, description="further keys of TRL's SFTConfig")
@@ -80,7 +78,7 @@ def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSet
     layers = Layers(tree)
     for assignment in assignments:
         if (key := assignment.partition("=")[0].strip()) in ("start", "seed"):
-            raise UsageError(f"--set {assignment}: say it with --{key}")
+            raise UsageError(f"--set {assignment}: use --{key}")
         layers.set(assignment)
     if isinstance(tree.get("lora"), dict):
         tree["lora"] = {"r": 16, "alpha": 32.0, "dropout": 0.05, **tree["lora"]}
@@ -90,29 +88,30 @@ def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSet
         raise RecipeError(
             [f"{'.'.join(map(str, e['loc']))}: {e['msg']}, found {e['input']!r}" for e in error.errors()]
         ) from None
-    if taken := sorted(OURS & set(settings.trainer)):
-        raise RecipeError([f"trainer.{key}: distill sets it itself" for key in taken])
+    if reserved := sorted(OURS & set(settings.trainer)):
+        raise RecipeError([f"trainer.{key}: set by distill" for key in reserved])
     return settings
 
 
 def open_directory(path: Path, request: JsonObject) -> Path:
-    """Return `path`, made for a request; or that of the same request, which is then resumed. Raises UsageError when it
-    holds another distillation, with what differs, or anything else."""
+    """Return `path`, created for a request, or existing for the same request, which is then resumed. Raises UsageError
+    if it has another distillation, with the differences, or anything else."""
     if path.exists() and not path.is_dir():
         raise UsageError(f"--out {path} is a file, expected a directory")
     stored = read_checksummed(path / REQUEST, root=path)
-    if stored is None and path.is_dir() and any(not _LEFT.fullmatch(entry.name) for entry in path.iterdir()):
-        raise UsageError(f"--out {path} is taken; name a directory that is new or empty")
+    if stored is None and path.is_dir() and any(not _PARTIAL.fullmatch(entry.name) for entry in path.iterdir()):
+        raise UsageError(f"--out {path} is not empty; name a new or empty directory")
     if stored is not None:
-        differs = sorted(key for key in {*stored, *request} if stored.get(key) != request.get(key))
-        if differs:
+        differing = sorted(key for key in {*stored, *request} if stored.get(key) != request.get(key))
+        if differing:
             raise UsageError(
-                f"--out {path} holds another distillation (it differs in {', '.join(differs)}); name another directory"
+                f"--out {path} holds another distillation (it differs in {', '.join(differing)}); "
+                "name another directory"
             )
         return path
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {path} cannot be made: {error.strerror}") from None
+        raise UsageError(f"--out {path} cannot be created: {error.strerror}") from None
     write_checksummed(path / REQUEST, request, root=path)
     return path

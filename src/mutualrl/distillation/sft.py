@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-SFT = "sft"  # what stands for the run in the markers of its checkpoints
+SFT = "sft"  # run id in the markers of its checkpoints
 RESULT = "sft.json"
 
 
 class Examples(NamedTuple):
-    """Examples of a learner as token ids, and how many successes its tokenizer cannot carry exactly."""
+    """Examples of a learner as token ids, and the number of successes that its tokenizer cannot encode exactly."""
 
     data: Dataset
     unencodable: int
@@ -55,37 +55,32 @@ def examples(
     template: Mapping[str, Any],
     limit: int | None,
 ) -> Examples:
-    """Return each example after the learner's own prompt tokens, as SGT packs it (paper, Section "Implementation
-    details for Success-Gated Transfer"); the loss is on the text alone. Raises DataError when none is left."""
-    taught = list(distillation_examples)
-    if limit is not None and len(taught) > limit:
-        taught = [taught[i * len(taught) // limit] for i in range(limit)]
+    """Return each example after the learner's own prompt tokens, packed as in SGT (paper, Section "Implementation
+    details for Success-Gated Transfer"); the loss is on the text only. Raises DataError if no example remains."""
+    selected = list(distillation_examples)
+    if limit is not None and len(selected) > limit:
+        selected = [selected[i * len(selected) // limit] for i in range(limit)]
     by_text = {prompt.text: prompt for prompt in prompts}
-    prompts_taught = sorted({example.prompt for example in taught})
-    heads = dict(
-        zip(
-            prompts_taught,
-            prompt_ids([by_text[key].content for key in prompts_taught], tokenizer, template),
-            strict=True,
-        )
-    )
+    prompt_texts = sorted({example.prompt for example in selected})
+    contents = [by_text[text].content for text in prompt_texts]
+    prompt_tokens = dict(zip(prompt_texts, prompt_ids(contents, tokenizer, template), strict=True))
     rows: dict[str, list[list[int]]] = {"input_ids": [], "completion_mask": []}
     unencodable = 0
-    for example in taught:
+    for example in selected:
         retokenized = retokenize(example.text, tokenizer, ended=True)
         if not retokenized.exact or not retokenized.ids:
             unencodable += 1
             continue
-        head = heads[example.prompt]
-        rows["input_ids"].append([*head, *retokenized.ids])
-        rows["completion_mask"].append([0] * len(head) + [1] * len(retokenized.ids))
+        ids = prompt_tokens[example.prompt]
+        rows["input_ids"].append([*ids, *retokenized.ids])
+        rows["completion_mask"].append([0] * len(ids) + [1] * len(retokenized.ids))
     if not rows["input_ids"]:
-        raise DataError("there is no text that this learner could be taught: no success, or none that it can encode")
+        raise DataError("no text to train this learner on: no success, or none that it can encode")
     return Examples(Dataset.from_dict(rows), unencodable)
 
 
 class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """SFTTrainer with SGT's auxiliary loss: the mean over examples of the per-token mean NLL, where TRL's is the mean
+    """SFTTrainer with SGT's auxiliary loss: the mean over examples of the per-token mean NLL, instead of TRL's mean
     over all tokens ("The SFT loss matches the SGT auxiliary NLL": paper, the same section)."""
 
     def compute_loss(
@@ -95,7 +90,7 @@ class PairTrainer(SFTTrainer):  # type: ignore[misc]  # TRL and transformers are
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return the loss of a batch; with several batches per step their mean, which `Trainer` leaves to it."""
+        """Return the loss of a batch, divided by the batches per step when `Trainer` does not do so itself."""
         labels = inputs["labels"]
         outputs = model(**{key: value for key, value in inputs.items() if key != "labels"}, use_cache=False)
         logits, labels = outputs.logits[:, :-1].float(), labels[:, 1:]
@@ -115,9 +110,9 @@ def fine_tune(
     settings: DistillSettings,
     out: Path,
 ) -> dict[str, object]:
-    """Fine-tune the model `start` on the examples; the result goes to `out`/model (an adapter merged there, and alone
-    in `out`/adapter), and what it returns to `out`/sft.json: `steps`, `seconds` (of all attempts), `loss` (means over
-    the first and the last tenth of the steps, nats per token). It resumes from the newest checkpoint in `out`.
+    """Fine-tune the model `start` on the examples. Writes the model to `out`/model (with an adapter merged; the adapter
+    alone to `out`/adapter), and the returned values to `out`/sft.json: `steps`, `seconds` (of all attempts), `loss`
+    (means over the first and the last tenth of the steps, nats per token). Resumes from the newest checkpoint in `out`.
 
     Raises ModelError, RecipeError, CheckpointDamagedError, DiskError.
     """
@@ -162,44 +157,44 @@ def fine_tune(
         checkpoints = Checkpoints(out)
         checkpoints.clear_partial()
         marker = checkpoints.newest(SFT, out.name, notify)
-        before = 0.0 if marker is None else float(marker.progress["seconds"])
-        began = time.monotonic()
-        trainer.add_callback(_Keeper(checkpoints, out.name, lambda: before + time.monotonic() - began))
+        earlier = 0.0 if marker is None else float(marker.progress["seconds"])
+        started = time.monotonic()
+        trainer.add_callback(_CheckpointCallback(checkpoints, out.name, lambda: earlier + time.monotonic() - started))
         trainer.train(resume_from_checkpoint=None if marker is None else str(checkpoints.path(marker.step)))
     except (CheckpointDamagedError, DiskError):
         raise
     except (OSError, SafetensorError, RuntimeError) as error:
         if is_disk_failure(error):
             raise DiskError(
-                f"{out}: cannot be written ({error}); when there is room, the same command resumes it"
+                f"{out}: cannot be written ({error}); free disk space, then resume with the same command"
             ) from error
         if isinstance(error, RuntimeError):
             raise
         raise ModelError(f"the model {start!r} cannot be fine-tuned: {error}") from error
-    except (TypeError, ValueError, NoMatchingPeftModuleError) as error:  # settings that only the trainer can refuse
+    except (TypeError, ValueError, NoMatchingPeftModuleError) as error:  # settings that only the trainer can reject
         raise RecipeError([f"TRL refuses these settings: {type(error).__name__}: {error}"]) from error
-    seconds = before + time.monotonic() - began
+    seconds = earlier + time.monotonic() - started
     save_model(trainer, out / "model", out / "adapter", {"policy": out.name, "step": trainer.state.global_step})
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    part = max(1, len(losses) // 10)
-    ends = [statistics.fmean(losses[:part]), statistics.fmean(losses[-part:])]
-    result: JsonObject = {"steps": trainer.state.global_step, "seconds": seconds, "loss": ends}
+    tenth = max(1, len(losses) // 10)
+    first_and_last = [statistics.fmean(losses[:tenth]), statistics.fmean(losses[-tenth:])]
+    result: JsonObject = {"steps": trainer.state.global_step, "seconds": seconds, "loss": first_and_last}
     write_checksummed(out / RESULT, result, root=out.parent)
     shutil.rmtree(checkpoints.root, ignore_errors=True)
     return result
 
 
 def finished(out: Path) -> JsonObject | None:
-    """Return what `fine_tune` returned of a learner that it has finished; None of any other. Raises FileDamagedError
-    where the model is not what it wrote."""
+    """Return the result of `fine_tune` for a learner that it has finished; None for any other. Raises FileDamagedError
+    if the model is not the one that it wrote."""
     result = read_checksummed(out / RESULT, root=out.parent)
     if result is not None and (policy := verify_directory(out / "model").get("policy")) != out.name:
         raise FileDamagedError(f"{out / 'model'}: the model of {policy!r}, expected that of {out.name!r}")
     return result
 
 
-class _Keeper(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
-    """Turns each checkpoint that transformers writes into a complete one, and keeps the newest."""
+class _CheckpointCallback(TrainerCallback):  # type: ignore[misc]  # TRL and transformers are followed as Any
+    """Callback that completes each checkpoint written by transformers, and keeps the newest."""
 
     def __init__(self, checkpoints: Checkpoints, learner: str, seconds: Callable[[], float]) -> None:
         self._checkpoints = checkpoints
@@ -207,9 +202,9 @@ class _Keeper(TrainerCallback):  # type: ignore[misc]  # TRL and transformers ar
         self._seconds = seconds
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: object) -> None:
-        """Sum, mark and rename the files of the step."""
+        """Checksum, mark and rename the files of the step."""
         staged = self._checkpoints.staged(state.global_step)
-        (staged / TRAINING_ARGS_NAME).unlink()  # a pickle that nobody reads
+        (staged / TRAINING_ARGS_NAME).unlink()  # an unused pickle
         marker = CheckpointMarker(
             run_id=SFT,
             policy=self._learner,

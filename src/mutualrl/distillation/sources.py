@@ -1,4 +1,4 @@
-"""Runs that a distillation reads: standalone, finished, of one task."""
+"""Source runs of a distillation: standalone, finished, of one task."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class SourceRun:
 
     @property
     def rounds(self) -> int:
-        """Return how many rounds its run made."""
+        """Return the number of rounds of its run."""
         plan, iterations = self.info.fingerprint, self.recipe.trainer_settings(self.policy).get("num_iterations", 1)
         return -(-int(plan["steps"]) // (int(plan["optimizer_steps_per_round"]) * int(iterations)))
 
     @property
     def template(self) -> dict[str, Any]:
-        """Return arguments of its chat template."""
+        """Return the arguments of its chat template."""
         return self.recipe.trainer_settings(self.policy).get("chat_template_kwargs") or {}
 
 
 def sources(runs: Sequence[Path], *, alone: bool = False) -> dict[str, SourceRun]:
     """Return every policy of the runs by name. Raises UsageError for a run that is not plain GRPO or did not finish,
-    for a name that two runs have, and for a learner without a peer, unless it may be `alone`."""
+    for a name in two runs, and for a learner without a peer, unless `alone`."""
     source_runs: dict[str, SourceRun] = {}
     for path in runs:
         run = RunDirectory(user_path(path))
@@ -61,23 +61,23 @@ def sources(runs: Sequence[Path], *, alone: bool = False) -> dict[str, SourceRun
             if policy.name in source_runs:
                 raise UsageError(
                     f"policy {policy.name!r} is in {source_runs[policy.name].run.root} and in {path}; "
-                    "give each policy once"
+                    "name each policy once"
                 )
             trained_model(run, policy.name, verify=True)
             source_runs[policy.name] = SourceRun(policy.name, run, recipe, info)
     if len(source_runs) < 2 and not alone:
-        raise UsageError(f"a learner needs a peer; found {', '.join(source_runs) or 'no policy'}: name a further run")
+        raise UsageError(f"a learner needs a peer; found {', '.join(source_runs) or 'no policy'}: name another run")
     return source_runs
 
 
 def require_same_prompts(prompts: Mapping[str, Mapping[str, Prompt]]) -> None:
-    """Raise UsageError when a policy was trained on other prompts than the first, by their texts."""
-    texts = {name: {prompt.text for prompt in own_prompts.values()} for name, own_prompts in prompts.items()}
+    """Raise UsageError if a policy was trained on other prompts than the first, by their texts."""
+    texts = {name: {prompt.text for prompt in policy_prompts.values()} for name, policy_prompts in prompts.items()}
     first = next(iter(texts))
-    for name, own_prompts in texts.items():
-        if own_prompts != texts[first]:
-            example = min(own_prompts ^ texts[first])
+    for name, policy_prompts in texts.items():
+        if policy_prompts != texts[first]:
+            example = min(policy_prompts ^ texts[first])
             raise UsageError(
-                f"{name!r} was trained on other prompts than {first!r} ({len(own_prompts ^ texts[first])} are only "
-                f"one's, such as {example[:60]!r}); peers must have seen the same"
+                f"{name!r} was trained on other prompts than {first!r} ({len(policy_prompts ^ texts[first])} are not "
+                f"in both, e.g. {example[:60]!r}); peers must have seen the same prompts"
             )

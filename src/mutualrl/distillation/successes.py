@@ -15,7 +15,7 @@ from mutualrl.see.store import Location
 
 
 class VerifiedText(NamedTuple):
-    """Rollout that was rewarded: the prompt, and the text."""
+    """Rewarded rollout: its prompt and text."""
 
     prompt_id: str
     text: str
@@ -23,9 +23,9 @@ class VerifiedText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SuccessSet:
-    """Successes of one policy over a run: `rollouts` in all, `rewarded` of them, `cut` of those not ended by an
-    end-of-sequence token (left out: a learner would be taught to stop where the budget did), and the `distinct`
-    rest, sorted."""
+    """Successes of one policy over a run: counts of all `rollouts`, of the `rewarded` ones, and of those `cut` without
+    an end-of-sequence token (left out: they would teach a learner to stop at the token limit), and the `distinct` rest,
+    sorted."""
 
     rollouts: int
     rewarded: int
@@ -35,19 +35,19 @@ class SuccessSet:
 
 def collect_successes(exchange: Location, run_id: str, policy: str, above: float, expected: int) -> SuccessSet:
     """Return all distinct successes (reward > `above`) that a policy published in its `expected` rounds. Raises
-    DataError when it published none, or no texts, or rounds are missing; ExchangeDamagedError when a byte does not
-    match its marker."""
+    DataError if it published none or no texts, or if rounds are missing; ExchangeDamagedError if a shard does not match
+    its marker."""
     reader = Reader(exchange, run_id)
     rounds = reader.rounds(policy)
-    where = reader.location(policy)
+    location = reader.location(policy)
     if rounds and rounds != list(range(expected)):
         raise DataError(
-            f"{where}: {len(rounds)} of the run's {expected} rounds are there; all of them are needed: train "
-            "without run.keep_rounds, and free nothing (exchange gc)"
+            f"{location}: found {len(rounds)} of the run's {expected} rounds, expected all: train without "
+            "run.keep_rounds, and do not run `mutualrl exchange gc`"
         )
     if not rounds:
         raise DataError(
-            f"{where}: no rollouts of {policy!r} are kept; a standalone run keeps them with: mutualrl train --regime "
+            f"{location}: found no rollouts of {policy!r}; a standalone run keeps them with: mutualrl train --regime "
             "grpo --exchange full"
         )
     rollouts = rewarded = cut = 0
@@ -64,13 +64,13 @@ def collect_successes(exchange: Location, run_id: str, policy: str, above: float
         cut += len(rows) - len(complete)
         for row, text in zip(complete, shard.texts(complete), strict=True):
             if text is None:
-                raise DataError(f"{where}: round {round_index} holds no texts; train with --exchange full")
+                raise DataError(f"{location}: round {round_index} has no texts; train with --exchange full")
             texts.add(VerifiedText(ids[row], text))
     return SuccessSet(rollouts, rewarded, cut, tuple(sorted(texts)))
 
 
 class DistillationExample(NamedTuple):
-    """Right text for a prompt, the prompt by its text: runs of different seeds number the same prompts differently."""
+    """Correct text for a prompt, itself as text: runs of different seeds number the same prompts differently."""
 
     prompt: str
     text: str
@@ -79,17 +79,17 @@ class DistillationExample(NamedTuple):
 def distillation_examples(
     success_sets: Mapping[str, SuccessSet], texts: Mapping[str, Mapping[str, str]], learner: str
 ) -> list[DistillationExample]:
-    """Return what all others found, each text once per prompt, sorted. `texts`: of each policy its prompts' texts by
-    id. Raises DataError for a prompt that is not among them."""
+    """Return the successes of all other policies, each text once per prompt, sorted. `texts`: each policy's prompt
+    texts by id. Raises DataError for a prompt that is not among them."""
     examples: set[DistillationExample] = set()
-    for name, each in success_sets.items():
+    for name, successes in success_sets.items():
         if name == learner:
             continue
-        absent = sorted({success.prompt_id for success in each.distinct} - set(texts[name]))
-        if absent:
+        missing = sorted({success.prompt_id for success in successes.distinct} - set(texts[name]))
+        if missing:
             raise DataError(
-                f"{len(absent)} prompts of {name!r} are not in its run's training data any more, such as "
-                f"{absent[0]!r}; give the data that the run was trained on"
+                f"{len(missing)} prompts of {name!r} are no longer in its run's training data, e.g. {missing[0]!r}; "
+                "use the data that the run was trained on"
             )
-        examples |= {DistillationExample(texts[name][success.prompt_id], success.text) for success in each.distinct}
+        examples |= {DistillationExample(texts[name][s.prompt_id], s.text) for s in successes.distinct}
     return sorted(examples)

@@ -26,19 +26,19 @@ class Sampling:
 
 
 def check_temperature(temperature: float | None) -> None:
-    """Raise UsageError for one that no model can sample at: logits divided by it would not be numbers."""
+    """Raise UsageError for a temperature outside the supported range: the scaled logits could overflow."""
     if temperature is not None and not (temperature == 0 or 0.01 <= temperature <= 10):
         raise UsageError(f"--temperature {temperature:g}: expected 0 (greedy), or 0.01 to 10")
 
 
 class Engine(Protocol):
-    """Model that answers prompts, given as token ids. Its callers use nothing else."""
+    """Model that completes prompts given as token ids: the interface that callers use."""
 
     name: str
 
     @property
     def context(self) -> int:
-        """Return how many positions the model has, prompt and completion together."""
+        """Return the context length of the model, prompt and completion together."""
         ...
 
     @property
@@ -49,8 +49,8 @@ class Engine(Protocol):
     def generate_ids(
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Return `sampling.samples` completions of every prompt, in the prompts' order; `on_batch` receives how many
-        prompts are done."""
+        """Return `sampling.samples` completions of every prompt, in the prompts' order; `on_batch` receives the
+        number of prompts done."""
         ...
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Engine(Protocol):
 
 
 class ScoringEngine(Engine, Protocol):
-    """Engine that also gives the log-probs of given tokens."""
+    """Engine that also returns the log-probs of given tokens."""
 
     def logprobs(
         self,

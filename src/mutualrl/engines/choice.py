@@ -27,7 +27,7 @@ def check_engine(requested: str | None) -> None:
 
 
 def chosen_engine(requested: str | None, path: str, *, revision: str | None, trust_remote_code: bool) -> str:
-    """Return the name of the engine for a model. Raises UsageError, with the reason, when vLLM was requested and
+    """Return the name of the engine for a model. Raises UsageError, with the reason, if vLLM was requested and
     cannot run it."""
     if requested == "transformers" or not installed():
         return "transformers"
@@ -42,8 +42,8 @@ def chosen_engine(requested: str | None, path: str, *, revision: str | None, tru
 def load_engine(
     name: str, path: str, *, longest: int, batch_size: int, revision: str | None, trust_remote_code: bool
 ) -> Engine:
-    """Load a model into the engine of that name, for sequences of at most `longest` tokens. Raises ModelError,
-    FileDamagedError for a trained model that is not what its run wrote."""
+    """Load a model into the named engine, for sequences of at most `longest` tokens. Raises ModelError, and
+    FileDamagedError for a trained model that differs from what its run wrote."""
     require_sound(Path(path))
     if name == "vllm":
         return VLLMEngine.load(path, longest=longest, revision=revision, trust_remote_code=trust_remote_code)
@@ -53,7 +53,7 @@ def load_engine(
 
 
 def load_scoring_engine(path: str, *, revision: str | None, trust_remote_code: bool) -> ScoringEngine:
-    """Load a model into the engine that gives log-probs. Raises as `load_engine` does."""
+    """Load a model into the engine that returns log-probs. Raises the same errors as `load_engine`."""
     require_sound(Path(path))
     from mutualrl.engines.transformers_engine import TransformersEngine
 
@@ -61,7 +61,7 @@ def load_scoring_engine(path: str, *, revision: str | None, trust_remote_code: b
 
 
 def engine_over(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int) -> Engine:
-    """Return an engine over a model that is loaded already, such as one in training."""
+    """Return an engine for a model that is already loaded, e.g. one in training."""
     from mutualrl.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine(model, tokenizer, batch_size)

@@ -1,4 +1,4 @@
-"""Files of a model: which they are, what they hold, and whether their weights are finite."""
+"""Files of a model: their list and digest, and checks of token ids and weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mutualrl.errors import FileDamagedError, ModelError
 from mutualrl.storage.artifacts import MARKER, sha256_of, verify_directory
 from mutualrl.storage.files import read_json
 
-HASHERS = 4  # files that are read at a time
-#: say nothing of what a model computes: cards, and what hidden tools leave
-_NOT_OF_IT = (".md", ".gitattributes")
+HASHERS = 4  # files read in parallel
+#: do not affect the model's outputs: model cards and tool files
+_IGNORED = (".md", ".gitattributes")
 
 
 def model_files(directory: Path) -> list[Path]:
@@ -34,17 +34,17 @@ def model_files(directory: Path) -> list[Path]:
         if stat.S_ISDIR(kind):
             continue
         if not stat.S_ISREG(kind):
-            raise ModelError(f"{path}: not a regular file; expected what save_pretrained writes")
-        if not path.name.endswith(_NOT_OF_IT) and path.name != MARKER:
+            raise ModelError(f"{path}: not a regular file; expected the output of save_pretrained")
+        if not path.name.endswith(_IGNORED) and path.name != MARKER:
             files.append(path)
     return files
 
 
 def model_digest(model: str, revision: str | None = None) -> str:
-    """Return what a model is: `sha256:` and a hash of the names and the bytes of its files; of a model of the hub
-    `commit:` and its commit, where it was downloaded before, else the empty text.
+    """Return the identity of a model: `sha256:` and a hash of the names and bytes of its files; for a hub model
+    `commit:` and its commit, if it is cached, else the empty string.
 
-    Every byte is read: 1 to 2 GB per second and core. Raises ModelError where a file cannot be read.
+    Reads every byte, at 1 to 2 GB per second and core. Raises ModelError if a file cannot be read.
     """
     directory = Path(model)
     if not directory.is_dir():
@@ -56,12 +56,12 @@ def model_digest(model: str, revision: str | None = None) -> str:
             sums = list(pool.map(sha256_of, files))
     except OSError as error:
         raise ModelError(f"{error.filename or directory}: cannot be read ({error.strerror or error})") from None
-    entries = [[path.relative_to(directory).as_posix(), each] for path, each in zip(files, sums, strict=True)]
+    entries = [[path.relative_to(directory).as_posix(), digest] for path, digest in zip(files, sums, strict=True)]
     return f"sha256:{hashlib.sha256(json.dumps(entries).encode()).hexdigest()}"
 
 
 def cached_commit(model: str, revision: str | None = None) -> str | None:
-    """Return the cached commit of a model of the hub; None where it is not cached."""
+    """Return the cached commit of a hub model; None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(model, "config.json", revision=revision)
@@ -69,9 +69,9 @@ def cached_commit(model: str, revision: str | None = None) -> str | None:
 
 
 def require_sound(directory: Path) -> None:
-    """Raise before a model is loaded that should not be: ModelError for files that are not regular and for weights that
-    are not finite, FileDamagedError where a model that a run trained is not what the run wrote. A model of the hub,
-    which is no directory here, passes."""
+    """Raise if a model must not be loaded: ModelError for files that are not regular, invalid token ids or weights that
+    are not finite, FileDamagedError if a trained model differs from what its run wrote. A hub model, which is not a
+    local directory, passes."""
     if not directory.is_dir():
         return
     model_files(directory)
@@ -82,30 +82,30 @@ def require_sound(directory: Path) -> None:
 
 
 def require_token_ids(directory: Path) -> None:
-    """Raise ModelError when a configuration's end, begin or padding token is no id of the model's vocabulary."""
+    """Raise ModelError if a configuration's eos, bos or padding token is not an id of the model's vocabulary."""
     vocabulary: int | None = None
     for name in ("config.json", "generation_config.json"):
         try:
             config = read_json(directory / name) or {}
         except FileDamagedError as error:
             raise ModelError(str(error)) from None
-        inner = config.get("text_config")
-        size = config.get("vocab_size", inner.get("vocab_size") if isinstance(inner, dict) else None)
+        text_config = config.get("text_config")
+        size = config.get("vocab_size", text_config.get("vocab_size") if isinstance(text_config, dict) else None)
         vocabulary = size if type(size) is int else vocabulary
         for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
             value = config.get(key)
             ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
             lowest = 0 if key == "eos_token_id" else -1  # -1: none, in older models
-            for each in ids:
-                if each is None or (type(each) is int and each >= lowest and each < (vocabulary or each + 1)):
+            for token in ids:
+                if token is None or (type(token) is int and token >= lowest and token < (vocabulary or token + 1)):
                     continue
                 expected = "a token id" if vocabulary is None else f"a token id below {vocabulary}"
                 raise ModelError(f"{directory / name}: {key}: found {value!r:.80}, expected {expected}")
 
 
 def require_finite(directory: Path) -> None:
-    """Raise ModelError when a weight in a directory's safetensors is NaN or infinite: every figure of such a model
-    would be of noise."""
+    """Raise ModelError if a weight in a directory's safetensors is NaN or infinite: all results of such a model would
+    be meaningless."""
     import torch
     from safetensors import SafetensorError, safe_open
 

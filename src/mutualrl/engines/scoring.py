@@ -1,4 +1,4 @@
-"""Log-probs that a model gives to token sequences: one forward pass, no sampling."""
+"""Log-probs of token sequences under a model: one forward pass, no sampling."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: logits held at a time, in numbers (0.5 GB in float32)
+#: maximum number of logits in memory (0.5 GB in float32)
 _LOGITS = 2**27
 _ROWS = 64
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """Return how many positions a model has (its config's `max_position_embeddings`). Raises ModelError for fewer
-    than two."""
+    """Return a model's context length (its config's `max_position_embeddings`). Raises ModelError if it is less than
+    two."""
     config = model.config.get_text_config()
     length = int(getattr(config, "max_position_embeddings", 1 << 20))
     if length < 2:
@@ -34,7 +34,7 @@ def context_length(model: PreTrainedModel) -> int:
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """Return where a model was loaded from."""
+    """Return the path or hub id that a model was loaded from, else its class."""
     return str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
 
 
@@ -43,8 +43,8 @@ def check_vocabulary(model: PreTrainedModel, largest: int) -> None:
     rows = model.get_input_embeddings().num_embeddings
     if largest >= rows:
         raise ModelError(
-            f"token id {largest} has no embedding in model {name_of(model)!r}, which has {rows}: its tokenizer is of "
-            "another model, or was extended without model.resize_token_embeddings"
+            f"token id {largest} has no embedding in model {name_of(model)!r}, which has {rows}: its tokenizer belongs "
+            "to another model, or was extended without model.resize_token_embeddings"
         )
 
 
@@ -57,15 +57,15 @@ def completion_logprobs(
     """Return log p(token | prompt, earlier tokens) of every completion token, nats, at temperature 1.
 
     Every prompt needs at least one token; prompt and completion together must fit the model's context. `on_batch`
-    receives the number of rows done. Raises ValueError for a row that does not fit, ModelError for an id that the model
-    has no embedding of, and for a model that answers with no numbers."""
+    receives the number of rows done. Raises ValueError for a row that does not fit, ModelError for an id without an
+    embedding and for log-probs that are not finite."""
     limit = context_length(model)
     rows = [(list(prompt), list(completion)) for prompt, completion in zip(prompts, completions, strict=True)]
     for number, (prompt, completion) in enumerate(rows):
         if not prompt or len(prompt) + len(completion) > limit:
             raise ValueError(
-                f"row {number}: {len(prompt)} + {len(completion)} tokens, expected 1 or more + the rest "
-                f"within the context of {limit}"
+                f"row {number}: found {len(prompt)} prompt and {len(completion)} completion tokens, expected a prompt "
+                f"of 1 or more, within the context of {limit}"
             )
     check_vocabulary(model, max((token for row in rows for side in row for token in side), default=0))
     results: list[Floats] = [np.zeros(0)] * len(rows)
@@ -125,8 +125,8 @@ def text_logprobs(
 ) -> list[Floats]:
     """Return log p of every token of texts after a start token, nats.
 
-    A text longer than the context is scored in windows, each behind a start token of its own: its tokens see at most
-    their window. `on_batch` receives the number of windows done.
+    A text longer than the context is scored in windows, each after its own start token: its tokens attend only to their
+    window. `on_batch` receives the number of windows done.
     """
     size = context_length(model) - 1
     windows, owner = [], []
@@ -142,5 +142,5 @@ def text_logprobs(
 
 
 def start_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the token that a text is scored behind: the beginning of a sequence, or else its end."""
+    """Return the token that a scored text follows: the beginning of a sequence, or else its end."""
     return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TransformersEngine:
-    """Answers prompts with a model that is already loaded. Prompts are batched by length."""
+    """Generation with a loaded transformers model. Prompts are batched by length."""
 
     name = "transformers"
 
@@ -45,8 +45,8 @@ class TransformersEngine:
         self.eos_token_ids = sorted({token for token in (tokenizer.eos_token_id, *extra) if token is not None})
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        known = (tokenizer.pad_token_id, *self.eos_token_ids, 0)  # padding is masked: any id would do
-        self.pad_token_id = next(token for token in known if token is not None)
+        candidates = (tokenizer.pad_token_id, *self.eos_token_ids, 0)  # padding is masked: any id would do
+        self.pad_token_id = next(token for token in candidates if token is not None)
 
     @classmethod
     def load(
@@ -54,7 +54,7 @@ class TransformersEngine:
     ) -> TransformersEngine:
         """Load a model and its tokenizer by path or hub id.
 
-        Raises ModelError when that fails, or when weights are missing (transformers would draw them at random).
+        Raises ModelError if that fails or weights are missing (transformers would initialize them at random).
         """
         tokenizer = load_tokenizer(path, revision=revision, trust_remote_code=trust_remote_code)
         if not sys.stderr.isatty():
@@ -79,7 +79,7 @@ class TransformersEngine:
     def generate_ids(
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Return the same for prompts that are token ids already."""
+        """Return completions of prompts given as token ids."""
         check_vocabulary(self.model, max((token for row in ids for token in row), default=0))
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         results: list[list[Completion]] = [[] for _ in ids]
@@ -110,7 +110,7 @@ class TransformersEngine:
 
     @property
     def context(self) -> int:
-        """Return how many positions the model has."""
+        """Return the context length of the model."""
         return context_length(self.model)
 
     def logprobs(
@@ -125,7 +125,7 @@ class TransformersEngine:
     def text_logprobs(
         self, start_id: int, texts: Sequence[Sequence[int]], on_batch: Callable[[int], None] | None = None
     ) -> list[Floats]:
-        """Return log p of every token of texts behind a start token. See `text_logprobs`."""
+        """Return log p of every token of texts after a start token. See `text_logprobs`."""
         return text_logprobs(self.model, start_id, texts, on_batch)
 
     def close(self) -> None:
@@ -145,24 +145,24 @@ class TransformersEngine:
             output = self.model.generate(
                 input_ids=tokens, attention_mask=mask, generation_config=self._config(sampling)
             )
-        completions = [self._cut(row) for row in output[:, width:].tolist()]
+        completions = [self._through_eos(row) for row in output[:, width:].tolist()]
         texts = self.tokenizer.batch_decode(completions, skip_special_tokens=True)
         return [
             Completion(tuple(row), text, ended(row, self.eos_token_ids))
             for row, text in zip(completions, texts, strict=True)
         ]
 
-    def _cut(self, row: list[int]) -> list[int]:
-        """Return the ids up to and with the first end."""
+    def _through_eos(self, row: list[int]) -> list[int]:
+        """Return the ids up to and including the first end token."""
         ends = [i for i, token in enumerate(row) if token in self.eos_token_ids]
         return row[: ends[0] + 1] if ends else row
 
 
 @contextmanager
 def _no_defaults(model: PreTrainedModel) -> Iterator[None]:
-    """Keep the model's own generation defaults (a repetition penalty, say) out of what is meant to be plain decoding.
+    """Keep the model's own generation defaults (e.g. a repetition penalty) out of plain decoding.
 
-    transformers fills whatever a generation config leaves open from the model's.
+    transformers fills the unset fields of a generation config from the model's.
     """
     saved, model.generation_config = model.generation_config, GenerationConfig()
     try:
@@ -179,21 +179,20 @@ def _config_of(path: str, revision: str | None, trust_remote_code: bool) -> Any:
 
 
 def context_of(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> int:
-    """Return how many positions a model has, from its configuration alone. Raises ModelError when that cannot be
-    loaded."""
+    """Return a model's context length from its configuration alone. Raises ModelError if that cannot be loaded."""
     config = _config_of(path, revision, trust_remote_code).get_text_config()
     return int(getattr(config, "max_position_embeddings", 1 << 20))
 
 
 def commit_of(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """Return the commit of a model of the hub. Raises ModelError when its configuration cannot be loaded."""
+    """Return the commit of a hub model. Raises ModelError if its configuration cannot be loaded."""
     return str(getattr(_config_of(path, revision, trust_remote_code), "_commit_hash", None) or revision or "main")
 
 
 def load_tokenizer(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """Return a tokenizer by path or hub id, set up as TRL does (padding and truncation on the left).
 
-    Raises ModelError when it cannot be loaded.
+    Raises ModelError if it cannot be loaded.
     """
     if Path(path).is_dir():
         model_files(Path(path))

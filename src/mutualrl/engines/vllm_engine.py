@@ -1,4 +1,4 @@
-"""Generation with vLLM, in this process: continuous batching for models whose head size it has kernels for."""
+"""Generation with vLLM, in this process: continuous batching for models whose head size has a kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mutualrl.records import Completion
 from mutualrl.seeds import seed_of
 from mutualrl.thl import ended
 
-#: GiB for the cache of keys and values on CPU; the environment variable VLLM_CPU_KVCACHE_SPACE overrides it
+#: GiB for the KV cache on CPU; the environment variable VLLM_CPU_KVCACHE_SPACE overrides it
 CPU_CACHE = "2"
 
 
@@ -26,7 +26,7 @@ def installed() -> bool:
 
 
 def installed_version() -> str | None:
-    """Return the version of vLLM, whichever build; None where it is not installed."""
+    """Return the version of vLLM, of either build; None if it is not installed."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
@@ -34,10 +34,10 @@ def installed_version() -> str | None:
 
 
 def vllm_problem(path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> str | None:
-    """Return why vLLM cannot run a model here: the size of its attention heads has no kernel. None when it can.
+    """Return why vLLM cannot run a model here (no kernel for its attention head size), None if it can.
 
-    Only its CPU build is asked; on a GPU vLLM chooses among backends when the model is loaded. Raises ModelError when
-    the model's configuration cannot be read.
+    Only the CPU build is checked; on a GPU vLLM selects a backend when the model is loaded. Raises ModelError if the
+    model's configuration cannot be read.
     """
     import torch
     from transformers import AutoConfig
@@ -56,24 +56,24 @@ def vllm_problem(path: str, *, revision: str | None = None, trust_remote_code: b
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     if size in sizes:
         return None
-    return f"its attention heads have size {size}; vLLM's CPU build has {', '.join(map(str, sorted(sizes)))}"
+    return f"its attention heads have size {size}; vLLM's CPU build supports {', '.join(map(str, sorted(sizes)))}"
 
 
 def _prepare() -> None:
-    """Set what vLLM reads from the environment when it is imported: the engine stays in this process, and is quiet."""
+    """Set vLLM's environment variables before its import: engine in this process, log level ERROR."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_CACHE)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 def _seed(seed: int, place: int) -> int:
-    """Return a seed for each prompt: with one for all, every prompt would draw the same noise. (vLLM itself counts
-    the samples of a prompt up from its seed.)"""
+    """Return the seed of one prompt: with a shared seed, every prompt would draw the same noise. (vLLM increments the
+    seed for each sample of a prompt.)"""
     return seed_of(seed, place) % 2**30
 
 
 class VLLMEngine:
-    """Answers prompts with a model in vLLM, in the precision that the model was saved in."""
+    """Generation with a model in vLLM, in the precision that the model was saved in."""
 
     name = "vllm"
 
@@ -86,9 +86,9 @@ class VLLMEngine:
     def load(
         cls, path: str, *, longest: int, revision: str | None = None, trust_remote_code: bool = False
     ) -> VLLMEngine:
-        """Load a model by path or hub id, with room for sequences of `longest` tokens (cut at the model's context).
+        """Load a model by path or hub id, with room for sequences of `longest` tokens (at most the model's context).
 
-        Raises ModelError when vLLM refuses it.
+        Raises ModelError if vLLM rejects it.
         """
         _prepare()
         import torch
@@ -125,11 +125,10 @@ class VLLMEngine:
     def generate_ids(
         self, ids: Sequence[list[int]], sampling: Sampling, on_batch: Callable[[int], None] | None = None
     ) -> list[list[Completion]]:
-        """Return completions of every prompt; `on_batch` is called once, at the end: vLLM schedules all of them by
-        itself."""
+        """Return completions of every prompt; `on_batch` is called once, at the end: vLLM does the scheduling."""
         from vllm import SamplingParams
 
-        wanted = [
+        params = [
             SamplingParams(
                 n=sampling.samples,
                 temperature=sampling.temperature,
@@ -142,17 +141,17 @@ class VLLMEngine:
             )
             for place in range(len(ids))
         ]
-        outputs = self._llm.generate([{"prompt_token_ids": list(row)} for row in ids], wanted, use_tqdm=False)
+        outputs = self._llm.generate([{"prompt_token_ids": list(row)} for row in ids], params, use_tqdm=False)
         if on_batch is not None:
             on_batch(len(ids))
-        return [[self._completion(answer) for answer in output.outputs] for output in outputs]
+        return [[self._completion(sample) for sample in output.outputs] for output in outputs]
 
-    def _completion(self, answer: Any) -> Completion:
-        ids = tuple(int(token) for token in answer.token_ids)
-        return Completion(ids, str(answer.text), ended(list(ids), self.eos_token_ids))
+    def _completion(self, sample: Any) -> Completion:
+        ids = tuple(int(token) for token in sample.token_ids)
+        return Completion(ids, str(sample.text), ended(list(ids), self.eos_token_ids))
 
     def close(self) -> None:
-        """End the engine, so that another model can be loaded into this process."""
+        """Shut down the engine, so that another model can be loaded in this process."""
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         self._llm.llm_engine.engine_core.shutdown()

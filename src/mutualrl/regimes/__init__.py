@@ -1,8 +1,8 @@
 """Regimes: rules by which policies share experience.
 
-A module here with a `SPEC` is a regime. So is `SPEC` of a user's own file or package (`--regime file.py:SPEC`,
-`--regime package.module:SPEC`), and what an installed package offers under the entry-point group `mutualrl.regimes`.
-Nothing else in the system knows a regime by name.
+A module of this package with a `SPEC` is a regime. So is the `SPEC` of a user's file or package (`--regime
+file.py:SPEC`, `--regime package.module:SPEC`), and an entry point in the group `mutualrl.regimes`. No other part of
+the system refers to a regime by name.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ def regimes() -> dict[str, RegimeSpec]:
 
 
 def baseline() -> RegimeSpec:
-    """Return the regime that shares nothing: what the others are compared with."""
+    """Return the regime that shares nothing, to which the others are compared."""
     return next(spec for spec in regimes().values() if spec.plan is None)
 
 
 @cache
 def at_level(level: str) -> RegimeSpec:
-    """Return the regime of the paper at one of its levels of sharing: data, value or outcome."""
+    """Return the paper's regime at one level of sharing: data, value or outcome."""
     return next(spec for spec in regimes().values() if spec.level == level and not spec.control)
 
 
 def is_combined(name: str) -> bool:
-    """Return whether a name is of several regimes at once, such as `xgrpo+sgt`."""
+    """Return whether a name combines several regimes, e.g. `xgrpo+sgt`."""
     return len(parts_of(name)) > 1
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the names of the regimes that a name stands for: `xgrpo+./c++/own.py:SPEC` are two, the second an import
-    path with a plus in it. A part ends at a plus where it is a plain name, or an import path with its object."""
+    """Return the names of the regimes in a combined name: `xgrpo+./c++/own.py:SPEC` has two, the second an import path
+    that contains a plus. A part ends at a plus if it is a plain name, or an import path with its object."""
     parts: list[str] = []
     current = ""
     for piece in name.split(SEPARATOR):
@@ -88,16 +88,16 @@ def parts_of(name: str) -> list[str]:
 
 
 def is_open(name: str) -> bool:
-    """Return whether a name stands for code outside this package: looking it up runs that code."""
+    """Return whether a name refers to code outside this package: looking it up runs that code."""
     return any(part not in regimes() for part in parts_of(name))
 
 
 @cache
 def get_regime(name: str) -> RegimeSpec:
-    """Return the regime of that name, import path or entry point.
+    """Return the regime with that name, import path or entry point.
 
-    `A+B` is A and B at once. Raises RegimeError with file and line for one that cannot be imported, or is no
-    RegimeSpec; for an unknown name, those that there are.
+    `A+B` combines A and B. Raises RegimeError with file and line if it cannot be imported or is not a RegimeSpec; for
+    an unknown name, with the known names.
     """
     if name in regimes():
         return regimes()[name]
@@ -105,12 +105,12 @@ def get_regime(name: str) -> RegimeSpec:
         return combined([get_regime(part) for part in parts_of(name)])
     if is_import_path(name):
         return _checked(load_object(name, "regime", RegimeError), name)
-    offered = entry_points(GROUP)
-    if name in offered:
-        return _checked(load_object(offered[name].value, f"regime {name!r}", RegimeError), name)
-    known = sorted({*regimes(), *offered})
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    plugins = entry_points(GROUP)
+    if name in plugins:
+        return _checked(load_object(plugins[name].value, f"regime {name!r}", RegimeError), name)
+    known = sorted({*regimes(), *plugins})
+    matches = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {matches[0]!r}?)" if matches else ""
     raise RegimeError(f"unknown regime {name!r}; expected one of: {', '.join(known)}{hint}; or {FORM}")
 
 
@@ -120,16 +120,16 @@ def _checked(spec: object, name: str) -> RegimeSpec:
     if not isinstance(spec.settings, type) or not issubclass(spec.settings, RegimeSettings):
         raise RegimeError(f"regime {name!r}: settings: found {spec.settings!r}, expected a subclass of RegimeSettings")
     if not isinstance(spec.name, str) or NAME.fullmatch(spec.name) is None:
-        raise RegimeError(f"regime {name!r}: name: found {spec.name!r}, expected small letters, digits, '.', '_', '-'")
+        raise RegimeError(f"regime {name!r}: name: found {spec.name!r}, expected letters a-z, digits, '.', '_', '-'")
     try:
         spec.settings()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise RegimeError(f"regime {name!r}: setting {key!r} has no default; give every setting one") from None
+        raise RegimeError(f"regime {name!r}: setting {key!r} has no default; every setting needs one") from None
     if not callable(spec.publishes) or not (spec.plan is None or callable(spec.plan)):
         raise RegimeError(f"regime {name!r}: plan and publishes: expected functions")
     if spec.name in regimes():
-        raise RegimeError(f"regime {name!r}: is named {spec.name!r}, which ships with mutualrl; give it another name")
+        raise RegimeError(f"regime {name!r}: name {spec.name!r} belongs to a regime of mutualrl; choose another name")
     return spec
 
 

@@ -1,7 +1,8 @@
-"""Group-relative advantages: own, over a pool, with a noisy baseline. Pure functions of rewards.
+"""Group-relative advantages: within a group, over a pool, with a noisy baseline. Pure functions of rewards.
 
-Means and standard deviations are TRL's: the standard deviation (n - 1), plus 1e-4; an unscorable rollout (NaN reward)
-counts in neither and has advantage 0. Source: paper, Section "Preliminaries" and Sections "Regime 1" and "Regime 2".
+Mean and standard deviation are those of TRL: the sample standard deviation (n - 1), plus 1e-4. An unscorable rollout
+(NaN reward) is excluded from both and has advantage 0. Source: paper, Section "Preliminaries" and Sections "Regime 1"
+and "Regime 2".
 """
 
 from __future__ import annotations
@@ -32,44 +33,43 @@ def pool_advantages(
 ) -> Floats:
     """Return A_i = (r_i - b - shift) / (s + 1e-4) for the rewards of one prompt, shape (G,).
 
-    `pool`: the rewards that the baseline b (their mean) and, with `scale="group"`, s (their standard deviation) come
-    from; it holds `rewards_G`. `batch_standard_deviation` is s with `scale="batch"`; with `"none"` nothing is divided.
-    With `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper,
-    Assumption "Baseline comparison"). With `exempt_equal` a pool of equal rewards gives 0 everywhere, whatever the
-    shift. Raises ValueError for another scale."""
+    `pool`: the rewards, `rewards_G` included, for the baseline b (their mean) and, with `scale="group"`, for s (their
+    standard deviation). `batch_standard_deviation` is s with `scale="batch"`; `"none"` does not divide. With
+    `baseline="leave_one_out"` b is the mean of the pool without r_i, hence independent of rollout i (paper, Assumption
+    "Baseline comparison"). With `exempt_equal` a pool of equal rewards gives 0 everywhere, whatever the shift. Raises
+    ValueError for an unknown scale."""
     if scale not in SCALES:
         raise ValueError(f"scale: found {scale!r}, expected one of: {', '.join(SCALES)}")
-    own, all_ = np.asarray(rewards_G, dtype=np.float64), np.asarray(pool, dtype=np.float64)
-    scored = all_[~np.isnan(all_)]
+    rewards, pooled = np.asarray(rewards_G, dtype=np.float64), np.asarray(pool, dtype=np.float64)
+    scored = pooled[~np.isnan(pooled)]
     if not scored.size or (exempt_equal and scored.min() == scored.max()):
-        return np.zeros_like(own)
+        return np.zeros_like(rewards)
     centre: float | Floats = float(scored.mean())
     if baseline == "leave_one_out":
-        centre = (scored.sum() - own) / (scored.size - 1)
-    advantages: Floats = own - centre - shift
+        centre = (scored.sum() - rewards) / (scored.size - 1)
+    advantages: Floats = rewards - centre - shift
     if scale != "none":
-        advantages = advantages / (
-            (standard_deviation(scored) if scale == "group" else batch_standard_deviation) + EPSILON
-        )
+        std = standard_deviation(scored) if scale == "group" else batch_standard_deviation
+        advantages = advantages / (std + EPSILON)
     return np.nan_to_num(advantages, nan=0.0)
 
 
 def standard_deviation(rewards: npt.ArrayLike) -> float:
-    """Return the standard deviation (n - 1) of the rewards that are numbers; 0 for fewer than two."""
+    """Return the sample standard deviation (n - 1) of the non-NaN rewards; 0 for fewer than two."""
     values = np.asarray(rewards, dtype=np.float64)
     values = values[~np.isnan(values)]
     return float(values.std(ddof=1)) if values.size > 1 else 0.0
 
 
 def success_share(rewards: npt.ArrayLike) -> float | None:
-    """Return the share of rewards above 0 among those that are numbers; None without any."""
+    """Return the fraction of the non-NaN rewards that are above 0; None without any."""
     values = np.asarray(rewards, dtype=np.float64)
     values = values[~np.isnan(values)]
     return float((values > 0).mean()) if values.size else None
 
 
 def by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, list[float]]:
-    """Return values grouped by prompt, in the order given."""
+    """Return values grouped by prompt, in their order."""
     groups: dict[str, list[float]] = {}
     for prompt_id, value in zip(prompt_ids, values, strict=True):
         groups.setdefault(prompt_id, []).append(value)
@@ -77,7 +77,7 @@ def by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, l
 
 
 def in_rows(prompt_ids: Sequence[str], groups: Mapping[str, npt.ArrayLike]) -> tuple[float, ...]:
-    """Return the inverse of `by_prompt`: the groups' values back in the order of the rows."""
+    """Invert `by_prompt`: return the groups' values in row order."""
     values = {prompt_id: np.asarray(group, dtype=np.float64).tolist() for prompt_id, group in groups.items()}
     used = dict.fromkeys(groups, 0)
     rows = []

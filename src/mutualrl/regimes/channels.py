@@ -1,8 +1,8 @@
-"""Several regimes at once: `--regime xgrpo+sgt`, or in a recipe `regime: [xgrpo, {name: sgt, weight: 0.05}]`.
+"""Several regimes combined: `--regime xgrpo+sgt`, or in a recipe `regime: [xgrpo, {name: sgt, weight: 0.05}]`.
 
-Advantages are combined in the order given: each regime sees those that the one before it made. Rows are concatenated,
-metrics put together, states kept apart. What cannot be combined is refused by name: two regimes that make a batch of
-their own, one of these behind a regime whose advantages it would discard, one that plans nothing, a regime twice.
+Each regime receives the advantages of the one before it, in the given order. Rows are concatenated, metrics merged,
+states kept separate. Invalid combinations are rejected with the regimes' names: two regimes that build their own batch,
+one of these after a regime whose advantages it would discard, a regime without a plan, the same regime twice.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ SEPARATOR = "+"
 
 
 def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
-    """Return the regime that runs all of `parts`. Raises RegimeError for what cannot be combined."""
+    """Return the regime that runs all of `parts`. Raises RegimeError if they cannot be combined."""
     _require_combinable(parts)
     fields: Any = {spec.name: (spec.settings, spec.settings()) for spec in parts}
     settings = create_model("ChannelSettings", __base__=RegimeSettings, **fields)
 
-    def each(settings: Any) -> list[tuple[RegimeSpec, Any]]:
+    def with_settings(settings: Any) -> list[tuple[RegimeSpec, Any]]:
         return [(spec, getattr(settings, spec.name)) for spec in parts]
 
     def publishes(settings: Any) -> PublishSchema:
-        return PublishSchema.union(spec.publishes(own) for spec, own in each(settings))
+        return PublishSchema.union(spec.publishes(chosen) for spec, chosen in with_settings(settings))
 
     def needs(view: RoundView, settings: Any) -> Needs:
         logprobs: list[Passage] = []
         nll: list[Passage] = []
         rewards: list[tuple[str, str, bool]] = []
-        for spec, own in each(settings):
-            asked = spec.needs(_state_of(view, spec), own)
-            logprobs += asked.logprobs
-            nll += asked.nll
-            rewards += asked.rewards
+        for spec, chosen in with_settings(settings):
+            part = spec.needs(_part_view(view, spec), chosen)
+            logprobs += part.logprobs
+            nll += part.nll
+            rewards += part.rewards
         return Needs(tuple(logprobs), tuple(nll), tuple(rewards))
 
     def plan(view: RoundView, settings: Any) -> Plan:
-        return _plan(view, each(settings))
+        return _plan(view, with_settings(settings))
 
     def check(settings: Any, trainer: Mapping[str, Any]) -> list[Problem]:
         problems: list[Problem] = []
-        for spec, own in each(settings):
-            for key, problem in spec.check(own, trainer):
-                named = key.replace("regime.", f"regime.{spec.name}.")
-                problems.append((named, problem.replace("regime.", f"regime.{spec.name}.")))
+        for spec, chosen in with_settings(settings):
+            for key, problem in spec.check(chosen, trainer):
+                prefix = f"regime.{spec.name}."
+                problems.append((key.replace("regime.", prefix), problem.replace("regime.", prefix)))
         return problems
 
     def row_metrics(statistics: RowStatistics) -> dict[str, float]:
@@ -66,13 +66,17 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
 
     def prefixes(view: GuideView, settings: Any) -> list[tuple[int, ...]]:
         assert guide is not None and guide.prefixes is not None
-        own = replace(view, state=view.state.get(guide.name, {}))
-        return guide.prefixes(own, getattr(settings, guide.name))
+        guide_view = replace(view, state=view.state.get(guide.name, {}))
+        return guide.prefixes(guide_view, getattr(settings, guide.name))
 
     def solution_column(settings: RegimeSettings) -> str | None:
-        columns = {column for spec, own in each(settings) if (column := spec.solution_column(own)) is not None}
+        columns: set[str] = set()
+        for spec, chosen in with_settings(settings):
+            column = spec.solution_column(chosen)
+            if column is not None:
+                columns.add(column)
         if len(columns) > 1:
-            raise RegimeError(f"regime: its parts learn several columns of the data: {', '.join(sorted(columns))}")
+            raise RegimeError(f"regime: its parts train on several columns of the data: {', '.join(sorted(columns))}")
         return columns.pop() if columns else None
 
     return RegimeSpec(
@@ -88,8 +92,8 @@ def combined(parts: Sequence[RegimeSpec]) -> RegimeSpec:
         pools=any(spec.pools for spec in parts),
         needs=needs if any(spec.needs is not needs_nothing for spec in parts) else needs_nothing,
         prefixes=None if guide is None else prefixes,
-        late=lambda settings: all(spec.late(own) for spec, own in each(settings)),
-        same_prompts=lambda settings: all(spec.same_prompts(own) for spec, own in each(settings)),
+        late=lambda settings: all(spec.late(chosen) for spec, chosen in with_settings(settings)),
+        same_prompts=lambda settings: all(spec.same_prompts(chosen) for spec, chosen in with_settings(settings)),
         solution_column=solution_column,
         check=check,
         metrics=tuple(metric for spec in parts for metric in spec.metrics),
@@ -107,14 +111,14 @@ def _require_combinable(parts: Sequence[RegimeSpec]) -> None:
     names = [spec.name for spec in parts]
     joined = SEPARATOR.join(names)
     if len(set(names)) < len(names):
-        raise RegimeError(f"regime {joined!r}: the same regime twice; give each once")
+        raise RegimeError(f"regime {joined!r}: the same regime twice; name each once")
     for spec in parts:
         if spec.plan is None:
             raise RegimeError(f"regime {joined!r}: {spec.name!r} shares nothing; leave it out")
     pooling = [spec.name for spec in parts if spec.pools]
     if len(pooling) > 1:
         raise RegimeError(
-            f"regime {joined!r}: {' and '.join(map(repr, pooling))} each make the whole batch; expected one of them"
+            f"regime {joined!r}: {' and '.join(map(repr, pooling))} each build the whole batch; expected one of them"
         )
     before = [spec.name for spec in parts[: names.index(pooling[0])] if spec.moves_advantages] if pooling else []
     if before:
@@ -123,11 +127,11 @@ def _require_combinable(parts: Sequence[RegimeSpec]) -> None:
         )
     guides = [spec.name for spec in parts if spec.prefixes is not None]
     if len(guides) > 1:
-        raise RegimeError(f"regime {joined!r}: {' and '.join(map(repr, guides))} both begin the learner's rollouts")
+        raise RegimeError(f"regime {joined!r}: {' and '.join(map(repr, guides))} both prefix the learner's rollouts")
     if guides and pooling:
         raise RegimeError(
-            f"regime {joined!r}: rollouts that {guides[0]!r} begins are not wholly sampled, and {pooling[0]!r} would "
-            "take them for that; expected one of the two"
+            f"regime {joined!r}: {guides[0]!r} prefixes rollouts, and {pooling[0]!r} treats them as sampled in full; "
+            "expected one of the two"
         )
     moving = [spec for spec in parts if spec.moves_advantages]
     for first, second in itertools.pairwise(moving):
@@ -138,29 +142,29 @@ def _require_combinable(parts: Sequence[RegimeSpec]) -> None:
             )
 
 
-def _state_of(view: RoundView, spec: RegimeSpec) -> RoundView:
+def _part_view(view: RoundView, spec: RegimeSpec) -> RoundView:
     return replace(view, state=view.state.get(spec.name, {}))
 
 
 def _plan(view: RoundView, parts: Sequence[tuple[RegimeSpec, Any]]) -> Plan:
-    """Return the parts' plans as one. The answers are cut in the order in which they were asked for."""
+    """Merge the parts' plans into one. Answers are split in the order of the parts' needs."""
     advantages: tuple[float, ...] | None = None
     rows: list[ExtraRow] = []
     metrics: dict[str, float] = {}
     states: dict[str, Any] = dict(view.state)
-    left = view.answers
+    remaining = view.answers
     current = view
     for spec, settings in parts:
         assert spec.plan is not None
-        own = _state_of(view, spec)
-        answers, left = left.split(spec.needs(own, settings))
-        made = spec.plan(replace(current, state=own.state, answers=answers), settings)
-        if made.advantages is not None:
-            advantages = made.advantages
-            graded = [replace(r, advantage=a) for r, a in zip(view.rollouts, advantages, strict=True)]
-            current = replace(current, rollouts=graded)
-        rows += made.rows
-        metrics.update(made.metrics)
-        if made.state is not None:
-            states[spec.name] = made.state
+        part_view = _part_view(view, spec)
+        answers, remaining = remaining.split(spec.needs(part_view, settings))
+        part = spec.plan(replace(current, state=part_view.state, answers=answers), settings)
+        if part.advantages is not None:
+            advantages = part.advantages
+            rollouts = [replace(r, advantage=a) for r, a in zip(view.rollouts, advantages, strict=True)]
+            current = replace(current, rollouts=rollouts)
+        rows += part.rows
+        metrics.update(part.metrics)
+        if part.state is not None:
+            states[spec.name] = part.state
     return Plan(advantages, tuple(rows), metrics, states if states != dict(view.state) else None)

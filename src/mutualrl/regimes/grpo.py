@@ -1,4 +1,4 @@
-"""GRPO: each policy learns from its own rollouts alone. The baseline, and the base of every other regime."""
+"""GRPO: each policy learns only from its own rollouts. The baseline, and the base of every other regime."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from mutualrl.regimes.spec import RegimeSettings, RegimeSpec
 
 
 class GRPOSettings(RegimeSettings):
-    """GRPO has no settings of its own: the algorithm's are TRL's, under `trainer:`."""
+    """No settings: those of the algorithm are TRL's, under `trainer:`."""
 
 
 SPEC = RegimeSpec(
     name="grpo",
-    summary="own rollouts only: step for step what plain TRL computes",
+    summary="own rollouts only: step for step the same as plain TRL",
     settings=GRPOSettings,
     reads_peers=False,
     plan=None,

@@ -1,10 +1,10 @@
 """GRPO with a noisy baseline: the paper's control for XGRPO.
 
 Source: paper, Section "Ablation: shared normalization for XGRPO" ("GRPO + random perturbation": noise in the
-per-prompt baseline, the `id2mean` values, before normalization). The paper leaves the noise's size open. It perturbs
-every group, one of equal rewards too: with advantages scaled by the group, whose standard deviation is then 0, such a
-group's are noise * z / 1e-4, and only the clipped gradient norm bounds the step. `equal_groups: exempt` is the milder
-form, in which such a group keeps advantage 0, as it has in GRPO.
+per-prompt baseline, the `id2mean` values, before normalization). The paper does not give the scale of the noise. It
+perturbs every group, including those of equal rewards: if advantages are scaled by the group, whose standard deviation
+is then 0, its advantages are noise * z / 1e-4, and only gradient clipping bounds the step. `equal_groups: exempt` is a
+milder form: such a group keeps advantage 0, as in GRPO.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NoiseSettings(RegimeSettings):
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return own advantages with each prompt's mean moved by a normal draw.
+    """Return own advantages with each prompt's mean shifted by a normal draw.
 
     A = (r - (mean + noise * z)) / (std + 1e-4), z ~ N(0, 1), one per prompt and round.
     """

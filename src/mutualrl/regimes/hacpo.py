@@ -1,19 +1,19 @@
-"""HACPO: own and peers' rollouts as one batch, weighed by how able each policy is.
+"""HACPO: own and peers' rollouts as one batch, weighted by each policy's capability.
 
 Source: arXiv 2603.02604 (Heterogeneous Agent Collaborative Policy Optimization). P_k is the capability of policy k:
-the mean over its last `window` rounds of the share of rewards above 0. For learner k and a rollout of policy j
+the mean over its last `window` rounds of the fraction of rewards above 0. For learner k and a rollout of policy j
 
     w = P_k / P_j                                            (1 during `warmup_rounds`)
-    b = mean over the pooled rollouts of a prompt of r * w   (plain, where all rewards are equal)
+    b = mean over the pooled rollouts of a prompt of r * w   (plain, if all rewards are equal)
     A = (r - b) / (standard deviation of the pooled rewards + 1e-6)
 
-That is equations 5 and 6 of the paper (`baseline: paper`). The released code (`baseline: released`) clamps w to
-[ratio_low, ratio_high], and takes the learner's own mean where b would exceed 1.
+These are equations 5 and 6 of the paper (`baseline: paper`). The released code (`baseline: released`) clamps w to
+[ratio_low, ratio_high], and uses the learner's own mean where b would exceed 1.
 
-A peer's row has the sequence ratio s = exp(mean log p_learner - mean log p_source), each mean in its policy's own
+A peer's row has the sequence ratio s = exp(mean log p_learner - mean log p_source), each mean over that policy's
 tokens, and the objective c * detach(c)^alpha * A / clamp(w) with c = clamp(s, 1 - clip_low + clip_step * m, 1), m =
-index of the optimizer step in the round. Own rows have GSPO's clip, which is TRL's at `importance_sampling_level:
-sequence`. The loss is minus the mean over all rows.
+index of the optimizer step in the round. Own rows have GSPO's clip: TRL's with `importance_sampling_level: sequence`.
+The loss is minus the mean over all rows.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ EPSILON = 1e-6  # added to the standard deviation
 
 
 class HACPOSettings(RegimeSettings):
-    """Settings of HACPO; the numbers are those of its released code, the baseline is its paper's."""
+    """Settings of HACPO: defaults from the released code, except the paper's baseline."""
 
-    window: int = Field(5, ge=1, description="rounds that a policy's capability is a mean over")
-    warmup_rounds: int = Field(0, ge=0, description="rounds in which all policies count as equally able")
+    window: int = Field(5, ge=1, description="rounds over which a policy's capability is averaged")
+    warmup_rounds: int = Field(0, ge=0, description="rounds in which all policies have the same capability")
     baseline: Literal["paper", "released"] = Field(
-        "paper", description="released: w clamped in the baseline too, and the learner's own mean where it exceeds 1"
+        "paper", description="released: clamp w in the baseline, and use the learner's own mean where it exceeds 1"
     )
     ratio_low: float = Field(0.1, gt=0, le=1, description="lower bound on the ratio of two capabilities")
     ratio_high: float = Field(10.0, ge=1, description="upper bound on the ratio of two capabilities")
-    clip_low: float = Field(0.2, ge=0, lt=1, description="a peer row's ratio is cut below 1 - clip_low")
-    clip_step: float = Field(0.025, ge=0, description="rise of that bound per optimizer step of a round")
-    alpha: float = Field(1.0, ge=0, description="exponent of the cut ratio that weighs a peer row")
-    max_log_ratio: float = Field(10.0, gt=0, description="bound on the size of a peer row's log-ratio")
+    clip_low: float = Field(0.2, ge=0, lt=1, description="a peer row's ratio is clipped below 1 - clip_low")
+    clip_step: float = Field(0.025, ge=0, description="increase of that bound per optimizer step of a round")
+    alpha: float = Field(1.0, ge=0, description="exponent of the clipped ratio that weights a peer row")
+    max_log_ratio: float = Field(10.0, gt=0, description="bound on the absolute log-ratio of a peer row")
 
     @model_validator(mode="after")
     def _acts(self) -> HACPOSettings:
         if self.clip_low == 0 and self.clip_step > 0:
-            raise ValueError(f"clip_step ({self.clip_step}) does nothing under clip_low: 0; expected clip_step: 0")
+            raise ValueError(f"clip_step ({self.clip_step}) has no effect with clip_low: 0; expected clip_step: 0")
         return self
 
 
 def capability(shares: Sequence[float], window: int) -> float:
-    """Return the mean of the last `window` shares of success, at least FLOOR."""
+    """Return the mean of the last `window` success rates, at least FLOOR."""
     return max(float(np.mean(shares[-window:])), FLOOR) if shares else FLOOR
 
 
@@ -73,8 +73,8 @@ def discrepancy(learner: float, source: float, settings: HACPOSettings) -> float
 def advantages(rewards: Floats, weights: Floats, own: int, baseline_of: str = "paper") -> Floats:
     """Return A of the pooled rollouts of one prompt, shape (N,), the learner's `own` rollouts first.
 
-    `weights`: w of each rollout. `baseline_of`: "released" takes the learner's own mean for a baseline above 1. NaN
-    rewards count nowhere and have A = 0.
+    `weights`: w of each rollout. `baseline_of`: "released" uses the learner's own mean in place of a baseline above 1.
+    NaN rewards are excluded and have A = 0.
     """
     scored = ~np.isnan(rewards)
     if not scored.any():
@@ -87,22 +87,23 @@ def advantages(rewards: Floats, weights: Floats, own: int, baseline_of: str = "p
         own_values = rewards[:own][scored[:own]]
         if baseline_of == "released" and baseline > 1 and own_values.size:
             baseline = float(own_values.mean())
-    graded: Floats = np.where(scored, (rewards - baseline) / (standard_deviation(values) + EPSILON), 0.0)
-    return graded
+    result: Floats = np.where(scored, (rewards - baseline) / (standard_deviation(values) + EPSILON), 0.0)
+    return result
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return the pool of a round: own advantages over it, and the peers' rows. Without peers A has w = 1 throughout."""
+    """Return own advantages over the pool of a round, and the peers' rows. Without peers, A has w = 1 throughout."""
     assert isinstance(settings, HACPOSettings)
-    shares = _shares(view, settings)
-    able = {name: capability(values, settings.window) for name, values in shares.items()}
-    for name, value in able.items():
+    success_rates = _success_rates(view, settings)
+    capabilities = {name: capability(values, settings.window) for name, values in success_rates.items()}
+    for name, value in capabilities.items():
         if value == FLOOR:
             logger.warning(
                 "round %d: policy %r had no reward above 0 in its last %d rounds: its capability is %g",
                 *(view.round, name, settings.window, FLOOR),
             )
-    weight, in_baseline = capability_weights(able, view.learner, settings, warm=view.round < settings.warmup_rounds)
+    warm = view.round < settings.warmup_rounds
+    weight, baseline_weight = capability_weights(capabilities, view.learner, settings, warm=warm)
 
     rows_of: dict[str, list[tuple[ExtraRow, float]]] = {prompt_id: [] for prompt_id in view.prompt_ids}
     unfit = 0
@@ -115,13 +116,14 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
 
     own_advantages: dict[str, Floats] = {}
     rows: list[ExtraRow] = []
-    for prompt_id, own in by_prompt(view.prompt_ids, view.rewards).items():
-        graded = rows_of[prompt_id]
-        rewards = np.array([*own, *[reward for _, reward in graded]], dtype=np.float64)
-        weights = np.array([1.0] * len(own) + [in_baseline[row.source.policy] for row, _ in graded])
-        values = advantages(rewards, weights, len(own), settings.baseline)
-        own_advantages[prompt_id] = values[: len(own)]
-        for (row, _), value in zip(graded, values[len(own) :].tolist(), strict=True):
+    for prompt_id, own_rewards in by_prompt(view.prompt_ids, view.rewards).items():
+        peer_entries = rows_of[prompt_id]
+        count = len(own_rewards)
+        rewards = np.array([*own_rewards, *[reward for _, reward in peer_entries]], dtype=np.float64)
+        weights = np.array([1.0] * count + [baseline_weight[row.source.policy] for row, _ in peer_entries])
+        values = advantages(rewards, weights, count, settings.baseline)
+        own_advantages[prompt_id] = values[:count]
+        for (row, _), value in zip(peer_entries, values[count:].tolist(), strict=True):
             rows.append(replace(row, advantage=value))
     return Plan(
         advantages=in_rows(view.prompt_ids, own_advantages),
@@ -130,19 +132,19 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
             "hacpo/rows": float(len(rows)),
             "hacpo/unfit": float(unfit),
             "hacpo/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
-            "hacpo/capability": able[view.learner],
+            "hacpo/capability": capabilities[view.learner],
             "hacpo/advantage_max": max((float(np.abs(a).max()) for a in own_advantages.values()), default=0.0),
             "hacpo/weight": float(np.mean([1 / weight[row.source.policy] for row in rows])) if rows else 0.0,
         },
-        state={"shares": shares},
+        state={"shares": success_rates},
     )
 
 
 def capability_weights(
     able: Mapping[str, float], learner: str, settings: HACPOSettings, *, warm: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return by policy the clamped w, over which a peer's row is divided, and the w of the baseline: not clamped in the
-    paper's, except where a policy's capability is the floor, which is no measurement."""
+    """Return by policy the clamped w that divides a peer's row, and the w of the baseline: in the paper's not clamped,
+    except where a capability is FLOOR, which is not a measurement."""
     if warm:
         return dict.fromkeys(able, 1.0), dict.fromkeys(able, 1.0)
     clamped = {name: discrepancy(able[learner], able[name], settings) for name in able}
@@ -152,24 +154,24 @@ def capability_weights(
     return clamped, {name: able[learner] / able[name] if name in measured else clamped[name] for name in able}
 
 
-def _shares(view: RoundView, settings: HACPOSettings) -> dict[str, list[float]]:
-    """Return each policy's shares of success in the last rounds, this one included, oldest first."""
+def _success_rates(view: RoundView, settings: HACPOSettings) -> dict[str, list[float]]:
+    """Return each policy's success rates in the last rounds, including this one, oldest first."""
     before: Mapping[str, list[float]] = view.state.get("shares", {})
     rewards = {view.learner: view.rewards, **{name: peer.column("reward") for name, peer in view.peers.items()}}
-    shares = {name: list(values) for name, values in before.items()}
+    rates = {name: list(values) for name, values in before.items()}
     for name in sorted(rewards):
-        share = success_share(rewards[name])
-        if share is not None:
-            shares.setdefault(name, []).append(share)
-        shares[name] = shares.get(name, [])[-settings.window :]
-    return shares
+        rate = success_share(rewards[name])
+        if rate is not None:
+            rates.setdefault(name, []).append(rate)
+        rates[name] = rates.get(name, [])[-settings.window :]
+    return rates
 
 
 def _rows(
     view: RoundView, name: str, peer: PeerRound, weight: float, settings: HACPOSettings
 ) -> list[tuple[ExtraRow | None, float]]:
     """Return a peer's rollouts on the learner's tokens, with their rewards; None for one that the learner cannot
-    have."""
+    use."""
     bound = Stepwise(settings.clip_low, settings.clip_step, settings.alpha, settings.max_log_ratio)
     columns = [peer.column(c) for c in ("prompt_id", "rollout", "reward", "ended", "y_text", "logprobs")]
     rows: list[tuple[ExtraRow | None, float]] = []
@@ -177,13 +179,13 @@ def _rows(
         if text is None or trace is None:
             raise DataError(
                 f"policy {name!r} published no text or trace of rollout {rollout} on {prompt_id!r}; regime hacpo needs "
-                "them of every policy of the pool"
+                "them from every policy of the pool"
             )
         ids = view.transfer.to_learner_ids(text, ended)
         if ids is None or not len(trace) or not np.isfinite(trace).all():
             rows.append((None, reward))
             continue
-        masked = view.mask_truncated and not ended  # as TRL does with own rows: in the pool, not in the loss
+        masked = view.mask_truncated and not ended  # as TRL masks own rows: in the pool, not in the loss
         row = ExtraRow(
             prompt_id=prompt_id,
             source=RowSource(name, rollout, view.round),
@@ -191,7 +193,7 @@ def _rows(
             loss="policy_gradient",
             weight=1 / weight,
             mask=np.zeros(len(ids), dtype=np.bool_) if masked else None,
-            logprobs=np.full(len(ids), np.mean(trace), dtype=np.float32),  # its mean over any tokens is the source's
+            logprobs=np.full(len(ids), np.mean(trace), dtype=np.float32),  # the mean over any tokens is the source's
             bound=bound,
             mean="pool",
         )
@@ -200,30 +202,30 @@ def _rows(
 
 
 def row_metrics(statistics: RowStatistics) -> dict[str, float]:
-    """Return the median, over the peers' tokens, of the learner's probability over the source's geometric mean."""
+    """Return the median over the peers' tokens of the learner's probability over the source's geometric mean."""
     return {"hacpo/ratio": float(np.median(statistics.ratios))} if statistics.ratios.size else {}
 
 
 def check(settings: HACPOSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return (key, what is wrong with it) for trainer settings under which own rows would not have GSPO's loss."""
+    """Return (key, problem) for trainer settings that do not give own rows GSPO's loss."""
     problems: list[Problem] = []
     level = trainer.get("importance_sampling_level", "token")
     if level != "sequence":
         problems.append(("importance_sampling_level", f"found {level!r}; regime hacpo expects 'sequence' (GSPO)"))
     loss_type = trainer.get("loss_type", "dapo")
     if loss_type != "grpo":
-        problems.append(("loss_type", f"found {loss_type!r}; regime hacpo is a mean over rows: expected 'grpo'"))
+        problems.append(("loss_type", f"found {loss_type!r}; regime hacpo averages over rows: expected 'grpo'"))
     return problems
 
 
 def publishes(settings: HACPOSettings) -> PublishSchema:
-    """Return what the peers read: texts and log-probs."""
+    """Return the fields that peers read: texts and log-probs."""
     return PublishSchema.of("text", "logprobs")
 
 
 SPEC = RegimeSpec(
     name="hacpo",
-    summary="own and peers' rollouts as one batch, weighed by how able each policy is (HACPO)",
+    summary="own and peers' rollouts as one batch, weighted by each policy's capability (HACPO)",
     settings=HACPOSettings,
     publishes=publishes,
     plan=plan,
@@ -234,8 +236,8 @@ SPEC = RegimeSpec(
         Metric("hacpo/rows", "rows", "peer rows that joined the batch"),
         Metric("hacpo/unfit", "rows", "peer rows that the learner cannot encode, or that were not scored"),
         Metric("hacpo/extra_tokens", "tokens", "tokens of the peer rows"),
-        Metric("hacpo/capability", "fraction", "mean share of success over the last rounds", "capability"),
-        Metric("hacpo/advantage_max", "advantage", "largest size of an own advantage"),
+        Metric("hacpo/capability", "fraction", "mean success rate over the last rounds", "capability"),
+        Metric("hacpo/advantage_max", "advantage", "largest absolute own advantage"),
         Metric("hacpo/weight", "ratio", "mean weight of the peer rows, 1 / w", "weight of peer rows"),
         Metric("hacpo/ratio", "ratio", "median of learner's token probability over the source's geometric mean"),
     ),

@@ -1,4 +1,4 @@
-"""Description of a regime in a run's files, so that readers of a run need none of the regime's code."""
+"""Description of a regime in a run's files, so that a run can be read without the regime's code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RegimeInfo(BaseModel):
 
     @classmethod
     def of(cls, spec: RegimeSpec) -> RegimeInfo:
-        """Return the part of a spec that is data."""
+        """Return the data of a spec, without its functions."""
         return cls(
             name=spec.name,
             summary=spec.summary,
@@ -47,7 +47,7 @@ class RegimeInfo(BaseModel):
 
     @classmethod
     def from_run(cls, info: Mapping[str, Any]) -> RegimeInfo:
-        """Return run.json's description of its regime; missing fields are those of the shipped regime of that name."""
+        """Return the regime described in run.json; missing fields come from the shipped regime of that name."""
         name = str(info.get("regime", "unknown"))
         shipped = cls.of(regimes()[name]) if name in regimes() else cls(name=name)
         try:
@@ -60,8 +60,8 @@ class RegimeInfo(BaseModel):
         return next((metric.key for metric in self.metrics if metric.role == role), None)
 
     def label(self, given: Mapping[str, Any], by_policy: Mapping[str, Mapping[str, Any]]) -> str:
-        """Return the regime's name with those of its settings that are not the defaults: `sgt (weight=0.3)`; a
-        policy's own as `sgt (bob: weight=0.9)`."""
+        """Return the regime's name with its non-default settings: `sgt (weight=0.3)`; a policy's own settings as
+        `sgt (bob: weight=0.9)`."""
         changed = changed_settings(given, self.defaults, self.acts_when)
         for policy, own in by_policy.items():
             of_policy = changed_settings(merged(given, own), self.defaults, self.acts_when)
@@ -69,7 +69,7 @@ class RegimeInfo(BaseModel):
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
     def is_variant(self, given: Mapping[str, Any]) -> bool:
-        """Return whether an arm is an ablation or a control of a regime, rather than the regime as published."""
+        """Return whether an arm is an ablation or a control, rather than the regime as published."""
         values = {**flat(self.defaults), **flat(given)}
         varied = [key for key, variants in self.variants.items() if values.get(key) in variants]
         return self.control or bool(varied)

@@ -1,7 +1,7 @@
 """Losses of extra rows as pure functions: token log-probs in, a loss out. Shapes (B, T): rows, tokens.
 
 Sources: paper, Sections "Regime 1: Data-level experience sharing" (pool, band) and "Regime 3: Outcome-level experience
-sharing" (NLL); GSPO, arXiv 2507.18071 (sequence-level ratio); HACPO, arXiv 2603.02604 (step-wise cut).
+sharing" (NLL); GSPO, arXiv 2507.18071 (sequence-level ratio); HACPO, arXiv 2603.02604 (step-wise clip).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from mutualrl.regimes.round import Band, Bound, SequenceLevel, Stepwise, UpperBo
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: loss types of TRL that take a mean over rows; of the others, bnpo divides by the tokens of a micro-batch, and dapo,
-#: cispo and vespo by those of the optimizer step.
+#: TRL's loss types that average over rows; of the others, bnpo divides by the tokens of a micro-batch, and dapo, cispo
+#: and vespo by those of the optimizer step.
 BY_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
@@ -25,7 +25,7 @@ BY_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 def row_nll(logps_R_T: Tensor, mask_R_T: Tensor, reduce: Literal["mean", "sum"] = "mean") -> Tensor:
     """Return the negative log-likelihood of each row, shape (R,): its mean per token, or its sum.
 
-    Selection, not multiplication, takes the masked tokens out: a -inf there cannot become NaN. A row without tokens
+    Masked tokens are filled rather than multiplied by 0, so that a -inf there cannot become NaN. A row without tokens
     gives 0, with gradient 0.
     """
     total = -logps_R_T.masked_fill(~mask_R_T, 0.0).sum(dim=1)
@@ -33,11 +33,11 @@ def row_nll(logps_R_T: Tensor, mask_R_T: Tensor, reduce: Literal["mean", "sum"] 
 
 
 def nll_loss(nll_R: Tensor, *, weight: float | Tensor, count: int, ranks: int) -> Tensor:
-    """Return this chunk's share of (1 / count) * sum over the step's rows of weight * NLL.
+    """Return this chunk's part of (1 / count) * sum over the step's rows of weight * NLL.
 
-    `weight`: one number, or one per row. `count`: what the mean is taken over (rows, tokens or prompts) in the
-    optimizer step, over all ranks and micro-batches. Gradients are averaged over ranks and summed over micro-batches,
-    hence the factor `ranks` and no other.
+    `weight`: one number, or one per row. `count`: number of rows, tokens or prompts in the optimizer step, over all
+    ranks and micro-batches. Gradients are averaged over ranks and summed over micro-batches, hence only the factor
+    `ranks`.
     """
     return (nll_R * (weight * ranks / max(count, 1))).sum()
 
@@ -56,10 +56,10 @@ def bounded_loss(
     high: float,
     mini_batch: int = 0,
 ) -> Tensor:
-    """Return the loss per token under a bound that TRL's own loss does not have; shapes (B, T), advantages (B, 1).
+    """Return the per-token loss under a bound that TRL's loss does not have; shapes (B, T), advantages (B, 1).
 
     `low`, `high`: the trainer's epsilon_low and epsilon_high, which `Band` uses. `mini_batch`: index of the optimizer
-    step in the round, which `Stepwise` uses. Raises ValueError for another bound.
+    step in the round, which `Stepwise` uses. Raises ValueError for any other bound.
     """
     if isinstance(bound, Band):
         return band_loss(logps, behaviour, advantages, low, high)
@@ -106,28 +106,28 @@ def stepwise_loss(
 ) -> Tensor:
     """Return -c * detach(c)^alpha * A at every token of a row, c = clamp(s, 1 - low + step * mini_batch, 1).
 
-    s = exp(mean over its tokens of log rho), |log s| <= max_log_ratio. A row whose s is cut has no gradient. Source:
-    HACPO, arXiv 2603.02604.
+    s = exp(mean over its tokens of log rho), |log s| <= max_log_ratio. A row whose s is clipped has no gradient.
+    Source: HACPO, arXiv 2603.02604.
     """
     log_ratio = mean_log_ratio(logps, behaviour, mask).clamp(-bound.max_log_ratio, bound.max_log_ratio)
     lowest = min(1.0, 1 - bound.low + bound.step * mini_batch)
-    cut = log_ratio.exp().clamp(lowest, 1.0)[:, None]
-    loss: Tensor = -cut * cut.detach() ** bound.alpha * advantages
+    clipped = log_ratio.exp().clamp(lowest, 1.0)[:, None]
+    loss: Tensor = -clipped * clipped.detach() ** bound.alpha * advantages
     return loss.expand_as(logps)
 
 
 def mean_log_ratio(logps: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean over a row's counted tokens of log rho, shape (B,)."""
+    """Return the mean of log rho over a row's unmasked tokens, shape (B,)."""
     return (logps - behaviour).masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def aggregate(
     per_token: Tensor, mask: Tensor, loss_type: str, *, accumulation: int, max_length: int, step_items: float
 ) -> Tensor:
-    """Return TRL's mean of a per-token loss over a micro-batch: its normaliser for each `loss_type`.
+    """Return TRL's mean of a per-token loss over a micro-batch, with the normaliser of its `loss_type`.
 
     `accumulation`: micro-batches of an optimizer step. `step_items`: for dapo, cispo and vespo, the tokens of an
-    optimizer step divided by the ranks. Raises ValueError for another loss type.
+    optimizer step divided by the ranks. Raises ValueError for an unknown loss type.
     """
     masked = per_token.masked_fill(~mask, 0.0)
     if loss_type in ("grpo", "sapo"):
@@ -145,7 +145,7 @@ def aggregate(
 
 @dataclass(frozen=True, slots=True)
 class NormalizerFactors:
-    """Factors on the advantages of own and of extra rows that turn TRL's normaliser of own rows into the pool's."""
+    """Factors on the advantages of own and extra rows that turn TRL's normaliser of own rows into the pool's."""
 
     own: float
     extra: float
@@ -154,11 +154,11 @@ class NormalizerFactors:
 def normalizer_factors(
     loss_type: str, *, own: float, extra: float, chunk: float = 1.0, micro_batches: int = 1, ranks: int = 1
 ) -> NormalizerFactors:
-    """Return the factors by which the loss of own rows and of a chunk of extra rows add up to the loss of the pool.
+    """Return the factors with which the losses of own rows and of chunks of extra rows sum to the loss of the pool.
 
     For a mean over rows (`BY_ROWS`): `own` and `extra` are the rows of the optimizer step over all ranks, `chunk` the
     rows of the chunk, `micro_batches` and `ranks` those of the step. For bnpo: the tokens of the micro-batch, `chunk`
-    those of the chunk. For the others: the tokens of the generation batch, and TRL is given their sum for the chunk.
+    those of the chunk. For the others: the tokens of the generation batch; TRL receives their sum for the chunk.
     """
     total = max(own + extra, 1.0)
     if loss_type in BY_ROWS:

@@ -1,9 +1,9 @@
 """Peer Rollout Pooling (PRP): the learner trains on its own rollouts and every peer's, normalised as one pool.
 
 Pure functions: rewards and traces in, rows and advantages out. Source: paper, Section "Regime 1: Data-level experience
-sharing". Own rows keep their own denominator and surrogate. Departures and readings: a peer's row that the learner
-cannot carry is left out of the pool, not cut; the KL penalty stays on own rows (its estimator holds for samples of the
-learner alone) at its full weight.
+sharing". Own rows keep their own denominator and surrogate. Departures and interpretations: a peer's row that the
+learner cannot encode is left out of the pool, not truncated; the KL penalty applies to own rows only (its estimator
+holds only for the learner's samples), at full weight.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from mutualrl.regimes.round import (
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec, always_late
 
 Graded = tuple[ExtraRow, float]
-#: of a row's alignment: |R| in nats, C_mis in tokens, the mass that the clip took away in nats
+#: residual of a row's alignment: |R| in nats, C_mis in tokens, the mass removed by the clip in nats
 Residual = tuple[float, int, float]
 
 
 class PRPSettings(RegimeSettings):
     """Settings of PRP. `peer` with `ppo` is the paper's corrected pooling, `snapshot` its naive pooling; `band` is the
-    weight of the paper's theory (Theorem "Bias and variance of PRP"), which its experiments do not train with."""
+    weight of the paper's theory (Theorem "Bias and variance of PRP"), which its experiments do not use."""
 
     denominator: Literal["peer", "snapshot"] = Field(
-        "peer", description="whose log-probs stand below a peer row's ratio: the peer's, aligned, or the learner's own"
+        "peer", description="log-probs in the denominator of a peer row's ratio: the peer's, aligned, or the learner's"
     )
     clip: Literal["ppo", "band"] = Field(
-        "ppo", description="ppo: TRL's surrogate, two-sided; band: the ratio cut to [1 - eps, 1 + eps], detached"
+        "ppo", description="ppo: TRL's two-sided surrogate; band: the ratio clipped to [1 - eps, 1 + eps], detached"
     )
     delta: float = Field(
         4.0,
         gt=1,
-        description="TRL's `delta` on peer rows, under clip: ppo (cispo, sapo, vespo bound theirs)",
+        description="TRL's `delta` for peer rows, with clip: ppo (cispo, sapo and vespo have their own bound)",
     )
     anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = Field(
         "span", description="how traces are aligned (THL)"
     )
     trust: Literal["all", "band"] = Field(
         "all",
-        description="band: only peer rows whose ratio exp(mean log-ratio) lies in the trainer's clip range join",
+        description="band: only peer rows whose ratio exp(mean log-ratio) is in the trainer's clip range join",
     )
 
 
 def pool(
     own: Mapping[str, Sequence[float]], rows: Sequence[Graded], scale: str
 ) -> tuple[dict[str, Floats], list[ExtraRow]]:
-    """Return advantages of own rollouts by prompt, and the rows with theirs: normalised over own and peers'
-    together."""
+    """Return the advantages of own rollouts by prompt, and the rows with theirs, normalised over own and peer
+    rollouts together."""
     rewards: dict[str, list[float]] = {}
     for row, reward in rows:
         rewards.setdefault(row.prompt_id, []).append(reward)
@@ -76,18 +76,18 @@ def pool(
         for prompt, values in pools.items()
     }
     own_part = {prompt: values[: len(own[prompt])] for prompt, values in advantages.items()}
-    graded_rows = []
-    used = {prompt: len(group) for prompt, group in own.items()}  # the own rollouts stand first in a pool
+    peer_part = []
+    used = {prompt: len(group) for prompt, group in own.items()}  # own rollouts come first in a pool
     for row, _ in rows:
-        place = used[row.prompt_id]
-        used[row.prompt_id] = place + 1
-        graded_rows.append(replace(row, advantage=float(advantages[row.prompt_id][place])))
-    return own_part, graded_rows
+        index = used[row.prompt_id]
+        used[row.prompt_id] = index + 1
+        peer_part.append(replace(row, advantage=float(advantages[row.prompt_id][index])))
+    return own_part, peer_part
 
 
 def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Graded], int, list[Residual]]:
-    """Return every peer rollout that the learner can encode, with its reward, sorted by (prompt, policy, rollout); how
-    many it cannot; and what the alignments lost, where traces are aligned."""
+    """Return the peer rollouts that the learner can encode, with their rewards, sorted by (prompt, policy, rollout);
+    the number that it cannot encode; and the residuals of the alignments, if traces are aligned."""
     graded: list[Graded] = []
     residuals: list[Residual] = []
     unencodable = 0
@@ -109,8 +109,8 @@ def peer_rows(view: RoundView, settings: PRPSettings) -> tuple[list[Graded], int
 def _learner_row(
     view: RoundView, settings: PRPSettings, peer: str, rollout: _Row
 ) -> tuple[ExtraRow, Residual | None] | None:
-    """Return a peer's rollout on the learner's tokens, not graded yet, and what its alignment lost, if it has one; None
-    where the learner cannot have it."""
+    """Return a peer's rollout on the learner's tokens, without its advantage, and the residual of its alignment, if
+    there is one; None if the learner cannot use it."""
     ids = view.transfer.to_learner_ids(rollout.text, rollout.ended)
     traced = settings.denominator == "peer"
     if ids is None or (traced and np.isnan(rollout.trace).any()):  # a token that the engine could not score
@@ -152,13 +152,13 @@ def _rollouts(name: str, peer: PeerRound, *, traced: bool) -> list[_Row]:
         if row.text is None or (traced and (row.ids is None or row.trace is None)):
             raise DataError(
                 f"policy {name!r} published no text, ids or trace of rollout {row.rollout} on {row.prompt_id!r}; "
-                "regime prp needs them of every policy of the pool"
+                "regime prp needs them from every policy of the pool"
             )
     return rows
 
 
 def needs(view: RoundView, settings: RegimeSettings) -> Needs:
-    """Return the peers' rows, which `trust: band` must score."""
+    """Return the peers' rows, to be scored for `trust: band`."""
     assert isinstance(settings, PRPSettings)
     if settings.trust == "all":
         return Needs()
@@ -167,7 +167,7 @@ def needs(view: RoundView, settings: RegimeSettings) -> Needs:
 
 
 def without_truncated(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
-    """Return the rows, truncated ones masked where the trainer masks its own: in the pool, not in the loss."""
+    """Return the rows, with truncated ones masked if the trainer masks its own: in the pool, not in the loss."""
     if not view.mask_truncated:
         return list(graded)
     ended = {
@@ -183,15 +183,15 @@ def without_truncated(view: RoundView, graded: Sequence[Graded]) -> list[Graded]
 
 
 def sequence_ratio(logprobs: Floats, row: ExtraRow) -> float:
-    """Return exp(mean over the row's covered tokens of log pi_learner - log mu); NaN without one. The channel's measure
-    (paper, Appendix "Channel decomposition of the three sharing regimes")."""
+    """Return exp(mean over the row's covered tokens of log pi_learner - log mu); NaN without any. The paper's
+    measure of the channel (Appendix "Channel decomposition of the three sharing regimes")."""
     assert row.logprobs is not None
-    counted = row.covered
-    return float(np.exp((logprobs - row.logprobs)[counted].mean())) if counted.any() else float("nan")
+    covered = row.covered
+    return float(np.exp((logprobs - row.logprobs)[covered].mean())) if covered.any() else float("nan")
 
 
 def trusted(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
-    """Return the rows whose sequence ratio lies in [1 - epsilon_low, 1 + epsilon_high] of the trainer."""
+    """Return the rows whose sequence ratio is in [1 - epsilon_low, 1 + epsilon_high] of the trainer."""
     low, high = 1 - view.clip[0], 1 + view.clip[1]
     return [
         (row, reward)
@@ -201,7 +201,7 @@ def trusted(view: RoundView, graded: Sequence[Graded]) -> list[Graded]:
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return the pool of a round: own advantages over it, and the peers' rows. Without peers nothing changes."""
+    """Return own advantages over the pool of a round, and the peers' rows. Without peers nothing changes."""
     assert isinstance(settings, PRPSettings)
     graded, unencodable, residuals = peer_rows(view, settings)
     counts = {"prp/unfit": float(unencodable)}
@@ -229,8 +229,8 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
 
 
 def residual_metrics(residuals: Sequence[Residual]) -> dict[str, float]:
-    """Return the means per row of delta_THL = |R|, of C_mis and of the clipped mass (paper, Theorem "THL conservation
-    with a derived residual bound"); nothing where no trace was aligned."""
+    """Return the means per row of delta_THL = |R|, C_mis and the clipped mass (paper, Theorem "THL conservation with a
+    derived residual bound"); empty if no trace was aligned."""
     if not residuals:
         return {}
     deltas, mismatched, clipped = zip(*residuals, strict=True)
@@ -242,8 +242,8 @@ def residual_metrics(residuals: Sequence[Residual]) -> dict[str, float]:
 
 
 def row_metrics(statistics: RowStatistics) -> dict[str, float]:
-    """Return of the ratios of covered peer tokens the 99th percentile and the fraction outside the clip range; and over
-    the peers the lowest effective sample size and the highest chi-square estimate, with each peer's own."""
+    """Return the 99th percentile of the ratios of covered peer tokens and the fraction outside the clip range, each
+    peer's effective sample size and chi-square estimate, and over the peers the lowest size and highest estimate."""
     ratios = statistics.ratios
     if not ratios.size:
         return {}
@@ -262,7 +262,7 @@ def row_metrics(statistics: RowStatistics) -> dict[str, float]:
 
 
 class RatioMoments(NamedTuple):
-    """Number, sum and sum of squares of importance ratios rho; those of several parts add up."""
+    """Number, sum and sum of squares of importance ratios rho; additive over parts."""
 
     n: float
     total: float
@@ -275,7 +275,7 @@ class RatioMoments(NamedTuple):
 
     @property
     def effective_sample_size(self) -> float:
-        """Return (sum rho)^2 / (n sum rho^2): the fraction of the samples that the weights leave."""
+        """Return (sum rho)^2 / (n sum rho^2): the effective fraction of the samples."""
         return self.total**2 / (self.n * self.squares) if self.squares > 0 else 0.0
 
     @property
@@ -295,7 +295,7 @@ def chi_square(ratios: Floats) -> float:
     return RatioMoments.of(ratios).chi_square
 
 
-#: settings of TRL's loss that `clip: band` has no counterpart for, and the values that mean it is not used.
+#: settings of TRL's loss without a counterpart in `clip: band`, and the values with which they are unused.
 BAND_PLAIN: dict[str, tuple[Any, ...]] = {
     "importance_sampling_level": ("token",),
     "off_policy_mask_threshold": (None,),
@@ -305,27 +305,27 @@ BAND_PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def check(settings: PRPSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return (key, what is wrong with it) for trainer settings that the loss over peer rows does not have."""
+    """Return (key, problem) for trainer settings that the loss over peer rows does not support."""
     high = trainer.get("epsilon_high")
     above = 1 + float(trainer.get("epsilon", 0.2) if high is None else high)
     problems: list[Problem] = []
     bounds_ratios = trainer.get("loss_type") in ("cispo", "sapo", "vespo")
     if settings.clip == "ppo" and not bounds_ratios and settings.delta <= above:
-        problem = f"the upper clip is {above:g}, and regime.delta {settings.delta:g}; expected a larger delta"
+        problem = f"the upper clip is {above:g}, regime.delta is {settings.delta:g}; expected a larger delta"
         problems.append(("epsilon", problem))
     if settings.clip == "ppo" and bounds_ratios and settings.delta != PRPSettings().delta:
-        problem = f"found {trainer['loss_type']!r}, under which regime.delta does nothing; leave regime.delta out"
+        problem = f"found {trainer['loss_type']!r}, with which regime.delta has no effect; leave regime.delta out"
         problems.append(("loss_type", problem))
     if settings.clip == "band":
         for key, plain in BAND_PLAIN.items():
             if trainer.get(key, plain[0]) not in plain:
-                problem = f"found {trainer[key]!r}, which regime.clip: band does not have; expected {plain[0]!r}"
+                problem = f"found {trainer[key]!r}, which regime.clip: band does not support; expected {plain[0]!r}"
                 problems.append((key, problem))
     return problems
 
 
 def publishes(settings: PRPSettings) -> PublishSchema:
-    """Return what the peers read: texts, and with `denominator: peer` ids and log-probs."""
+    """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
     return (
         PublishSchema.of("text")
         if settings.denominator == "snapshot"
@@ -350,13 +350,13 @@ SPEC = RegimeSpec(
         Metric("prp/untrusted", "rows", "peer rows outside the band, under `trust: band`"),
         Metric("prp/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("prp/uncovered", "fraction", "tokens of the peer rows without an aligned log-prob"),
-        Metric("prp/delta_thl", "nats", "mean mass of a peer row's trace that reached no token", "delta_THL"),
-        Metric("prp/mismatched", "tokens", "mean number of a peer row's tokens that the lost mass comes from"),
-        Metric("prp/clipped_mass", "nats", "mean mass of a peer row's trace that the clip at -B took away"),
+        Metric("prp/delta_thl", "nats", "mean mass of a peer row's trace assigned to no token", "delta_THL"),
+        Metric("prp/mismatched", "tokens", "mean number of a peer row's tokens with mass assigned to no token"),
+        Metric("prp/clipped_mass", "nats", "mean mass of a peer row's trace removed by the clip at -B"),
         Metric("prp/ratio_p99", "ratio", "99th percentile on covered peer tokens", "ratio, 99th percentile"),
         Metric("prp/clip_rate", "fraction", "covered peer tokens whose ratio is outside the clip range", "clip rate"),
-        Metric("prp/ess", "fraction", "effective sample size of a peer's ratios, the lowest", "effective sample size"),
-        Metric("prp/chi_square", "ratio", "chi-square estimate of the learner from a peer, the highest"),
+        Metric("prp/ess", "fraction", "lowest effective sample size of a peer's ratios", "effective sample size"),
+        Metric("prp/chi_square", "ratio", "highest chi-square estimate of the learner from a peer"),
     ),
     row_metrics=row_metrics,
     level="data",

@@ -1,7 +1,7 @@
-"""Round as a regime sees it, and what a regime may do about it. No TRL, no files, no torch.
+"""Input and output of a regime for one round. No TRL, no files, no torch.
 
-`RoundView` in, `Plan` out. A plan has nothing specific to one regime: advantages for the learner's own rollouts,
-extra rows for the loss, metrics, and the state that the next round is given.
+`RoundView` in, `Plan` out. A plan has the same form for all regimes: advantages for the learner's own rollouts, extra
+rows for the loss, metrics, and the state for the next round.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mutualrl.regimes.advantages import Scale, by_prompt
 class Aligned(NamedTuple):
     """Peer's trace on the learner's T tokens.
 
-    `logprobs`: shape (T,), nats, 0 where there is none; `covered`: shape (T,), where there is one. `residual`: R, the
-    peer's mass that reached no token, nats (delta_THL is its size); `mismatched`: C_mis, the peer's tokens that it
-    comes from; `clipped`: the part of R that the clip of the trace took away.
+    `logprobs`: shape (T,), nats, 0 where not covered; `covered`: shape (T,), the tokens with a log-prob. `residual`: R,
+    the peer's mass assigned to no token, nats (delta_THL is its absolute value); `mismatched`: C_mis, the number of
+    the peer's tokens with such mass; `clipped`: the part of R removed by the clip of the trace.
     """
 
     logprobs: npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ class Aligned(NamedTuple):
 
 
 class PeerRound(Protocol):
-    """Peer's rollouts of one round, column by column (`mutualrl.see.Shard` is one)."""
+    """Peer's rollouts of one round, by column; implemented by `mutualrl.see.Shard`."""
 
     def column(self, name: str) -> list[Any]:
         """Return all values of a column of the exchange, in the writer's order."""
@@ -48,7 +48,7 @@ class PeerRound(Protocol):
 
 
 class Trace(NamedTuple):
-    """Peer's response as it was sampled: its text, whether it had ended, its ids, and a log-prob for each, nats."""
+    """Peer's response as sampled: its text, whether it had ended, its ids, and a log-prob for each, nats."""
 
     policy: str
     text: str
@@ -65,7 +65,7 @@ class Transfer(Protocol):
         ...
 
     def align(self, trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
-        """Put a peer's trace on the learner's T tokens `ids`."""
+        """Align a peer's trace with the learner's T tokens `ids`."""
         ...
 
     def text_of(self, ids: Sequence[int]) -> str:
@@ -74,7 +74,7 @@ class Transfer(Protocol):
 
 
 class NoTransfer:
-    """Transfer of a view whose regime reads no text."""
+    """Transfer for a view whose regime reads no text."""
 
     def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
         """Raise UsageError: there is no tokenizer."""
@@ -93,11 +93,11 @@ Passage = tuple[str, tuple[int, ...]]  # prompt id, the learner's token ids of a
 
 
 class Needs(NamedTuple):
-    """What a regime must know of a round beyond what the exchange holds, before it can plan.
+    """Inputs that a plan needs beyond the exchange's data.
 
-    `logprobs`, `nll`: passages that the learner scores in one batched forward without gradients, at the sampling
-    temperature and at temperature 1. `rewards`: (prompt id, text, whether it had
-    ended) for the learner's own reward functions.
+    `logprobs`, `nll`: passages that the learner scores in one batched forward pass without gradients, at the sampling
+    temperature and at temperature 1. `rewards`: (prompt id, text, whether it had ended) for the learner's own reward
+    functions.
     """
 
     logprobs: tuple[Passage, ...] = ()
@@ -106,7 +106,7 @@ class Needs(NamedTuple):
 
     @property
     def passages(self) -> int:
-        """Return how many passages go through the model."""
+        """Return the number of passages that go through the model."""
         return len(self.logprobs) + len(self.nll)
 
 
@@ -121,16 +121,16 @@ class Answers(NamedTuple):
     def split(self, needs: Needs) -> tuple[Answers, Answers]:
         """Return the answers to `needs`, which come first, and the others."""
         a, b, c = len(needs.logprobs), len(needs.nll), len(needs.rewards)
-        own = Answers(self.logprobs[:a], self.nll[:b], self.rewards[:c])
-        return own, Answers(self.logprobs[a:], self.nll[b:], self.rewards[c:])
+        first = Answers(self.logprobs[:a], self.nll[:b], self.rewards[:c])
+        return first, Answers(self.logprobs[a:], self.nll[b:], self.rewards[c:])
 
 
 @dataclass(frozen=True, slots=True)
 class GuideView:
-    """What a regime may look at before the learner samples: this rank's rollouts to come, in TRL's order.
+    """Input of a regime before the learner samples: this rank's upcoming rollouts, in TRL's order.
 
-    `prompt_ids`, `indices`: of each rollout its prompt and its place in the group. `state`: what the regime's last plan
-    left. `group`: rollouts per prompt. `max_length`: the most tokens that a completion may have.
+    `prompt_ids`, `indices`: each rollout's prompt and index in the group. `state`: from the regime's last plan.
+    `group`: rollouts per prompt. `max_length`: maximum number of tokens of a completion.
     """
 
     round: int
@@ -145,14 +145,14 @@ class GuideView:
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """All that a regime may look at: one learner, one round.
+    """Input of a regime: one learner, one round.
 
     `rollouts`: the learner's own over all its ranks, in TRL's order, with TRL's advantages and their token ids; their
-    texts are `transfer.text_of(rollout.token_ids)`. `peers`: by name. `state`: what the regime's last plan left.
-    `scale` is the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`, `mean_over` what its
-    loss is a mean over; `clip` is (epsilon_low, epsilon_high). `solutions` maps a prompt's id to the correct completion
-    that its data have, where they have one. `answers` are to what the regime's `needs` asked for. `other_prompts`: ids
-    of prompts in the learner's data that peers saw in this round and the learner did not.
+    texts are `transfer.text_of(rollout.token_ids)`. `peers`: by name. `state`: from the regime's last plan. `scale` is
+    the trainer's `scale_rewards`, `mask_truncated` its `mask_truncated_completions`, `mean_over` the unit that its loss
+    is averaged over; `clip` is (epsilon_low, epsilon_high). `solutions` maps a prompt's id to the correct completion in
+    its data, if there is one. `answers` are those to the regime's `needs`. `other_prompts`: ids of prompts in the
+    learner's data that peers saw in this round and the learner did not.
     """
 
     round: int
@@ -172,12 +172,12 @@ class RoundView:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """Return prompt id of every own rollout."""
+        """Return the prompt id of every own rollout."""
         return [rollout.prompt_id for rollout in self.rollouts]
 
     @property
     def rewards(self) -> list[float]:
-        """Return reward of every own rollout."""
+        """Return the reward of every own rollout."""
         return [rollout.reward for rollout in self.rollouts]
 
     @property
@@ -187,7 +187,7 @@ class RoundView:
 
     @property
     def lengths(self) -> list[int]:
-        """Return length of every own rollout, in tokens."""
+        """Return the length of every own rollout, in tokens."""
         return [rollout.length for rollout in self.rollouts]
 
     def own_groups(self) -> dict[str, list[float]]:
@@ -216,12 +216,12 @@ class PPO:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Ratio cut to [1 - epsilon_low, 1 + epsilon_high] of the trainer and detached: a weight on the score."""
+    """Ratio clipped to the trainer's [1 - epsilon_low, 1 + epsilon_high] and detached: a weight on the score."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpperBound:
-    """Ratio cut at `cap` from above only and detached (truncated importance sampling)."""
+    """Ratio clipped at `cap` from above only and detached (truncated importance sampling)."""
 
     cap: float = 1.0
 
@@ -236,9 +236,9 @@ class SequenceLevel:
 
 @dataclass(frozen=True, slots=True)
 class Stepwise:
-    """One ratio s per row, exp of the mean log-ratio over its tokens, cut from above at 1 and from below tighter with
-    each mini-batch: c = clamp(s, 1 - low + step * m, 1), m = index of the optimizer step in the round. The objective is
-    c * detach(c)^alpha * A. `max_log_ratio` bounds |log s|. Source: HACPO, arXiv 2603.02604."""
+    """One ratio s per row, exp of the mean log-ratio over its tokens, clipped from above at 1 and from below at a bound
+    that rises with each mini-batch: c = clamp(s, 1 - low + step * m, 1), m = index of the optimizer step in the round.
+    The objective is c * detach(c)^alpha * A. `max_log_ratio` bounds |log s|. Source: HACPO, arXiv 2603.02604."""
 
     low: float = 0.2
     step: float = 0.025
@@ -253,15 +253,15 @@ Mean = Literal["pool", "rows", "tokens", "prompts"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtraRow:
-    """Row that joins the learner's loss beside its own rollouts, on the learner's T tokens.
+    """Row that joins the learner's loss along with its own rollouts, on the learner's T tokens.
 
-    loss "nll": weight * NLL at temperature 1, averaged over `mean`: the "rows", the "tokens" or the "prompts" of an
-    optimizer step; of "rows" and "prompts" a row's NLL is its mean per token, or with `reduce` "sum" its sum.
+    loss "nll": weight * NLL at temperature 1, averaged over `mean`: the "rows", "tokens" or "prompts" of an optimizer
+    step; for "rows" and "prompts" a row's NLL is its mean per token, or its sum with `reduce` "sum".
     loss "policy_gradient": weight * advantage under `bound`, in one mean with the learner's own rollouts (`mean`
     "pool": TRL's normaliser over own and extra rows together).
 
-    `mask`, shape (T,): the tokens that count in the loss; None: all. `logprobs`, shape (T,), nats: of the behaviour
-    policy; None: the learner's own at the start of the round. `text`: for the log of what was learnt from whom.
+    `mask`, shape (T,): the tokens in the loss; None: all. `logprobs`, shape (T,), nats: of the behaviour policy; None:
+    the learner's own at the start of the round. `text`: for the log of rescues.
     """
 
     prompt_id: str
@@ -279,17 +279,17 @@ class ExtraRow:
 
     @property
     def covered(self) -> npt.NDArray[np.bool_]:
-        """Return the mask, written out."""
+        """Return the mask as an array."""
         return np.ones(len(self.token_ids), dtype=np.bool_) if self.mask is None else self.mask
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Result of a regime for the learner's round.
+    """Output of a regime for the learner's round.
 
-    `advantages`: of the own rollouts, in the view's order, in place of TRL's; None keeps those. `rows` join the loss.
-    `metrics` go to the log under their names. `state`: JSON values, given to the next round's view and kept in
-    checkpoints; None keeps what there is.
+    `advantages`: of the own rollouts, in the view's order, replacing TRL's; None keeps TRL's. `rows` join the loss.
+    `metrics` are logged under their names. `state`: JSON values, passed to the next round's view and saved in
+    checkpoints; None keeps the current state.
     """
 
     advantages: tuple[float, ...] | None = None
@@ -302,9 +302,9 @@ class Plan:
 class RowStatistics:
     """Statistics of the extra rows of one optimizer step, over all ranks.
 
-    `nll`: mean NLL per token over the nll rows, nats; None without any. `ratios`: learner over behaviour policy of each
-    counted token of the policy-gradient rows; empty without any. `low`, `high`: the trainer's clip, 1 - epsilon_low and
-    1 + epsilon_high. `by_policy`: the ratios by the policy that the rows come from.
+    `nll`: mean NLL per token over the nll rows, nats; None without any. `ratios`: learner over behaviour policy, for
+    each unmasked token of the policy-gradient rows; empty without any. `low`, `high`: the trainer's clip, 1 -
+    epsilon_low and 1 + epsilon_high. `by_policy`: the ratios by source policy.
     """
 
     nll: float | None
@@ -314,28 +314,28 @@ class RowStatistics:
     by_policy: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
 
 
-# ---- plans from outside
+# ---- validation of plans
 
 
 def plain_state(state: Mapping[str, Any], regime: str) -> dict[str, Any]:
-    """Return the state as a checkpoint would give it back, so that a live run and a resumed one see the same.
+    """Return the state as restored from a checkpoint, so that a live run and a resumed one see the same.
 
-    Raises RegimeError for a state that JSON does not give back as it was.
+    Raises RegimeError for a state that JSON does not preserve.
     """
     try:
         copy: dict[str, Any] = json.loads(json.dumps(dict(state), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise RegimeError(
-            f"regime {regime!r}: its state is not JSON ({error}); expected text keys and JSON values"
+            f"regime {regime!r}: its state is not JSON ({error}); expected string keys and JSON values"
         ) from None
     if copy != dict(state):
-        raise RegimeError(f"regime {regime!r}: its state changes through JSON; expected text keys, lists and no tuples")
+        raise RegimeError(f"regime {regime!r}: its state changes in JSON; expected string keys, lists and no tuples")
     return copy
 
 
 def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
-    """Return the plan in plain Python numbers and NumPy arrays of the declared types, so that a checkpoint gives back
-    what was trained on. Raises RegimeError naming the first thing in it that cannot be executed."""
+    """Return the plan with plain Python numbers and NumPy arrays of the declared types, so that a checkpoint restores
+    exactly what was trained on. Raises RegimeError naming its first invalid value."""
     if not isinstance(plan, Plan):
         raise RegimeError(f"regime {regime!r}: plan returned {type(plan).__name__}, expected mutualrl.regimes.Plan")
     advantages = None
@@ -364,21 +364,21 @@ def check_plan(plan: object, view: RoundView, regime: str) -> Plan:
 
 
 def _checked_row(row: object, prompts: set[str]) -> ExtraRow:
-    """Return a row with plain values. Raises TypeError, ValueError saying what is wrong with it."""
+    """Return a row with plain values. Raises TypeError or ValueError for an invalid one."""
     if not isinstance(row, ExtraRow):
         raise TypeError(f"found {type(row).__name__}, expected mutualrl.regimes.ExtraRow")
     if row.prompt_id not in prompts:
         raise ValueError(f"prompt {row.prompt_id!r} is not in the round")
     ids = tuple(int(token) for token in row.token_ids)
     if not ids:
-        raise ValueError("has no token ids; leave out what the learner cannot encode")
+        raise ValueError("has no token ids; leave out rows that the learner cannot encode")
     mask = None if row.mask is None else np.ascontiguousarray(row.mask, dtype=np.bool_)
     logprobs = None if row.logprobs is None else np.ascontiguousarray(row.logprobs, dtype=np.float32)
     for name, values in (("mask", mask), ("logprobs", logprobs)):
         if values is not None and values.shape != (len(ids),):
             raise ValueError(f"{name} of shape {values.shape}, expected ({len(ids)},)")
     if logprobs is not None and not np.isfinite(logprobs if mask is None else logprobs[mask]).all():
-        raise ValueError("logprobs of a counted token are not finite")
+        raise ValueError("logprobs of an unmasked token are not finite")
     weight, advantage = float(row.weight), float(row.advantage)
     if not math.isfinite(weight) or not math.isfinite(advantage):
         raise ValueError(f"weight {weight}, advantage {advantage}, expected finite numbers")

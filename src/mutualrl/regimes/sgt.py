@@ -1,12 +1,12 @@
-"""Success-Gated Transfer (SGT): where a learner fails entirely and a peer succeeded, learn the peer's success.
+"""Success-Gated Transfer (SGT): if all of the learner's rollouts fail and a peer succeeds, learn the peer's success.
 
 Pure functions: rewards in, rows out. Source: paper, Section "Regime 3: Outcome-level experience sharing" and Appendix
-"Implementation details for Success-Gated Transfer". Departure: one row for each gated prompt (the appendix's
-per-example masks come to the same, since all rollouts of a gated prompt failed).
+"Implementation details for Success-Gated Transfer". Departure: one row for each gated prompt (equivalent to the
+appendix's per-example masks, since all rollouts of a gated prompt failed).
 
-Ours beyond the paper: `teacher: gold` and `teacher: own` are controls (the same gate; the data's solution, or the
-learner's own later success, in place of the peer's); `memory` lets a peer's success of an earlier round count;
-`gate: relative` is for graded rewards; `pick: fit` takes the success with the lowest NLL under the learner (GRAPE,
+Extensions of the paper: `teacher: gold` and `teacher: own` are controls (the same gate; the data's solution, or the
+learner's own later success, in place of the peer's); `memory` includes peers' successes of earlier rounds;
+`gate: relative` is for graded rewards; `pick: fit` selects the success with the lowest NLL under the learner (GRAPE,
 arXiv 2502.04194, finds that fit beats strength).
 """
 
@@ -28,32 +28,30 @@ from mutualrl.seeds import seeded
 class SGTSettings(RegimeSettings):
     """Settings of SGT; the defaults are the paper's (Section "Hyperparameters")."""
 
-    weight: float = Field(0.1, ge=0, description="lambda, the weight of the NLL beside the GRPO loss")
-    success_above: float = Field(SUCCESS_ABOVE, description="a rollout rewarded above this is a success")
-    failure_below: float = Field(0.2, description="a rollout rewarded below this is a failure")
+    weight: float = Field(0.1, ge=0, description="lambda, the weight of the NLL added to the GRPO loss")
+    success_above: float = Field(SUCCESS_ABOVE, description="a rollout with a reward above this is a success")
+    failure_below: float = Field(0.2, description="a rollout with a reward below this is a failure")
     gate: Literal["all", "any", "relative"] = Field(
-        "all", description="own rollouts that must have failed; relative: a peer's reward exceeds all own by `margin`"
+        "all", description="own rollouts that must fail; relative: a peer's reward exceeds all own rewards by `margin`"
     )
-    margin: float = Field(0.0, ge=0, description="by how much a peer must exceed the learner's best reward")
+    margin: float = Field(0.0, ge=0, description="amount by which a peer must exceed the learner's best reward")
     pick: Literal["uniform", "shortest", "fit", "first"] = Field(
-        "uniform", description="which success is learnt; fit: the one with the lowest NLL under the learner"
+        "uniform", description="choice of the success; fit: the one with the lowest NLL under the learner"
     )
     teacher: Literal["peer", "gold", "own"] = Field(
         "peer",
-        description="whose text is learnt: a peer's success, or (controls) the solution in the data, or the learner's "
+        description="source of the text: a peer's success, or (controls) the solution in the data, or the learner's "
         "own success within `memory` rounds after the gate opened",
     )
-    solution: str = Field(
-        "solution", description="column of the data whose texts are learnt; a policy may have its own"
-    )
+    solution: str = Field("solution", description="data column with the solutions; may be set per policy")
     memory: int = Field(0, ge=0, description="rounds for which a peer's success on a prompt is remembered")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="course of the weight")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="decay of the weight")
     schedule_rounds: int | None = Field(None, ge=1, description="rounds after which the weight is 0")
     reduce: Literal["mean", "sum"] = Field(
-        "mean", description="a pair's NLL over its tokens (the paper's equation has the sum)"
+        "mean", description="reduction of a pair's NLL over its tokens (sum in the paper's equation)"
     )
-    max_uses_per_prompt: int | None = Field(None, ge=1, description="pairs per prompt may give over the run")
-    normalize: Literal["pairs", "prompts"] = Field("pairs", description="what the mean NLL is a mean over")
+    max_uses_per_prompt: int | None = Field(None, ge=1, description="maximum number of pairs per prompt over the run")
+    normalize: Literal["pairs", "prompts"] = Field("pairs", description="unit that the NLL is averaged over")
 
     @model_validator(mode="after")
     def _consistent(self) -> SGTSettings:
@@ -64,11 +62,11 @@ class SGTSettings(RegimeSettings):
         if self.schedule != "constant" and self.schedule_rounds is None:
             raise ValueError(f"schedule: {self.schedule} expects schedule_rounds, the rounds after which it ends")
         if self.teacher == "own" and self.memory == 0:
-            raise ValueError("teacher: own expects memory of 1 or more: the rounds in which the success may come")
+            raise ValueError("teacher: own expects memory of 1 or more: the rounds in which the learner may succeed")
         if self.teacher == "own" and self.pick == "fit":
             raise ValueError("teacher: own has no candidates to compare; expected pick: uniform, shortest or first")
         if self.teacher == "own" and self.gate == "relative":
-            raise ValueError("teacher: own learns what is above success_above; expected gate: all or any")
+            raise ValueError("teacher: own trains on rewards above success_above; expected gate: all or any")
         return self
 
 
@@ -77,8 +75,8 @@ GOLD = "(gold)"  # no policy can have this name
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Success on a prompt: where it is (policy, rollout, round; None: this one) and its text. `ended`: it was not
-    truncated. Of the data's own solution the policy is GOLD."""
+    """Success on a prompt: its source (policy, rollout, round; None: this one) and its text. `ended`: it was not
+    truncated. The policy of the data's solution is GOLD."""
 
     policy: str
     rollout: int
@@ -97,8 +95,8 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """Prompts whose gate opened, sorted (`opened`), those that have candidates with these in the learner's vocabulary
-    (`fitted`), and the counts around them."""
+    """Prompts whose gate opened, sorted (`opened`), those with candidates in the learner's vocabulary and these
+    candidates (`fitted`), and counts."""
 
     prompts: int
     opened: tuple[str, ...]
@@ -108,13 +106,13 @@ class Gated:
 
     @property
     def gated(self) -> int:
-        """Return how many prompts' gates opened."""
+        """Return the number of prompts whose gate opened."""
         return len(self.opened)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Result of the gate in a round: prompt and draw of each pair, sorted by prompt, and the counts around them."""
+    """Pairs of a round: prompt and drawn candidate of each, sorted by prompt, and the gate's counts."""
 
     pairs: tuple[tuple[str, Fitted], ...]
     prompts: int
@@ -125,8 +123,8 @@ class Selection:
 
 def gate(own_rewards_G: Sequence[float], peer_rewards: Sequence[float], settings: SGTSettings) -> bool:
     """Return whether a prompt is rescued: own rollouts below `failure_below` (all of them, or any with `gate: any`)
-    and at least one peer rollout above `success_above`; with `gate: relative`, a peer rollout that exceeds every own by
-    more than `margin`. NaN rewards are neither."""
+    and at least one peer rollout above `success_above`; with `gate: relative`, a peer rollout above every own one by
+    more than `margin`. NaN rewards are neither failures nor successes."""
     above = bar(own_rewards_G, settings)
     if settings.gate != "relative":
         failures = [reward < settings.failure_below for reward in own_rewards_G]
@@ -137,8 +135,8 @@ def gate(own_rewards_G: Sequence[float], peer_rewards: Sequence[float], settings
 
 
 def bar(own_rewards_G: Sequence[float], settings: SGTSettings) -> float:
-    """Return the reward above which a peer's rollout may be learnt; no rollout is where the learner has no reward that
-    `gate: relative` could compare with."""
+    """Return the reward above which a peer's rollout may be learnt: infinite if `gate: relative` has no own reward to
+    compare with."""
     if settings.gate != "relative":
         return settings.success_above
     best = max((reward for reward in own_rewards_G if not math.isnan(reward)), default=math.inf)
@@ -146,8 +144,8 @@ def bar(own_rewards_G: Sequence[float], settings: SGTSettings) -> float:
 
 
 def weight_at(settings: SGTSettings, round_index: int) -> float:
-    """Return the weight of the NLL in a round: `weight`, or falling to 0 over `schedule_rounds`, linearly or as half a
-    cosine."""
+    """Return the weight of the NLL in a round: `weight`, constant or decayed to 0 over `schedule_rounds`, linearly or
+    as half a cosine."""
     if settings.schedule == "constant" or settings.schedule_rounds is None:
         return settings.weight
     progress = min(1.0, round_index / settings.schedule_rounds)
@@ -167,9 +165,9 @@ def draw_candidate(
     nll: Mapping[tuple[int, ...], float] | None = None,
 ) -> Fitted:
     """Return one success of the multiset sorted by (policy, round, rollout): a uniform draw, the shortest in tokens,
-    the first, or the one of lowest `nll` (by token ids).
+    the first, or the one with the lowest `nll` (by token ids).
 
-    The draw depends on (run seed, round, prompt, learner) alone. Raises ValueError when there is none.
+    The draw depends only on (run seed, round, prompt, learner). Raises ValueError if there is none.
     """
     if not fitted:
         raise ValueError("no candidate to draw from")
@@ -194,14 +192,14 @@ def gated_prompts(
     *,
     uses: Mapping[str, int],
 ) -> Gated:
-    """Gate every prompt of a round and put the successes on each gated one into the learner's vocabulary.
+    """Gate every prompt of a round and encode the successes on each gated one in the learner's vocabulary.
 
-    `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts
-    together). `successes(prompt_id)` gives the successes, asked for gated prompts only; `fit` turns
-    one into the learner's ids, or None when it is too long or cannot be carried (taken out before the
-    draw). `uses` counts the pairs each prompt has given so far; a prompt at its cap is skipped.
+    `own` and `peer_rewards` map a prompt id to its rewards (the learner's group; all peers' rollouts together).
+    `successes(prompt_id)` returns the successes, called for gated prompts only; `fit` returns one as the learner's ids,
+    or None if it is too long or cannot be encoded (removed before the draw). `uses` counts the pairs of each prompt so
+    far; a prompt at its cap is skipped.
     """
-    found: list[tuple[str, tuple[Fitted, ...]]] = []
+    fitted_prompts: list[tuple[str, tuple[Fitted, ...]]] = []
     opened: list[str] = []
     unencodable = spent = 0
     for prompt_id in sorted(own):
@@ -215,8 +213,8 @@ def gated_prompts(
         fitted = tuple(Fitted(c, ids) for c in candidates if (ids := fit(c)))
         unencodable += len(candidates) - len(fitted)
         if fitted:
-            found.append((prompt_id, fitted))
-    return Gated(len(own), tuple(opened), unencodable, spent, tuple(found))
+            fitted_prompts.append((prompt_id, fitted))
+    return Gated(len(own), tuple(opened), unencodable, spent, tuple(fitted_prompts))
 
 
 def select(
@@ -232,8 +230,8 @@ def select(
     uses: Mapping[str, int],
 ) -> Selection:
     """Gate every prompt of a round and draw a success for each rescued one; see `gated_prompts`."""
-    found = gated_prompts(own, peer_rewards, successes, fit, settings, uses=uses)
-    return drawn(found, settings, run_seed=run_seed, round_index=round_index, learner=learner)
+    gated = gated_prompts(own, peer_rewards, successes, fit, settings, uses=uses)
+    return drawn(gated, settings, run_seed=run_seed, round_index=round_index, learner=learner)
 
 
 def drawn(
@@ -264,22 +262,22 @@ def drawn(
 # ---- memory
 
 
-#: what is remembered of a success: policy, rollout, round, reward, text, ended
+#: remembered success: policy, rollout, round, reward, text, ended
 Remembered = list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Successes that a learner may be given in a round, by prompt: of this round and remembered ones, with the rewards
-    that open the gate."""
+    """Successes available to a learner in a round, by prompt: of this round and remembered ones, with the rewards that
+    open the gate."""
 
     rewards: Mapping[str, Sequence[float]]
     candidates: Callable[[str, float], list[Candidate]]
 
 
 def remembered(view: RoundView, settings: SGTSettings) -> dict[str, list[Remembered]]:
-    """Return what the learner remembers at the start of a round: of each peer its newest success on a prompt, from the
-    last `memory` rounds."""
+    """Return the learner's memory at the start of a round: each peer's newest success on a prompt, from the last
+    `memory` rounds."""
     before: Mapping[str, list[Remembered]] = view.state.get("memory", {})
     recent = {
         prompt_id: [entry for entry in entries if entry[2] >= view.round - settings.memory]
@@ -289,26 +287,25 @@ def remembered(view: RoundView, settings: SGTSettings) -> dict[str, list[Remembe
 
 
 def memory_after(view: RoundView, settings: SGTSettings) -> dict[str, list[Remembered]]:
-    """Return the memory with this round's successes: of several by one peer on a prompt the best, the first of
-    equals."""
+    """Return the memory with this round's successes: the best of each peer on a prompt, the first among equals."""
     memory = {prompt_id: list(entries) for prompt_id, entries in remembered(view, settings).items()}
     for name, peer in sorted(view.peers.items()):
         columns = [peer.column(c) for c in ("prompt_id", "rollout", "reward", "ended")]
         texts = peer.texts(range(len(columns[0])))
         best: dict[str, Remembered] = {}
         for (prompt_id, rollout, reward, ended), text in zip(zip(*columns, strict=True), texts, strict=True):
-            worth = text is not None and not math.isnan(reward)
-            worth = worth and (settings.gate == "relative" or reward > settings.success_above)
-            if worth and (prompt_id not in best or reward > best[prompt_id][3]):
+            eligible = text is not None and not math.isnan(reward)
+            eligible = eligible and (settings.gate == "relative" or reward > settings.success_above)
+            if eligible and (prompt_id not in best or reward > best[prompt_id][3]):
                 best[prompt_id] = [name, rollout, view.round, reward, text, ended]
         for prompt_id, entry in best.items():
-            others = [each for each in memory.get(prompt_id, []) if each[0] != name]
-            memory[prompt_id] = sorted([*others, entry], key=lambda each: (each[0], each[2]))
+            others = [other for other in memory.get(prompt_id, []) if other[0] != name]
+            memory[prompt_id] = sorted([*others, entry], key=lambda success: (success[0], success[2]))
     return memory
 
 
 def supply(view: RoundView, settings: SGTSettings) -> Supply:
-    """Return the successes of the peers in this round, and the remembered ones."""
+    """Return the peers' successes of this round, and the remembered ones."""
     rewards: dict[str, list[float]] = {}
     rows: dict[str, dict[str, list[int]]] = {}
     for name, peer in sorted(view.peers.items()):
@@ -321,24 +318,24 @@ def supply(view: RoundView, settings: SGTSettings) -> Supply:
         rewards.setdefault(prompt_id, []).extend(entry[3] for entry in entries)
 
     def candidates(prompt_id: str, above: float) -> list[Candidate]:
-        found: list[Candidate] = []
+        result: list[Candidate] = []
         for name, by_id in rows.items():
-            found += _successes(name, view.peers[name], by_id.get(prompt_id, []), above)
+            result += _successes(name, view.peers[name], by_id.get(prompt_id, []), above)
         for name, rollout, round_index, reward, text, ended in memory.get(prompt_id, []):
             if reward > above:
-                found.append(Candidate(name, rollout, text, ended, round_index))
-        return found
+                result.append(Candidate(name, rollout, text, ended, round_index))
+        return result
 
     return Supply(rewards, candidates)
 
 
 def _successes(name: str, peer: PeerRound, rows: Sequence[int], above: float) -> list[Candidate]:
-    """Return a peer's rollouts on a prompt (`rows`) that are rewarded above a bar."""
+    """Return a peer's rollouts on a prompt (`rows`) with a reward above a bar."""
     rewards, rollouts, ended = peer.column("reward"), peer.column("rollout"), peer.column("ended")
-    good = [row for row in rows if rewards[row] > above]
+    successful = [row for row in rows if rewards[row] > above]
     return [
         Candidate(name, rollouts[row], text, ended[row])
-        for row, text in zip(good, peer.texts(good), strict=True)
+        for row, text in zip(successful, peer.texts(successful), strict=True)
         if text is not None
     ]
 
@@ -348,70 +345,70 @@ def _successes(name: str, peer: PeerRound, rows: Sequence[int], above: float) ->
 
 def _gated(view: RoundView, settings: SGTSettings) -> Gated:
     """Return the gated prompts of a round with their candidates."""
-    own, given = view.own_groups(), supply(view, settings)
+    own_groups, supplied = view.own_groups(), supply(view, settings)
 
     def successes(prompt_id: str) -> list[Candidate]:
         if settings.teacher == "gold":
             text = view.solutions.get(prompt_id)
             return [] if text is None else [Candidate(GOLD, 0, text, ended=True)]
-        return given.candidates(prompt_id, bar(own[prompt_id], settings))
+        return supplied.candidates(prompt_id, bar(own_groups[prompt_id], settings))
 
     def fit(candidate: Candidate) -> tuple[int, ...] | None:
         return view.transfer.to_learner_ids(candidate.text, candidate.ended)
 
     uses: Mapping[str, int] = view.state.get("uses", {})
-    return gated_prompts(own, given.rewards, successes, fit, settings, uses=uses)
+    return gated_prompts(own_groups, supplied.rewards, successes, fit, settings, uses=uses)
 
 
 def needs(view: RoundView, settings: RegimeSettings) -> Needs:
-    """Return the candidates that `pick: fit` compares, where a prompt has more than one."""
-    chosen = _settings(settings)
-    if chosen.pick != "fit" or chosen.teacher != "peer" or weight_at(chosen, view.round) == 0:
+    """Return the candidates that `pick: fit` compares, for prompts with more than one."""
+    assert isinstance(settings, SGTSettings)
+    if settings.pick != "fit" or settings.teacher != "peer" or weight_at(settings, view.round) == 0:
         return Needs()
-    return Needs(nll=tuple(_compared(_gated(view, chosen))))
+    return Needs(nll=tuple(_compared(_gated(view, settings))))
 
 
-def _compared(found: Gated) -> list[tuple[str, tuple[int, ...]]]:
+def _compared(gated: Gated) -> list[tuple[str, tuple[int, ...]]]:
     passages = []
-    for prompt_id, fitted in found.fitted:
-        distinct = sorted({each.ids for each in fitted})
+    for prompt_id, fitted in gated.fitted:
+        distinct = sorted({candidate.ids for candidate in fitted})
         if len(distinct) > 1:
             passages += [(prompt_id, ids) for ids in distinct]
     return passages
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return the pairs of a round: gate, draw, retokenise. Texts are decoded for gated prompts alone."""
-    chosen = _settings(settings)
-    found = _gated(view, chosen)
-    if weight_at(chosen, view.round) == 0 and chosen.weight > 0:  # the schedule has ended
-        return Plan(metrics=_metrics(found, ()))
-    if chosen.teacher == "own":
-        return _own_plan(view, chosen, found)
-    nll: dict[str, dict[tuple[int, ...], float]] = {prompt_id: {} for prompt_id, _ in found.fitted}
-    if chosen.pick == "fit":
-        for (prompt_id, ids), value in zip(_compared(found), view.answers.nll, strict=True):
+    """Return the pairs of a round: gate, draw, retokenize. Texts are decoded only for gated prompts."""
+    assert isinstance(settings, SGTSettings)
+    gated = _gated(view, settings)
+    if weight_at(settings, view.round) == 0 and settings.weight > 0:  # the schedule has ended
+        return Plan(metrics=_metrics(gated, ()))
+    if settings.teacher == "own":
+        return _own_plan(view, settings, gated)
+    nll: dict[str, dict[tuple[int, ...], float]] = {prompt_id: {} for prompt_id, _ in gated.fitted}
+    if settings.pick == "fit":
+        for (prompt_id, ids), value in zip(_compared(gated), view.answers.nll, strict=True):
             nll[prompt_id][ids] = value
-        for prompt_id, fitted in found.fitted:
-            if not nll[prompt_id]:  # a single text
+        for prompt_id, fitted in gated.fitted:
+            if not nll[prompt_id]:  # only one text
                 nll[prompt_id] = {fitted[0].ids: 0.0}
-    selection = drawn(found, chosen, run_seed=view.run_seed, round_index=view.round, learner=view.learner, nll=nll)
-    rows = tuple(_row(prompt_id, pair, chosen, view.round) for prompt_id, pair in selection.pairs)
+    selection = drawn(gated, settings, run_seed=view.run_seed, round_index=view.round, learner=view.learner, nll=nll)
+    rows = tuple(_row(prompt_id, pair, settings, view.round) for prompt_id, pair in selection.pairs)
     state: dict[str, Any] = {}
-    if chosen.max_uses_per_prompt is not None:
+    if settings.max_uses_per_prompt is not None:
         state["uses"] = _counted(view.state.get("uses", {}), rows)
-    if chosen.memory and chosen.teacher == "peer":
-        state["memory"] = memory_after(view, chosen)
-    metrics = _metrics(found, rows)
-    if chosen.memory:
+    if settings.memory and settings.teacher == "peer":
+        state["memory"] = memory_after(view, settings)
+    metrics = _metrics(gated, rows)
+    if settings.memory:
         metrics["sgt/remembered"] = float(sum(row.source.round != view.round for row in rows))
     return Plan(rows=rows, metrics=metrics, state=state or None)
 
 
-def _own_plan(view: RoundView, settings: SGTSettings, found: Gated) -> Plan:
-    """Return pairs of the learner's own successes on prompts whose gate opened in one of the last `memory` rounds, one
-    per opening."""
-    waiting: dict[str, int] = {
+def _own_plan(view: RoundView, settings: SGTSettings, gated: Gated) -> Plan:
+    """Return pairs of the learner's own successes on prompts whose gate opened in the last `memory` rounds, one per
+    opening."""
+    pending: dict[str, int] = {
         prompt_id: opened
         for prompt_id, opened in view.state.get("open", {}).items()
         if opened >= view.round - settings.memory
@@ -419,7 +416,7 @@ def _own_plan(view: RoundView, settings: SGTSettings, found: Gated) -> Plan:
     uses: Mapping[str, int] = view.state.get("uses", {})
     cap = math.inf if settings.max_uses_per_prompt is None else settings.max_uses_per_prompt
     rows: list[ExtraRow] = []
-    for prompt_id in sorted(waiting):
+    for prompt_id in sorted(pending):
         fitted = []
         if uses.get(prompt_id, 0) >= cap:
             continue
@@ -441,19 +438,19 @@ def _own_plan(view: RoundView, settings: SGTSettings, found: Gated) -> Plan:
             )
             rows.append(_row(prompt_id, pair, settings, view.round))
     learnt = {row.prompt_id for row in rows}
-    waiting = {prompt_id: opened for prompt_id, opened in waiting.items() if prompt_id not in learnt}
-    waiting |= {prompt_id: view.round for prompt_id in found.opened if prompt_id not in learnt}
-    state: dict[str, Any] = {"open": waiting}
+    pending = {prompt_id: opened for prompt_id, opened in pending.items() if prompt_id not in learnt}
+    pending |= {prompt_id: view.round for prompt_id in gated.opened if prompt_id not in learnt}
+    state: dict[str, Any] = {"open": pending}
     if settings.max_uses_per_prompt is not None:
         state["uses"] = _counted(uses, rows)
-    return Plan(rows=tuple(rows), metrics=_metrics(found, rows), state=state)
+    return Plan(rows=tuple(rows), metrics=_metrics(gated, rows), state=state)
 
 
-def _metrics(found: Gated, rows: Sequence[ExtraRow]) -> dict[str, float]:
+def _metrics(gated: Gated, rows: Sequence[ExtraRow]) -> dict[str, float]:
     return {
-        "sgt/gate_rate": found.gated / max(found.prompts, 1),
+        "sgt/gate_rate": gated.gated / max(gated.prompts, 1),
         "sgt/pairs": float(len(rows)),
-        "sgt/unfit": float(found.unencodable),
+        "sgt/unfit": float(gated.unencodable),
         "sgt/extra_tokens": float(sum(len(row.token_ids) for row in rows)),
     }
 
@@ -486,8 +483,8 @@ def _settings(settings: RegimeSettings) -> SGTSettings:
 
 
 def publishes(settings: SGTSettings) -> PublishSchema:
-    """Return what the peers read: the texts of successes; with another teacher rewards alone open the gate. Under
-    `gate: relative` any text may be one."""
+    """Return the fields that peers read: the texts of successes; with another teacher, only the rewards. With
+    `gate: relative` any text may be a success."""
     if settings.teacher != "peer":
         return PublishSchema()
     above = -math.inf if settings.gate == "relative" else settings.success_above
@@ -513,7 +510,7 @@ SPEC = RegimeSpec(
         Metric("sgt/pairs", "rows", "pairs that joined the loss", role="rescues"),
         Metric("sgt/unfit", "rows", "successes that the learner cannot encode"),
         Metric("sgt/extra_tokens", "tokens", "tokens of the pairs"),
-        Metric("sgt/remembered", "rows", "pairs whose success is of an earlier round"),
+        Metric("sgt/remembered", "rows", "pairs with a success of an earlier round"),
         Metric("sgt/nll", "nats per token", "mean NLL of the pairs"),
     ),
     row_metrics=row_metrics,

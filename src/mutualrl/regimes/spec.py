@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict
 from mutualrl.records import PublishSchema
 from mutualrl.regimes.round import GuideView, Needs, Plan, RoundView, RowStatistics
 
-#: (key of the trainer's settings, what is wrong with it)
+#: (key of the trainer's settings, problem)
 Problem = tuple[str, str]
 
 
 class RegimeSettings(BaseModel):
-    """Base of the settings under `regime:` in a recipe; unknown keys are refused."""
+    """Base of the settings under `regime:` in a recipe; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
@@ -26,8 +26,8 @@ class RegimeSettings(BaseModel):
 class Metric:
     """Number that a regime logs per round or optimizer step.
 
-    `panel`: the title under which reports draw it; None: logged only. `role`: `gate_rate` (fraction of prompts whose
-    gate opened) and `rescues` (rows learnt) are what progress lines and reports ask for without knowing the regime.
+    `panel`: title of its plot in reports; None: logged only. `role`: `gate_rate` (fraction of prompts whose gate
+    opened) or `rescues` (rows learnt), by which progress lines and reports find it in any regime.
     """
 
     key: str
@@ -37,12 +37,12 @@ class Metric:
     role: Literal["gate_rate", "rescues"] | None = None
 
 
-#: the reward above which a rollout counts as a success where a regime says nothing else (paper, "Hyperparameters")
+#: default reward above which a rollout is a success (paper, "Hyperparameters")
 SUCCESS_ABOVE = 0.8
 
 
 def publishes_nothing(settings: RegimeSettings) -> PublishSchema:
-    """Publish rewards alone."""
+    """Publish only rewards."""
     return PublishSchema()
 
 
@@ -56,7 +56,7 @@ def no_problems(settings: RegimeSettings, trainer: Mapping[str, Any]) -> Sequenc
 
 
 def needs_nothing(view: RoundView, settings: RegimeSettings) -> Needs:
-    """Plan from what the exchange holds."""
+    """Plan from the exchange's data alone."""
     return Needs()
 
 
@@ -66,12 +66,12 @@ def needs_same_prompts(settings: RegimeSettings) -> bool:
 
 
 def never_late(settings: RegimeSettings) -> bool:
-    """Return False: the peers' rollouts are needed in the round itself."""
+    """Return False: the peers' rollouts are needed within the round."""
     return False
 
 
 def always_late(settings: RegimeSettings) -> bool:
-    """Return True: a peer's round may come after the learner's own."""
+    """Return True: a peer's round may arrive after the learner's own."""
     return True
 
 
@@ -84,29 +84,29 @@ def no_row_metrics(statistics: RowStatistics) -> Mapping[str, float]:
 class RegimeSpec:
     """Regime as the rest of the system sees it.
 
-    name, summary: what people call it, and one line about it.
+    name, summary: its name and a one-line description.
     settings: the pydantic model of its keys under `regime:`.
-    plan: from a view of the round to what joins the learner's update, pure; None changes nothing.
+    plan: pure function from a view of the round to additions to the learner's update; None changes nothing.
     publishes: the optional fields of a rollout that its peers read.
-    reads_peers: whether a round waits for the peers (a pool of one is refused then).
-    moves_advantages: whether the plan has advantages of its own, made from one reward per rollout.
-    reads_advantages: whether these are made from the advantages in the view, which a regime before it may have made.
-    weighs_groups: whether they carry the weight of groups that were dropped, so that none may change them afterwards.
-    pools: whether these and its rows make one batch of their own, in place of what a regime before it made.
-    needs: what the plan must know beyond that: passages for the learner to score, texts for its reward functions.
-    prefixes: token ids that each rollout to come begins with, () for one that the learner samples from its start. They
-        are masked from the loss; `Rollout.prefix` is their number.
-    same_prompts: whether all policies must have seen the same prompts in a round.
-    late: whether with these settings it can use a peer's round after its own round of that number
-        (`exchange.staleness`): it is planned again with that peer's rollouts, without the prompts that have given nll
-        rows, and the rows and the state of that plan are used.
-    solution_column: column of the data whose texts it learns; `solution` is the task's own, None where it learns none.
-    check: settings of the trainer that it cannot run with.
-    metrics: what it logs. row_metrics: what it logs of the extra rows of an optimizer step.
-    level: at which of the paper's levels experience is shared. control: whether it is a control of another regime.
-    acts_when: for settings that do nothing under some others, the setting and its value, or values, under which they
-        act.
-    variants: values of settings that make an arm another than the regime as published: an ablation, or a control.
+    reads_peers: whether a round waits for the peers (a pool of one is then rejected).
+    moves_advantages: whether the plan returns its own advantages, computed from one reward per rollout.
+    reads_advantages: whether these are computed from the view's advantages, which may come from a preceding regime.
+    weighs_groups: whether they include the weight of dropped groups, so that no later regime may change them.
+    pools: whether these and its rows form a batch of their own, replacing that of a preceding regime.
+    needs: further inputs of the plan: passages for the learner to score, texts for its reward functions.
+    prefixes: token ids with which each upcoming rollout begins, () for one without a prefix. They are masked from the
+        loss; `Rollout.prefix` is their number.
+    same_prompts: whether all policies must see the same prompts in a round.
+    late: whether, with these settings, it can use a peer's round after its own round of that number
+        (`exchange.staleness`): it plans again with that peer's rollouts, without the prompts that already gave nll
+        rows, and the rows and state of that plan are used.
+    solution_column: data column that it trains on; `solution` is the task's own, None for no column.
+    check: trainer settings that it cannot run with.
+    metrics: logged metrics. row_metrics: metrics of the extra rows of an optimizer step.
+    level: the paper's level at which experience is shared. control: whether it is a control of another regime.
+    acts_when: for a setting that has no effect under others, the other setting and the value or values under which it
+        has one.
+    variants: values of settings that make an arm an ablation or a control, rather than the regime as published.
     """
 
     name: str
@@ -133,30 +133,30 @@ class RegimeSpec:
     variants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def describe(self, settings: RegimeSettings) -> str:
-        """Return the label of reports and cards for these settings."""
+        """Return the label for these settings in reports and cards."""
         changed = changed_settings(settings.model_dump(), self.settings().model_dump(), self.acts_when)
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
     def idle_settings(self, settings: RegimeSettings) -> list[Problem]:
-        """Return (key, why) of the settings that are not the default and do nothing."""
+        """Return (key, problem) of the non-default settings that have no effect."""
         values, defaults = flat(settings.model_dump()), flat(self.settings().model_dump())
         problems = []
         for key, (other, value) in self.acts_when.items():
             if values[key] != defaults[key] and not acts(key, values, self.acts_when):
-                why = f"found {values[key]!r}, which does nothing under regime.{other}: {values[other]}"
-                under = " or ".join(map(str, value)) if isinstance(value, tuple | list) else value
-                problems.append((key, f"{why} (only under {under}); leave it out"))
+                problem = f"found {values[key]!r}, which has no effect with regime.{other}: {values[other]}"
+                effective = " or ".join(map(str, value)) if isinstance(value, tuple | list) else value
+                problems.append((key, f"{problem} (only with {effective}); leave it out"))
         return problems
 
     def staleness_problem(self, settings: RegimeSettings, staleness: int) -> str | None:
-        """Return why peers cannot be so many rounds behind, None where they can."""
+        """Return why peers cannot lag by that many rounds, None if they can."""
         if staleness == 0 or self.late(settings):
             return None
         if not self.reads_peers:
-            return f"found {staleness}, and regime {self.name!r} waits for no peer; leave it out"
+            return f"found {staleness}, but regime {self.name!r} does not wait for peers; leave it out"
         return (
-            f"found {staleness}, and regime {self.describe(settings)!r} needs the peers' rollouts in the round itself; "
-            "expected 0, or a regime that can use them late (`mutualrl regimes show NAME` says which)"
+            f"found {staleness}, but regime {self.describe(settings)!r} needs the peers' rollouts within the round; "
+            "expected 0, or a regime that can use them late (see `mutualrl regimes show NAME`)"
         )
 
     def metric(self, role: str) -> str | None:
@@ -165,7 +165,7 @@ class RegimeSpec:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings with the keys of nested ones written as `outer.inner`."""
+    """Return settings with nested keys written as `outer.inner`."""
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -176,7 +176,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with some replaced, nested ones key by key."""
+    """Return settings with some values replaced, nested ones key by key."""
     result = dict(settings)
     for key, value in own.items():
         nested = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -185,7 +185,7 @@ def merged(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 
 def acts(key: str, values: Mapping[str, Any], acts_when: Mapping[str, tuple[str, Any]]) -> bool:
-    """Return whether a setting does something, the others being `values`."""
+    """Return whether a setting has an effect among the settings `values`."""
     if key not in acts_when:
         return True
     other, value = acts_when[key]
@@ -195,19 +195,19 @@ def acts(key: str, values: Mapping[str, Any], acts_when: Mapping[str, tuple[str,
 def changed_settings(
     given: Mapping[str, Any], defaults: Mapping[str, Any], acts_when: Mapping[str, tuple[str, Any]]
 ) -> list[str]:
-    """Return `key=value` for every setting that is not the default and does something, sorted."""
-    plain, found = flat(defaults), flat(given)
-    values = {**plain, **found}
+    """Return `key=value` for every setting that is not the default and has an effect, sorted."""
+    flat_defaults, flat_given = flat(defaults), flat(given)
+    values = {**flat_defaults, **flat_given}
     return [
         f"{key}={values[key]}"
-        for key in sorted(map(str, found))
-        if key in plain and values[key] != plain[key] and acts(key, values, acts_when)
+        for key in sorted(map(str, flat_given))
+        if key in flat_defaults and values[key] != flat_defaults[key] and acts(key, values, acts_when)
     ]
 
 
 def advantage_metrics(name: str, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
-    """Return how advantages were changed: `NAME/sign_flips`, the fraction of rollouts whose advantage went between
-    strictly positive and strictly negative, and `NAME/advantage_change`, the mean size of the change."""
+    """Return how advantages were changed: `NAME/sign_flips`, the fraction of rollouts whose advantage changed
+    between strictly positive and strictly negative, and `NAME/advantage_change`, the mean absolute change."""
     old, new = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     if not old.size:
         return {}

@@ -1,12 +1,12 @@
-"""SAPO of RL Swarm: the update is made of some own groups and some groups of peers, each graded by itself.
+"""SAPO of RL Swarm: the update uses some own groups and some of the peers', with advantages within each group.
 
-Source: arXiv 2509.08721 (Swarm sAmpling Policy Optimization; not TRL's `loss_type: sapo`). Of the learner's groups I
-are kept, of the peers' J are drawn; groups without variance are dropped from both. A peer's group is graded within
-itself, by the learner's own verifier: one whose reward it denies is dropped and counted. A peer may have seen other
-prompts, as long as the learner's data have them. The loss is a mean over the kept own and the drawn rollouts.
+Source: arXiv 2509.08721 (Swarm sAmpling Policy Optimization; not TRL's `loss_type: sapo`). I of the learner's groups
+are kept and J of the peers' are drawn; groups without variance are dropped from both. A peer's group is normalised
+within itself and scored by the learner's own verifier: if the rewards differ, it is dropped and counted. A peer may
+have seen other prompts, if they are in the learner's data. The loss is a mean over the kept own and the drawn rollouts.
 
-Readings of ours: a group is what one policy sampled on one prompt; J groups are drawn uniformly from all that can be
-used. `denominator: own` is the source's (ratio 1 at the start of a round); `peer` puts the peer's aligned trace there.
+Interpretations: a group is one policy's rollouts on one prompt; J groups are drawn uniformly from all usable ones.
+`denominator: own` is the source's (ratio 1 at the start of a round); `peer` uses the peer's aligned trace.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TOLERANCE = 1e-6  # two verifiers that differ by no more agree
+TOLERANCE = 1e-6  # maximum difference between verifiers that agree
 
 
 class SwarmSettings(RegimeSettings):
-    """Settings of SAPO; the source finds as many external as local rollouts best."""
+    """Settings of SAPO; the source's best results have as many external as local rollouts."""
 
-    local: int | None = Field(None, ge=0, description="I, own groups that are kept; null: all with variance")
-    external: int | None = Field(None, ge=0, description="J, groups drawn from the peers; null: as many as are kept")
+    local: int | None = Field(None, ge=0, description="I, own groups to keep; null: all with variance")
+    external: int | None = Field(None, ge=0, description="J, peers' groups to draw; null: as many as are kept")
     denominator: Literal["own", "peer"] = Field(
-        "own", description="whose log-probs stand below a peer row's ratio: the learner's snapshot, or the peer's"
+        "own", description="log-probs in the denominator of a peer row's ratio: the learner's snapshot, or the peer's"
     )
     verify: bool = Field(True, description="score the peers' texts with the learner's own reward functions")
     anchor: Literal["span", "word", "char", "paper", "paper-fallback"] = Field(
-        "span", description="how traces are aligned (THL), under denominator: peer"
+        "span", description="how traces are aligned (THL), with denominator: peer"
     )
 
     @model_validator(mode="after")
     def _trains_on_something(self) -> SwarmSettings:
         if self.local == 0 and not self.external:
-            raise ValueError("local: 0 leaves the peers' groups alone; expected external of 1 or more")
+            raise ValueError("local: 0 leaves only the peers' groups; expected external of 1 or more")
         if self.external == 0 and (self.denominator != "own" or not self.verify):
-            raise ValueError("external: 0 takes no peer's group, and denominator and verify do nothing; leave them out")
+            raise ValueError("external: 0 draws no group: denominator and verify have no effect; leave them out")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Peer's rollout: where it is, its text, and its trace where it is published."""
+    """Peer's rollout: its index, reward and text, and its trace if published."""
 
     rollout: int
     reward: float
@@ -82,15 +82,14 @@ class Group:
 
 
 def has_variance(rewards: Sequence[float]) -> bool:
-    """Return whether the rewards that are numbers differ."""
+    """Return whether the non-NaN rewards differ."""
     values = [reward for reward in rewards if not np.isnan(reward)]
     return bool(values) and min(values) != max(values)
 
 
 def external_groups(view: RoundView, settings: SwarmSettings) -> list[Group]:
-    """Return the groups of the peers that have variance, on prompts that the learner can have, sorted by (prompt,
-    policy)."""
-    known = {*view.prompt_ids, *view.other_prompts}
+    """Return the peers' groups with variance, on prompts in the learner's data, sorted by (prompt, policy)."""
+    learner_prompts = {*view.prompt_ids, *view.other_prompts}
     columns = ["prompt_id", "rollout", "reward", "ended", "y_text"]
     columns += ["token_ids", "logprobs"] if settings.denominator == "peer" else []
     groups: list[Group] = []
@@ -100,24 +99,24 @@ def external_groups(view: RoundView, settings: SwarmSettings) -> list[Group]:
             if text is None or None in trace:
                 raise DataError(
                     f"policy {name!r} published no text or trace of rollout {rollout} on {prompt_id!r}; regime swarm "
-                    "needs them of every policy of the pool"
+                    "needs them from every policy of the pool"
                 )
             ids, logprobs = trace or (None, None)
             members.setdefault(prompt_id, []).append(Member(rollout, reward, text, ended, ids, logprobs))
-        groups += [Group(name, prompt_id, tuple(m)) for prompt_id, m in members.items() if prompt_id in known]
+        groups += [Group(name, prompt_id, tuple(m)) for prompt_id, m in members.items() if prompt_id in learner_prompts]
     varied = [group for group in groups if has_variance(group.rewards)]
     return sorted(varied, key=lambda group: (group.prompt_id, group.policy))
 
 
 def needs(view: RoundView, settings: RegimeSettings) -> Needs:
-    """Return the texts of the groups that may be drawn, for the learner's own verifier."""
-    chosen = _settings(settings)
-    if not chosen.verify or chosen.external == 0:
+    """Return the texts of the groups that may be drawn, for the learner's verifier."""
+    assert isinstance(settings, SwarmSettings)
+    if not settings.verify or settings.external == 0:
         return Needs()
     return Needs(
         rewards=tuple(
             (group.prompt_id, member.text, member.ended)
-            for group in external_groups(view, chosen)
+            for group in external_groups(view, settings)
             for member in group.members
         )
     )
@@ -126,49 +125,49 @@ def needs(view: RoundView, settings: RegimeSettings) -> Needs:
 def verified(groups: Sequence[Group], rewards: Sequence[float]) -> list[Group]:
     """Return the groups whose rewards the learner's verifier confirms; `rewards` in the order of `needs`."""
     confirmed = []
-    at = 0
+    start = 0
     for group in groups:
-        own = np.array(rewards[at : at + len(group.members)], dtype=np.float64)
-        at += len(group.members)
-        if np.allclose(own, group.rewards, rtol=0, atol=TOLERANCE, equal_nan=True):
+        scores = np.array(rewards[start : start + len(group.members)], dtype=np.float64)
+        start += len(group.members)
+        if np.allclose(scores, group.rewards, rtol=0, atol=TOLERANCE, equal_nan=True):
             confirmed.append(group)
     return confirmed
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return the batch of a round: own groups that are kept, the peers' groups that are drawn."""
-    chosen = _settings(settings)
+    """Return the batch of a round: the kept own groups and the drawn peer groups."""
+    assert isinstance(settings, SwarmSettings)
     own = by_prompt(view.prompt_ids, view.rewards)
-    kept = _drawn(view, "local", sorted(p for p, rewards in own.items() if has_variance(rewards)), chosen.local)
-    groups = external_groups(view, chosen) if chosen.external != 0 else []
-    found = len(groups)
-    if chosen.verify and chosen.external != 0:
+    kept = _drawn(view, "local", sorted(p for p, rewards in own.items() if has_variance(rewards)), settings.local)
+    groups = external_groups(view, settings) if settings.external != 0 else []
+    varied = len(groups)
+    if settings.verify and settings.external != 0:
         groups = verified(groups, view.answers.rewards)
-    denied = found - len(groups)
-    if found and not groups:
+    denied = varied - len(groups)
+    if varied and not groups:
         logger.warning(
-            "round %d: the learner's reward functions deny all %d groups of the peers; do they depend on tokens, "
-            "time or chance? (regime.verify: false takes the peers' rewards)",
-            *(view.round, found),
+            "round %d: the learner's reward functions reject all %d groups of the peers; do they depend on tokens, "
+            "time or randomness? (regime.verify: false uses the peers' rewards)",
+            *(view.round, varied),
         )
     encoded: list[list[tuple[ExtraRow, float]]] = []
     for group in groups:
-        members = _rows(view, chosen, group)
+        members = _rows(view, settings, group)
         if members is not None:
             encoded.append(members)
-    count = len(kept) if chosen.external is None else chosen.external
+    count = len(kept) if settings.external is None else settings.external
     drawn = _drawn(view, "external", encoded, count)
 
     batch_std = standard_deviation(view.rewards)
     rows: list[ExtraRow] = []
     for members in drawn:
         rewards = [reward for _, reward in members]
-        graded = pool_advantages(rewards, rewards, scale=view.scale, batch_standard_deviation=batch_std)
-        rows += [replace(row, advantage=float(a)) for (row, _), a in zip(members, graded, strict=True)]
-    left = set(kept)
-    factor = kept_factor(view, left, rows)
+        values = pool_advantages(rewards, rewards, scale=view.scale, batch_standard_deviation=batch_std)
+        rows += [replace(row, advantage=float(a)) for (row, _), a in zip(members, values, strict=True)]
+    kept_prompts = set(kept)
+    factor = kept_factor(view, kept_prompts, rows)
     advantages = [
-        factor * advantage if prompt_id in left else 0.0
+        factor * advantage if prompt_id in kept_prompts else 0.0
         for prompt_id, advantage in zip(view.prompt_ids, view.advantages, strict=True)
     ]
     return Plan(
@@ -187,8 +186,8 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
 
 
 def kept_factor(view: RoundView, kept: set[str], rows: Sequence[ExtraRow]) -> float:
-    """Return what turns the trainer's mean over all own and extra rows into the mean without the dropped groups: rows
-    of the round over rows that are kept (tokens, where the loss is a mean over tokens)."""
+    """Return the factor that turns the trainer's mean over all own and extra rows into the mean without the dropped
+    groups: rows of the round over kept rows (tokens, if the loss is a mean over tokens)."""
 
     def size(rollout: Rollout) -> int:
         if view.mean_over == "rows":
@@ -196,21 +195,21 @@ def kept_factor(view: RoundView, kept: set[str], rows: Sequence[ExtraRow]) -> fl
         return 0 if view.mask_truncated and not rollout.ended else rollout.length
 
     own = sum(size(rollout) for rollout in view.rollouts)
-    left = sum(size(rollout) for rollout in view.rollouts if rollout.prompt_id in kept)
+    remaining = sum(size(rollout) for rollout in view.rollouts if rollout.prompt_id in kept)
     extra = sum(1 if view.mean_over == "rows" else int(row.covered.sum()) for row in rows)
-    return (own + extra) / (left + extra) if left + extra else 1.0
+    return (own + extra) / (remaining + extra) if remaining + extra else 1.0
 
 
-def _drawn(view: RoundView, what: str, items: Sequence[T], count: int | None) -> list[T]:
-    """Return `count` of the items, drawn without replacement, in their order; all where there are no more."""
+def _drawn(view: RoundView, label: str, items: Sequence[T], count: int | None) -> list[T]:
+    """Return `count` of the items, drawn without replacement, in their order; all if there are no more."""
     if count is None or count >= len(items):
         return list(items)
-    order = seeded(view.run_seed, view.round, what, view.learner).permutation(len(items))
+    order = seeded(view.run_seed, view.round, label, view.learner).permutation(len(items))
     return [items[i] for i in sorted(order[:count].tolist())]
 
 
 def _rows(view: RoundView, settings: SwarmSettings, group: Group) -> list[tuple[ExtraRow, float]] | None:
-    """Return a group on the learner's tokens, with its rewards; None where the learner cannot have a member."""
+    """Return a group on the learner's tokens, with its rewards; None if the learner cannot use a member."""
     rows = []
     for member in group.members:
         ids = view.transfer.to_learner_ids(member.text, member.ended)
@@ -224,7 +223,7 @@ def _rows(view: RoundView, settings: SwarmSettings, group: Group) -> list[tuple[
             trace = Trace(group.policy, member.text, member.ended, member.token_ids, member.logprobs)
             aligned = view.transfer.align(trace, ids, settings.anchor)
             logprobs, mask = aligned.logprobs.astype(np.float32), aligned.covered
-        if view.mask_truncated and not member.ended:  # as TRL does with own rows: graded, not in the loss
+        if view.mask_truncated and not member.ended:  # as TRL masks own rows: in the group, not in the loss
             mask = np.zeros_like(mask)
         row = ExtraRow(
             prompt_id=group.prompt_id,
@@ -240,13 +239,8 @@ def _rows(view: RoundView, settings: SwarmSettings, group: Group) -> list[tuple[
     return rows
 
 
-def _settings(settings: RegimeSettings) -> SwarmSettings:
-    assert isinstance(settings, SwarmSettings)
-    return settings
-
-
 def check(settings: SwarmSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return (key, what is wrong with it) for trainer settings under which dropped groups could not leave the mean."""
+    """Return (key, problem) for a loss whose mean cannot exclude dropped groups."""
     if trainer.get("loss_type") == "bnpo":
         problem = "found 'bnpo', a mean per micro-batch, from which regime swarm cannot drop groups; expected 'grpo'"
         return [("loss_type", problem)]
@@ -254,7 +248,7 @@ def check(settings: SwarmSettings, trainer: Mapping[str, Any]) -> list[Problem]:
 
 
 def publishes(settings: SwarmSettings) -> PublishSchema:
-    """Return what the peers read: texts, and with `denominator: peer` ids and log-probs."""
+    """Return the fields that peers read: texts, and with `denominator: peer` ids and log-probs."""
     if settings.denominator == "own":
         return PublishSchema.of("text")
     return PublishSchema.of("text", "token_ids", "logprobs")
@@ -262,7 +256,7 @@ def publishes(settings: SwarmSettings) -> PublishSchema:
 
 SPEC = RegimeSpec(
     name="swarm",
-    summary="some own groups and some of the peers', each graded by itself (SAPO of RL Swarm)",
+    summary="some own groups and some of the peers', with advantages within each group (SAPO of RL Swarm)",
     settings=SwarmSettings,
     publishes=publishes,
     plan=plan,
@@ -274,9 +268,9 @@ SPEC = RegimeSpec(
     check=check,
     metrics=(
         Metric("swarm/local", "groups", "own groups that were kept"),
-        Metric("swarm/external", "groups", "groups of peers that joined the batch"),
-        Metric("swarm/denied", "groups", "groups of peers whose rewards the learner's verifier denies"),
-        Metric("swarm/unfit", "groups", "groups of peers that the learner cannot encode"),
+        Metric("swarm/external", "groups", "peers' groups that joined the batch"),
+        Metric("swarm/denied", "groups", "peers' groups whose rewards the learner's verifier rejects"),
+        Metric("swarm/unfit", "groups", "peers' groups that the learner cannot encode"),
         Metric("swarm/rows", "rows", "peer rows that joined the batch"),
         Metric("swarm/extra_tokens", "tokens", "tokens of the peer rows"),
         Metric("swarm/other_prompts", "prompts", "prompts of the peer rows that the learner did not sample itself"),

@@ -1,7 +1,7 @@
-"""Cross-Policy GRPO advantage sharing (XGRPO): own rollouts, graded by the rewards of the whole pool.
+"""Cross-Policy GRPO advantage sharing (XGRPO): own rollouts, with advantages over the whole pool.
 
 Source: paper, Section "Regime 2: Value-level experience sharing" and Section "Hyperparameters" (mix 0.2, length
-correction 0.1). The paper states the mixing rule in prose; its convex reading is ours:
+correction 0.1). The paper states the mixing rule in prose; its convex form is our interpretation:
 
     A = (1 - mix) * A_local + mix * A_pool
     A *= (mean length of the group / max(1, own length)) ** length_correction
@@ -27,18 +27,18 @@ MARGIN = "xgrpo/variance_margin"
 class XGRPOSettings(RegimeSettings):
     """Settings of XGRPO; the defaults of `mix` and `length_correction` are the paper's."""
 
-    mix: float = Field(0.2, ge=0, le=1, description="share of the pool's advantage in the learner's")
+    mix: float = Field(0.2, ge=0, le=1, description="weight of the pool's advantage in the learner's")
     length_correction: float = Field(0.1, description="strength of the correction for long responses; 0: none")
-    advantage_clip: float | None = Field(5.0, gt=0, description="bound on the advantage's size; null: none")
-    scale: Scale | None = Field(None, description="what A_pool is divided by; null: as trainer.scale_rewards")
-    baseline: Baseline = Field("mean", description="what A_pool subtracts: the pool's mean, or without the rollout")
+    advantage_clip: float | None = Field(5.0, gt=0, description="bound on the absolute advantage; null: none")
+    scale: Scale | None = Field(None, description="divisor of A_pool; null: trainer.scale_rewards")
+    baseline: Baseline = Field("mean", description="baseline of A_pool: the pool's mean, with or without the rollout")
     pool: Literal["matched", "shuffled"] = Field(
-        "matched", description="shuffled: the control in which the peers' rewards belong to other prompts"
+        "matched", description="shuffled: control with the peers' rewards assigned to other prompts"
     )
 
 
 def effective_advantages(local_G: Floats, pooled_G: Floats, lengths_G: Floats, settings: XGRPOSettings) -> Floats:
-    """Return the module's three lines for the rollouts of one prompt; all of shape (G,), lengths in tokens."""
+    """Apply the module's three formulas to the rollouts of one prompt; all of shape (G,), lengths in tokens."""
     advantages = (1.0 - settings.mix) * local_G + settings.mix * pooled_G
     advantages = advantages * (lengths_G.mean() / np.maximum(1.0, lengths_G)) ** settings.length_correction
     bound = np.inf if settings.advantage_clip is None else settings.advantage_clip
@@ -47,7 +47,7 @@ def effective_advantages(local_G: Floats, pooled_G: Floats, lengths_G: Floats, s
 
 
 def shuffled(bags: Mapping[str, Sequence[float]], rng: np.random.Generator) -> dict[str, Sequence[float]]:
-    """Return the bags of rewards, dealt to the prompts in a random order (paper, Section "Pooled normalization vs.
+    """Return the bags of rewards, assigned to the prompts in random order (paper, Section "Pooled normalization vs.
     shuffled-pool control")."""
     prompts = sorted(bags)
     order = rng.permutation(len(prompts))
@@ -70,7 +70,7 @@ def pooled(
 
 
 def peer_bags(peers: Mapping[str, PeerRound]) -> dict[str, list[float]]:
-    """Return all peers' rewards by prompt, the peers in the order of their names."""
+    """Return all peers' rewards by prompt, the peers sorted by name."""
     bags: dict[str, list[float]] = {}
     for _, peer in sorted(peers.items()):
         for prompt, rewards in by_prompt(peer.column("prompt_id"), peer.column("reward")).items():
@@ -79,7 +79,7 @@ def peer_bags(peers: Mapping[str, PeerRound]) -> dict[str, list[float]]:
 
 
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
-    """Return the learner's effective advantages. Only rewards are read; every peer text gives the same plan."""
+    """Return the learner's effective advantages. Only the peers' rewards are read, not their texts."""
     assert isinstance(settings, XGRPOSettings)
     bags: Mapping[str, Sequence[float]] = peer_bags(view.peers)
     if settings.pool == "shuffled":
@@ -106,8 +106,8 @@ def variance_margin(
     of the gradient, below 0 it raises it (paper, Theorem "When pooled XGRPO normalization reduces variance").
 
     With baselines that leave rollout i out, the difference is the mean of |s_i|^2 ((r_i - b_n)^2 - (r_i - b_pool)^2)
-    / 2. The squared norm of a response's score is taken as proportional to its length: the scores of its tokens are
-    uncorrelated. None without a group of two scored rollouts and a peer.
+    / 2. The squared norm of a response's score is assumed to be proportional to its length (uncorrelated token
+    scores). None without a group of two scored rollouts and a peer's.
     """
     weighted = total = 0.0
     for prompt, rewards in own.items():
@@ -115,27 +115,27 @@ def variance_margin(
         scored = [(r, n) for r, n in zip(rewards, lengths[prompt], strict=True) if not np.isnan(r)]
         if len(scored) < 2 or not others:
             continue
-        of_own, of_all = sum(r for r, _ in scored), sum(r for r, _ in scored) + sum(others)
+        own_sum, pool_sum = sum(r for r, _ in scored), sum(r for r, _ in scored) + sum(others)
         for reward, length in scored:
-            local = (of_own - reward) / (len(scored) - 1)
-            pool = (of_all - reward) / (len(scored) - 1 + len(others))
+            local = (own_sum - reward) / (len(scored) - 1)
+            pool = (pool_sum - reward) / (len(scored) - 1 + len(others))
             weighted += length * ((reward - local) ** 2 - (reward - pool) ** 2) / 2
             total += length
     return weighted / total if total else None
 
 
 def check(settings: XGRPOSettings, trainer: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with settings of the pool's advantage where it has no share."""
-    plain = XGRPOSettings()
-    idle = [key for key in ("scale", "baseline", "pool") if getattr(settings, key) != getattr(plain, key)]
-    if settings.mix > 0 or not idle:
+    """Return (key, problem) for settings of the pool's advantage that `mix: 0` disables."""
+    defaults = XGRPOSettings()
+    disabled = [key for key in ("scale", "baseline", "pool") if getattr(settings, key) != getattr(defaults, key)]
+    if settings.mix > 0 or not disabled:
         return []
-    return [("regime.mix", f"found 0, under which regime.{idle[0]} does nothing; expected more than 0")]
+    return [("regime.mix", f"found 0, with which regime.{disabled[0]} has no effect; expected more than 0")]
 
 
 SPEC = RegimeSpec(
     name="xgrpo",
-    summary="own rollouts, graded by the rewards of the whole pool",
+    summary="own rollouts, with advantages over the rewards of the whole pool",
     settings=XGRPOSettings,
     plan=plan,
     moves_advantages=True,
