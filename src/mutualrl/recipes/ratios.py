@@ -43,13 +43,11 @@ def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[s
         return []
     biased = "the regime's importance ratios" if traced else "TRL's correction between vLLM and the trainer"
     fix = "" if traced else ", or set vllm_importance_sampling_correction: false"
-    return [
-        (
-            key,
-            f"found {value!r}, which biases {biased}; expected {DEFAULT_SAMPLING.get(key, ('nothing',))[0]!r}{alternative}",
-        )
-        for key, value in non_default_sampling(settings).items()
-    ]
+    problems = []
+    for key, value in non_default_sampling(settings).items():
+        expected = DEFAULT_SAMPLING.get(key, ("nothing",))[0]
+        problems.append((key, f"found {value!r}, which biases {biased}; expected {expected!r}{fix}"))
+    return problems
 
 
 def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) -> list[tuple[str, str]]:
