@@ -381,7 +381,7 @@ def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here:
     message = " ".join(summary["notes"])
     assert "runs of different tasks (arithmetic, math) are not compared" in message
     assert "not matched: run.steps is 20 (a, d); 40 (c)" in message
-    assert "grpo: a seed is there twice" in message
+    assert "grpo: duplicate seeds" in message
     assert "Run b" in page.text
     for made in ("a", "b", "c", "d"):
         runs.append(made_run(tmp_path / f"{made}2", task=f"task-{made}"))

@@ -36,7 +36,7 @@ MOST_ARMS = 6  # in one panel
 
 
 def _main(arms: Arms) -> Arms:
-    """Return the arms of the main figures: with many arms, only each regime as published; the rest have other figures."""
+    """Return the arms of the main figures: of many arms, each regime as published; others have separate figures."""
     probes = _probe_arms(arms)
     return probes if len(arms) > MOST_ARMS and len(probes) > 1 else arms
 

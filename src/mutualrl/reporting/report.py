@@ -67,7 +67,7 @@ def write_report(
             tables = [report_tables.arms(comparison)]
             sections.append(PageSection(comparison.name, notes, tables, drawing(multi_run.figures(comparison, slug))))
     if pools := multi_run.across(groups):
-        sections.append(PageSection("Pool by pool", (), (), drawing(pools)))
+        sections.append(PageSection("By pool", (), (), drawing(pools)))
     if bars := _distillations(distilled):
         sections.append(PageSection("Sequential distillation", (), (), drawing(bars)))
     rescue_rows, rescue_notes = rescues.collect_rescues(runs)
