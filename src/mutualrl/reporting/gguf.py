@@ -24,8 +24,8 @@ class Converter(NamedTuple):
 
 
 def require_converter(kind: str) -> Converter:
-    """Return llama.cpp's converter. Raises UsageError for an unsupported data type, MachineError if the converter is not
-    installed: it is not a dependency of this package, as it has its own."""
+    """Return llama.cpp's converter. Raises UsageError for an unsupported data type, MachineError if the converter is
+    missing: it is not a dependency of this package, because of its own dependencies."""
     if kind not in TYPES:
         raise UsageError(f"--gguf {kind}: expected one of {', '.join(TYPES)}")
     path = shutil.which(CONVERTER)
