@@ -213,11 +213,11 @@ def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
     assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (20, 80)
     head = next(path for kind, n, path in shipped() if (kind, n) == ("paper", name)).read_text()
     assert f"mutualrl train paper/{name}" in head
-    assert "# Makes: " in head
+    assert "# Reproduces: " in head
 
 
 def test_every_figure_of_the_paper_that_needs_training_has_its_recipes() -> None:
-    makes = {n: path.read_text().split("# Makes: ")[1].splitlines()[0] for k, n, path in shipped() if k == "paper"}
+    makes = {n: path.read_text().split("# Reproduces: ")[1].splitlines()[0] for k, n, path in shipped() if k == "paper"}
     wanted = {
         "probe comparison": {"2qwen-sgt", "2qwen-xgrpo", "2qwen-prp"},
         "the baseline of every figure on 2Qwen": {"2qwen-grpo"},
