@@ -106,8 +106,8 @@ def test_a_result_of_another_shape_is_named_before_a_summary_is_written(copy: Pa
 @pytest.mark.parametrize(
     ("name", "noted"),
     [
-        ("policies/ada/metrics.jsonl", "policies/ada/metrics.jsonl is left out: it is not what the policy wrote"),
-        ("policies/ada/rescues.jsonl", "policies/ada/rescues.jsonl is left out: it is not what the policy wrote"),
+        ("policies/ada/metrics.jsonl", "policies/ada/metrics.jsonl is left out: its bytes do not match its checksum"),
+        ("policies/ada/rescues.jsonl", "policies/ada/rescues.jsonl is left out: its bytes do not match its checksum"),
         ("policies/ada/result.json", "policies/ada/result.json is left out"),
         ("policies/ada/before.json", "policies/ada/before.json is left out"),
         ("summary.json", "summary.json is left out"),

@@ -129,7 +129,7 @@ class Layers:
     def _set_of_policy(self, key: str, value: Any, shown: str) -> None:
         policies = self.value.get("policies")
         if not isinstance(policies, list):
-            return  # assignments alone: no pool is merged yet
+            return  # only assignments so far, no pool
         names = [str(policy.get("name")) if isinstance(policy, dict) else "" for policy in policies]
         rest = key.removeprefix("policies.")
         matches = [name for name in names if name and rest.startswith(f"{name}.")]  # a name may contain dots
@@ -265,10 +265,10 @@ def _anchored(layer: Layer, directory: Path) -> Layer:
         if not isinstance(value, str) or not value or value.startswith(("tiny:", "/", "~")):
             return value
         try:
-            beside = user_path(directory / value)
+            candidate = user_path(directory / value)
         except UsageError:
             return value  # validation of the key reports it
-        return str(beside.resolve()) if beside.exists() else value
+        return str(candidate.resolve()) if candidate.exists() else value
 
     policies = layer.get("policies")
     if isinstance(policies, list):

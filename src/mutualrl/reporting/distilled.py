@@ -18,7 +18,7 @@ def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figur
         for name, learner_result in part(result, "learners").items()
         if isinstance(learner_result, dict)
     }
-    labels: dict[str, None] = {}
+    labels: dict[str, Any] = {}
     for learner_result in learners.values():
         labels |= dict.fromkeys(part(learner_result, "bars"))
     bars = []

@@ -38,7 +38,7 @@ class Visits:
 
 
 def collect_rescues(runs: Sequence[Run]) -> tuple[list[JsonObject], list[str]]:
-    """Return the rescues of all runs in chronological order, as records for the page, and notes on missing data.
+    """Return the rescues of all runs by run and step, as records for the page, and notes on missing data.
 
     A rescue: `run`, `policy`, `step`, `prompt`, `own` (text, reward), `peer`, `answer`, and `later`: the first later
     visit with a correct rollout, else the last visit; None if the prompt did not recur, UNKNOWN if it may have in

@@ -230,7 +230,7 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
                 notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
         if summary is not None and result is None:
             problem = "was lost during the run" if name in (summary.get("lost") or ()) else "has no readable result"
-            notes.append(f"policy {name!r} {problem}: its curve ends early and it has no final accuracy")
+            notes.append(f"policy {name!r} {problem}: its curve ends at its last step and it has no final accuracy")
         policies[name] = PolicyRun(
             name, models.get(name, ""), metrics, rescues, _checked(files.before, info, notes, root), result, rule
         )
@@ -448,7 +448,7 @@ def _lines(path: Path, recorded: FileSum | None, notes: list[str], root: Path) -
         notes.append(f"{where} is left out: {_short(error, path)}")
         return ()
     if recorded is not None and hashlib.sha256(data[: recorded.bytes]).hexdigest() != recorded.sha256:
-        notes.append(f"{where} is left out: it is not what the policy wrote")
+        notes.append(f"{where} is left out: its bytes do not match its checksum")
         return ()
     rows: list[Row] = []
     bad: list[int] = []
