@@ -237,7 +237,7 @@ def test_version(cli: Cli) -> None:
         (["--regime", "sgt", "--set", "exchange.staleness=-1"], "exchange.staleness"),
         (
             ["--regime", "sgt", "--set", "exchange.heartbeat_seconds=5"],
-            "heartbeat_seconds is of an exchange in a bucket",
+            "heartbeat_seconds requires an exchange in a bucket",
         ),
     ],
 )

@@ -94,10 +94,10 @@ def test_nothing_is_written_over(cli_here: Cli, tmp_path: Path, name: str) -> No
     [
         ((), 2, "found 0 models, expected two or more; name each with --model MODEL"),
         (("--model", "tiny:ada"), 2, "found 1 models, expected two or more"),
-        (("--model", "tiny:ada", "--model", "x/ada"), 2, "two policies are called 'ada'"),
+        (("--model", "tiny:ada", "--model", "x/ada"), 2, "two policies are named 'ada'"),
         (TWO, 2, "give --task NAME (mutualrl tasks ls), or --data FILE with your own rows"),
         ((*TWO, "--task", "arithmetic", "--data", "rows.jsonl"), 2, "--task arithmetic generates its own problems"),
-        ((*TWO, "--data", "few.jsonl"), 2, "training prompts are left, a round needs 16"),
+        ((*TWO, "--data", "few.jsonl"), 2, "training prompts remain, a round needs 16"),
         (("--model", "~nobody-here/a", "--model", "tiny:bob", "--task", "arithmetic"), 2, "cannot be used"),
         ((*TWO, "--data", "none.jsonl"), 2, "none.jsonl"),
         ((*TWO, "--task", "no-such-task"), 2, "no-such-task"),

@@ -71,7 +71,7 @@ def test_what_is_no_run_is_refused_by_name(server: Server, unbroken: FinishedRun
     empty = server.bucket()
     refused = cli("watch", empty)
     assert refused.returncode == 2
-    assert "holds no run" in refused.stderr
+    assert "contains no run" in refused.stderr
     mirror(empty, RunDirectory(unbroken.path))
     nobody = cli("report", empty)
     assert nobody.returncode == 2

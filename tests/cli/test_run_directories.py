@@ -119,7 +119,7 @@ def test_recipes_that_are_no_recipes(cli: Cli, tmp_path: Path) -> None:
         assert words in done.stderr
     done = cli("train", "paper/none")
     assert done.returncode == 2
-    assert "unknown recipe of the paper 'none'; expected one of: 2qwen-" in done.stderr
+    assert "unknown paper recipe 'none'; expected one of: 2qwen-" in done.stderr
 
 
 def test_a_port_in_use_is_named(cli: Cli) -> None:
@@ -162,7 +162,7 @@ def test_what_a_kill_left_of_a_start_can_be_thrown_away(cli: Cli, tmp_path: Path
             tmp_path / name,
             *extra,
         )
-        assert "training prompts are left, a round needs" in done.stderr
+        assert "training prompts remain, a round needs" in done.stderr
     assert not list(tmp_path.glob("*/recipe.yaml")) or (cut / "recipe.yaml").exists()
 
 
@@ -213,11 +213,11 @@ def test_every_paper_recipe_plans_for_its_hardware_and_says_what_is_missing(
     assert (recipe["run"]["validate_every"], recipe["run"]["save_every"]) == (20, 80)
     head = next(path for kind, n, path in shipped() if (kind, n) == ("paper", name)).read_text()
     assert f"mutualrl train paper/{name}" in head
-    assert "# Makes: " in head
+    assert "# Reproduces: " in head
 
 
 def test_every_figure_of_the_paper_that_needs_training_has_its_recipes() -> None:
-    makes = {n: path.read_text().split("# Makes: ")[1].splitlines()[0] for k, n, path in shipped() if k == "paper"}
+    makes = {n: path.read_text().split("# Reproduces: ")[1].splitlines()[0] for k, n, path in shipped() if k == "paper"}
     wanted = {
         "probe comparison": {"2qwen-sgt", "2qwen-xgrpo", "2qwen-prp"},
         "the baseline of every figure on 2Qwen": {"2qwen-grpo"},
@@ -244,7 +244,7 @@ def test_the_gold_control_needs_solutions_in_the_data(cli_here: Cli, tmp_path: P
     done = cli_here(*wanted, "--steps", "1")
     assert done.returncode == 2
     assert "of 60 training prompts of task 'dataset'" in done.stderr or "of 61 training" in done.stderr
-    assert "have none and 0 one that does not earn the reward" in done.stderr
+    assert "have none and 0 have one that does not earn the reward" in done.stderr
     assert "expected a field 'solution' that ends in" in done.stderr
     assert not (tmp_path / "runs").exists()
     done = cli_here(*wanted[:-1], "regime.teacher=silver", "--steps", "1")

@@ -130,7 +130,7 @@ def test_runs_are_listed_in_every_state(cli_here: Cli, tmp_path: Path) -> None:
     for command in (("report", "runs/grpo"), ("compare", "runs/grpo"), ("watch", "runs/grpo")):
         done = cli_here(*command)
         assert done.returncode == 2
-        assert "there is none; `mutualrl train --run-dir " in done.stderr
+        assert "it does not exist; `mutualrl train --run-dir " in done.stderr
 
 
 def test_watching_ends_with_the_run(cli_here: Cli, tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_a_run_that_lacks_a_round_is_refused_unless_the_rounds_are_named(
     assert len(rounds) > 1
     rounds[-1].unlink()
     done = cli_here("complementarity", "--run", copy)
-    assert (done.returncode, "policy bob: 1 round(s) that it had published are missing" in done.stderr) == (2, True)
+    assert (done.returncode, "policy bob: 1 published round(s) are missing" in done.stderr) == (2, True)
     assert cli_here("complementarity", "--run", copy, "--rounds", "0").returncode == 0
 
 

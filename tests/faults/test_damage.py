@@ -106,12 +106,12 @@ def test_a_result_of_another_shape_is_named_before_a_summary_is_written(copy: Pa
 @pytest.mark.parametrize(
     ("name", "noted"),
     [
-        ("policies/ada/metrics.jsonl", "policies/ada/metrics.jsonl is left out: it is not what the policy wrote"),
-        ("policies/ada/rescues.jsonl", "policies/ada/rescues.jsonl is left out: it is not what the policy wrote"),
+        ("policies/ada/metrics.jsonl", "policies/ada/metrics.jsonl is left out: its bytes do not match its checksum"),
+        ("policies/ada/rescues.jsonl", "policies/ada/rescues.jsonl is left out: its bytes do not match its checksum"),
         ("policies/ada/result.json", "policies/ada/result.json is left out"),
         ("policies/ada/before.json", "policies/ada/before.json is left out"),
         ("summary.json", "summary.json is left out"),
-        ("recipe.yaml", "its recipe.yaml is missing, or was changed"),
+        ("recipe.yaml", "its recipe.yaml is missing or was changed"),
     ],
 )
 def test_a_flipped_bit_is_left_out_of_a_report_with_a_word(copy: Path, cli_here: Cli, name: str, noted: str) -> None:

@@ -236,4 +236,4 @@ def test_verify_misses_rounds_that_a_checkpoint_says_were_published(finished: Ru
         done = cli("exchange", "verify", copy)
         assert done.returncode == 6, done.stdout
         assert "policy ada: " in done.stderr
-        assert "that it had published are missing" in done.stderr
+        assert "published round(s) are missing" in done.stderr

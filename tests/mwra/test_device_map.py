@@ -60,7 +60,7 @@ def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
         ("policies: {ada: {gpus: [1], memory: 2.0}, bob: {gpus: [0]}}", "policies.ada.memory"),
         ("policies: {}", "policies"),
         ("gpus: [0]", "gpus"),
-        ("- a", "expected keys and values"),
+        ("- a", "expected a mapping of keys to values"),
         ("policies: [", "line 1"),
     ],
 )

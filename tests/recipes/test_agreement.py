@@ -104,7 +104,7 @@ def test_every_difference_is_named_with_both_values_and_rollouts_may_differ() ->
 
 def test_too_few_prompts_for_a_round_are_refused() -> None:
     require_enough(prompts(4), PLAN.prompts)
-    with pytest.raises(DataError, match=r"3 training prompts are left, a round needs 4.*round.prompts lower"):
+    with pytest.raises(DataError, match=r"3 training prompts remain, a round needs 4.*lower round.prompts"):
         require_enough(prompts(3), PLAN.prompts)
 
 
@@ -120,7 +120,7 @@ def test_a_solution_that_does_not_earn_the_reward_is_left_out_with_a_warning(cap
         gold = solutions(recipe("regime.teacher=gold"), "ada", rows)
     assert len(gold) == 19
     assert "bad" not in gold
-    assert "0 have none and 1 one that does not earn the reward, such as 'bad'" in caplog.text
+    assert "0 have none and 1 have one that does not earn the reward, e.g. 'bad'" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_shipped_recipe_is_meant_unless_a_file_of_that_name_is_there(
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "2qwen-sgt").write_text("")
     assert recipe_file(Path("paper/2qwen-sgt")) == Path("paper/2qwen-sgt")
-    with pytest.raises(RecipeError, match=r"unknown recipe of the paper 'nonsense'; expected one of: .*2qwen-sgt"):
+    with pytest.raises(RecipeError, match=r"unknown paper recipe 'nonsense'; expected one of: .*2qwen-sgt"):
         recipe_file(Path("paper/nonsense"))
     with pytest.raises(RecipeError, match=r"pool file not found: ./gone.yaml"):
         find("pools", "./gone.yaml")

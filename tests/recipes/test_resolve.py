@@ -176,9 +176,9 @@ def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
         ('policies: [{name: a, model: "tiny:ada"}, {name: a, model: "tiny:bob"}]', "two policies are named 'a'"),
         ("policies: {a: b", "line 1"),
         ("a: 1\na: 2", "duplicate key 'a'"),
-        ("- 1", "expected keys and values"),
-        ("", "expected keys and values"),
-        ("!!bool foo", "a value cannot be read"),
+        ("- 1", "expected a mapping of keys to values"),
+        ("", "expected a mapping of keys to values"),
+        ("!!bool foo", "invalid value"),
         ("policies: " + "[" * 3000, "nested too deeply"),
         ("a: &x [1]\nb: *x", "aliases (*name) are not supported"),
         ("policies: [{name: a, model: 'not a hub id!'}]", "model not found"),
@@ -186,7 +186,7 @@ def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
         ("policies: [{name: a, model: ~nosuchuser/m}]", "cannot be used"),
         ('policies: [{name: a, model: "a\\0b"}]', "holds a NUL"),
         ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
-        ("1: 2", "a key must be text"),
+        ("1: 2", "a key must be a string"),
     ],
 )
 def test_a_wrong_pool_file_is_refused(tmp_path: Path, text: str, words: str) -> None:

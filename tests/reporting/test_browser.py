@@ -109,10 +109,10 @@ def test_the_browser_of_rescues_pages_and_filters(cli_here: Cli, tmp_path: Path,
     status = browser.find_element("id", "rescue-status")
     assert status.text == "1 to 10 of 26 rescues"
     first = texts(browser, ".rescue")[0]
-    assert "ada, step 1, learnt from bob" in first
+    assert "ada, step 1, learned from bob" in first
     assert "1+1:" in first
     assert "Own answers (2)" in first
-    assert "(nothing)" in first
+    assert "(empty)" in first
     assert "in round 1: 1 of 1 correct" in first
     browser.find_element("id", "rescue-on").click()
     browser.find_element("id", "rescue-on").click()
@@ -127,7 +127,7 @@ def test_the_browser_of_rescues_pages_and_filters(cli_here: Cli, tmp_path: Path,
     assert status.text == "1 to 1 of 1 rescues"
     assert "7+1:" in texts(browser, ".rescue")[0]
     browser.find_element("id", "rescue-search").send_keys("nothing of the kind")
-    assert status.text == "No rescue passes these filters"
+    assert status.text == "No rescues match these filters"
 
 
 def test_hostile_text_is_shown_as_text_and_nothing_is_fetched(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
@@ -247,7 +247,7 @@ def test_the_answer_comes_first_and_a_rescue_shows_where_its_texts_differ(
     with_rescues(run, "ada", [rescue(1, own=own, answer=" 15 then \\boxed{15}"), rescue(2, own=[], answer="4")])
     opened(browser, page_of(cli_here, run))
     heads = texts(browser, "h2")
-    assert (heads[0], heads[-3:]) == ("What came out", ["Rescues", "Tables", "How it was made"])
+    assert (heads[0], heads[-3:]) == ("Result", ["Rescues", "Tables", "How it was made"])
     places = [
         element.rect["y"]
         for element in browser.find_elements("css selector", ".verdict, figure, .rescue, table.sortable")
@@ -277,7 +277,7 @@ def test_long_answers_are_compared_and_empty_ones_are_named(cli_here: Cli, tmp_p
     marks = [each.text for each in first.find_elements("css selector", "mark")]
     assert len(marks) == 2
     assert len(second.find_elements("css selector", "mark")) == 4000
-    assert "(nothing)" in third.text
+    assert "(empty)" in third.text
 
 
 def test_a_page_is_used_with_the_keyboard_alone(cli_here: Cli, tmp_path: Path, browser: Any) -> None:

@@ -162,7 +162,7 @@ def test_a_model_that_the_converter_does_not_know_leaves_nothing(
     run = run_with_models(tmp_path / "r", base, **{"config.json": '{"model_type": "unheard-of"}'})
     done = cli_here("export", run, "--to", "out", "--policy", "ada", "--gguf", "f16")
     words = " ".join(done.stderr.split())
-    assert (done.returncode, "does not convert its model: NotImplementedError: Architecture" in words) == (4, True)
+    assert (done.returncode, "cannot convert its model: NotImplementedError: Architecture" in words) == (4, True)
     assert "\x1b" not in done.stderr
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -177,7 +177,7 @@ def test_without_the_converter_and_with_code_or_adapters_there_is_no_gguf_file(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     request.getfixturevalue("converter")
-    for name, words in (("modeling_own.py", "has code of its own"), ("adapter_config.json", "is an adapter")):
+    for name, words in (("modeling_own.py", "has custom code"), ("adapter_config.json", "is an adapter")):
         own = run_with_models(tmp_path / name, base, **{name: "{}"})
         done = cli_here("export", own, "--to", "out", "--gguf", "f16")
         assert (done.returncode, words in " ".join(done.stderr.split())) == (4, True)

@@ -332,8 +332,8 @@ def test_torn_and_damaged_lines_are_said_and_the_rest_is_shown(cli_here: Cli, tm
     metrics.write_text("".join(lines) + '{"step": 21, "rew')
     page, data, summary = reported(cli_here, run)
     message = " ".join(summary["notes"])
-    assert "policies/ada/metrics.jsonl: its last line has no end" in message
-    assert "policies/ada/metrics.jsonl: 2 lines are no records (4, 7)" in message
+    assert "policies/ada/metrics.jsonl: its last line is incomplete" in message
+    assert "policies/ada/metrics.jsonl: 2 lines are not valid records (4, 7)" in message
     lines_of = {
         (p["title"], line["label"]): line["x"] for f in data["figures"] for p in f["panels"] for line in p["lines"]
     }
@@ -353,7 +353,7 @@ def test_runs_of_another_version_without_records_or_of_nothing(cli_here: Cli, tm
     assert any("'ada' has no step" in note for note in summary["notes"])
     (empty / "recipe.yaml").write_text("{")
     _, _, summary = reported(cli_here, empty)
-    assert any("recipe.yaml is missing, or was changed" in note for note in summary["notes"])
+    assert any("recipe.yaml is missing or was changed" in note for note in summary["notes"])
     set_recipe(empty, "{")
     _, _, summary = reported(cli_here, empty)
     assert any("recipe.yaml is missing" in note for note in summary["notes"])
@@ -381,7 +381,7 @@ def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here:
     message = " ".join(summary["notes"])
     assert "runs of different tasks (arithmetic, math) are not compared" in message
     assert "not matched: run.steps is 20 (a, d); 40 (c)" in message
-    assert "grpo: a seed is there twice" in message
+    assert "grpo: duplicate seeds" in message
     assert "Run b" in page.text
     for made in ("a", "b", "c", "d"):
         runs.append(made_run(tmp_path / f"{made}2", task=f"task-{made}"))
@@ -466,7 +466,7 @@ def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(c
     metrics = lost / "policies" / "bob" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:6]))
     page, data, text = reported(cli_here, whole, lost, "--out", "page")
-    assert "policy 'bob' was lost on the way" in said(text)
+    assert "policy 'bob' was lost during the run" in said(text)
     (row,) = page.tables["table-2-1"][1:]
     assert row[3:6] == ["0.505 ± 0.007", "0.520", "0.510"]  # bob, and so the pool, of the whole run alone
     probe = {
@@ -482,7 +482,7 @@ def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(c
     _, data, text = reported(cli_here, whole)
     assert data["runs"][0]["state"] == "ended"
     assert "summary.json is left out: its bytes do not match its checksum" in said(text)
-    assert "it finished, and has no summary" in said(text)
+    assert "it finished but has no readable summary" in said(text)
 
 
 def test_reaching_grpos_accuracy_counts_from_step_0_and_from_finished_runs(cli_here: Cli, tmp_path: Path) -> None:
@@ -566,7 +566,7 @@ def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
     (locked / ".node-0.lock").mkdir()
     _, data, summary = reported(cli_here, locked)
     assert data["runs"][0]["state"] == "unknown"
-    assert "whether it is running cannot be seen" in said(summary)
+    assert "cannot determine whether it is running" in said(summary)
     listed = json.loads(cli_here("runs", "ls", tmp_path / "runs", "--json").stdout)
     assert len(listed["runs"]) == len(runs) + 1
     for bad in ({"learners": {"a": 5}}, {"learners": {"a": {"bars": {"sgt": {"relative": float("nan")}}}}}):

@@ -113,4 +113,4 @@ def test_panels_that_are_zero_throughout_are_named_and_not_drawn(tmp_path: Path)
     titles = [panel.title for figure in figures for panel in figure.panels]
     assert "PPO KL" not in titles
     assert "entropy" in titles
-    assert "Zero throughout, and not drawn: PPO KL" in figures[0].caption
+    assert "Zero throughout and not drawn: PPO KL" in figures[0].caption

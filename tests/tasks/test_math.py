@@ -68,7 +68,7 @@ def test_a_file_too_small_for_a_held_out_row_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
     path = rows(tmp_path / "a.jsonl", {"problem": "p1", "answer": "1"})
     recipe = resolve(Request(pool=str(tmp_path / "p.yaml"), task="math", data=path))
-    with pytest.raises(DataError, match=r"has no validation prompts; give more data, or name task.validation_data"):
+    with pytest.raises(DataError, match=r"has no validation prompts; provide more data or set task.validation_data"):
         load_recipe_prompts(recipe, "validation")
 
 

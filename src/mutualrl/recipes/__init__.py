@@ -1,4 +1,4 @@
-"""Recipe: its schema, its loading, and the recipes that ship with mutualrl. No torch."""
+"""Recipes: schema, loading, and the recipes shipped with mutualrl. No torch."""
 
 from mutualrl.recipes.layers import recipe_root, shipped, templates
 from mutualrl.recipes.resolve import Request, dump, load, load_run, resolve, revise

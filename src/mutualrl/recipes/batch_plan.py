@@ -1,4 +1,4 @@
-"""Batch plan: how many prompts a round has, and how TRL's batching keys follow from it and the devices."""
+"""Batch plan: prompts per round, and TRL's batching keys derived from it and the devices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from mutualrl.errors import RecipeError
 from mutualrl.recipes.schema import Recipe
 
-#: TRL's own keys for the size of a round
+#: TRL's keys for the size of a round
 OWN_BATCHING = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 TRL_DEFAULT_BATCH = 8  # per_device_train_batch_size of TRL and transformers
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Numbers of one policy: rows are completions. `micro_batches` is TRL's gradient_accumulation_steps,
+    """Batch plan of one policy; a row is one completion. `micro_batches` is TRL's gradient_accumulation_steps,
     `micro_batches * optimizer_steps` its steps_per_generation."""
 
     prompts: int
@@ -38,24 +38,24 @@ def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
     """Return the batch plan of a policy on `processes` ranks.
 
     rows of a round = prompts * rollouts = per_device * processes * micro_batches * optimizer_steps.
-    Raises RecipeError when that cannot be met in whole numbers.
+    Raises RecipeError if this has no integer solution.
     """
     trainer = recipe.trainer_settings(policy)
     rollouts = int(trainer.get("num_generations", 8))
     if recipe.round.prompts is None:
         return _from_trl_keys(trainer, policy, rollouts, processes)
-    both = [key for key in OWN_BATCHING if key in trainer]
-    if both:
+    conflicting = [key for key in OWN_BATCHING if key in trainer]
+    if conflicting:
         raise RecipeError(
             [
-                f"policy {policy!r}: trainer.{both[0]} and round.prompts both say how large a round is; leave "
-                f"trainer.{both[0]} out (it follows from round.prompts, round.optimizer_steps and the devices), or use "
-                "TRL's keys alone with round.prompts=null"
+                f"policy {policy!r}: trainer.{conflicting[0]} and round.prompts both set the size of a round; omit "
+                f"trainer.{conflicting[0]} (derived from round.prompts, round.optimizer_steps and the devices), or use "
+                "only TRL's keys, with round.prompts=null"
             ]
         )
     rows = recipe.round.prompts * rollouts
-    share = rows // (recipe.round.optimizer_steps * processes)
-    per_device = int(trainer.get("per_device_train_batch_size", min(TRL_DEFAULT_BATCH, max(share, 1))))
+    per_process = rows // (recipe.round.optimizer_steps * processes)
+    per_device = int(trainer.get("per_device_train_batch_size", min(TRL_DEFAULT_BATCH, max(per_process, 1))))
     unit = per_device * processes * recipe.round.optimizer_steps
     if rows % unit:
         raise RecipeError(
@@ -69,7 +69,7 @@ def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
 
 
 def _from_trl_keys(trainer: dict[str, Any], policy: str, rollouts: int, processes: int) -> BatchPlan:
-    """Return the plan that TRL makes of its own keys (GRPOConfig.__post_init__)."""
+    """Return the plan that TRL derives from its own keys (GRPOConfig.__post_init__)."""
     per_device = int(trainer.get("per_device_train_batch_size", TRL_DEFAULT_BATCH))
     micro_batches = int(trainer.get("gradient_accumulation_steps", 1))
     per_generation = trainer.get("steps_per_generation")
@@ -81,8 +81,8 @@ def _from_trl_keys(trainer: dict[str, Any], policy: str, rollouts: int, processe
         raise RecipeError(
             [
                 f"policy {policy!r}: a round of {slices} micro-batches of {per_device} x {processes} completions must "
-                f"hold whole optimizer steps ({micro_batches} micro-batches each) and whole groups of {rollouts}; "
-                "change trainer.steps_per_generation, or set round.prompts and leave TRL's batching keys out"
+                f"contain whole optimizer steps ({micro_batches} micro-batches each) and whole groups of {rollouts}; "
+                "change trainer.steps_per_generation, or set round.prompts and omit TRL's batching keys"
             ]
         )
     return BatchPlan(rows // rollouts, rollouts, per_device, micro_batches, slices // micro_batches)

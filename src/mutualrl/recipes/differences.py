@@ -1,4 +1,4 @@
-"""Differences between two resolved recipes, and which of their keys decide what a run computes."""
+"""Differences between two resolved recipes, and the keys that determine what a run computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mutualrl.plugins import without_directory
 from mutualrl.recipes import Recipe
 from mutualrl.regimes import SEPARATOR
 
-#: keys that may change between two sessions: they decide how the run is kept and watched, not what it computes
+#: keys that may change between two sessions: they affect storage and supervision, not what the run computes
 HARMLESS = frozenset(
     {
         "run.max_restarts",
@@ -33,7 +33,7 @@ HARMLESS = frozenset(
 
 
 def changed_keys(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return keys in which two resolved recipes differ, with both values."""
+    """Return the keys in which two resolved recipes differ, with both values."""
     changed = differing(by_dotted_key(old.model_dump(mode="json")), by_dotted_key(new.model_dump(mode="json")))
     changed.pop("run.dir", None)
     return changed
@@ -46,7 +46,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tu
 
 
 def by_dotted_key(value: Any, at: str = "") -> dict[str, object]:
-    """Return the leaves of a recipe by dotted key; a policy's by its name."""
+    """Return the leaves of a recipe by dotted key, with policies keyed by name."""
     if isinstance(value, dict):
         pairs = [(f"{at}.{key}" if at else key, item) for key, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
@@ -56,16 +56,16 @@ def by_dotted_key(value: Any, at: str = "") -> dict[str, object]:
     return {key: leaf for path, item in pairs for key, leaf in by_dotted_key(item, path).items()}
 
 
-#: keys of a recipe that may differ between the policies of a run: where things are, and how they are kept
-_OF_ONE_MACHINE = re.compile(
+#: keys of a recipe that may differ between the policies of a run: paths, storage, placement
+_PER_MACHINE = re.compile(
     r"pool|run\.(?!seed|steps|epochs|publish).*|hardware\..*|launch\..*|exchange\.(?!staleness).*|task\.(data|validation_data)|"
     r"policies\..*\.(model|revision|parameters)|(policies\..*\.)?trainer\.(per_device_.*|gradient_accumulation_steps)"
 )
 
 
 def decisive(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys of a resolved recipe that all policies of a run must have alike. Of the user's code not where it
-    lies: its content is in the fingerprint."""
+    """Return the keys of a resolved recipe that must be equal for all policies of a run. The directory of the user's
+    code is not compared: its content is in the fingerprint."""
     values = by_dotted_key(recipe.model_dump(mode="json"))
     code = {"task.name": recipe.task.name, "regime.name": recipe.regime_name}
     values |= {key: SEPARATOR.join(map(without_directory, name.split(SEPARATOR))) for key, name in code.items()}
@@ -73,4 +73,4 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     values["task.tools"] = [without_directory(path) for path in recipe.task.tools]
     if recipe.task.environment is not None:
         values["task.environment"] = without_directory(recipe.task.environment)
-    return {key: value for key, value in values.items() if not _OF_ONE_MACHINE.fullmatch(key)}
+    return {key: value for key, value in values.items() if not _PER_MACHINE.fullmatch(key)}

@@ -1,4 +1,4 @@
-"""Layers of a recipe, merged from general to particular, each key remembering where it came from."""
+"""Layers of a recipe, merged from general to specific; the source of each key is recorded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mutualrl.recipes import yaml_file
 from mutualrl.regimes import SEPARATOR, parts_of
 from mutualrl.storage.files import user_path
 
-#: a layer of a recipe, as YAML gives it
+#: a layer of a recipe, as parsed from YAML
 Layer = dict[str, Any]
 
 KINDS = ("pools", "regimes", "tasks", "paper")
 
 
 def recipe_root() -> Path:
-    """Return where the shipped recipes lie: inside an installed package, else at the top of the source tree."""
+    """Return the directory of the shipped recipes: in an installed package, else at the top of the source tree."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "_recipes"
     return installed if installed.is_dir() else package.parents[1] / "recipes"
@@ -35,16 +35,16 @@ def shipped() -> Iterator[tuple[str, str, Path]]:
 
 
 def templates() -> Iterator[tuple[str, str, Path]]:
-    """Yield what ships beside the recipes, in the same form: batch scripts and jobs of cluster schedulers."""
+    """Yield the shipped batch scripts and cluster jobs, in the same form."""
     for kind, pattern in (("kubernetes", "*.yaml"), ("skypilot", "*.yaml"), ("slurm", "*.sbatch")):
         for path in sorted((recipe_root() / kind).glob(pattern)):
             yield kind, path.stem, path
 
 
 def recipe_file(path: Path) -> Path:
-    """Return the file that `mutualrl train RECIPE` means: a path as it is, or `paper/NAME` for a shipped one.
+    """Return the file of `mutualrl train RECIPE`: the path itself, or the shipped file for `paper/NAME`.
 
-    Raises RecipeError naming those there are when it is neither.
+    Raises RecipeError, with the shipped names, for an unknown `paper/NAME`.
     """
     text = str(path)
     if path.exists() or not text.startswith("paper/") or text.endswith((".yaml", ".yml")):
@@ -52,26 +52,25 @@ def recipe_file(path: Path) -> Path:
     return find("paper", text.removeprefix("paper/"))
 
 
-#: what one of a kind is called
-_ONE = {"pools": "pool", "regimes": "regime", "tasks": "task", "paper": "recipe of the paper"}
+_SINGULAR = {"pools": "pool", "regimes": "regime", "tasks": "task", "paper": "paper recipe"}
 
 
 def find(kind: str, name: str) -> Path:
-    """Return the recipe called `name`: a file when it looks like one, else a shipped one.
+    """Return the path of recipe `name`: a file if it looks like a path, else a shipped recipe.
 
-    Raises RecipeError naming those there are.
+    Raises RecipeError, with the shipped names, if there is none.
     """
     if name.endswith((".yaml", ".yml")) or "/" in name:
         path = user_path(name)
         if not path.is_file():
-            what = "is a directory" if path.is_dir() else "not found"
-            raise RecipeError([f"{_ONE.get(kind, kind)} file {what}: {name}"])
+            problem = "is a directory" if path.is_dir() else "not found"
+            raise RecipeError([f"{_SINGULAR.get(kind, kind)} file {problem}: {name}"])
         return path.resolve()
     names = {n: p for k, n, p in shipped() if k == kind}
     if name not in names:
         raise RecipeError(
             [
-                f"unknown {_ONE.get(kind, kind)} {name!r}; expected one of: {', '.join(names)}, or the path of a "
+                f"unknown {_SINGULAR.get(kind, kind)} {name!r}; expected one of: {', '.join(names)}, or the path of a "
                 ".yaml file"
             ]
         )
@@ -79,46 +78,46 @@ def find(kind: str, name: str) -> Path:
 
 
 def _without_secrets(assignment: str) -> str:
-    """Return an assignment as messages show it: what may be a token is not repeated."""
+    """Return an assignment for messages, with the values of token keys masked."""
     return re.sub(r"((?<![a-z_])(?:hub_|use_auth_)?token\s*[=:]\s*)[^\s,}]+", r"\1...", assignment)
 
 
 @dataclass
 class Layers:
-    """Merged keys so far, and for every key path the source that set it last."""
+    """Keys merged so far, and the source that last set each key path."""
 
     value: Layer = field(default_factory=dict)
     source: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def add(self, layer: Layer, source: str) -> None:
-        """Lay `layer` over what is there: mappings merge key by key, anything else replaces. A run's length is given in
-        steps or in epochs: whichever comes last counts."""
+        """Merge `layer` over the current layers: mappings merge key by key, other values replace. `run.steps` and
+        `run.epochs` exclude each other: the last one set wins."""
         run, before = layer.get("run"), self.value.get("run")
         if isinstance(run, dict) and isinstance(before, dict):
-            for given, other in (("steps", "epochs"), ("epochs", "steps")):
-                if given in run and other not in run:
+            for key, other in (("steps", "epochs"), ("epochs", "steps")):
+                if key in run and other not in run:
                     before.pop(other, None)
         self._merge(self.value, layer, (), source)
 
     def add_file(self, path: Path) -> None:
-        """Lay a YAML file over what is there. Relative model and data paths are the file's own."""
+        """Merge a YAML file. Relative model and data paths are resolved against the file's directory."""
         self.add_layer(with_name_keys(yaml_file.read(path), str(path)), path)
 
     def add_text(self, text: str, path: Path) -> None:
-        """Add the YAML text of a run's recipe from `path`, which need not exist."""
+        """Merge the YAML text of a run's recipe from `path`, which need not exist."""
         self.add_layer(with_name_keys(yaml_file.parse_mapping(text, str(path)), str(path)), path)
 
     def add_layer(self, layer: Layer, path: Path) -> None:
-        """Lay the content of the file at `path` over what is there."""
+        """Merge the parsed content of the file at `path`."""
         self.add(_anchored(layer, path.parent), str(path))
 
     def set(self, assignment: str) -> None:
-        """Carry out `--set a.b=c`; `policies.NAME.b=c` is of one policy. Raises RecipeError when it is not of that
-        form, or the pool has no such policy."""
-        key, sign, text = assignment.partition("=")
+        """Apply `--set a.b=c`; `policies.NAME.b=c` sets a key of one policy. Raises RecipeError for any other form, or
+        if the pool has no such policy."""
+        key, equals, text = assignment.partition("=")
         parts = key.strip().split(".")
-        if not sign or not all(parts):
-            raise RecipeError([f"--set {assignment}: expected key=value, such as --set run.steps=50"])
+        if not equals or not all(parts):
+            raise RecipeError([f"--set {assignment}: expected key=value, e.g. --set run.steps=50"])
         shown = f"--set {_without_secrets(assignment)}"
         if parts[0] == "policies" and len(parts) > 1:
             self._set_of_policy(key.strip(), yaml_file.parse(text, shown), shown)
@@ -130,20 +129,20 @@ class Layers:
     def _set_of_policy(self, key: str, value: Any, shown: str) -> None:
         policies = self.value.get("policies")
         if not isinstance(policies, list):
-            return  # a layer of wishes, before any pool
+            return  # only assignments so far, no pool
         names = [str(policy.get("name")) if isinstance(policy, dict) else "" for policy in policies]
         rest = key.removeprefix("policies.")
-        named = [name for name in names if name and rest.startswith(f"{name}.")]  # a name may have dots in it
-        if not named:
+        matches = [name for name in names if name and rest.startswith(f"{name}.")]  # a name may contain dots
+        if not matches:
             raise RecipeError([f"{shown}: found {rest!r}, expected a policy and a key: {', '.join(names)}"])
-        name = max(named, key=len)
+        name = max(matches, key=len)
         index = names.index(name)
         layer = _nested(rest.removeprefix(f"{name}.").split("."), value)
         policies[index] = dict(policies[index])
         self._merge(policies[index], layer, ("policies", str(index)), shown)
 
     def source_of(self, path: tuple[str, ...]) -> str | None:
-        """Return who set the key at `path`, or the nearest key above it."""
+        """Return the source that set the key at `path`, or its nearest parent key."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.source:
                 return self.source[path[:length]]
@@ -163,7 +162,7 @@ class Layers:
 
 
 def _nested(parts: Sequence[str], value: Any) -> Layer:
-    """Return `value` under a key within a key: {a: {b: value}} for parts a, b."""
+    """Return `value` under nested keys: {a: {b: value}} for parts a, b."""
     layer: Any = value
     for part in reversed(parts):
         layer = {part: layer}
@@ -171,39 +170,39 @@ def _nested(parts: Sequence[str], value: Any) -> Layer:
 
 
 def with_name_keys(layer: Layer, source: str) -> Layer:
-    """Return `layer` with `task: math` written out as `task: {name: math}`, and `regime` likewise; a list of regimes,
-    `[xgrpo, {name: sgt, weight: 0.05}]`, as `{name: xgrpo+sgt, sgt: {weight: 0.05}}`.
+    """Return `layer` with `task: math` normalized to `task: {name: math}`, `regime` likewise, and a list of regimes,
+    `[xgrpo, {name: sgt, weight: 0.05}]`, to `{name: xgrpo+sgt, sgt: {weight: 0.05}}`.
 
-    Raises RecipeError when either is neither a name nor a mapping, or its name is not text.
+    Raises RecipeError if either is neither a name nor a mapping, or its name is not a string.
     """
     layer = dict(layer)
     if isinstance(layer.get("regime"), list):
-        layer["regime"] = _listed(layer["regime"], source)
+        layer["regime"] = _combined_section(layer["regime"], source)
     for key in ("task", "regime"):
         if key not in layer:
             continue
         value = layer[key] = {"name": layer[key]} if isinstance(layer[key], str) else layer[key]
         if not isinstance(value, dict) or not isinstance(value.get("name", ""), str):
             raise RecipeError(
-                [f"{source}: {key}: found {repr(value)[:80]}, expected a name, or keys with `name:` among them"]
+                [f"{source}: {key}: found {repr(value)[:80]}, expected a name, or a mapping with `name:`"]
             )
     return layer
 
 
-def _listed(regimes: list[Any], source: str) -> Layer:
-    """Return several regimes as one section."""
+def _combined_section(regimes: list[Any], source: str) -> Layer:
+    """Return the section of a list of regimes."""
     section: Layer = {}
     names = []
     for item in regimes:
         keys = {"name": item} if isinstance(item, str) else item
         if not isinstance(keys, dict) or not isinstance(keys.get("name"), str):
             raise RecipeError(
-                [f"{source}: regime: found {repr(item)[:80]} in the list, expected a name, or keys with `name:`"]
+                [f"{source}: regime: found {repr(item)[:80]} in the list, expected a name, or a mapping with `name:`"]
             )
         name = keys["name"]
         settings = {key: value for key, value in keys.items() if key != "name"}
         names.append(name)
-        if settings:  # of the user's own code under its import path: nothing is imported here
+        if settings:  # keyed by import path for user code, which is not imported here
             section[name] = settings
     if not names:
         raise RecipeError([f"{source}: regime: found an empty list, expected one or more regimes"])
@@ -217,15 +216,15 @@ def _with_data(section: Layer, anchor: Callable[[Any], Any]) -> Layer:
 
 
 def _with_code(section: Layer, directory: Path) -> Layer:
-    """Return a task's section with the files of its code (rewards, environment, tools) that lie beside the recipe made
-    absolute."""
+    """Return a task's section with absolute paths for its code (rewards, environment, tools) in the recipe's
+    directory."""
     anchored = dict(section)
     for key in ("reward", "environment", "tools"):
         value = section.get(key)
         if isinstance(value, str):
             anchored[key] = _beside(value, directory)
         elif isinstance(value, list):
-            anchored[key] = [_beside(each, directory) if isinstance(each, str) else each for each in value]
+            anchored[key] = [_beside(item, directory) if isinstance(item, str) else item for item in value]
     return anchored
 
 
@@ -236,7 +235,7 @@ def _anchored_member(member: Any, anchor: Callable[[Any], Any]) -> Any:
 
 
 def anchor_code(layer: Layer, directory: Path | None) -> None:
-    """Make the import paths of the user's regime and task absolute: beside the recipe in `directory`, else from the
+    """Make the import paths of the user's regime and task absolute, relative to the recipe's `directory` or else to the
     working directory."""
     for key in ("regime", "task"):
         section = layer.get(key)
@@ -253,23 +252,23 @@ def _anchored_code(name: str, directory: Path | None) -> str:
 
 
 def _beside(path: str, directory: Path) -> str:
-    """Return an import path with its file absolute, if that lies in `directory`; any other as it is."""
+    """Return an import path with its file made absolute if it is in `directory`; others unchanged."""
     file, _, name = path.rpartition(":")
-    there = directory / file
-    return f"{there.resolve()}:{name}" if file.endswith(".py") and there.is_file() else path
+    candidate = directory / file
+    return f"{candidate.resolve()}:{name}" if file.endswith(".py") and candidate.is_file() else path
 
 
 def _anchored(layer: Layer, directory: Path) -> Layer:
-    """Return `layer` with relative model and data paths that exist beside its file made absolute."""
+    """Return `layer` with absolute model and data paths where they exist in the file's directory."""
 
     def anchor(value: Any) -> Any:
         if not isinstance(value, str) or not value or value.startswith(("tiny:", "/", "~")):
             return value
         try:
-            beside = user_path(directory / value)
+            candidate = user_path(directory / value)
         except UsageError:
-            return value  # refused where the key is checked, with its name
-        return str(beside.resolve()) if beside.exists() else value
+            return value  # validation of the key reports it
+        return str(candidate.resolve()) if candidate.exists() else value
 
     policies = layer.get("policies")
     if isinstance(policies, list):

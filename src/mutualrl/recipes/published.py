@@ -1,4 +1,4 @@
-"""Rounds that the policies of a run published, as its checkpoints have it."""
+"""Rounds that the policies of a run have published, according to their checkpoints."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mutualrl.storage.rundir import RunDirectory
 
 
 def missing_rounds(run: RunDirectory, rounds: Mapping[str, Collection[int]]) -> list[str]:
-    """Return messages about missing rounds, given those that are there (`rounds`, by policy): gaps, and rounds
-    that a policy's checkpoints say it published and that some policy may still read."""
+    """Return messages about missing rounds, given the existing `rounds` by policy: gaps, and rounds that were published
+    according to the policy's checkpoints and that some policy may still read."""
     recipe = load_run(run, without_models=True)
     if not RegimeInfo.from_run(run.info().to_json()).reads_peers and recipe.run.publish != "full":
         return []  # nothing is published
@@ -21,10 +21,10 @@ def missing_rounds(run: RunDirectory, rounds: Mapping[str, Collection[int]]) -> 
     for name, root in stores.items():
         present = set(rounds.get(name, ()))
         published = Checkpoints(root).newest_cursor()
-        last = max(present, default=min(needed, published - 1) - 1)  # the newest round is never freed
+        last = max(present, default=min(needed, published - 1) - 1)  # the newest round is never pruned
         expected = {*range(needed, published), *range(min(present, default=0), last), *range(last + 1, published)}
         missing = sorted(expected - present)
         if missing:
             span = f"{missing[0]}-{missing[-1]}" if len(missing) > 1 else str(missing[0])
-            lines.append(f"policy {name}: {len(missing)} round(s) that it had published are missing ({span})")
+            lines.append(f"policy {name}: {len(missing)} published round(s) are missing ({span})")
     return lines

@@ -1,11 +1,11 @@
-"""Settings under which an importance ratio would be biased, or a regime would mean something else. No torch."""
+"""Checks for settings that bias an importance ratio or change the meaning of a regime. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: settings that cut or bend the sampling distribution, and their plain values.
+#: settings that truncate or reshape the sampling distribution, and their neutral values.
 DEFAULT_SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0, None),
     "top_k": (0, -1, None),
@@ -14,7 +14,7 @@ DEFAULT_SAMPLING: dict[str, tuple[Any, ...]] = {
 }
 
 
-#: keys of `generation_kwargs` that leave the distribution of a token as it is.
+#: keys of `generation_kwargs` that do not affect the token distribution.
 HARMLESS = frozenset(
     ("max_new_tokens", "max_tokens", "use_cache", "cache_implementation", "disable_compile", "stop", "stop_strings")
 ) | {"stop_token_ids", "pad_token_id", "bos_token_id", "eos_token_id"}
@@ -22,33 +22,36 @@ HARMLESS = frozenset(
 
 def non_default_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling settings (TRL's keys, or any key of its `generation_kwargs` not known to be harmless) that
-    are not plain."""
-    own = {key: settings[key] for key in DEFAULT_SAMPLING if key in settings}
-    given = {**own, **(settings.get("generation_kwargs") or {})}  # TRL's order: the latter win
+    are not neutral."""
+    own_keys = {key: settings[key] for key in DEFAULT_SAMPLING if key in settings}
+    sampling = {**own_keys, **(settings.get("generation_kwargs") or {})}  # as in TRL, the latter take precedence
     return {
-        key: value for key, value in given.items() if key not in HARMLESS and value not in DEFAULT_SAMPLING.get(key, ())
+        key: value
+        for key, value in sampling.items()
+        if key not in HARMLESS and value not in DEFAULT_SAMPLING.get(key, ())
     }
 
 
 def ratio_problems(settings: Mapping[str, Any], *, traced: bool) -> list[tuple[str, str]]:
-    """Return (key, what is wrong with it) for settings that bias an importance ratio.
+    """Return (key, problem) for settings that bias an importance ratio.
 
-    The learner's log-probs are of the whole distribution at the sampling temperature. Where its samples came from a cut
-    one, a ratio to a published trace (`traced`), or TRL's correction between vLLM and the trainer, is off.
+    The learner's log-probs are of the full distribution at the sampling temperature. If its samples came from a
+    truncated one, ratios to a published trace (`traced`) and TRL's correction between vLLM and the trainer are biased.
     """
     corrected = bool(settings.get("use_vllm")) and settings.get("vllm_importance_sampling_correction", True)
     if not traced and not corrected:
         return []
-    use = "the regime's importance ratios" if traced else "TRL's correction between vLLM and the trainer"
-    way_out = "" if traced else ", or set vllm_importance_sampling_correction: false"
-    return [
-        (key, f"found {value!r}, which biases {use}; expected {DEFAULT_SAMPLING.get(key, ('nothing',))[0]!r}{way_out}")
-        for key, value in non_default_sampling(settings).items()
-    ]
+    biased = "the regime's importance ratios" if traced else "TRL's correction between vLLM and the trainer"
+    fix = "" if traced else ", or set vllm_importance_sampling_correction: false"
+    problems = []
+    for key, value in non_default_sampling(settings).items():
+        expected = DEFAULT_SAMPLING.get(key, ("nothing",))[0]
+        problems.append((key, f"found {value!r}, which biases {biased}; expected {expected!r}{fix}"))
+    return problems
 
 
 def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) -> list[tuple[str, str]]:
-    """Return (key, what is wrong) where a regime computes advantages from summed rewards and TRL is told not to."""
+    """Return (key, problem) if a regime computes advantages from summed rewards and TRL is set to normalize first."""
     if moves_advantages and settings.get("multi_objective_aggregation") == "normalize_then_sum":
         return [
             (
@@ -61,7 +64,7 @@ def aggregation_problem(settings: Mapping[str, Any], *, moves_advantages: bool) 
 
 
 def server_problems(policies: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one line for each two policies that would load their weights into one vLLM server."""
+    """Return one line for each pair of policies that would load their weights into the same vLLM server."""
     seen: dict[str, str] = {}
     lines = []
     for name, settings in policies.items():
@@ -71,8 +74,8 @@ def server_problems(policies: Mapping[str, Mapping[str, Any]]) -> list[str]:
             )
             if address in seen:
                 lines.append(
-                    f"policies {seen[address]!r} and {name!r} both use the vLLM server {address}; give each a "
-                    "server of its own (policies[].trainer.vllm_server_port, or vllm_server_base_url)"
+                    f"policies {seen[address]!r} and {name!r} both use the vLLM server {address}; give each its "
+                    "own server (policies[].trainer.vllm_server_port, or vllm_server_base_url)"
                 )
             seen[address] = name
     return lines

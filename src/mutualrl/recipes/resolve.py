@@ -1,4 +1,4 @@
-"""From flags and files to one resolved recipe, or one error that names everything wrong with it."""
+"""Resolve flags and files to one recipe, or raise one error that lists every problem."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from mutualrl.tasks import TASKS, get_task
 from mutualrl.tasks.hub_data import is_hub
 from mutualrl.tasks.turns import NOT_SHARED
 
-#: where the paper's base algorithm differs from TRL's defaults (paper, Section "Hyperparameters").
+#: the paper's base algorithm (Section "Hyperparameters") where it differs from TRL's defaults.
 BASE_TRAINER: dict[str, Any] = {
     "loss_type": "grpo",
     "scale_rewards": "group",
@@ -74,7 +74,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of the command line; None and empty mean not given."""
+    """Command-line options; None and empty mean not given."""
 
     recipe: Path | None = None
     regime: str | None = None
@@ -90,32 +90,34 @@ class Request:
 def resolve(request: Request) -> Recipe:
     """Return the resolved recipe: defaults < pool < task < regime < recipe file < flags < --set.
 
-    Raises RecipeError with every problem found, each with its source, key, and what was expected.
+    Raises RecipeError with every problem found, each with its source, its key and the expected value.
     """
     if request.recipe is not None:
         request = replace(request, recipe=recipe_file(request.recipe))
-    own = {} if request.recipe is None else with_name_keys(yaml_file.read(request.recipe), str(request.recipe))
+    file_layer = {} if request.recipe is None else with_name_keys(yaml_file.read(request.recipe), str(request.recipe))
     if request.recipe is not None:
-        anchor_code(own, request.recipe.resolve().parent)
-    wishes = Layers()
+        anchor_code(file_layer, request.recipe.resolve().parent)
+    assigned = Layers()
     for assignment in request.assignments:
-        wishes.set(assignment)
+        assigned.set(assignment)
     layers = Layers()
     layers.add({"trainer": dict(BASE_TRAINER)}, "defaults")
-    pool = _pool(wishes.value) or request.pool or (None if "policies" in own else _pool(own) or "tiny")
-    if pool is not None:  # a recipe with policies of its own names its pool for people only
+    pool = _pool(assigned.value) or request.pool or (None if "policies" in file_layer else _pool(file_layer) or "tiny")
+    if pool is not None:  # if the recipe lists its own policies, its `pool` is only a label
         layers.add_file(find("pools", pool))
         layers.add({"pool": re.sub(r"[^A-Za-z0-9._-]+", "-", Path(pool).stem)[:64]}, "--pool")
     for key, flag, fallback in (("task", request.task, "arithmetic"), ("regime", request.regime, baseline().name)):
         requested = None if flag is None else _absolute(key, flag)
-        chosen = _name(wishes.value, key) or requested or _name(own, key) or _name(layers.value, key) or fallback
-        for layer in (layers.value, own):
+        chosen = (
+            _name(assigned.value, key) or requested or _name(file_layer, key) or _name(layers.value, key) or fallback
+        )
+        for layer in (layers.value, file_layer):
             if _name(layer, key) not in (None, chosen):
-                layer[key] = {}  # settings of another task or regime than the one asked for
+                layer[key] = {}  # drop the settings of a task or regime other than the requested one
         _add_shipped(layers, key, chosen)
         layers.add({key: {"name": chosen}}, f"--{key} {chosen}" if chosen == requested else "defaults")
     if request.recipe is not None:
-        recipe_layer = {key: value for key, value in own.items() if key != "pool" or pool is None}
+        recipe_layer = {key: value for key, value in file_layer.items() if key != "pool" or pool is None}
         layers.add_layer(recipe_layer, request.recipe.resolve())
     _add_flags(layers, request)
     for assignment in request.assignments:
@@ -124,9 +126,8 @@ def resolve(request: Request) -> Recipe:
 
 
 def revise(run: RunDirectory, request: Request) -> Recipe:
-    """Return the recipe of a resumed run: the run's, with `--set` and the plain flags laid over it. Where
-    the request names a recipe, pool, regime or task, it is resolved whole, as if it were new. Raises RecipeError as
-    `resolve` does."""
+    """Return the recipe of a resumed run: its own, overridden by the plain flags and `--set`. A request that names a
+    recipe, pool, regime or task is resolved as for a new run. Raises RecipeError as `resolve` does."""
     if any((request.recipe, request.pool, request.regime, request.task)):
         return resolve(request)
     layers = Layers()
@@ -150,25 +151,25 @@ def _name(layer: Layer, key: str) -> str | None:
 
 
 def _absolute(key: str, name: str) -> str:
-    """Return the name that a flag gives, its files absolute."""
+    """Return the name in a flag, with file paths made absolute."""
     parts = parts_of(name) if key == "regime" else [name]
     return SEPARATOR.join(absolute_path(part) for part in parts)
 
 
 def _add_shipped(layers: Layers, key: str, chosen: str) -> None:
-    """Add what ships of a task or regime; of several regimes each one's, its settings below its name."""
-    ships = {n for kind, n, _ in shipped() if kind == f"{key}s"}
-    if chosen in ships:
+    """Add the shipped layer of a task or regime; for several regimes, that of each, its settings under its name."""
+    shipped_names = {n for kind, n, _ in shipped() if kind == f"{key}s"}
+    if chosen in shipped_names:
         layers.add_file(find(f"{key}s", chosen))
         return
     for part in parts_of(chosen) if key == "regime" else ():
-        if part in ships:
+        if part in shipped_names:
             path = find("regimes", part)
-            layers.add_layer(_below_its_name(yaml_file.read(path)), path)
+            layers.add_layer(_nested_under_name(yaml_file.read(path)), path)
 
 
-def _below_its_name(layer: Layer) -> Layer:
-    """Return a shipped regime's layer as one of several: its settings below its name."""
+def _nested_under_name(layer: Layer) -> Layer:
+    """Return a shipped regime's layer for a list of regimes: its settings under its name."""
     section = dict(layer["regime"])
     name = section.pop("name")
     return {**layer, "regime": {name: section}}
@@ -186,13 +187,13 @@ def _add_flags(layers: Layers, request: Request) -> None:
 
 
 def data_path(path: Path) -> str:
-    """Return what `--data` names, for a recipe: an absolute path, or a reference to the hub as it is."""
+    """Return the recipe value for `--data`: an absolute path, or a hub reference unchanged."""
     return str(path) if is_hub(path) else str(user_path(path))
 
 
 def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
-    """Check all layers together. Raises RecipeError with every problem found, RegimeError for a regime that cannot be
-    imported. Without `run_code` a regime or task outside this package is not imported, and its settings not checked."""
+    """Validate the merged layers. Raises RecipeError with every problem found, RegimeError for a regime that cannot be
+    imported. Without `run_code`, regimes and tasks outside this package are neither imported nor checked."""
     problems: list[str] = []
     value = layers.value
     for key, default in (("task", TaskSection().name), ("regime", baseline().name)):
@@ -202,7 +203,7 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     _check_names(value, layers, problems, run_code=run_code)
     spec = get_regime(name) if checked else None
     if checked and is_combined(name):
-        _name_own_parts(value["regime"])
+        _key_user_regimes_by_name(value["regime"])
     for path, settings in _trainer_sections(value):
         for key, setting in settings.items():
             if (problem := problem_with(key, setting)) is not None:
@@ -224,26 +225,26 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
     return recipe
 
 
-def _name_own_parts(section: Layer) -> None:
-    """Move settings of the user's own regimes, which a list gives under their import paths, below their names."""
+def _key_user_regimes_by_name(section: Layer) -> None:
+    """Rekey the settings of the user's regimes in a list from import path to name."""
     for part in parts_of(section["name"]):
         if is_open(part) and part in section:
             section[get_regime(part).name] = section.pop(part)
 
 
 def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
-    """Return settings that are right one by one and wrong together: they would bias the regime's ratios or
+    """Return problems with settings that are valid alone but not together, e.g. those that bias the regime's ratios or
     advantages."""
     spec = recipe.spec
     try:
         schema = recipe.published
     except ValidationError:
-        return []  # the regime's own settings are wrong, and reported by themselves
+        return []  # the regime's settings are invalid, which is reported separately
     traced = schema.traced
     lines = []
     if spec.reads_peers and len(recipe.policies) < 2:
         lines.append(
-            f"regime {spec.name!r} shares between policies, and this pool has one ({recipe.policies[0].name!r}); "
+            f"regime {spec.name!r} shares between policies, but this pool has one ({recipe.policies[0].name!r}); "
             f"add a policy, or use --regime {baseline().name}"
         )
     if recipe.task.has_turns and ("text" in schema.fields or recipe.run.publish == "full"):
@@ -262,16 +263,16 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         problems += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
         problems += spec.check(recipe.regime_settings(policy.name), settings)
         for key, problem in spec.idle_settings(recipe.regime_settings(policy.name)):
-            own = key in flat(policy.regime or {})
-            section = ("policies", str(index), "regime") if own else ("regime",)
+            overridden = key in flat(policy.regime or {})
+            section = ("policies", str(index), "regime") if overridden else ("regime",)
             lines.append(_line(layers, (*section, *key.split(".")), problem))
         lora = recipe.lora_settings(policy.name)
         published = traced or recipe.run.publish == "full"
         if published and lora is not None and lora.dropout > 0 and not settings.get("use_vllm"):
             publisher = f"regime {spec.name!r}" if traced else "run.publish: full"
             problem = (
-                f"found {lora.dropout}; TRL samples with it, so that the traces which {publisher} publishes would be "
-                "another policy's; expected 0"
+                f"found {lora.dropout}; TRL samples with dropout, so the traces that {publisher} publishes would come "
+                "from a different policy; expected 0"
             )
             lines.append(_line(layers, ("lora", "dropout"), problem))
         for key, problem in problems:
@@ -282,7 +283,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
 
 
 def _regime_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
-    """Return the regime's settings for all policies, then for each policy that overrides some."""
+    """Return the regime's common settings, then those of each policy that overrides some."""
     common = {str(key): setting for key, setting in value["regime"].items() if key != "name"}
     sections: list[tuple[tuple[str, ...], Layer]] = [(("regime",), common)]
     policies = value.get("policies")
@@ -293,7 +294,7 @@ def _regime_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
 
 
 def _check_names(value: Layer, layers: Layers, problems: list[str], *, run_code: bool) -> None:
-    """Note an unknown task or regime; with `run_code` import the user's, else accept their names."""
+    """Report unknown tasks and regimes; with `run_code` import user code, else accept its names."""
     lookups: tuple[tuple[str, Callable[[str], object], list[str]], ...] = (
         ("task", get_task, list(TASKS)),
         ("regime", get_regime, list(regimes())),
@@ -325,13 +326,13 @@ def _trainer_sections(value: Layer) -> list[tuple[tuple[str, ...], Layer]]:
 
 
 def _with_round(value: Layer) -> Layer:
-    """Return `value` with a default number of prompts per round, unless TRL's own batching keys are used."""
-    trainer, round_index = value.get("trainer"), value.get("round", {})
-    if not isinstance(trainer, dict) or not isinstance(round_index, dict) or round_index.get("prompts") is not None:
+    """Return `value` with the default number of prompts per round, unless TRL's batching keys are set."""
+    trainer, round_section = value.get("trainer"), value.get("round", {})
+    if not isinstance(trainer, dict) or not isinstance(round_section, dict) or round_section.get("prompts") is not None:
         return value
     if any(key in settings for _, settings in _trainer_sections(value) for key in OWN_BATCHING):
         return value
-    return {**value, "round": {**round_index, "prompts": DEFAULT_PROMPTS}}
+    return {**value, "round": {**round_section, "prompts": DEFAULT_PROMPTS}}
 
 
 def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
@@ -339,7 +340,7 @@ def _explain(error: ValidationError, layers: Layers, prefix: tuple[str, ...], sp
     details = error.errors(include_url=False)
     for detail in details:
         if detail["type"] == "too_short" and len(details) > 1:
-            continue  # items that do not fit were left out of the count
+            continue  # the count excludes invalid items, which have their own errors
         path = (*prefix, *(str(part) for part in detail["loc"]))
         lines.append(_line(layers, path, _expectation(detail, path, spec)))
     return lines
@@ -356,7 +357,7 @@ def _expectation(detail: Any, path: tuple[str, ...], spec: RegimeSpec | None) ->
 
 
 def _keys_at(path: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
-    """Return the keys that may stand at a path. `spec`: the regime; None where its code may not be run."""
+    """Return the keys allowed at a path. `spec`: the regime; None if its code may not be run."""
     if not path:
         return list(Recipe.model_fields)
     if path[0] == "regime" or (path[0] == "policies" and path[2:3] == ("regime",)):
@@ -367,7 +368,7 @@ def _keys_at(path: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
 
 
 def _regime_keys(path: tuple[str, ...], spec: RegimeSpec | None) -> list[str]:
-    """Return the keys of a regime's settings, or of one of several regimes' below its name."""
+    """Return the keys of a regime's settings, or of one regime in a list under its name."""
     if spec is None:
         return ["name"]
     part = spec.settings.model_fields.get(path[0]) if path else None
@@ -388,13 +389,13 @@ def _line(layers: Layers, path: tuple[str, ...], problem: str) -> str:
 
 
 def dump(recipe: Recipe) -> str:
-    """Return YAML of a resolved recipe; read back with `load`, it gives the same recipe."""
+    """Return a resolved recipe as YAML; `load` reads back the same recipe."""
     value = recipe.model_dump(mode="json", exclude_none=True)
     for policy, section in zip(recipe.policies, value["policies"], strict=True):
         if recipe.lora is not None and recipe.lora_settings(policy.name) is None:
             section["lora"] = None
     if recipe.run.epochs is not None:
-        del value["run"]["steps"]  # not worked out yet
+        del value["run"]["steps"]  # not derived from the epochs yet
     return yaml_file.dump(value)
 
 
@@ -406,10 +407,9 @@ def load(path: Path) -> Recipe:
 
 
 def load_run(run: RunDirectory, *, without_models: bool = False, run_code: bool = False) -> Recipe:
-    """Return the recipe of a run. With `run_code` the user's own regime or task is imported, as to train with it; a run
-    that is only looked at runs nothing. With `without_models` it need not find the models that the run began with (the
-    run may have been made elsewhere): the model of such a policy is called `gone/NAME`. Raises as
-    `RunDirectory.recipe_text` does, and RecipeError."""
+    """Return the recipe of a run. With `run_code` the user's regime and task are imported, as for training; commands
+    that only inspect a run execute none of its code. With `without_models` a missing model directory (of a run made on
+    another machine) is replaced by `gone/NAME`. Raises RecipeError, and as `RunDirectory.recipe_text` does."""
     layers = Layers()
     layers.add_text(run.recipe_text(), run.recipe)
     hardware = layers.value.get("hardware")

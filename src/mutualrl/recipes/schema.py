@@ -1,4 +1,4 @@
-"""Recipe: pool + regime + task + trainer + run. One pydantic tree; unknown keys are refused; no torch."""
+"""Recipe: pool + regime + task + trainer + run, as one pydantic tree that rejects unknown keys. No torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ POOL_NAME = r"^[A-Za-z0-9._-]{1,64}$"
 
 
 class Section(BaseModel):
-    """Base of every section of a recipe."""
+    """Base class of recipe sections."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 def known_model(value: str) -> str:
-    """Check that a model is an embedded one (`tiny:ada`), an existing directory, or a hub id; a missing path is
-    refused."""
+    """Validate a model: an embedded one (`tiny:ada`), an existing directory, or a hub id; missing paths are
+    rejected."""
     if value.startswith("tiny:"):
         from mutualrl.tiny.spec import POLICIES
 
@@ -42,7 +42,7 @@ def known_model(value: str) -> str:
     path = user_path(value)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ValueError(f"model directory {value} has no config.json; expected what save_pretrained writes")
+            raise ValueError(f"model directory {value} has no config.json; expected the output of save_pretrained")
         return str(path.resolve())
     if path.exists() or HUB_ID.fullmatch(value) is None:
         raise ValueError(f"model not found: {value!r} is neither a directory nor a hub id (owner/name)")
@@ -50,8 +50,8 @@ def known_model(value: str) -> str:
 
 
 class LoraSection(Section):
-    """Train low-rank adapters (LoRA, `peft`) in place of the weights. The reference of the KL term is the model with
-    the adapter switched off, so that no second copy is loaded."""
+    """Low-rank adapters (LoRA, `peft`), trained in place of the weights. The KL reference is the model with the adapter
+    disabled, so no second copy is loaded."""
 
     r: int = Field(16, ge=1, description="rank")
     alpha: float = Field(32.0, gt=0, description="scale: the adapter's output is multiplied by alpha / r")
@@ -60,20 +60,20 @@ class LoraSection(Section):
 
 
 class Policy(Section):
-    """One language model of the pool. `trainer` and `regime` override the run's keys for this policy alone."""
+    """One language model of the pool. `trainer` and `regime` override the run's keys for this policy."""
 
     name: Annotated[str, Field(pattern=POLICY_NAME, max_length=64)]
     model: Annotated[str, AfterValidator(known_model)]
     revision: str | None = None
     trust_remote_code: bool = False
-    parameters: float | None = Field(None, gt=0, description="number of weights, a hint for the placement")
+    parameters: float | None = Field(None, gt=0, description="number of parameters, a hint for placement")
     lora: LoraSection | None = None
     trainer: dict[str, Any] = {}
     regime: dict[str, Any] = {}
 
 
 def _absolute(value: str) -> str:
-    """Return a resolved recipe means the same from every directory."""
+    """Return a path made absolute, so that a resolved recipe is independent of the working directory."""
     return value if is_hub(Path(value)) else str(user_path(value))
 
 
@@ -111,64 +111,68 @@ Tools = Annotated[tuple[CodePath, ...], BeforeValidator(_as_tuple), Field(strict
 
 
 class MemberSection(Section):
-    """One task of a mixture. Keys that it leaves out are the mixture's."""
+    """One task of a mixture. Omitted keys default to the mixture's."""
 
     data: UserPath | None = None
     validation_data: UserPath | None = None
     template: str | None = None
     answer: str = "answer"
-    weight: float | None = Field(None, ge=0, description="share of the training prompts; null: by size")
+    weight: float | None = Field(None, ge=0, description="relative weight in the training prompts; null: by size")
 
 
 class TaskSection(Section):
-    """Section `task`: prompts and rewards. `data` and `validation_data` are files or directories, or `hub:OWNER/NAME`,
-    where the task reads some. `reward`: `boxed`, or any TRL reward function by import path, or several (weighted by
-    `trainer.reward_weights`). `template` and `answer` are of task `dataset`, `members` are of task `mixture`.
+    """Section `task`: prompts and rewards. `data` and `validation_data`, for tasks that read data: a file, a directory
+    or `hub:OWNER/NAME`. `reward`: `boxed`, a TRL reward function by import path, or several (weighted by
+    `trainer.reward_weights`). `template` and `answer` apply to task `dataset`, `members` to task `mixture`.
     `environment` and `tools`: TRL's `environment_factory` (a class) and `tools` (functions), by import path; rollouts
-    then have several turns. With an environment `reward` may be empty, which is then its default: the environment's
-    `get_reward` is the reward."""
+    then have several turns. With an environment, `reward` defaults to empty: the environment's `get_reward` is the
+    reward."""
 
     name: str = "arithmetic"
     data: UserPath | None = None
     validation_data: UserPath | None = None
-    template: str | None = Field(None, description="the prompt, with {field} for a field of the row")
-    answer: str = Field("answer", description="the field of the row that is the answer")
-    members: dict[str, MemberSection] = Field({}, description="tasks of the mixture, by name; empty: the paper's seven")
-    max_prompt_tokens: int = Field(1024, ge=1, description="longer under any policy: dropped for all")
+    template: str | None = Field(None, description="prompt template, with {field} for a field of the row")
+    answer: str = Field("answer", description="field of the row with the answer")
+    members: dict[str, MemberSection] = Field({}, description="tasks of the mixture by name; empty: the paper's seven")
+    max_prompt_tokens: int = Field(
+        1024, ge=1, description="longer prompts, under any policy's tokenizer, are dropped for all"
+    )
     reward: Rewards = ("boxed",)
     environment: CodePath | None = Field(None, description="class of TRL's environment_factory, by import path")
     tools: Tools = Field((), description="functions that the model may call, by import path")
 
     @model_validator(mode="before")
     @classmethod
-    def _environments_reward(cls, value: Any) -> Any:
+    def _default_environment_reward(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("environment") is not None:
             return {"reward": (), **value}
         return value
 
     @model_validator(mode="after")
-    def _own_keys(self) -> TaskSection:
+    def _keys_match_task(self) -> TaskSection:
         if not self.reward and self.environment is None:
             raise ValueError(f"reward: found none; {FORM}")
         if self.name != "mixture" and self.members:
             raise ValueError(f"members: only task 'mixture' has members; this is {self.name!r}")
         if self.name != "dataset" and (self.template is not None or self.answer != "answer"):
-            raise ValueError(f"template, answer: only task 'dataset' takes them; {self.name!r} has its own template")
+            raise ValueError(
+                f"template, answer: only task 'dataset' has these keys; {self.name!r} has its own template"
+            )
         for name, member in self.members.items():
             if name not in TASKS or name == self.name:
                 known = ", ".join(task for task in TASKS if task != self.name)
                 raise ValueError(f"members: found {name!r}, expected one of: {known}")
             if name != "dataset" and (member.template is not None or member.answer != "answer"):
-                raise ValueError(f"members.{name}: only task 'dataset' takes template and answer")
+                raise ValueError(f"members.{name}: only task 'dataset' has template and answer")
         return self
 
     @property
     def has_turns(self) -> bool:
-        """Return whether a rollout may have several turns: the model's, and those of tools or an environment."""
+        """Return whether a rollout may have several turns: tools or an environment are set."""
         return self.environment is not None or bool(self.tools)
 
     def source(self, seed: int) -> TaskSource:
-        """Return where the task reads from."""
+        """Return the task's data source."""
         members = {
             name: MixtureMember(
                 TaskSource(_path(m.data), _path(m.validation_data), seed, m.template, m.answer), m.weight
@@ -179,66 +183,67 @@ class TaskSection(Section):
 
 
 class RoundSection(Section):
-    """One round is one generation batch. With `prompts` set, accumulation follows from it and the devices."""
+    """Section `round`: one generation batch. `prompts` and the devices determine gradient accumulation."""
 
     prompts: int | None = Field(None, ge=1, description="prompts per round, the same for every policy")
-    optimizer_steps: int = Field(1, ge=1, description="optimizer steps made of one round")
+    optimizer_steps: int = Field(1, ge=1, description="optimizer steps per round")
 
 
 class RunSection(Section):
-    """Run as a whole. Times are in seconds."""
+    """Section `run`: the run as a whole. Times are in seconds."""
 
     steps: int = Field(100, ge=1, le=10**9, description="optimizer steps")
     epochs: int | None = Field(
         None,
         ge=1,
-        description="passes over the training prompts, in place of steps: a run works out its steps from them",
+        description="passes over the training prompts, in place of steps, which are derived from it",
     )
     seed: int = Field(0, ge=0, le=2**31 - 1)
     dir: UserPath | None = None
-    validate_every: int = Field(5, ge=0, description="optimizer steps between validations; 0: at both ends only")
-    validation_limit: int = Field(64, ge=1, description="validation prompts at most")
-    publish: Literal["regime", "full"] = Field("regime", description="fields that go into the exchange")
-    keep_rounds: int | None = Field(None, ge=1, description="rounds of each policy kept in the exchange; null: all")
-    save_every: int = Field(20, ge=0, description="optimizer steps between checkpoints; 0: at the last step only")
-    keep_checkpoints: int = Field(2, ge=1, description="newest complete checkpoints kept, for each policy")
-    max_restarts: int = Field(2, ge=0, description="how often a policy that died is started again")
+    validate_every: int = Field(
+        5, ge=0, description="optimizer steps between validations; 0: only before and after training"
+    )
+    validation_limit: int = Field(64, ge=1, description="maximum number of validation prompts")
+    publish: Literal["regime", "full"] = Field("regime", description="fields published to the exchange")
+    keep_rounds: int | None = Field(None, ge=1, description="rounds per policy kept in the exchange; null: all")
+    save_every: int = Field(20, ge=0, description="optimizer steps between checkpoints; 0: only at the last step")
+    keep_checkpoints: int = Field(2, ge=1, description="newest complete checkpoints kept per policy")
+    max_restarts: int = Field(2, ge=0, description="maximum restarts of a policy that died")
     on_peer_loss: Literal["fail", "wait", "continue"] = Field(
-        "fail", description="what the others do when a policy is lost for good"
+        "fail", description="action of the other policies when one is permanently lost"
     )
-    peer_timeout: float = Field(60.0, gt=0, description="a peer silent for so long is dead")
+    peer_timeout: float = Field(60.0, gt=0, description="a peer without a heartbeat for this long is dead")
     report_to: Annotated[tuple[Literal["trackio", "wandb", "tensorboard"], ...], Field(strict=False)] = Field(
-        (), description="trackers beside metrics.jsonl, through TRL's own integrations"
+        (), description="trackers in addition to metrics.jsonl, through TRL's integrations"
     )
-    round_timeout: float = Field(3600.0, gt=0, description="longest wait for a peer that is alive")
+    round_timeout: float = Field(3600.0, gt=0, description="maximum wait for a peer that is alive")
     step_timeout: float = Field(
-        1800.0, gt=0, description="a policy that lives and makes no progress for so long (a reward that hangs) is dead"
+        1800.0, gt=0, description="a live policy without progress for this long (e.g. a hanging reward) is dead"
     )
 
 
 class HardwareSection(Section):
-    """Section `hardware`: the machine that the recipe is meant for; `--dry-run` plans for it and says what this machine
-    lacks.
+    """Section `hardware`: the target machine of the recipe; `--dry-run` plans for it and lists what this machine lacks.
 
-    `gpus`: how many to use, 0 for the CPU; left out, what the machine has.
+    `gpus`: number of GPUs to use, 0 for the CPU; by default all of the machine's.
     """
 
     gpus: int | None = Field(None, ge=0, le=1024)
 
 
 class LaunchSection(Section):
-    """Section `launch`: start of a policy's process group. `auto`: ZeRO-3 on GPUs; one process, or DDP, on CPU."""
+    """Section `launch`: process group of a policy. `auto`: ZeRO-3 on GPUs; one process, or DDP, on CPU."""
 
     strategy: Literal["auto", "ddp", "zero2", "zero3"] = "auto"
-    share_gpus: bool = Field(False, description="every policy runs on all GPUs, beside the others")
-    processes: int | None = Field(None, ge=1, description="processes per policy and node, on CPU only")
+    share_gpus: bool = Field(False, description="every policy runs on all GPUs, shared with the others")
+    processes: int | None = Field(None, ge=1, description="processes per policy and node, CPU only")
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        {}, description="GPUs in this proportion, by policy (1 where not named); empty: as even as the batch allows"
+        {}, description="relative number of GPUs by policy (default 1); empty: as even as the batch allows"
     )
 
 
 class Bucket(NamedTuple):
-    """Bucket that a run's exchange is in. `checkpoints`: whether a policy's newest checkpoint is copied there."""
+    """Bucket of a run's exchange. `checkpoints`: whether each policy's newest checkpoint is copied to it."""
 
     url: str
     heartbeat_seconds: float
@@ -246,29 +251,29 @@ class Bucket(NamedTuple):
 
 
 class ExchangeSection(Section):
-    """Section `exchange`: where the exchange is, and how far apart its policies may be.
+    """Section `exchange`: location of the exchange, and the staleness allowed between policies.
 
-    `url`: a bucket in place of the run's directory; one run per URL. Credentials come from the environment.
-    `staleness`: how many rounds a peer may be behind before it is waited for.
+    `url`: a bucket in place of the run directory; one run per URL. Credentials come from the environment.
+    `staleness`: rounds that a peer may be behind before the learner waits for it.
     """
 
     url: Annotated[str, AfterValidator(require_url)] | None = None
-    heartbeat_seconds: float = Field(10.0, ge=1, description="seconds between two heartbeats of a policy in the bucket")
+    heartbeat_seconds: float = Field(10.0, ge=1, description="seconds between a policy's heartbeats in the bucket")
     checkpoints: bool = Field(
-        False, description="copy each policy's newest checkpoint into the bucket, so that another machine may resume"
+        False, description="copy each policy's newest checkpoint to the bucket, so that another machine can resume"
     )
-    staleness: int = Field(0, ge=0, description="rounds that a peer may be behind before it is waited for")
+    staleness: int = Field(0, ge=0, description="rounds that a peer may be behind before the learner waits for it")
 
     @model_validator(mode="after")
-    def _acts(self) -> ExchangeSection:
+    def _bucket_keys(self) -> ExchangeSection:
         for key in ("heartbeat_seconds", "checkpoints"):
             if self.url is None and getattr(self, key) != ExchangeSection.model_fields[key].default:
-                raise ValueError(f"{key} is of an exchange in a bucket; give url as well, or leave it out")
+                raise ValueError(f"{key} requires an exchange in a bucket; set url or omit {key}")
         return self
 
 
 class Recipe(Section):
-    """Everything that decides a run's result, fully resolved."""
+    """Complete, resolved configuration of a run."""
 
     pool: Annotated[str, Field(pattern=POOL_NAME)] | None = None
     policies: tuple[Policy, ...] = Field(min_length=1, strict=False)
@@ -283,11 +288,11 @@ class Recipe(Section):
     exchange: ExchangeSection = ExchangeSection()
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Recipe:
+    def _unique_names(self) -> Recipe:
         names = [p.name for p in self.policies]
-        twice = sorted({n for n in names if names.count(n) > 1})
-        if twice:
-            raise ValueError(f"two policies are named {', '.join(map(repr, twice))}; every name must be its own")
+        duplicates = sorted({n for n in names if names.count(n) > 1})
+        if duplicates:
+            raise ValueError(f"two policies are named {', '.join(map(repr, duplicates))}; names must be unique")
         if unknown := sorted(set(self.launch.weights) - set(names)):
             raise ValueError(
                 f"launch.weights names {', '.join(map(repr, unknown))}; the policies are {', '.join(names)}"
@@ -296,13 +301,13 @@ class Recipe(Section):
 
     @property
     def bucket(self) -> Bucket | None:
-        """Return the bucket that the exchange is in; None for the run's directory."""
+        """Return the bucket of the exchange; None for the run directory."""
         url = self.exchange.url
         return None if url is None else Bucket(url, self.exchange.heartbeat_seconds, self.exchange.checkpoints)
 
     @property
     def regime_name(self) -> str:
-        """Return name, import path or entry point of the regime."""
+        """Return the name, import path or entry point of the regime."""
         return str(self.regime.get("name", baseline().name))
 
     @property
@@ -311,8 +316,8 @@ class Recipe(Section):
         return get_regime(self.regime_name)
 
     def with_steps(self, prompts: int, prompts_a_round: int, steps_a_round: int) -> Recipe:
-        """Return the recipe with `run.epochs` worked out: `run.steps = epochs * (prompts // prompts_a_round) *
-        steps_a_round`. One that counts steps stays as it is."""
+        """Return the recipe with `run.epochs` converted: `run.steps = epochs * (prompts // prompts_a_round) *
+        steps_a_round`. A recipe without epochs is returned unchanged."""
         if self.run.epochs is None:
             return self
         steps = self.run.epochs * (prompts // prompts_a_round) * steps_a_round
@@ -323,22 +328,22 @@ class Recipe(Section):
         return {p.name: p for p in self.policies}[name]
 
     def regime_settings(self, policy: str) -> RegimeSettings:
-        """Return the regime's settings as they hold for one policy."""
+        """Return the regime's effective settings for one policy."""
         settings = merged(self.regime, self.policy(policy).regime)
         settings.pop("name", None)
         return get_regime(self.regime_name).settings(**settings)
 
     def lora_settings(self, policy: str) -> LoraSection | None:
-        """Return the adapter that one policy trains, or None where it trains its weights; `lora: null` on a policy
-        switches the run's adapter off for it."""
-        own = self.policy(policy)
-        return own.lora if "lora" in own.model_fields_set else self.lora
+        """Return the adapter of one policy, or None if it trains its weights; `lora: null` on a policy disables the
+        run's adapter for it."""
+        section = self.policy(policy)
+        return section.lora if "lora" in section.model_fields_set else self.lora
 
     @property
     def published(self) -> PublishSchema:
-        """Return what some policy's regime reads, so that all publish it."""
+        """Return the fields that any policy's regime reads; all policies publish them."""
         return PublishSchema.union(self.spec.publishes(self.regime_settings(p.name)) for p in self.policies)
 
     def trainer_settings(self, policy: str) -> dict[str, Any]:
-        """Return the GRPOConfig keys as they hold for one policy, without those that the run decides."""
+        """Return the effective GRPOConfig keys of one policy, without those set by the run."""
         return {**self.trainer, **self.policy(policy).trainer}

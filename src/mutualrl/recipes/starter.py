@@ -1,4 +1,4 @@
-"""Files of a new project: a pool, a reward function to change, and a README with the commands that come next."""
+"""Files of a new project: a pool, a reward function to edit, and a README with the next commands."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mutualrl.errors import UsageError
 from mutualrl.records import POLICY_NAME
 from mutualrl.storage.files import user_path
 
-OWN = "own"  # a reward function that is written beside the pool
+OWN = "own"  # a reward function written next to the pool
 BOXED = "boxed"
 
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """What a new project is made of. `models`: `MODEL` or `NAME=MODEL` each. `data`: the user's own rows, of task
-    `dataset`. `reward`: `boxed`, `own`, or an import path. `max_completion_length`: tokens. `bf16`: names of the
-    policies that train in bfloat16 on a CPU."""
+    """Options of a new project. `models`: `MODEL` or `NAME=MODEL` each. `data`: the user's rows, for task `dataset`.
+    `reward`: `boxed`, `own`, or an import path. `max_completion_length`: in tokens. `bf16`: names of the policies that
+    train in bfloat16 on a CPU."""
 
     models: tuple[str, ...]
     task: str
@@ -33,19 +33,19 @@ class Starter:
 
 
 def named(models: Sequence[str]) -> dict[str, str]:
-    """Return the models by policy name: as given, else made of the last part of the path or hub id.
+    """Return the models by policy name: the given name, else one derived from the last part of the path or hub id.
 
-    Raises UsageError for fewer than two, and for two of one name.
+    Raises UsageError for fewer than two models, or for duplicate names.
     """
     if len(models) < 2:
         raise UsageError(f"found {len(models)} models, expected two or more; name each with --model MODEL")
     policies: dict[str, str] = {}
-    for given in models:
-        name, equals, model = given.partition("=")
-        if not equals or re.fullmatch(POLICY_NAME, name) is None:  # a path may hold `=`
-            name, model = _name_of(given), given
+    for argument in models:
+        name, equals, model = argument.partition("=")
+        if not equals or re.fullmatch(POLICY_NAME, name) is None:  # a path may contain `=`
+            name, model = _name_of(argument), argument
         if name in policies:
-            raise UsageError(f"two policies are called {name!r}; give one another name: --model OTHER={model}")
+            raise UsageError(f"two policies are named {name!r}; rename one: --model OTHER={model}")
         policies[name] = model
     return policies
 
@@ -56,7 +56,7 @@ def _name_of(model: str) -> str:
 
 
 def files(starter: Starter) -> dict[str, str]:
-    """Return the contents of the project's files by name."""
+    """Return the contents of the project's files by file name."""
     contents = {"pool.yaml": _pool(starter), "README.md": _readme(starter)}
     if starter.reward == OWN:
         contents["reward.py"] = REWARD
@@ -88,7 +88,7 @@ def _pool(starter: Starter) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as YAML reads it back, whatever is in it."""
+    """Return a text as a quoted YAML string."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -99,18 +99,18 @@ def _absolute(model: str) -> str:
 
 def _readme(starter: Starter) -> str:
     names = list(named(starter.models))
-    would_it_help, shared, alone = NEXT
+    complementarity, shared, alone = NEXT
     return README.format(
-        would_it_help=would_it_help,
+        complementarity=complementarity,
         shared=shared,
         alone=alone,
         policies=f"{', '.join(names[:-1])} and {names[-1]}",
         task=starter.task if starter.data is None else starter.data.name,
-        reward="\n`reward.py` says what a completion is worth: change it first.\n" if starter.reward == OWN else "",
+        reward="\n`reward.py` scores a completion: edit it first.\n" if starter.reward == OWN else "",
     )
 
 
-#: the commands that come next: would sharing help, training with it, training without
+#: the next commands: does sharing help, training with sharing, training without
 NEXT = (
     "mutualrl complementarity --pool pool.yaml --prompts 64 --samples 4",
     "mutualrl train --regime sgt --pool pool.yaml --run-dir runs/sgt",
@@ -120,7 +120,7 @@ ON_CPU = {"prompts": 16, "generations": 4, "batch": 16, "rate": "1e-5"}
 ON_GPUS = {"prompts": 64, "generations": 8, "batch": 8, "rate": "1e-6"}
 
 POOL = """\
-# Policies that are trained together: mutualrl train --regime sgt --pool pool.yaml
+# Policies to train together: mutualrl train --regime sgt --pool pool.yaml
 policies:
 {policies}
 task:
@@ -128,7 +128,7 @@ task:
 hardware: {{gpus: {gpus}}}
 round: {{prompts: {prompts}, optimizer_steps: 1}}
 run: {{steps: 100, validate_every: 25, validation_limit: 128}}
-trainer: # every key of TRL's GRPOConfig
+trainer: # any key of TRL's GRPOConfig
   learning_rate: {rate}
   lr_scheduler_type: cosine
   num_generations: {generations}
@@ -138,19 +138,19 @@ trainer: # every key of TRL's GRPOConfig
 """
 
 REWARD = '''\
-"""Reward of a completion. TRL calls the function with all completions of a step; columns of the data are keywords."""
+"""Reward function. TRL calls it with all completions of a step; columns of the data are keyword arguments."""
 
 
 def reward(completions, answer, **columns):
-    """Return 1 where the last line of a completion holds the answer, else 0.
+    """Return 1 for each completion whose last line contains the answer, else 0.
 
-    Regime sgt takes a reward above 0.8 for a success and one below 0.2 for a failure (success_above, failure_below).
+    Regime sgt treats a reward above 0.8 as a success and one below 0.2 as a failure (success_above, failure_below).
     """
     rewards = []
-    for completion, right in zip(completions, answer):
+    for completion, expected in zip(completions, answer):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
         lines = text.strip().splitlines()
-        rewards.append(float(bool(lines) and str(right).strip() in lines[-1]))
+        rewards.append(float(bool(lines) and str(expected).strip() in lines[-1]))
     return rewards
 '''
 
@@ -159,15 +159,15 @@ README = """\
 
 Trained together on {task}, with [mutualrl](https://pypi.org/project/mutualrl/).
 {reward}
-Would sharing help them? What each solves, and how often a peer could help:
+Would sharing help? What each policy solves, and how often a peer could help:
 
-    {would_it_help}
+    {complementarity}
 
-Train them with sharing (add `--dry-run` to see the recipe and the placement, and to try the reward again):
+Train with sharing (add `--dry-run` to check the recipe, the placement and the reward first):
 
     {shared}
 
-The same without sharing, which is what a gain is measured against; then `mutualrl compare runs/grpo runs/sgt`:
+Train without sharing, as the baseline; then `mutualrl compare runs/grpo runs/sgt`:
 
     {alone}
 """

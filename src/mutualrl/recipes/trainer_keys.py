@@ -1,4 +1,4 @@
-"""Checks of the keys under `trainer:` (everything in TRL's GRPOConfig), before any heavy import."""
+"""Validation of the keys under `trainer:` (all of TRL's GRPOConfig) without heavy imports."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from typing import Any
 
 from mutualrl.recipes.trainer_table import fields
 
-#: keys of GRPOConfig that the run itself decides, and where to say it instead.
+#: keys of GRPOConfig that the run sets, and what to use instead.
 RESERVED = {
-    "output_dir": "run.dir (--run-dir)",
-    "run_name": "run.dir (--run-dir)",
-    "seed": "run.seed (--seed)",
-    "data_seed": "run.seed (--seed)",
-    "max_steps": "run.steps (--steps)",
-    "num_train_epochs": "run.epochs",
-    "logging_steps": "nothing: every step is logged to metrics.jsonl",
-    "logging_strategy": "nothing: every step is logged to metrics.jsonl",
-    "logging_first_step": "nothing: every step is logged to metrics.jsonl",
-    "eval_strategy": "run.validate_every",
-    "eval_steps": "run.validate_every",
-    "do_eval": "run.validate_every",
-    "save_strategy": "run.save_every",
-    "save_steps": "run.save_every",
-    "save_total_limit": "run.keep_checkpoints",
-    "save_only_model": "nothing: a checkpoint is complete, or a run could not resume from it",
-    "ignore_data_skip": "nothing: a resumed run sees the prompts that it would have seen",
-    "do_train": "nothing: the run trains",
-    "do_predict": "nothing: the run trains",
-    "eval_on_start": "nothing: every run validates before its first step",
-    "load_best_model_at_end": "nothing: the last model is kept",
-    "resume_from_checkpoint": "mutualrl train --resume",
-    "deepspeed": "launch.strategy",
-    "local_rank": "launch.processes",
-    "disable_tqdm": "nothing: the supervisor shows the progress",
-    "report_to": "run.report_to (--report-to)",
-    "trust_remote_code": "policies[].trust_remote_code",
-    "push_to_hub": "nothing: the trained model is saved in the run directory",
-    "remove_unused_columns": "nothing: the run sets it",
-    "hub_token": "HF_TOKEN or `hf auth login`: what a recipe says is written into the run's files",
+    "output_dir": "use run.dir (--run-dir)",
+    "run_name": "use run.dir (--run-dir)",
+    "seed": "use run.seed (--seed)",
+    "data_seed": "use run.seed (--seed)",
+    "max_steps": "use run.steps (--steps)",
+    "num_train_epochs": "use run.epochs",
+    "logging_steps": "every step is logged to metrics.jsonl",
+    "logging_strategy": "every step is logged to metrics.jsonl",
+    "logging_first_step": "every step is logged to metrics.jsonl",
+    "eval_strategy": "use run.validate_every",
+    "eval_steps": "use run.validate_every",
+    "do_eval": "use run.validate_every",
+    "save_strategy": "use run.save_every",
+    "save_steps": "use run.save_every",
+    "save_total_limit": "use run.keep_checkpoints",
+    "save_only_model": "checkpoints are always complete, for resuming",
+    "ignore_data_skip": "a resumed run continues with the same prompts",
+    "do_train": "a run always trains",
+    "do_predict": "a run always trains",
+    "eval_on_start": "every run validates before its first step",
+    "load_best_model_at_end": "the last model is kept",
+    "resume_from_checkpoint": "use mutualrl train --resume",
+    "deepspeed": "use launch.strategy",
+    "local_rank": "use launch.processes",
+    "disable_tqdm": "the supervisor shows progress",
+    "report_to": "use run.report_to (--report-to)",
+    "trust_remote_code": "use policies[].trust_remote_code",
+    "push_to_hub": "the trained model is saved in the run directory",
+    "remove_unused_columns": "reward functions receive all columns",
+    "hub_token": "use HF_TOKEN or `hf auth login`: recipes are written to the run's files",
 }
 
-#: numbers of GRPOConfig for which a value below this has no meaning.
+#: minimum values of numeric GRPOConfig keys.
 MINIMUM: dict[str, float] = {
     "learning_rate": 0,
     "beta": 0,
@@ -68,7 +68,7 @@ MINIMUM: dict[str, float] = {
     "vllm_tensor_parallel_size": 1,
     "num_generations": 2,
 }
-#: texts of GRPOConfig of which only these mean something to TRL 1.16.
+#: values that TRL 1.16 accepts for string keys of GRPOConfig.
 CHOICES = {
     "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
@@ -84,17 +84,17 @@ def _kind(value: Any) -> str:
 
 
 def problem_with(key: str, value: Any) -> str | None:
-    """Return what is wrong with `trainer.<key>: <value>`, with what was expected; None when nothing is."""
+    """Return the problem with `trainer.<key>: <value>` and the expected value, or None."""
     table = fields()
     if key in RESERVED:
-        return f"is decided by the run; use {RESERVED[key]}"
+        return f"is set by the run; {RESERVED[key]}"
     if key not in table:
         near = difflib.get_close_matches(key, table, n=1)
         return "is not a setting of TRL's GRPOConfig" + (f"; did you mean '{near[0]}'?" if near else "")
     allowed = table[key]
     kind = _kind(value)
-    fits = "any" in allowed or kind in allowed or (kind == "int" and "float" in allowed)
-    if not fits:
+    valid = "any" in allowed or kind in allowed or (kind == "int" and "float" in allowed)
+    if not valid:
         return f"found {value!r} ({kind}), expected {' or '.join(allowed)}"
     if isinstance(value, float) and not math.isfinite(value):
         return f"found {value!r}, expected a finite number"
@@ -104,9 +104,9 @@ def problem_with(key: str, value: Any) -> str | None:
             f" (did you mean '{near[0]}'?)" if near else ""
         )
     if key == "model_init_kwargs" and isinstance(value, dict) and "trust_remote_code" in value:
-        return "must not hold trust_remote_code; use policies[].trust_remote_code"
+        return "must not contain trust_remote_code; use policies[].trust_remote_code"
     if key == "model_init_kwargs" and isinstance(value, dict) and value.keys() & {"token", "use_auth_token"}:
-        return "must not hold a token, which would be written into the run's files; use HF_TOKEN or `hf auth login`"
+        return "must not contain a token, which would be written to the run's files; use HF_TOKEN or `hf auth login`"
     if isinstance(value, int | float) and not isinstance(value, bool):
         if key in MINIMUM and value < MINIMUM[key]:
             return f"found {value!r}, expected at least {MINIMUM[key]}"

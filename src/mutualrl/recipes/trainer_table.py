@@ -1,6 +1,6 @@
-"""Table of GRPOConfig's fields that ships with mutualrl, so that `trainer:` is checked without importing TRL.
+"""Table of GRPOConfig's fields, shipped with mutualrl so that `trainer:` is validated without importing TRL.
 
-`python -m mutualrl.recipes.trainer_table` writes it again from the installed TRL; a test compares the two.
+`python -m mutualrl.recipes.trainer_table` regenerates it from the installed TRL; a test compares the two.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TABLE = Path(__file__).with_name("grpo_config.json")
 
 @cache
 def fields() -> dict[str, list[str]]:
-    """Return kinds allowed for each field of GRPOConfig: of int, float, bool, str, list, dict, null, any."""
+    """Return the allowed types of each GRPOConfig field, from: int, float, bool, str, list, dict, null, any."""
     table: dict[str, list[str]] = json.loads(TABLE.read_text("utf-8"))["fields"]
     return table
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """Return the default of each field of GRPOConfig that has a plain one (a number, text, truth value or null)."""
+    """Return the default of each GRPOConfig field whose default is a number, string, boolean or null."""
     table: dict[str, Any] = json.loads(TABLE.read_text("utf-8"))["defaults"]
     return table
 
@@ -52,16 +52,20 @@ def _kinds(hint: Any) -> set[str]:
 
 
 def build() -> dict[str, object]:
-    """Return the table of the installed TRL (imports it, which takes seconds)."""
+    """Return the table of the installed TRL (importing it takes seconds)."""
     import trl
 
     hints = typing.get_type_hints(trl.GRPOConfig)
     table = {f.name: sorted(_kinds(hints[f.name])) for f in dataclasses.fields(trl.GRPOConfig) if f.init}
-    plain = {}
+    plain_defaults = {}
     for field in dataclasses.fields(trl.GRPOConfig):
         if field.init and (field.default is None or type(field.default) in (bool, int, float, str)):
-            plain[field.name] = field.default
-    return {"trl": trl.__version__, "fields": dict(sorted(table.items())), "defaults": dict(sorted(plain.items()))}
+            plain_defaults[field.name] = field.default
+    return {
+        "trl": trl.__version__,
+        "fields": dict(sorted(table.items())),
+        "defaults": dict(sorted(plain_defaults.items())),
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""YAML as recipes use it: YAML 1.2 numbers and booleans, no repeated keys, no objects."""
+"""YAML subset for recipes: YAML 1.2 numbers and booleans, no duplicate keys, no objects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ MAX_DEPTH = 40
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML reads YAML 1.1, where `5e-4` is a string, `no` is false and a date is an object. This one does not."""
+    """YAML 1.2 loader. PyYAML reads YAML 1.1, where `5e-4` is a string, `no` is false and a date is an object."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Refuse aliases and deep nesting: a recipe needs neither, and nine lines of aliases can stand for a billion
-        values."""
+        """Reject aliases (nine lines can expand to a billion values) and deep nesting; recipes need neither."""
         self.depth += 1
         if self.check_event(yaml.AliasEvent):
-            self._refuse("aliases (*name) are not supported; write the value out")
+            self._refuse("aliases (*name) are not supported; write out the value")
         if self.depth > MAX_DEPTH:
             self._refuse(f"nested too deeply; expected at most {MAX_DEPTH} levels")
         node = super().compose_node(parent, index)
@@ -38,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads: strings that 1.2 would read as numbers are quoted."""
+    """Dumper for `_Loader`: strings that YAML 1.2 would read as numbers are quoted."""
 
 
 _RESOLVERS = {
@@ -67,7 +66,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
         key = loader.construct_object(key_node)
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(
-                None, None, f"a key must be text, found {key!r}", key_node.start_mark
+                None, None, f"a key must be a string, found {key!r}", key_node.start_mark
             )
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
@@ -76,7 +75,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """Return a YAML 1.2 integer: decimal, whatever zeros it begins with (1.1 reads `010` as 8)."""
+    """Return a YAML 1.2 integer: decimal even with leading zeros (1.1 reads `010` as 8)."""
     return int(str(loader.construct_scalar(node)))
 
 
@@ -85,7 +84,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def parse(text: str, source: str) -> Any:
-    """Return the value of a YAML text. Raises RecipeError naming `source`, line and column."""
+    """Return the value of a YAML text. Raises RecipeError with `source`, line and column."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -94,30 +93,30 @@ def parse(text: str, source: str) -> Any:
         raise RecipeError([f"{source}{where}: {getattr(error, 'problem', None) or error}"]) from None
     except RecursionError:
         raise RecipeError([f"{source}: nested too deeply"]) from None
-    except (ValueError, KeyError, IndexError, AttributeError) as error:  # such as `!!bool foo`, or a number without end
-        raise RecipeError([f"{source}: a value cannot be read ({error!r:.200})"]) from None
+    except (ValueError, KeyError, IndexError, AttributeError) as error:  # e.g. `!!bool foo`, or a huge number
+        raise RecipeError([f"{source}: invalid value ({error!r:.200})"]) from None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises RecipeError when it is missing, unreadable or not a mapping."""
+    """Return the mapping in a YAML file. Raises RecipeError if it is missing, unreadable or not a mapping."""
     try:
         text = read_regular(path, MAX_BYTES).decode("utf-8")
     except FileDamagedError as error:
-        raise RecipeError([f"{error}; a recipe is a page of YAML"]) from None
+        raise RecipeError([f"{error}; expected a short YAML file"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError([f"{path}: cannot be read ({error})"]) from None
     return parse_mapping(text, str(path))
 
 
 def parse_mapping(text: str, source: str) -> dict[str, Any]:
-    """Return the mapping in a YAML text. Raises RecipeError naming `source`."""
+    """Return the mapping in a YAML text. Raises RecipeError with `source`."""
     value = parse(text, source)
     if not isinstance(value, dict):
-        raise RecipeError([f"{source}: found {type(value).__name__}, expected keys and values"])
+        raise RecipeError([f"{source}: found {type(value).__name__}, expected a mapping of keys to values"])
     return value
 
 
 def dump(value: dict[str, Any]) -> str:
-    """Return YAML text of a mapping, keys in their order."""
+    """Return a mapping as YAML text, keys in insertion order."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text

@@ -1,1 +1,1 @@
-"""Reports: a run's HTML page, figures, model cards. Reads a run's files alone, whatever state they are in."""
+"""Reports: HTML pages, figures and model cards, from a run's files alone, in any state."""

@@ -1,4 +1,4 @@
-"""Model card of each trained model: base, training, results, citation."""
+"""Model cards of trained models: base model, training, results, citation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CITATION = f"""@article{{liu2026mutual,
 
 
 def write_cards(root: Path) -> list[Path]:
-    """Write policies/<name>/model/README.md of every trained model of a run; returns the files."""
+    """Write policies/<name>/model/README.md for every trained model of a run; return the files."""
     run = read_run(root)
     written = []
     for policy in run.policies.values():
@@ -43,12 +43,12 @@ _PATH = re.compile(r"""(?<![\w.~:/-])(?:~|/)[^\s"'`,;|]*/([^\s/"'`,;|]+)""")
 
 
 def public(text: str) -> str:
-    """Return a text with every absolute path cut to its last part: a card is read by strangers."""
+    """Return a text with absolute paths cut to their last part, since cards are public."""
     return _PATH.sub(r"\1", text)
 
 
 def card(run: Run, policy: PolicyRun) -> str:
-    """Return the card of one policy, in the hub's form; of paths it has the last part alone."""
+    """Return the card of one policy in the hub's format; paths are cut to their last part."""
     hub_id = bool(policy.model) and not policy.model.startswith(("tiny:", "/"))
     head: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if hub_id:
@@ -60,12 +60,12 @@ def card(run: Run, policy: PolicyRun) -> str:
         "---\n" + yaml.safe_dump(head, sort_keys=False) + "---",
         f"# {name(policy.name)}, trained with mutualrl",
         f"A policy of the pool `{name(run.pool)}`, trained together with "
-        + (", ".join(f"`{name(other.name)}` (`{name(public(other.model))}`)" for other in peers) or "no other")
-        + f". Regime: **{name(run.arm)}**, {description}. It began as `{name(public(policy.model))}`.",
+        + (", ".join(f"`{name(other.name)}` (`{name(public(other.model))}`)" for other in peers) or "no other policy")
+        + f". Regime: **{name(run.arm)}**, {description}. Base model: `{name(public(policy.model))}`.",
         _figures(run, policy),
         _training(run),
         "```bash\n" + clean(public(run.command), 2000).replace("`", "'").replace("\n", " ") + "\n```",
-        "## Cite\n\nThe method is the paper's:\n\n```bibtex\n" + CITATION + "\n```",
+        "## Citation\n\n```bibtex\n" + CITATION + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -81,7 +81,7 @@ def _figures(run: Run, policy: PolicyRun) -> str:
     n = part(result, "validation").get("n", "?")
     text = table(f"Greedy accuracy on {n} held-out prompts of {name(run.task)}", ("group", "before", "after"), rows)
     pairs = result.get("rescued_pairs")
-    return text + (f"\n\nRescued pairs learnt: {pairs}, on {result.get('rescued_prompts')} prompts." if pairs else "")
+    return text + (f"\n\nRescued pairs: {pairs}, on {result.get('rescued_prompts')} prompts." if pairs else "")
 
 
 def _training(run: Run) -> str:
@@ -107,4 +107,4 @@ def _training(run: Run) -> str:
         *([key, str(trainer[key])] for key in keys if key in trainer),
         ["versions", ", ".join(f"{package} {v}" for package, v in part(run.info, "versions").items())],
     ]
-    return table("Training", ("what", "value"), [[name(a), b.replace("|", "\\|")] for a, b in rows])
+    return table("Training", ("setting", "value"), [[name(key), value.replace("|", "\\|")] for key, value in rows])

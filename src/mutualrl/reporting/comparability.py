@@ -1,6 +1,6 @@
-"""Comparability of runs: which may be compared, and in what they are not matched.
+"""Comparability of runs: which may be compared, and which settings are not matched.
 
-A comparison is of runs of one task and one pool; an arm is a regime with its settings, its runs differ in their seeds.
+A comparison has runs of one task and one pool; an arm is a regime with its settings, whose runs differ in seed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mutualrl.reporting.run_reader import Run, part
 from mutualrl.reporting.series import by_arm
 from mutualrl.storage.files import JsonObject
 
-#: what two runs may differ in and still be compared: what is compared, and what does not change a result
+#: settings in which compared runs may differ: the compared ones, and those that do not affect results
 _FREE = {"regime", "hardware", "launch", "pool"}
 _FREE_RUN = {
     "seed",
@@ -33,7 +33,7 @@ _FREE_RUN = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs that may be compared, and why they cannot be matched, as text."""
+    """Runs that may be compared, and notes on unmatched settings."""
 
     name: str
     runs: tuple[Run, ...]
@@ -41,21 +41,21 @@ class Comparison:
 
     @property
     def arms(self) -> dict[str, list[Run]]:
-        """Return its runs by regime and settings."""
+        """Return the runs by regime and settings."""
         return by_arm(self.runs)
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """Return the runs by task and pool. Runs of different ones are never put side by side."""
+    """Return the runs grouped by task and pool; runs of different groups are never compared."""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(_identity(run), []).append(run)
     results: list[Comparison] = []
     for group in groups.values():
         name = f"{group[0].task}, pool {group[0].pool}"
-        twice = [other for other in results if other.name == name]
+        same_name = [other for other in results if other.name == name]
         results.append(
-            Comparison(f"{name} ({len(twice) + 1})" if twice else name, tuple(group), tuple(_unmatched(group)))
+            Comparison(f"{name} ({len(same_name) + 1})" if same_name else name, tuple(group), tuple(_unmatched(group)))
         )
     return results
 
@@ -67,8 +67,8 @@ def _identity(run: Run) -> tuple[str, ...]:
 
 
 def _unmatched(runs: Sequence[Run]) -> list[str]:
-    """Return settings in which runs of a comparison differ beyond regime and seed; runs that are not finished; a
-    seed twice."""
+    """Return notes on settings, other than regime and seed, in which the runs differ, on unfinished runs and on
+    duplicate seeds."""
     flat = {run.name: _flat(run.recipe) for run in runs}
     keys = sorted(set().union(*flat.values()))
     notes = []
@@ -86,24 +86,28 @@ def _unmatched(runs: Sequence[Run]) -> list[str]:
     for arm, members in by_arm(runs).items():
         seeds = [run.seed for run in members]
         if len(set(map(str, seeds))) < len(seeds):
-            notes.append(f"{arm}: a seed is there twice ({', '.join(map(str, seeds))}); the spread is then too small")
+            notes.append(f"{arm}: duplicate seeds ({', '.join(map(str, seeds))}); the spread is underestimated")
         if unfinished := [run.name for run in members if run.state != "finished"]:
-            notes.append(f"{arm}: not finished: {', '.join(unfinished)}; curves end where the shortest run does")
+            notes.append(f"{arm}: not finished: {', '.join(unfinished)}; curves end with the shortest run")
     return notes
 
 
 def _by_value(names: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{value} ({', '.join(who[:3])}{', ...' if len(who) > 3 else ''})" for value, who in names.items())
+    parts = []
+    for value, runs in names.items():
+        ellipsis = ", ..." if len(runs) > 3 else ""
+        parts.append(f"{value} ({', '.join(runs[:3])}{ellipsis})")
+    return "; ".join(parts)
 
 
 def _other_data(runs: Sequence[Run]) -> list[str]:
-    """Return runs of one seed that saw other prompts, and runs of other versions."""
+    """Return notes on runs of one seed with different training data, and on runs of different versions."""
     notes = []
     by_seed: dict[str, dict[str, list[str]]] = {}
     by_version: dict[str, list[str]] = {}
     for run in runs:
-        data = str(part(run.info, "fingerprint").get("data_sha256", "?"))[:12]
-        by_seed.setdefault(str(run.seed), {}).setdefault(data, []).append(run.name)
+        data_digest = str(part(run.info, "fingerprint").get("data_sha256", "?"))[:12]
+        by_seed.setdefault(str(run.seed), {}).setdefault(data_digest, []).append(run.name)
         versions = part(run.info, "versions")
         versions_text = ", ".join(f"{name} {versions.get(name, '?')}" for name in ("mutualrl", "trl", "torch"))
         by_version.setdefault(versions_text, []).append(run.name)
@@ -122,7 +126,7 @@ def _flat(recipe: Mapping[str, Any]) -> dict[str, object]:
             continue
         if isinstance(value, dict):
             free = _FREE_RUN if section == "run" else set()
-            flat |= {f"{section}.{key}": each for key, each in value.items() if key not in free}
+            flat |= {f"{section}.{key}": setting for key, setting in value.items() if key not in free}
         else:
             flat[section] = value
     return flat

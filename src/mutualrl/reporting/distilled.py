@@ -1,4 +1,4 @@
-"""Figure of a sequential distillation."""
+"""Figure of sequential distillation."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from mutualrl.storage.files import finite_number
 
 
 def distillation_bars(path: Path, result: Mapping[str, Any], slug: str) -> Figure | None:
-    """Return the bars of `mutualrl distill`: accuracy over standalone GRPO's, minus one."""
+    """Return the bars of `mutualrl distill`: accuracy divided by standalone GRPO's, minus one."""
     learners = {
         name: learner_result
         for name, learner_result in part(result, "learners").items()
         if isinstance(learner_result, dict)
     }
-    labels = list(
-        dict.fromkeys(label for learner_result in learners.values() for label in part(learner_result, "bars"))
-    )
+    labels: dict[str, Any] = {}
+    for learner_result in learners.values():
+        labels |= dict.fromkeys(part(learner_result, "bars"))
     bars = []
     for label in labels:
-        heights = {
-            name: value
-            for name, learner_result in learners.items()
-            if (value := finite_number(part(part(learner_result, "bars"), label).get("relative"))) is not None
-        }
+        heights = {}
+        for name, learner_result in learners.items():
+            value = finite_number(part(part(learner_result, "bars"), label).get("relative"))
+            if value is not None:
+                heights[name] = value
         if heights:
-            bars.append(Bars(label, tuple(heights), tuple(100 * value for value in heights.values()), ()))
+            bars.append(Bars(label, tuple(heights), tuple(100 * height for height in heights.values()), ()))
     if not bars:
         return None
     return Figure(

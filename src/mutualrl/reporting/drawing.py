@@ -1,6 +1,6 @@
-"""Figures drawn with matplotlib: PNG and SVG files, and an SVG for a page, in the page's colours.
+"""Figures drawn with matplotlib: PNG and SVG files, and an inline SVG in the page's colours.
 
-Lines differ in colour and in dashes; the colours keep their contrast on white and on black.
+Lines differ in colour and dash pattern; the colours have enough contrast on white and on black.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from mutualrl.reporting.figure_specs import Figure, Panel
 COLOURS = ("#2f7fc1", "#d1711f", "#2a9d6f", "#a25fb8", "#c8454f", "#8a7a1f", "#3f9fb5", "#8c8c8c", "#b0607f", "#6f7fd0")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 2, 2)))
 HATCHES = ("", "//", "..", "xx", "\\\\")
-INK, PAPER = "#222222", "#ffffff"  # in a page they become its own
-LONGEST = 64  # characters of a label
-_WIDTH, _HEIGHT = 4.2, 2.9  # of a panel, inches
+INK, PAPER = "#222222", "#ffffff"  # replaced by the page's colours when inlined
+LONGEST = 64  # characters per label
+_WIDTH, _HEIGHT = 4.2, 2.9  # per panel, in inches
 
 
 def draw_figure(figure: Figure, directory: Path) -> str:
-    """Write NAME.png and NAME.svg into a directory; returns the SVG for the page."""
+    """Write NAME.png and NAME.svg to a directory; return the SVG for the page."""
     rows = math.ceil(len(figure.panels) / figure.columns)
     columns = min(figure.columns, len(figure.panels))
-    wide = max(len(panel.bars[0].categories) * len(panel.bars) if panel.bars else 0 for panel in figure.panels)
-    width = max(_WIDTH, 1.5 + 0.22 * wide) if wide else _WIDTH
+    most_bars = max(len(panel.bars[0].categories) * len(panel.bars) if panel.bars else 0 for panel in figure.panels)
+    width = max(_WIDTH, 1.5 + 0.22 * most_bars) if most_bars else _WIDTH
     with draw_on((width * columns + 0.4, _HEIGHT * rows + 0.5), STYLE | {"svg.hashsalt": figure.name}) as canvas:
         axes = canvas.subplots(rows, columns, squeeze=False).flatten()
         for axis, panel in zip(axes, figure.panels, strict=False):
@@ -36,15 +36,15 @@ def draw_figure(figure: Figure, directory: Path) -> str:
             axis.set_axis_off()
         _legend(canvas, axes[: len(figure.panels)])
         canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # laid out once, drawn twice
+        canvas.set_layout_engine("none")  # lay out once, draw twice
         files = save(canvas, directory, figure.name)
     svg = next(path for path in files if path.suffix == ".svg").read_text("utf-8")
     return inline(svg, figure.name, round(96 * (width * columns + 0.4)))
 
 
 STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text: searchable, and small
-    "text.parse_math": False,  # a name with two dollar signs is a name
+    "svg.fonttype": "none",  # keep text as text: searchable and small
+    "text.parse_math": False,  # names may contain dollar signs
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -64,7 +64,9 @@ STYLE: dict[str, Any] = {
 
 def _label(text: str) -> str:
     shown = clean(text, 200).replace("\n", " ")
-    shown = f" {shown}" if shown.startswith("_") else shown  # matplotlib leaves such labels out of a legend
+    shown = (
+        f" {shown}" if shown.startswith("_") else shown
+    )  # matplotlib omits labels with a leading underscore from legends
     half = LONGEST // 2
     return shown if len(shown) <= LONGEST else f"{shown[: half - 1]}…{shown[-half:]}"
 
@@ -95,14 +97,14 @@ def _panel(axis: Any, panel: Panel) -> None:
 
 def _bars(axis: Any, panel: Panel) -> None:
     categories = list(dict.fromkeys(c for bars in panel.bars for c in bars.categories))
-    share = 0.8 / len(panel.bars)
+    width = 0.8 / len(panel.bars)
     for place, bars in enumerate(panel.bars):
-        spots = [categories.index(c) + (place - (len(panel.bars) - 1) / 2) * share for c in bars.categories]
+        positions = [categories.index(c) + (place - (len(panel.bars) - 1) / 2) * width for c in bars.categories]
         errors = [error or 0.0 for error in bars.errors] if any(bars.errors) else None
         axis.bar(
-            spots,
+            positions,
             bars.values,
-            share * 0.92,
+            width * 0.92,
             yerr=errors,
             label=_label(bars.label),
             color=COLOURS[place % len(COLOURS)],
@@ -118,7 +120,7 @@ def _bars(axis: Any, panel: Panel) -> None:
 
 
 def _legend(canvas: Any, axes: Any) -> None:
-    """Draw one legend below all panels when they have the same labels, else one in each."""
+    """Draw one legend below all panels if they have the same labels, else one per panel."""
     entries = [axis.get_legend_handles_labels() for axis in axes]
     if len({tuple(labels) for _, labels in entries}) == 1:
         handles, labels = entries[0]
@@ -130,7 +132,7 @@ def _legend(canvas: Any, axes: Any) -> None:
 
 
 def inline(svg: str, name: str, width: int) -> str:
-    """Return the drawing for a page, at most `width` pixels wide: no prologue, ids of its own, the page's colours in
+    """Return the drawing for a page, at most `width` pixels wide: no prologue, unique ids, and the page's colours in
     place of black and white."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
@@ -138,8 +140,8 @@ def inline(svg: str, name: str, width: int) -> str:
     body = re.sub(r'\bid="([^"]+)"', rf'id="{key}-\1"', body)
     body = re.sub(r'(href="|url\()#', rf"\1#{key}-", body)
     body = re.sub(rf"\b(fill|stroke): {INK}", r"\1: currentColor", body)
-    body = re.sub(rf"\bfill: {PAPER}", "fill: none", body)  # the ground; the white of hatches stays
-    # it scales with the page, and is one picture to a screen reader: its caption and its table say what it shows
+    body = re.sub(rf"\bfill: {PAPER}", "fill: none", body)  # the background; hatches stay white
+    # scales with the page; hidden from screen readers, which have the caption and the table
     tag, rest = body.split(">", 1)
     attributes = re.sub(r'\b(width|height)="[^"]*"', "", tag.removeprefix("<svg"))
     return f'<svg aria-hidden="true" focusable="false" style="max-width: {width}px" {attributes}>{rest}'

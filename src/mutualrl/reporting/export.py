@@ -1,4 +1,4 @@
-"""Trained models of a run as directories of their own: weights, tokenizer, card, the base's licence, checksums."""
+"""Export of a run's trained models to standalone directories: weights, tokenizer, card, licence, checksums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LICENSES = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One exported model. `licenses`: the base's files of that kind; none where the base has none locally."""
+    """One exported model. `licenses`: the base model's licence files; empty if none are available locally."""
 
     policy: str
     directory: Path
@@ -35,18 +35,18 @@ class Exported:
 
 
 def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None = None) -> list[Exported]:
-    """Copy each policy's trained model to `to`/POLICY; all of them where `policies` names none. `gguf`: the type of
-    numbers of a GGUF file beside it; None for no such file.
+    """Copy trained models to `to`/POLICY: those of `policies`, or all if empty. `gguf`: data type of an additional GGUF
+    file; None for none.
 
-    Every file is compared with the run's marker before, and weights must be finite. A directory appears whole or not at
-    all; one that is there is left alone. Raises UsageError, FileDamagedError, ModelError, DiskError.
+    Every file is first verified against the run's marker, and weights must be finite. A directory is created atomically
+    and never overwritten. Raises UsageError, FileDamagedError, ModelError, DiskError.
     """
     converter = None if gguf is None else require_converter(gguf)
     reader = read_run(root)
     run = RunDirectory(reader.root)
     if run.info().format < FORMAT:
         raise UsageError(
-            f"{root} was made by an earlier version, whose models have no checksums; expected format {FORMAT}"
+            f"{root} was written by an earlier version, whose models have no checksums; expected format {FORMAT}"
         )
     unknown = [name for name in policies if name not in reader.policies]
     if unknown:
@@ -62,7 +62,7 @@ def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None 
     licenses = {name: license_files(reader.policies[name].model, revisions.get(name)) for name in names}
     for name in names:
         if (to / name).exists():
-            raise UsageError(f"{to / name} already exists; name another directory, or remove it")
+            raise UsageError(f"{to / name} already exists; choose another directory or remove it")
     directory_for(to, "--to")
     exported = []
     for name in names:
@@ -77,12 +77,12 @@ def export(root: Path, to: Path, policies: Sequence[str] = (), gguf: str | None 
 
 
 def _checked(run: RunDirectory, policy: str) -> Path:
-    """Return a policy's model, whose files are those of the run. Raises FileDamagedError, and ModelError for a link or
-    what is no regular file: it would be copied from elsewhere, or waited for."""
+    """Return the verified directory of a policy's model. Raises FileDamagedError, and ModelError for links and special
+    files: copying them would read outside the run or block."""
     directory = run.policy(policy).model
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise ModelError(f"{path}: not a regular file; expected what the run wrote")
+            raise ModelError(f"{path}: not a regular file; expected a file that the run wrote")
     source = trained_model(run, policy, verify=True)
     require_finite(source)
     return source
@@ -90,9 +90,9 @@ def _checked(run: RunDirectory, policy: str) -> Path:
 
 @contextmanager
 def _staged(name: str, to: Path) -> Iterator[Path]:
-    """Yield a directory that becomes `to`/NAME at the end of the block, or nothing."""
+    """Yield a directory that is renamed to `to`/NAME if the block succeeds, else removed."""
     staging = to / f".{name}.part"
-    shutil.rmtree(staging, ignore_errors=True)  # of an export that was killed
+    shutil.rmtree(staging, ignore_errors=True)  # left by a killed export
     try:
         staging.mkdir()
         yield staging
@@ -102,7 +102,7 @@ def _staged(name: str, to: Path) -> Iterator[Path]:
 
 
 def _with_sums(staging: Path) -> tuple[str, ...]:
-    """Write the checksums of all files there; return the files, that of the checksums last."""
+    """Write the checksums of all files; return the files, with the checksum file last."""
     files = sorted(relative_files(staging))
     sums = "".join(f"{sha256_of(staging / file)}  {file}\n" for file in files)
     (staging / SUMS).write_text(sums, encoding="utf-8")
@@ -120,8 +120,7 @@ def _copy(text: str, licenses: Sequence[Path], source: Path, staging: Path) -> N
 
 
 def license_files(base: str, revision: str | None = None) -> list[Path]:
-    """Return a base model's licence files: those of its directory, or of the hub's cache;
-    none where neither is here."""
+    """Return a base model's licence files, from its directory or the hub cache; empty if neither exists."""
     if not base:
         return []
     directory = Path(located(base))
@@ -131,7 +130,7 @@ def license_files(base: str, revision: str | None = None) -> list[Path]:
 
         try:
             config = try_to_load_from_cache(base, "config.json", revision=revision)
-        except HFValidationError:  # a directory that is gone
+        except HFValidationError:  # a directory that no longer exists
             return []
         if not isinstance(config, str):
             return []

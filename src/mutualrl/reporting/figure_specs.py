@@ -1,4 +1,4 @@
-"""Figures as data: what is in each panel. Drawing them, and telling them as tables, are other modules' work."""
+"""Figures as data: the content of each panel. Other modules draw them and write them as tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from mutualrl.reporting.run_reader import Point
 from mutualrl.reporting.series import Curve, over_runs, smoothed, window_of
 
-MOST_POINTS = 2000  # of a curve: more than a drawing shows
+MOST_POINTS = 2000  # per curve: more than a drawing can show
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Curve; `low` and `high` bound a band around it, where there is one."""
+    """Curve; `low` and `high` bound its band, if any."""
 
     label: str
     x: tuple[int, ...]
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One bar per category; `errors` are half the length of its error bar, None where there is none."""
+    """One bar per category; `errors` are half-lengths of the error bars, None for no error bar."""
 
     label: str
     categories: tuple[str, ...]
@@ -34,7 +34,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes: lines, or bars."""
+    """One pair of axes with lines or bars."""
 
     title: str
     y: str
@@ -45,7 +45,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`name` is its file's; `paper` is the figure of the paper that it repeats with our data, if there is one."""
+    """Figure. `name`: file name; `paper`: title of the corresponding figure in the paper, if any."""
 
     name: str
     title: str
@@ -56,7 +56,7 @@ class Figure:
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, object]:
-        """Return everything that is drawn, as plain values."""
+        """Return all plotted values, as plain values."""
         return {
             "name": self.name,
             "title": self.title,
@@ -86,20 +86,20 @@ class Figure:
 
 
 def line(label: str, points: Sequence[Point]) -> Line:
-    """Return a curve through points; of very many, MOST_POINTS evenly spaced ones and the last."""
+    """Return a curve through points, thinned out to at most MOST_POINTS evenly spaced ones, the last included."""
     if len(points) > MOST_POINTS:
-        places = [place * (len(points) - 1) // (MOST_POINTS - 1) for place in range(MOST_POINTS)]
-        points = [points[place] for place in places]
+        indices = [i * (len(points) - 1) // (MOST_POINTS - 1) for i in range(MOST_POINTS)]
+        points = [points[index] for index in indices]
     return Line(label, tuple(p.step for p in points), tuple(p.value for p in points))
 
 
 def smooth_line(label: str, points: Sequence[Point]) -> Line:
-    """Return a curve through the moving mean of points."""
+    """Return the moving average of points."""
     return line(label, smoothed(points, window_of(len(points))))
 
 
 def banded(label: str, curve: Curve) -> Line:
-    """Return a mean over runs with its spread around it; without a band where there is one run."""
+    """Return a mean over runs with a band of its spread; no band for one run."""
     if curve.runs < 2:
         return Line(label, curve.steps, curve.mean)
     low = tuple(mean - spread for mean, spread in zip(curve.mean, curve.spread, strict=True))
@@ -108,17 +108,17 @@ def banded(label: str, curve: Curve) -> Line:
 
 
 def over(label: str, series: Sequence[Sequence[Point]], *, smooth: bool = False) -> Line:
-    """Return mean and spread over runs, each smoothed first if asked for."""
-    shown = [smoothed(points, window_of(len(points))) for points in series] if smooth else series
-    return banded(label, over_runs(shown))
+    """Return mean and spread over runs, optionally smoothing each run first."""
+    curves = [smoothed(points, window_of(len(points))) for points in series] if smooth else series
+    return banded(label, over_runs(curves))
 
 
 def filled(*panels: Panel) -> tuple[Panel, ...]:
-    """Return the panels that have something in them, with the lines that have points."""
+    """Return the non-empty panels, with their non-empty lines and bars."""
     nonempty = []
     for panel in panels:
-        lines = tuple(each for each in panel.lines if each.x)
-        bars = tuple(each for each in panel.bars if each.categories)
+        lines = tuple(curve for curve in panel.lines if curve.x)
+        bars = tuple(group for group in panel.bars if group.categories)
         if lines or bars:
             nonempty.append(Panel(panel.title, panel.y, lines, bars, panel.x))
     return tuple(nonempty)

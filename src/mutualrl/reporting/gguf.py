@@ -1,4 +1,4 @@
-"""GGUF files of exported models, by llama.cpp's own converter."""
+"""GGUF files of exported models, made with llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 
 
 class Converter(NamedTuple):
-    """llama.cpp's converter: its path, and the type of numbers that it writes."""
+    """llama.cpp's converter: path and output data type."""
 
     path: str
     kind: str
 
 
 def require_converter(kind: str) -> Converter:
-    """Return llama.cpp's converter. Raises UsageError for a type that it does not write, MachineError where
-    it is not installed: its dependencies are its own, so that it is not one of ours."""
+    """Return llama.cpp's converter. Raises UsageError for an unsupported data type, MachineError if the converter is
+    missing: it is not a dependency of this package, because of its own dependencies."""
     if kind not in TYPES:
         raise UsageError(f"--gguf {kind}: expected one of {', '.join(TYPES)}")
     path = shutil.which(CONVERTER)
     if path is None:
-        raise MachineError(f"--gguf needs {CONVERTER} on the PATH, llama.cpp's converter: pipx install {CONVERTER}")
+        raise MachineError(f"--gguf requires {CONVERTER}, llama.cpp's converter, on the PATH: pipx install {CONVERTER}")
     return Converter(path, kind)
 
 
 def require_convertible(policy: str, directory: Path) -> None:
-    """Raise ModelError for an adapter, which is not a complete model, and for a model with code of its own, which the
-    converter would run."""
+    """Raise ModelError for an adapter, which is not a complete model, and for a model with custom code, which the
+    converter would execute."""
     if (directory / "adapter_config.json").is_file():
         raise ModelError(f"policy {policy!r}: {directory} is an adapter; merge it into its base (peft) before --gguf")
     configs = [try_read_json(directory / name) or {} for name in ("config.json", "tokenizer_config.json")]
     if any("auto_map" in config for config in configs) or any(directory.rglob("*.py")):
-        raise ModelError(f"policy {policy!r}: {directory} has code of its own, which {CONVERTER} would run")
+        raise ModelError(f"policy {policy!r}: {directory} has custom code, which {CONVERTER} would run")
 
 
 def convert(converter: Converter, policy: str, directory: Path) -> None:
-    """Write `directory`/POLICY.gguf of the model there. Raises ModelError with the converter's last lines for a model
-    that it does not know."""
+    """Convert the model in `directory` to `directory`/POLICY.gguf. Raises ModelError, with the converter's last error,
+    for an unsupported model."""
     file = directory / f"{policy}.gguf"
     notify(f"policy {policy!r}: writing {file.name} ({converter.kind})")
     command = [converter.path, str(directory), "--outfile", str(file), "--outtype", converter.kind]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode == 0 and file.is_file():
+    completed = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if completed.returncode == 0 and file.is_file():
         return
-    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line] or lines or [f"exit code {done.returncode}"]
-    raise ModelError(f"policy {policy!r}: {CONVERTER} does not convert its model: {clean(errors[-1].strip())}")
+    lines = [line for line in (completed.stderr + completed.stdout).splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line] or lines or [f"exit code {completed.returncode}"]
+    raise ModelError(f"policy {policy!r}: {CONVERTER} cannot convert its model: {clean(errors[-1].strip())}")

@@ -1,4 +1,4 @@
-"""A live run: what its policies have written since the last look, in bounded memory."""
+"""Live view of a run: tails the files of its policies, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from mutualrl.storage.files import JsonObject, finite_number, open_regular, pars
 from mutualrl.storage.rundir import RunDirectory
 
 MOST_STEPS = 10**9
-MOST_POINTS = 512  # of a curve
+MOST_POINTS = 512  # per curve
 MOST_RESCUES = 20
-MOST_LINES = 200  # of a log
+MOST_LINES = 200  # per log
 LONGEST_PHASE = 200  # characters
 LONGEST_LINE = 500
-LOOK_BYTES = 4 * 2**20  # read at once
-LOG_BYTES = 64 * 2**10  # of a log, before its end, that the first look shows
-RECENT = 20  # steps whose mean time tells how long the rest takes
+LOOK_BYTES = 4 * 2**20  # per read
+LOG_BYTES = 64 * 2**10  # at the end of a log, for the first read
+RECENT = 20  # steps whose mean time predicts the remaining time
 _ATTEMPT = re.compile(r"attempt-(\d+)\.log")
 
 
 class NewLines:
-    """Complete lines that were added to a growing file since the last look."""
+    """Complete lines appended to a growing file since the last read."""
 
     def __init__(self, path: Path, last_bytes: int | None = None) -> None:
-        """`last_bytes`: the first look begins so many bytes before the end; None: at the file's beginning."""
+        """`last_bytes`: start this many bytes before the end of the file; None: at its beginning."""
         self.path = path
-        self.restarted = False  # whether the last look found another file, or a shorter one
+        self.restarted = False  # whether the last read found a new or a truncated file
         self._last_bytes = last_bytes
         self._inode, self._offset = 0, 0
 
     def read(self) -> list[bytes]:
-        """Return the new lines without their ends, at most `LOOK_BYTES` of them; a line that is being written is left
-        for the next look. None are returned of a file that is not there."""
+        """Return the new lines without line ends, at most `LOOK_BYTES` at a time. A partial line is left for the next
+        read; a missing file has no lines."""
         try:
             with open_regular(self.path) as file:
                 state = os.fstat(file.fileno())
                 self.restarted = state.st_ino != self._inode or state.st_size < self._offset
                 if self.restarted:
-                    first = 0 if self._last_bytes is None else max(0, state.st_size - self._last_bytes)
-                    self._inode, self._offset = state.st_ino, first
+                    start = 0 if self._last_bytes is None else max(0, state.st_size - self._last_bytes)
+                    self._inode, self._offset = state.st_ino, start
                 file.seek(self._offset)
                 data = file.read(LOOK_BYTES)
         except (FileDamagedError, OSError):
@@ -58,21 +58,21 @@ class NewLines:
             return []
         end = data.rfind(b"\n") + 1
         if not end and len(data) == LOOK_BYTES:
-            end = len(data)  # no line that anybody wrote is so long
+            end = len(data)  # longer than any valid line
         self._offset += end
         return data[:end].removesuffix(b"\n").split(b"\n") if end else []
 
 
 @dataclass(slots=True)
 class Curve:
-    """Values by step, thinned out evenly to at most `MOST_POINTS`; the newest is always there."""
+    """Values by step, thinned out evenly to at most `MOST_POINTS`; always includes the newest."""
 
     points: list[Point] = field(default_factory=list)
     _stride: int = 1
     _until_next: int = 0
 
     def add(self, step: int, value: float) -> None:
-        """Add a value. Values of this step or later ones are dropped: a restarted policy makes them again."""
+        """Add a value, dropping those of this and later steps: a restarted policy repeats them."""
         while self.points and self.points[-1].step >= step:
             self.points.pop()
         if self._until_next > 0 and len(self.points) > 1:
@@ -92,7 +92,7 @@ class Curve:
 
 
 class LivePolicy:
-    """What is known of one policy while it trains. `waited`, `seconds`: of all its steps so far."""
+    """State of one policy while it trains. `waited`, `seconds`: totals over its steps so far."""
 
     def __init__(self, run: RunDirectory, name: str, gate_key: str | None = None) -> None:
         self.name = name
@@ -105,9 +105,9 @@ class LivePolicy:
         self.phase = "starting"
         self.log: deque[str] = deque(maxlen=MOST_LINES)
         self.rescues: deque[JsonObject] = deque(maxlen=MOST_RESCUES)
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.step = 0
         self.reward, self.accuracy, self.gate_rate = Curve(), Curve(), Curve()
         self.by_group: dict[str, float] = {}
@@ -117,30 +117,30 @@ class LivePolicy:
             self.accuracy.add(0, self._before)
 
     def _read_before(self) -> None:
-        """Read what was measured before training, once it exists."""
+        """Read the validation before training, once it exists."""
         try:
             before = validation_of(read_checksummed(self._run.policy(self.name).before, root=self._run.root))
-        except (FileDamagedError, OSError):  # `report` says what is wrong with it
+        except (FileDamagedError, OSError):  # `report` shows the problem
             return
         if before is not None:
             self._before = before["accuracy"]
             self.accuracy.points.insert(0, Point(0, self._before))
 
     def update(self) -> None:
-        """Read what is new in the policy's metrics, rescues and heartbeat."""
+        """Read new metrics, rescues and the heartbeat of the policy."""
         state = last_beat(open_store(self._run.exchange), self.name)
         if state is not None:
             self.phase = clean(str(state.get("phase", self.phase)), LONGEST_PHASE)
         if self._before is None:
             self._read_before()
         lines = self._metrics.read()
-        if self._metrics.restarted:  # a restarted policy has cut it
-            self._forget()
+        if self._metrics.restarted:  # a restarted policy has truncated the file
+            self._reset()
         while lines:
             for line in lines:
                 row = parse_or_none(line)
-                if row is not None and _is_step(row.get("step")):  # a damaged line: `report` says which
-                    self._take(row)
+                if row is not None and _is_step(row.get("step")):  # `report` lists damaged lines
+                    self._add_row(row)
             lines = self._metrics.read()
         lines = self._rescues.read()
         if self._rescues.restarted:
@@ -148,7 +148,7 @@ class LivePolicy:
         rows = (parse_or_none(line) for line in lines[-MOST_RESCUES:])
         self.rescues.extend(row for row in rows if row is not None)
 
-    def _take(self, row: JsonObject) -> None:
+    def _add_row(self, row: JsonObject) -> None:
         self.step = row["step"]
         pairs = ((self.reward, "reward"), (self.gate_rate, self._gate_key))
         for curve, key in pairs:
@@ -163,7 +163,7 @@ class LivePolicy:
             self.by_group = validation["by_group"]
 
     def update_log(self) -> None:
-        """Read what is new in the log of the policy's newest attempt."""
+        """Read new lines of the log of the policy's latest attempt."""
         attempts = {}
         for path in self._run.policy(self.name).logs.glob("attempt-*.log"):
             if (match := _ATTEMPT.fullmatch(path.name)) is not None:
@@ -175,18 +175,18 @@ class LivePolicy:
             self._log = NewLines(newest, LOG_BYTES)
             self.log.clear()
         for line in self._log.read()[-MOST_LINES:]:
-            text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]  # a progress bar as it looked last
+            text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]  # the last state of a progress bar
             if text.strip():
                 self.log.append(clean(text, LONGEST_LINE))
 
     @property
     def waiting(self) -> float | None:
-        """Return the share of its time that it waited for peers; None before its first step."""
+        """Return the fraction of time spent waiting for peers; None before the first step."""
         return self.waited / self.seconds if self.seconds > 0 else None
 
     def seconds_left(self, steps: int) -> float:
-        """Return how long its steps take to the last at the mean time of its recent ones, without validation; NaN
-        before its first."""
+        """Return the time of the remaining steps at the mean time of the recent ones, without validation; NaN before
+        the first step."""
         if not self._recent:
             return math.nan
         return max(0, steps - self.step) * sum(self._recent) / len(self._recent)
@@ -197,20 +197,20 @@ def _is_step(value: object) -> bool:
 
 
 class LiveRun:
-    """The policies of a live run."""
+    """Live run: its policies."""
 
     def __init__(self, run: RunDirectory, policies: Sequence[str], gate_key: str | None = None) -> None:
         self.run = run
         self.policies = {name: LivePolicy(run, name, gate_key) for name in policies}
 
     def update(self, *, logs: bool = False) -> None:
-        """Read what is new in the policies' files; in their logs too if asked for."""
+        """Read new data from the policies' files, with `logs` also from their logs."""
         for policy in self.policies.values():
             policy.update()
             if logs:
                 policy.update_log()
 
     def seconds_left(self, steps: int) -> float:
-        """Return the estimated seconds until the slowest policy's last step; NaN until each has made one."""
-        left = [policy.seconds_left(steps) for policy in self.policies.values()]
-        return math.nan if any(map(math.isnan, left)) else max(left, default=math.nan)
+        """Return the estimated seconds until the slowest policy's last step; NaN until each has made a step."""
+        remaining = [policy.seconds_left(steps) for policy in self.policies.values()]
+        return math.nan if any(map(math.isnan, remaining)) else max(remaining, default=math.nan)

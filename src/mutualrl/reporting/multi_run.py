@@ -1,4 +1,4 @@
-"""Figures of runs side by side: the paper's, drawn from our data."""
+"""Figures that compare runs: the paper's figures, drawn from the runs' data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Arms = Mapping[str, Sequence[Run]]
 
 
 def figures(comparison: Comparison, slug: str) -> list[Figure]:
-    """Return the paper's figures that a comparison has the arms for."""
+    """Return the paper's figures for which a comparison has the arms."""
     arms = comparison.arms
     main = _main(arms)
     drawn = [
-        _probes(main, slug, _elsewhere(arms, main)),
-        _regularizers(main, slug, _elsewhere(arms, main)),
+        _probes(main, slug, _omitted_arms(arms, main)),
+        _regularizers(main, slug, _omitted_arms(arms, main)),
         _gates(arms, slug),
         *(ablations := _ablations(arms, slug)),
         _further(arms, {*main, *(line.label for f in ablations for panel in f.panels for line in panel.lines)}, slug),
@@ -36,14 +36,13 @@ MOST_ARMS = 6  # in one panel
 
 
 def _main(arms: Arms) -> Arms:
-    """Return the paper's probes among many arms: each regime as published; the others have figures of their own."""
+    """Return the arms of the main figures: of many arms, each regime as published; others have separate figures."""
     probes = _probe_arms(arms)
     return probes if len(arms) > MOST_ARMS and len(probes) > 1 else arms
 
 
 def _probe_arms(arms: Arms) -> Arms:
-    """Return one arm per regime: no ablation and no control, and of several the one with the fewest settings of its
-    own."""
+    """Return one arm per regime: neither an ablation nor a control, with the fewest non-default settings."""
     chosen: dict[str, str] = {}
     for arm, runs in arms.items():
         regime = runs[0].regime
@@ -52,50 +51,50 @@ def _probe_arms(arms: Arms) -> Arms:
     return {arm: runs for arm, runs in arms.items() if arm in chosen.values()}
 
 
-def _elsewhere(arms: Arms, main: Arms) -> str:
-    """Return a note about the arms that a figure has no room for."""
-    rest = [arm for arm in arms if arm not in main]
-    return f" In the figures below: {', '.join(rest)}." if rest else ""
+def _omitted_arms(arms: Arms, main: Arms) -> str:
+    """Return a note listing the arms that the main figures omit."""
+    omitted = [arm for arm in arms if arm not in main]
+    return f" In the figures below: {', '.join(omitted)}." if omitted else ""
 
 
 def _of_level(arms: Arms, level: str) -> dict[str, Sequence[Run]]:
-    """Return the baseline, and the arms that share at a level of the paper's: as it stands first, then variants,
-    controls."""
-    plain = baseline().name
-    chosen = {arm: runs for arm, runs in arms.items() if runs[0].rule.level == level}
-    probes = _probe_arms(chosen)
-    order = sorted(chosen, key=lambda arm: (arm not in probes, arm))
-    return {arm: arms[arm] for arm in (plain, *order) if arm in arms}
+    """Return the baseline and the arms that share at one of the paper's levels: published regimes first, then variants
+    and controls."""
+    grpo = baseline().name
+    at_this_level = {arm: runs for arm, runs in arms.items() if runs[0].rule.level == level}
+    probes = _probe_arms(at_this_level)
+    order = sorted(at_this_level, key=lambda arm: (arm not in probes, arm))
+    return {arm: arms[arm] for arm in (grpo, *order) if arm in arms}
 
 
-Take = Callable[[PolicyRun], list[Point]]
+Extract = Callable[[PolicyRun], list[Point]]
 
 
 def _names(arms: Arms) -> list[str]:
     return policies_of([run for runs in arms.values() for run in runs])
 
 
-def _panels(arms: Arms, what: str, unit: str, take: Take, *, smooth: bool, average: bool) -> list[Panel]:
-    """Return a panel per policy, and one of the mean over the pool; a line per arm."""
+def _panels(arms: Arms, metric: str, unit: str, extract: Extract, *, smooth: bool, average: bool) -> list[Panel]:
+    """Return one panel per policy and one for the mean over the pool, with one line per arm."""
     names, panels = _names(arms), []
     for name in names:
         lines = []
         for arm, runs in arms.items():
-            curves = [take(policy) for policy in _there(runs, name)]
+            curves = [extract(policy) for policy in _policy_runs(runs, name)]
             lines.append(over(arm, curves, smooth=smooth))
-        panels.append(Panel(f"{name}: {what}", unit, tuple(lines)))
+        panels.append(Panel(f"{name}: {metric}", unit, tuple(lines)))
     if average and len(names) > 1:
-        means = tuple(over(arm, _pool_means(runs, names, take), smooth=smooth) for arm, runs in arms.items())
-        panels.append(Panel(f"mean of the pool: {what}", unit, means))
+        means = tuple(over(arm, _pool_means(runs, names, extract), smooth=smooth) for arm, runs in arms.items())
+        panels.append(Panel(f"mean of the pool: {metric}", unit, means))
     return panels
 
 
-def _pool_means(runs: Sequence[Run], names: Sequence[str], take: Take) -> list[list[Point]]:
-    """Return the mean over the pool's policies in every run in which none was lost."""
+def _pool_means(runs: Sequence[Run], names: Sequence[str], extract: Extract) -> list[list[Point]]:
+    """Return the mean over the pool's policies of every run without a lost policy."""
     means = []
     for run in runs:
-        if _whole(run):
-            means.append(mean_of([take(run.policies[name]) for name in names]))
+        if _no_policy_lost(run):
+            means.append(mean_of([extract(run.policies[name]) for name in names]))
     return means
 
 
@@ -106,7 +105,7 @@ def _accuracy_panels(arms: Arms, *, average: bool) -> list[Panel]:
 
 
 def _accuracy_figure(arms: Arms, name: str, title: str, paper: str = "") -> Figure:
-    """Return validation accuracy of each policy and of the pool."""
+    """Return a figure of the validation accuracy of each policy and of the pool."""
     return Figure(
         name,
         title,
@@ -117,20 +116,20 @@ def _accuracy_figure(arms: Arms, name: str, title: str, paper: str = "") -> Figu
     )
 
 
-def _there(runs: Sequence[Run], name: str) -> list[PolicyRun]:
-    """Return the policy in the runs, but for those that ended without it."""
+def _policy_runs(runs: Sequence[Run], name: str) -> list[PolicyRun]:
+    """Return the policy in all runs, except those that finished without it."""
     return [run.policies[name] for run in runs if run.state != "finished" or run.policies[name].result is not None]
 
 
-def _whole(run: Run) -> bool:
+def _no_policy_lost(run: Run) -> bool:
     return run.state != "finished" or all(policy.result is not None for policy in run.policies.values())
 
 
 def _spread(arms: Arms) -> str:
-    """Return what a line is: of one run its own values, of several their mean with a band."""
+    """Return a caption for the lines: the values of one run, or a mean with a band."""
     if all(len(runs) == 1 for runs in arms.values()):
         return "one run per arm"
-    return "mean over runs, the band is one standard deviation (n - 1)"
+    return "mean over runs with a band of one standard deviation (n - 1)"
 
 
 def _columns(arms: Arms) -> int:
@@ -138,12 +137,12 @@ def _columns(arms: Arms) -> int:
     return names + 1 if 1 < names < 4 else max(1, min(names, 4))
 
 
-def _probes(arms: Arms, slug: str, elsewhere: str) -> Figure:
+def _probes(arms: Arms, slug: str, omitted: str) -> Figure:
     return Figure(
         f"{slug}-probes",
         "Probe comparison",
-        "Greedy validation accuracy (top) and training reward (below, moving mean) of each policy and of the pool's "
-        f"mean; {_spread(arms)}.{elsewhere}",
+        "Greedy validation accuracy (top) and training reward (bottom, moving average) of each policy and of the "
+        f"pool's mean; {_spread(arms)}.{omitted}",
         filled(
             *_accuracy_panels(arms, average=True),
             *_panels(arms, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=True),
@@ -153,14 +152,14 @@ def _probes(arms: Arms, slug: str, elsewhere: str) -> Figure:
     )
 
 
-def _regularizers(arms: Arms, slug: str, elsewhere: str) -> Figure:
+def _regularizers(arms: Arms, slug: str, omitted: str) -> Figure:
     panels: list[Panel] = []
-    for what, key in (("entropy", "entropy"), ("PPO KL", "ppo_kl"), ("KL loss", "kl")):
-        panels += _panels(arms, what, "nats per token", lambda p, key=key: p.series(key), smooth=True, average=False)  # type: ignore[misc]
+    for metric, key in (("entropy", "entropy"), ("PPO KL", "ppo_kl"), ("KL loss", "kl")):
+        panels += _panels(arms, metric, "nats per token", lambda p, key=key: p.series(key), smooth=True, average=False)  # type: ignore[misc]
     return Figure(
         f"{slug}-regularizers",
         "Optimization diagnostics by regime",
-        f"Entropy, PPO KL and KL to the model before training; moving means, {_spread(arms)}.{elsewhere}",
+        f"Entropy, PPO KL and KL to the initial model; moving averages, {_spread(arms)}.{omitted}",
         filled(*panels),
         columns=max(1, len(_names(arms))),
         paper="The regimes have distinct optimization signatures; SGT preserves entropy",
@@ -171,12 +170,12 @@ def _gates(arms: Arms, slug: str) -> Figure:
     return Figure(
         f"{slug}-gate",
         "Gate rate over time",
-        f"Share of a round's prompts that the gate opens on; moving mean, {_spread(arms)}.",
+        f"Fraction of a round's prompts on which the gate opens; moving average, {_spread(arms)}.",
         filled(
             *_panels(
                 arms,
                 "gate rate",
-                "share of the prompts",
+                "fraction of prompts",
                 lambda p: p.by_role("gate_rate"),
                 smooth=True,
                 average=False,
@@ -186,7 +185,7 @@ def _gates(arms: Arms, slug: str) -> Figure:
     )
 
 
-#: of each ablation: file, title, figure of the paper, level of sharing
+#: per ablation: file name, title, figure in the paper, level of sharing
 _ABLATIONS = (
     (
         "prp-ablation",
@@ -196,7 +195,7 @@ _ABLATIONS = (
     ),
     (
         "xgrpo-ablation",
-        "Structured pool against noise under XGRPO",
+        "Structured pool versus noise under XGRPO",
         "XGRPO gains come from structured cross-policy normalization",
         "value",
     ),
@@ -205,51 +204,51 @@ _ABLATIONS = (
 
 
 def _ablations(arms: Arms, slug: str) -> list[Figure]:
-    """Return a figure per level at which some arm is a variant or a control."""
+    """Return one figure for each level that has a variant or a control."""
     figures = []
     for name, title, paper, level in _ABLATIONS:
-        chosen = _of_level(arms, level)
-        probes = _probe_arms(chosen)
-        varied = [arm for arm, runs in chosen.items() if runs[0].rule.level == level and arm not in probes]
-        if len(chosen) > 1 and varied:
-            figures.append(_accuracy_figure(chosen, f"{slug}-{name}", title, paper))
+        selected = _of_level(arms, level)
+        probes = _probe_arms(selected)
+        variants = [arm for arm, runs in selected.items() if runs[0].rule.level == level and arm not in probes]
+        if len(selected) > 1 and variants:
+            figures.append(_accuracy_figure(selected, f"{slug}-{name}", title, paper))
     return figures
 
 
 def _further(arms: Arms, shown: set[str], slug: str) -> Figure | None:
-    """Return arms that no other figure has room for, beside GRPO."""
-    plain = baseline().name
-    rest = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == plain}
-    if not set(rest) - {plain}:
+    """Return a figure of the arms that no other figure shows, with GRPO."""
+    grpo = baseline().name
+    remaining = {arm: runs for arm, runs in arms.items() if arm not in shown or arm == grpo}
+    if not set(remaining) - {grpo}:
         return None
-    return _accuracy_figure(rest, f"{slug}-further-arms", "Further arms")
+    return _accuracy_figure(remaining, f"{slug}-further-arms", "Further arms")
 
 
 def _fidelity(arms: Arms, slug: str) -> Figure | None:
-    """Return our grpo beside plain TRL."""
-    plain = baseline().name
-    if PLAIN_TRL not in arms or plain not in arms:
+    """Return a figure of mutualrl's grpo and plain TRL."""
+    grpo = baseline().name
+    if PLAIN_TRL not in arms or grpo not in arms:
         return None
-    chosen = {plain: arms[plain], PLAIN_TRL: arms[PLAIN_TRL]}
+    pair = {grpo: arms[grpo], PLAIN_TRL: arms[PLAIN_TRL]}
     panels = [
-        *_accuracy_panels(chosen, average=False),
-        *_panels(chosen, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=False),
+        *_accuracy_panels(pair, average=False),
+        *_panels(pair, "training reward", "mean reward", lambda p: p.series("reward"), smooth=True, average=False),
         *_panels(
-            chosen,
+            pair,
             "speed on steps without validation",
             "tokens per second",
             lambda p: tokens_per_second(p, without_validation=True),
             smooth=True,
             average=False,
         ),
-        *_panels(chosen, "policy-gradient loss", "loss", lambda p: p.series("loss"), smooth=True, average=False),
+        *_panels(pair, "policy-gradient loss", "loss", lambda p: p.series("loss"), smooth=True, average=False),
     ]
     return Figure(
         f"{slug}-fidelity",
         "Fidelity against plain TRL",
-        "The same policies through mutualrl's regime grpo and through TRL's GRPOTrainer alone.",
+        "The same policies trained with mutualrl's regime grpo and with TRL's GRPOTrainer alone.",
         filled(*panels),
-        columns=max(1, len(_names(chosen))),
+        columns=max(1, len(_names(pair))),
         paper="System sanity check on single-policy GRPO",
     )
 
@@ -258,33 +257,33 @@ PER_TASK = "Outcome-level transfer extends beyond the main MATH comparison (per-
 
 
 def _evaluations(arms: Arms, slug: str) -> list[Figure]:
-    """Return accuracy by task of every evaluation that some arm's runs have, policy by policy."""
-    by_how: dict[str, dict[str, list[Evaluation]]] = {}
+    """Return one figure of accuracy by task and policy for each evaluation setup."""
+    by_setup: dict[str, dict[str, list[Evaluation]]] = {}
     for arm, runs in arms.items():
         for run in runs:
             for evaluation in run.evaluations:
-                by_how.setdefault(evaluation.how, {}).setdefault(arm, []).append(evaluation)
-    return [_task_bars(of_arms, arms, slug, number) for number, of_arms in enumerate(by_how.values(), 1)]
+                by_setup.setdefault(evaluation.how, {}).setdefault(arm, []).append(evaluation)
+    return [_task_bars(by_arm, arms, slug, number) for number, by_arm in enumerate(by_setup.values(), 1)]
 
 
-def _task_bars(of_arms: Mapping[str, Sequence[Evaluation]], arms: Arms, slug: str, number: int) -> Figure:
-    tasks = next(iter(of_arms.values()))[0].tasks
+def _task_bars(by_arm: Mapping[str, Sequence[Evaluation]], arms: Arms, slug: str, number: int) -> Figure:
+    tasks = next(iter(by_arm.values()))[0].tasks
     panels = []
     for name in _names(arms):
         bars = []
-        for arm, evaluations in of_arms.items():
+        for arm, evaluations in by_arm.items():
             by_task: dict[str, list[float]] = {task: [] for task in tasks}
             for evaluation in evaluations:
                 for task, accuracy in evaluation.accuracy.get(name, {}).items():
                     by_task[task].append(accuracy)
             bars.append(_mean_bars(arm, by_task))
         panels.append(Panel(f"{name}: accuracy by task", "accuracy", bars=tuple(bars)))
-    missing = [arm for arm in arms if arm not in of_arms]
-    without = f" Without this evaluation: {', '.join(missing)}." if missing else ""
+    missing = [arm for arm in arms if arm not in by_arm]
+    note = f" Without this evaluation: {', '.join(missing)}." if missing else ""
     return Figure(
         f"{slug}-tasks" if number == 1 else f"{slug}-tasks-{number}",
         "Accuracy by task",
-        f"Accuracy of the trained models by task (mutualrl eval); {_spread(arms)}.{without}",
+        f"Accuracy of the trained models by task (mutualrl eval); {_spread(arms)}.{note}",
         filled(*panels),
         columns=1 if len(tasks) > 4 else max(1, min(len(panels), 2)),
         paper=PER_TASK,
@@ -292,28 +291,28 @@ def _task_bars(of_arms: Mapping[str, Sequence[Evaluation]], arms: Arms, slug: st
 
 
 def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
-    """Return accuracy by group (of a mixture: by task) before training and after each arm."""
+    """Return accuracy by group (for a mixture, by task) before training and after each arm."""
     names = _names(arms)
-    ended: dict[str, list[Run]] = {}
+    finished: dict[str, list[Run]] = {}
     group_names: set[str] = set()
     for arm, runs in arms.items():
         for run in runs:
             if run.state == "finished":
-                ended.setdefault(arm, []).append(run)
+                finished.setdefault(arm, []).append(run)
                 group_names.update(*(run.policies[name].groups for name in names))
     groups = sorted(group_names)
     if not 1 < len(groups) <= 12 or not names:
         return None
     panels = []
     for name in names:
-        first = next(iter(ended.values()))
+        first = next(iter(finished.values()))
         bars = [_bars("before training", groups, first, name, before=True)]
-        bars += [_bars(arm, groups, runs, name, before=False) for arm, runs in ended.items()]
+        bars += [_bars(arm, groups, runs, name, before=False) for arm, runs in finished.items()]
         panels.append(Panel(f"{name}: final accuracy by group", "greedy accuracy", bars=tuple(b for b in bars if b)))
     return Figure(
         f"{slug}-groups",
         "Accuracy by group",
-        f"Greedy accuracy at the end by group (of a mixture: by task); {_spread(arms)}.",
+        f"Final greedy accuracy by group (for a mixture, by task); {_spread(arms)}.",
         filled(*panels),
         columns=1 if len(groups) > 4 else max(1, min(len(names), 2)),
         paper=paper,
@@ -321,23 +320,29 @@ def _group_bars(arms: Arms, slug: str, paper: str) -> Figure | None:
 
 
 def _bars(label: str, groups: Sequence[str], runs: Sequence[Run], name: str, *, before: bool) -> Bars:
-    finals: dict[str, list[float]] = {}
+    by_group: dict[str, list[float]] = {}
     for group in groups:
-        curves = [curve for policy in _there(runs, name) if (curve := policy.accuracy(group))]
-        finals[group] = [curve[0 if before else -1].value for curve in curves if not before or curve[0].step == 0]
-    return _mean_bars(label, finals)
+        values = []
+        for policy in _policy_runs(runs, name):
+            curve = policy.accuracy(group)
+            if curve and not before:
+                values.append(curve[-1].value)
+            elif curve and curve[0].step == 0:
+                values.append(curve[0].value)
+        by_group[group] = values
+    return _mean_bars(label, by_group)
 
 
 def _mean_bars(label: str, values: Mapping[str, Sequence[float]]) -> Bars:
-    """Return the mean of each category that has values, with their spread where there are several."""
-    there = {category: of for category, of in values.items() if of}
-    means = tuple(statistics.fmean(of) for of in there.values())
-    errors = tuple(standard_deviation(of) if len(of) > 1 else None for of in there.values())
-    return Bars(label, tuple(there), means, errors)
+    """Return the mean of each non-empty category, with the standard deviation of several values."""
+    nonempty = {category: numbers for category, numbers in values.items() if numbers}
+    means = tuple(statistics.fmean(numbers) for numbers in nonempty.values())
+    errors = tuple(standard_deviation(numbers) if len(numbers) > 1 else None for numbers in nonempty.values())
+    return Bars(label, tuple(nonempty), means, errors)
 
 
 def across(comparisons: Sequence[Comparison]) -> list[Figure]:
-    """Return figures over several comparisons of one task: GRPO and XGRPO pool by pool."""
+    """Return figures over several comparisons of one task: GRPO and XGRPO by pool."""
     by_task: dict[str, list[Panel]] = {}
     compared: dict[str, Sequence[Run]] = {}
     for comparison in comparisons:

@@ -1,4 +1,4 @@
-"""Who waits for whom, and what letting peers be behind would save: the rounds of a run, timed again."""
+"""Waiting between policies, and the time that staleness would save, simulated from the rounds of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WAIT = "see/wait_seconds"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Course of a run. `seconds`: until its last policy has published its last round; `waiting`: the share of its own
+    """Timing of a run. `seconds`: until the last policy has published its last round; `waiting`: the fraction of its
     time that each policy waits."""
 
     seconds: float
@@ -21,8 +21,8 @@ class Pace:
 
 
 def busy_seconds(policy: PolicyRun) -> list[float]:
-    """Return the seconds of each of a policy's rounds without waiting: the `step_time` of its optimizer steps, which
-    has generation in it and validation not, less what it waited. Empty where a step lacks its time."""
+    """Return the busy seconds of each round of a policy: the `step_time` of its optimizer steps (with generation,
+    without validation) minus the wait. Empty if a step has no time."""
     rounds: list[float] = []
     for row in policy.metrics:
         seconds, waited = finite_number(row.get("step_time")), finite_number(row.get(WAIT))
@@ -36,24 +36,24 @@ def busy_seconds(policy: PolicyRun) -> list[float]:
 
 
 def simulate(busy: Mapping[str, Sequence[float]], staleness: int) -> Pace:
-    """Return the course of a run whose policies are busy for `busy[p][r]` seconds in round r before they publish it.
+    """Return the timing of a run whose policy p is busy for `busy[p][r]` seconds in round r before publishing it.
 
-    Policy p publishes round r at P_p(r) = S_p(r) + busy[p][r] and begins the next at S_p(r + 1) = max(P_p(r),
-    max over q of P_q(r - staleness)): it continues when no peer is more than `staleness` rounds behind. Rounds that not
-    all policies have are left out. Writing, reading and a failure take no time here. Raises ValueError where there is
-    no policy or no round.
+    Policy p publishes round r at P_p(r) = S_p(r) + busy[p][r] and starts the next at S_p(r + 1) = max(P_p(r),
+    max over q of P_q(r - staleness)): it continues when no peer is more than `staleness` rounds behind. Only rounds
+    that all policies have are simulated; writes, reads and failures take no time. Raises ValueError without any policy
+    or round.
     """
     count = min((len(rounds) for rounds in busy.values()), default=0)
     if not count:
-        raise ValueError("no round to simulate; expected the seconds of one round of each policy at least")
-    begins = dict.fromkeys(busy, 0.0)
+        raise ValueError("no round to simulate; expected the seconds of at least one round per policy")
+    starts = dict.fromkeys(busy, 0.0)
     waited = dict.fromkeys(busy, 0.0)
     published: list[dict[str, float]] = []
     for number in range(count):
-        published.append({name: begins[name] + busy[name][number] for name in busy})
+        published.append({name: starts[name] + busy[name][number] for name in busy})
         slowest = max(published[number - staleness].values()) if number >= staleness else 0.0
         for name, at in published[number].items():
-            begins[name] = max(at, slowest)
-            waited[name] += begins[name] - at
-    shares = {name: waited[name] / begins[name] if begins[name] > 0 else 0.0 for name in busy}
-    return Pace(max(published[-1].values()), shares)
+            starts[name] = max(at, slowest)
+            waited[name] += starts[name] - at
+    fractions = {name: waited[name] / starts[name] if starts[name] > 0 else 0.0 for name in busy}
+    return Pace(max(published[-1].values()), fractions)

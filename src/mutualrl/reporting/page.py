@@ -1,4 +1,4 @@
-"""Page: one HTML file that opens from disk and asks the network for nothing."""
+"""Page: one self-contained HTML file that makes no network requests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mutualrl.console.display import clean
 from mutualrl.reporting.figure_specs import Figure, Line
 from mutualrl.reporting.report_tables import Table
 
-CHUNK = 500  # rescues a block of data: a block is parsed when it is first looked at
-TOLD = 17  # points of a curve in its table
+CHUNK = 500  # rescues per data block; a block is parsed on first use
+TOLD = 17  # points per curve in its table
 _NUMERIC = re.compile(r"[-+]?[0-9][0-9.,]*( ± [0-9.]+)?( \[.*\])?")
 
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """Part of the page: what is wrong, and figures with their drawings. Its tables are below, with the others."""
+    """Section of the page: warnings, and figures with their SVG. Its tables are shown with all others below."""
 
     title: str
     notes: Sequence[str]
@@ -36,7 +36,7 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on runs: one sentence, what it leaves open, and the commands that would decide it."""
+    """Verdict on runs: one sentence, its caveats, and the commands that would decide the open questions."""
 
     answer: str
     cautions: Sequence[str]
@@ -56,15 +56,14 @@ def render(
     *,
     several: bool,
 ) -> str:
-    """Return the whole page: verdicts, figures, rescues, tables.
+    """Return the page: verdicts, figures, rescues, tables.
 
-    `recipes`: names of runs, and the paths of their recipes from the page. Every text is escaped; model text is in
-    blocks of JSON that a script sets as text, and no script but the page's own may run (a content security
-    policy by its hash).
+    `recipes`: run names with the paths of their recipes relative to the page. All text is escaped; model output is in
+    JSON blocks that a script inserts as text, and a content security policy (by hash) allows only that script.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.tests["number"] = lambda value: bool(_NUMERIC.fullmatch(str(value)))
-    of_several = sum(bool(section.tables) for section in sections) > 2  # the first has one of all runs
+    prefixed = sum(bool(section.tables) for section in sections) > 2  # the first section has the overview table
     assets = files("mutualrl.reporting") / "assets"
     script = (assets / "page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -85,7 +84,7 @@ def render(
         ],
         sections=[_section(number, section) for number, section in enumerate(sections, 1)],
         tables=[
-            _table(table, f"table-{number}-{place}", f"{section.title}: " if of_several else "")
+            _table(table, f"table-{number}-{place}", f"{section.title}: " if prefixed else "")
             for number, section in enumerate(sections, 1)
             for place, table in enumerate(section.tables, 1)
         ],
@@ -103,7 +102,7 @@ def render(
 
 
 def as_block(value: Any) -> str:
-    """Return JSON that is safe inside a script element: no tag and no comment can begin or end in it."""
+    """Return JSON that is safe in a script element: it cannot start or end a tag or comment."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -117,10 +116,10 @@ def _section(number: int, section: PageSection) -> dict[str, object]:
     }
 
 
-def _table(table: Table, key: str, of: str = "") -> dict[str, object]:
+def _table(table: Table, key: str, prefix: str = "") -> dict[str, object]:
     return {
         "id": key,
-        "title": clean(of + table.title, 200),
+        "title": clean(prefix + table.title, 200),
         "head": [clean(head, 200) for head in table.head],
         "rows": [[clean(cell) for cell in row] for row in table.rows],
     }
@@ -148,8 +147,10 @@ def _figure(figure: Figure, svg: str, key: str) -> dict[str, object]:
 
 
 def _values(line: Line) -> str:
-    """Return up to TOLD points of a curve, evenly spaced, with the half-width of its band."""
-    places = sorted({place * (len(line.x) - 1) // max(1, TOLD - 1) for place in range(TOLD)}) if line.x else []
-    return "; ".join(
-        f"{line.x[i]}: {line.y[i]:.4g}" + (f" ± {line.high[i] - line.y[i]:.2g}" if line.high else "") for i in places
-    )
+    """Return up to TOLD evenly spaced points of a curve, with the half-width of its band."""
+    indices = sorted({place * (len(line.x) - 1) // max(1, TOLD - 1) for place in range(TOLD)}) if line.x else []
+    points = []
+    for i in indices:
+        band = f" ± {line.high[i] - line.y[i]:.2g}" if line.high else ""
+        points.append(f"{line.x[i]}: {line.y[i]:.4g}{band}")
+    return "; ".join(points)

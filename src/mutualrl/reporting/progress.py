@@ -1,4 +1,4 @@
-"""Progress of a run on the console: a line per policy, from the files the policies write."""
+"""Console progress of a run: one line per policy, from the files that the policies write."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mutualrl.console.display import cell, duration
 from mutualrl.reporting.live_run import LivePolicy, LiveRun
 from mutualrl.storage.rundir import RunDirectory
 
-PLAIN_SECONDS = 15.0  # between two lines where there is no terminal to redraw
-REPEAT_SECONDS = 120.0  # before a line that says nothing new is printed again
+PLAIN_SECONDS = 15.0  # between lines when the output is not a terminal
+REPEAT_SECONDS = 120.0  # before an unchanged line is printed again
 
 
 class Progress:
-    """Live progress on a terminal; elsewhere a plain line every few seconds."""
+    """Live table on a terminal; otherwise a plain line every few seconds."""
 
     def __init__(
         self, run: RunDirectory, policies: list[str], steps: int, console: Console, gate_key: str | None = None
@@ -48,7 +48,7 @@ class Progress:
             self._live.update(self._table())
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PLAIN_SECONDS
-            line = "; ".join([*map(self._line, self._live_run.policies.values()), *self._left()])
+            line = "; ".join([*map(self._line, self._live_run.policies.values()), *self._remaining()])
             if line != self._last_line or time.monotonic() >= self._repeat_at:
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
                 self._last_line, self._repeat_at = line, time.monotonic() + REPEAT_SECONDS
@@ -61,14 +61,14 @@ class Progress:
             f"({policy.phase})"
         )
 
-    def _left(self) -> list[str]:
-        """Return the estimated training time left; empty before every policy's first step, and at the last."""
+    def _remaining(self) -> list[str]:
+        """Return the estimated remaining training time; empty until every policy has made a step, and at the end."""
         seconds = self._live_run.seconds_left(self._steps)
         return [f"about {duration(seconds)} of training left"] if seconds > 0 else []
 
     def _table(self) -> Table:
-        caption = next(iter(self._left()), None)
-        table = Table("policy", "step", "reward", "gate rate", "waited", "validation", "doing", caption=caption)
+        caption = next(iter(self._remaining()), None)
+        table = Table("policy", "step", "reward", "gate rate", "waited", "validation", "phase", caption=caption)
         for name, policy in self._live_run.policies.items():
             table.add_row(
                 name,

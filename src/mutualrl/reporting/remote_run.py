@@ -1,4 +1,4 @@
-"""Run whose policies joined a bucket, put together from what each of them mirrors there."""
+"""Run whose policies joined a bucket, reassembled from the files that each mirrors there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mutualrl.storage.rundir import RunDirectory
 
 @contextmanager
 def run_directory(where: str) -> Iterator[Path]:
-    """Yield the directory of a run: the one named, or for the URL of a bucket a temporary one (`fetch_run`)."""
+    """Yield a run directory: `where` itself or, for a bucket URL, a temporary copy (`fetch_run`)."""
     if not is_bucket(where):
         yield Path(where)
         return
@@ -34,15 +34,15 @@ def run_directory(where: str) -> Iterator[Path]:
 
 
 def run_name(url: str) -> str:
-    """Return what a run in a bucket is called: the last part of its URL."""
+    """Return the name of a run in a bucket: the last part of its URL."""
     return url.rstrip("/").rpartition("/")[2]
 
 
 def fetch_run(url: str, root: Path) -> RunDirectory:
-    """Write what the policies of a run mirror in a bucket into the directory `root`, as a run directory that reports
-    read; a finished one has its summary. No code from the bucket is run.
+    """Write the files that a run's policies mirror in a bucket to `root`, as a run directory for reports; a finished
+    run gets its summary. No code from the bucket is run.
 
-    Raises UsageError where the bucket holds no run, or none of its policies has begun; FileDamagedError.
+    Raises UsageError if the bucket has no run, or no policy of it has started; FileDamagedError.
     """
     try:
         store = remote_store(require_url(url), PROBE_SECONDS)
@@ -50,7 +50,7 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
         raise UsageError(f"{redacted(url)!r}: {error}") from None
     manifest = read_manifest(store)
     if manifest is None:
-        raise UsageError(f"{store.url}: holds no run (no {RUN_JSON}); `mutualrl join` makes one")
+        raise UsageError(f"{store.url}: contains no run (no {RUN_JSON}); `mutualrl join` creates one")
     run, infos = RunDirectory(root), []
     for policy in manifest.policies:
         if (info := _info(store, policy)) is None or info.run_id != manifest.run_id:
@@ -66,19 +66,19 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
             write_json(run.exchange / policy / HEARTBEAT, beat, durable=False)
     if not infos:
         raise UsageError(
-            f"{store.url}: no policy of run {manifest.run_id[:8]} ({', '.join(manifest.policies)}) has begun"
+            f"{store.url}: no policy of run {manifest.run_id[:8]} ({', '.join(manifest.policies)}) has started"
         )
-    placement = {policy: each for info in infos for policy, each in info.placement.items()}
-    models = {policy: each for info in infos for policy, each in info.models.items()}
+    placement = {policy: allocation for info in infos for policy, allocation in info.placement.items()}
+    models = {policy: digest for info in infos for policy, digest in info.models.items()}
     merged = infos[0].model_copy(update={"placement": placement, "models": models})
     write_checksummed(run.run_json, merged.to_json(), root=run.root)
     write_atomic(run.recipe, merged.recipe.encode(), durable=False)
-    _close(run, merged, manifest.policies, store.url)
+    _write_outcome(run, merged, manifest.policies, store.url)
     return run
 
 
 def _bring_up_to_date(path: Path, data: bytes) -> None:
-    """Make a file's content `data`; one that has only grown stays the same file, for readers that follow it."""
+    """Set a file's content to `data`; one that has only grown is appended to, for readers that follow it."""
     before = path.read_bytes() if path.is_file() else None
     if before is None or not data.startswith(before):
         write_atomic(path, data, durable=False)
@@ -88,18 +88,20 @@ def _bring_up_to_date(path: Path, data: bytes) -> None:
 
 
 def _info(store: RemoteStore, policy: str) -> RunInfo | None:
-    """Return the run.json that a policy mirrored; None where it has not begun. Raises FileDamagedError."""
+    """Return the run.json that a policy mirrored; None if it has not started. Raises FileDamagedError."""
     data, where = mirrored(store, policy, RUN_JSON), store.describe(policy, RUN_JSON)
     if data is None:
         return None
     try:
         return RunInfo.model_validate(parse_checksummed(data, where))
     except ValidationError as error:
-        raise FileDamagedError(f"{where}: not what `mutualrl join` mirrors ({error.errors()[0]['msg']})") from None
+        raise FileDamagedError(
+            f"{where}: not a file that `mutualrl join` mirrors ({error.errors()[0]['msg']})"
+        ) from None
 
 
-def _close(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) -> None:
-    """Write the summary of a run whose policies have all finished, else its progress."""
+def _write_outcome(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) -> None:
+    """Write the summary of a run whose policies have all finished, else its status."""
     results = {policy: policy_result(run.policy(policy).result, run.root) for policy in policies}
     finished = {policy: result for policy, result in results.items() if result is not None}
     if len(finished) == len(results):
@@ -116,5 +118,5 @@ def _close(run: RunDirectory, info: RunInfo, policies: Sequence[str], url: str) 
         write_checksummed(run.summary, summary, root=run.root)
         return
     status_file(run.root).parent.mkdir(parents=True, exist_ok=True)
-    words = f"its policies joined {url}; this is how it stood at {time.strftime('%Y-%m-%d %H:%M:%S')}"
-    write_json(status_file(run.root), {"outcome": f"{ELSEWHERE}: {words}"}, durable=False)
+    message = f"its policies joined {url}; state as of {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    write_json(status_file(run.root), {"outcome": f"{ELSEWHERE}: {message}"}, durable=False)

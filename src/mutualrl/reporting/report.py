@@ -1,4 +1,4 @@
-"""From runs to a page: read, compare, draw, write."""
+"""Report on runs: read them, compare them, draw figures, write the page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISTILLED = "distill.json"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A written report: the page, and its warnings."""
+    """Written report: page, number of figures, warnings."""
 
     page: Path
     figures: int
@@ -38,9 +38,9 @@ class Report:
 def write_report(
     paths: Sequence[Path], out: Path, command: str, judge: Callable[[Sequence[Comparison]], Sequence[Verdict]]
 ) -> Report:
-    """Write `out`/index.html, report.json (all numbers that are drawn) and figures/*.png, *.svg of the runs, and of the
-    directories that `mutualrl distill` wrote. `judge` returns the verdicts on comparisons, which come first. Raises
-    UsageError for a path that is neither."""
+    """Write `out`/index.html, report.json (all plotted values) and figures/*.png, *.svg for runs and for directories
+    written by `mutualrl distill`. `judge` returns the verdicts on comparisons, which are shown first. Raises UsageError
+    for any other path."""
     distilled = [user_path(path) for path in paths if (user_path(path) / DISTILLED).is_file()]
     runs = read_runs([path for path in paths if user_path(path) not in distilled])
     directory = directory_for(out, "--out")
@@ -52,26 +52,26 @@ def write_report(
         return [(figure, draw_figure(figure, drawings)) for figure in figures]
 
     groups = comparisons(runs)
-    sections = [PageSection("Runs", _general(runs, groups), [report_tables.overview(runs)] if runs else [], [])]
+    sections = [PageSection("Runs", _general_notes(runs, groups), [report_tables.overview(runs)] if runs else [], [])]
     for number, comparison in enumerate(groups, 1):
         if len(comparison.runs) == 1:
             run = comparison.runs[0]
             prefix = "" if len(groups) == 1 else f"{number}-"
-            made = [replace(figure, name=f"{prefix}{figure.name}") for figure in single_run.figures(run)]
+            renamed = [replace(figure, name=f"{prefix}{figure.name}") for figure in single_run.figures(run)]
             tables = [report_tables.accuracy(run), report_tables.sharing(run), report_tables.pace(run)]
             tables = [table for table in tables if table.rows]
-            sections.append(PageSection(f"Run {run.name}", run.notes, tables, drawing(made)))
+            sections.append(PageSection(f"Run {run.name}", run.notes, tables, drawing(renamed)))
         else:
             slug = f"{number}-{_slug(comparison.name)}"
             notes = [*comparison.notes, *(f"{run.name}: {note}" for run in comparison.runs for note in run.notes)]
-            shown = [report_tables.arms(comparison)]
-            sections.append(PageSection(comparison.name, notes, shown, drawing(multi_run.figures(comparison, slug))))
+            tables = [report_tables.arms(comparison)]
+            sections.append(PageSection(comparison.name, notes, tables, drawing(multi_run.figures(comparison, slug))))
     if pools := multi_run.across(groups):
-        sections.append(PageSection("Pool by pool", (), (), drawing(pools)))
+        sections.append(PageSection("By pool", (), (), drawing(pools)))
     if bars := _distillations(distilled):
         sections.append(PageSection("Sequential distillation", (), (), drawing(bars)))
     rescue_rows, rescue_notes = rescues.collect_rescues(runs)
-    made_with = [report_tables.commands(runs), *(report_tables.settings(run) for run in runs[:1])]
+    provenance = [report_tables.commands(runs), *(report_tables.settings(run) for run in runs[:1])]
     title = f"{len(runs)} runs side by side" if runs else "Distillation"
     if len(runs) == 1:
         title = f"Run {runs[0].name}"
@@ -81,7 +81,7 @@ def write_report(
         __version__,
         judge(groups),
         sections,
-        made_with,
+        provenance,
         _recipes(runs, directory),
         rescue_rows,
         rescue_notes,
@@ -96,9 +96,10 @@ def write_report(
 
 
 def _clear_stale(directory: Path, drawn: set[str]) -> None:
-    """Remove the figures of the report that lay here before and that this one does not have."""
-    before = (try_read_json(directory / DATA) or {}).get("figures")
-    names = [each.get("name") for each in before if isinstance(each, dict)] if isinstance(before, list) else []
+    """Remove the figures of a previous report in this directory that the new one does not have."""
+    previous = (try_read_json(directory / DATA) or {}).get("figures")
+    figures = previous if isinstance(previous, list) else []
+    names = [figure.get("name") for figure in figures if isinstance(figure, dict)]
     for name in names:
         if isinstance(name, str) and name not in drawn and _slug(name) == name:
             for suffix in ("png", "svg"):
@@ -106,10 +107,10 @@ def _clear_stale(directory: Path, drawn: set[str]) -> None:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs in their order, each with a name of its own. Raises UsageError for one that is named twice."""
+    """Return the runs in order, with unique names. Raises UsageError if a path is given twice."""
     roots = [user_path(path).resolve() for path in paths]
-    if twice := next((path for i, path in enumerate(roots) if path in roots[:i]), None):
-        raise UsageError(f"{twice} is named twice; it would count as two runs")
+    if duplicate := next((path for i, path in enumerate(roots) if path in roots[:i]), None):
+        raise UsageError(f"{duplicate} is given twice; it would count as two runs")
     runs: list[Run] = []
     for path in roots:
         run = read_run(path)
@@ -124,20 +125,20 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def _recipes(runs: Sequence[Run], directory: Path) -> list[tuple[str, str]]:
-    """Return the runs whose recipes are on this machine, each with the recipe's path from the page's directory."""
+    """Return the runs whose recipes are on this machine, with each recipe's path relative to the page."""
     recipes = {run.name: RunDirectory(run.root).recipe for run in runs if not run.info.get("exchange")}
     return [(name, os.path.relpath(path, directory)) for name, path in recipes.items() if path.is_file()]
 
 
-def _general(runs: Sequence[Run], shown: Sequence[Comparison]) -> list[str]:
+def _general_notes(runs: Sequence[Run], groups: Sequence[Comparison]) -> list[str]:
     tasks = list(dict.fromkeys(run.task for run in runs))
     notes = []
     if len(tasks) > 1:
         notes.append(
-            f"runs of different tasks ({', '.join(tasks)}) are not compared with each other; each stands alone"
+            f"runs of different tasks ({', '.join(tasks)}) are not compared with each other; each is shown separately"
         )
-    elif len(shown) > 1:
-        summary = "; ".join(f"{c.name}: {len(c.runs)}" for c in shown)
+    elif len(groups) > 1:
+        summary = "; ".join(f"{c.name}: {len(c.runs)}" for c in groups)
         notes.append(f"runs of different pools or data are not compared with each other ({summary} runs)")
     return notes
 
@@ -148,7 +149,7 @@ def _distillations(paths: Sequence[Path]) -> list[Figure]:
         slug = "distillation" if len(paths) == 1 else f"distillation-{number}"
         figure = distillation_bars(path, read_any_json(path / DISTILLED) or {}, slug)
         if figure is None:
-            raise UsageError(f"{path / DISTILLED} cannot be read, or has no bars; make it again with: mutualrl distill")
+            raise UsageError(f"{path / DISTILLED} cannot be read or has no bars; recreate it with: mutualrl distill")
         figures.append(figure)
     return figures
 

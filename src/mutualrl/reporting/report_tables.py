@@ -1,4 +1,4 @@
-"""Tables of a report, as rows of texts."""
+"""Tables of a report, as rows of strings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mutualrl.storage.files import finite_number
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Titled table."""
+    """Table with a title."""
 
     title: str
     head: Sequence[str]
@@ -25,17 +25,17 @@ class Table:
 
 
 def figure(value: float | None) -> str:
-    """Return an accuracy or a share in thousandths; nothing where there is none."""
+    """Return an accuracy or a fraction to three decimals; empty for None."""
     return "" if value is None else f"{value:.3f}"
 
 
 def group_label(group: str | None) -> str:
-    """Return a group's name; `all` for none."""
+    """Return a group's name; `all` for None."""
     return "all" if group is None else group or "(no name)"
 
 
 def format_mean(values: Sequence[float]) -> str:
-    """Return mean ± standard deviation (n - 1); the value alone of a single one."""
+    """Return mean ± standard deviation (n - 1); for one value, the value alone."""
     if not values:
         return ""
     mean = f"{statistics.fmean(values):.3f}"
@@ -47,7 +47,7 @@ def overview(runs: Sequence[Run]) -> Table:
     rows = []
     for run in runs:
         seconds = None if run.summary is None else finite_number(run.summary.get("seconds"))
-        done = [str(policy.steps) for policy in run.policies.values()]
+        completed = [str(policy.steps) for policy in run.policies.values()]
         planned = "?" if run.planned_steps is None else str(run.planned_steps)
         rows.append(
             [
@@ -57,7 +57,7 @@ def overview(runs: Sequence[Run]) -> Table:
                 run.pool,
                 run.task,
                 str(run.seed),
-                f"{', '.join(dict.fromkeys(done)) or '0'} of {planned}",
+                f"{', '.join(dict.fromkeys(completed)) or '0'} of {planned}",
                 "" if seconds is None else f"{seconds:.1f}",
             ]
         )
@@ -65,7 +65,7 @@ def overview(runs: Sequence[Run]) -> Table:
 
 
 def accuracy(run: Run) -> Table:
-    """Return greedy accuracy before and after, by policy and group."""
+    """Return greedy accuracy before and after training, by policy and group."""
     rows = []
     for policy in run.policies.values():
         for group in (None, *policy.groups):
@@ -81,7 +81,7 @@ def accuracy(run: Run) -> Table:
 
 
 def sharing(run: Run) -> Table:
-    """Return what each policy did besides learning: rescues, waiting, restarts."""
+    """Return rescues, waiting and restarts of each policy."""
     rows = []
     for policy in run.policies.values():
         result = policy.result or {}
@@ -100,46 +100,56 @@ def sharing(run: Run) -> Table:
                 ", ".join(part(result, "lost_peers")),
             ]
         )
-    head = ("policy", "model", "steps", "rescued pairs", "on prompts", "waited (s)", "for", "attempts", "peers lost")
+    head = (
+        "policy",
+        "model",
+        "steps",
+        "rescued pairs",
+        "on prompts",
+        "waited (s)",
+        "waited for (s)",
+        "attempts",
+        "lost peers",
+    )
     return Table("Policies", head, rows)
 
 
 def _waited_for(policy: PolicyRun) -> str:
-    """Return the peers that a finished policy waited for, with the seconds; a round's wait counts for each late one."""
+    """Return the peers that a finished policy waited for, with seconds; a round's wait counts for each late peer."""
     seconds = part(policy.result or {}, "waited_for_seconds")
-    known = {peer: value for peer, each in seconds.items() if (value := finite_number(each)) is not None}
-    return ", ".join(f"{peer} {value:.1f}" for peer, value in sorted(known.items(), key=lambda item: -item[1]))
+    finite = {peer: value for peer, waited in seconds.items() if (value := finite_number(waited)) is not None}
+    return ", ".join(f"{peer} {value:.1f}" for peer, value in sorted(finite.items(), key=lambda item: -item[1]))
 
 
 STALENESS = (0, 1, 2, 4, 8)
 
 
 def pace(run: Run) -> Table:
-    """Return what letting peers be behind by some rounds would save, simulated from the run's rounds; no rows where it
-    shares nothing, or lacks the times."""
+    """Return the time and waiting for several values of `exchange.staleness`, simulated from the run's rounds; no rows
+    for a run without sharing or without step times."""
     busy = {name: busy_seconds(policy) for name, policy in run.policies.items()}
     rows = []
     if len(busy) > 1 and all(busy.values()):
         for staleness in STALENESS:
             simulated = simulate(busy, staleness)
-            shares = [f"{100 * simulated.waiting[name]:.0f} %" for name in busy]
-            rows.append([str(staleness), f"{simulated.seconds:.0f}", *shares])
+            waits = [f"{100 * simulated.waiting[name]:.0f} %" for name in busy]
+            rows.append([str(staleness), f"{simulated.seconds:.0f}", *waits])
     head = ("staleness", "seconds", *(f"{name} waits" for name in busy))
-    return Table("Rounds that peers may be behind (exchange.staleness), simulated from this run's", head, rows)
+    return Table("Time and waiting by exchange.staleness, simulated from this run's rounds", head, rows)
 
 
 def arms(comparison: Comparison) -> Table:
     """Return one line per arm: final accuracy of each policy and of the pool, mean ± standard deviation (n - 1) over
-    its finished runs (of the pool: those in which no policy was lost), and the first validation step at which the
-    pool's mean curve is at the final accuracy of the finished GRPO runs."""
+    its finished runs (for the pool: those without a lost policy), and the first validation step at which the pool's
+    mean curve reaches the final accuracy of the finished GRPO runs."""
     names = policies_of(comparison.runs)
-    ended: dict[str, list[Run]] = {}
+    finished: dict[str, list[Run]] = {}
     for arm, runs in comparison.arms.items():
-        ended[arm] = [run for run in runs if run.state == "finished"]
-    plain = _pool_curve(ended.get(baseline().name, ()), names)
-    target = plain[-1].value if plain else None
+        finished[arm] = [run for run in runs if run.state == "finished"]
+    grpo_curve = _pool_curve(finished.get(baseline().name, ()), names)
+    target = grpo_curve[-1].value if grpo_curve else None
     rows = []
-    for arm, members in ended.items():
+    for arm, members in finished.items():
         by_name: dict[str, list[float]] = {name: [] for name in names}
         pools = []
         for run in members:
@@ -165,12 +175,12 @@ def _pool_curve(runs: Sequence[Run], names: Sequence[str]) -> list[Point]:
 
 
 def commands(runs: Sequence[Run]) -> Table:
-    """Return the command and the versions that made each run."""
+    """Return the command and the package versions of each run."""
     rows = []
     for run in runs:
         versions = ", ".join(f"{name} {version}" for name, version in part(run.info, "versions").items())
         rows.append([run.name, run.command, str(run.info.get("created", "")), versions])
-    return Table("Commands and versions", ("run", "command", "began", "versions"), rows)
+    return Table("Commands and versions", ("run", "command", "started", "versions"), rows)
 
 
 def settings(run: Run) -> Table:
@@ -178,7 +188,7 @@ def settings(run: Run) -> Table:
     rows = []
     for section, value in run.recipe.items():
         if isinstance(value, dict):
-            rows += [[f"{section}.{key}", json.dumps(each, default=str)] for key, each in value.items()]
+            rows += [[f"{section}.{key}", json.dumps(setting, default=str)] for key, setting in value.items()]
         elif section != "policies":
             rows.append([section, json.dumps(value, default=str)])
     return Table(f"Recipe of {run.name}", ("key", "value"), rows)

@@ -1,5 +1,5 @@
-"""Run as its files describe it: finished, still running, stopped or broken. Nothing is repaired, nothing is guessed:
-what cannot be read is listed in `notes`, and the rest is shown."""
+"""Runs as read from their files: finished, running, stopped or damaged. Nothing is repaired or guessed: unreadable
+parts are listed in `notes`, the rest is shown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of, read_run_js
 
 Row = JsonObject
 POLICY = re.compile(POLICY_NAME)
-LARGEST_LOG = 4 * 2**30  # bytes of a metrics.jsonl or rescues.jsonl
+LARGEST_LOG = 4 * 2**30  # bytes per metrics.jsonl or rescues.jsonl
 
 
 class Point(NamedTuple):
@@ -47,8 +47,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """One policy of a run. `metrics`: the lines of metrics.jsonl; `before`: its validation before training; `result`:
-    its result.json, None until its end."""
+    """One policy of a run. `metrics`: rows of metrics.jsonl; `before`: validation before training; `result`: content of
+    result.json, None until the policy finishes."""
 
     name: str
     model: str
@@ -59,7 +59,7 @@ class PolicyRun:
     rule: RegimeInfo
 
     def by_role(self, role: str) -> list[Point]:
-        """Return the values of the metric that its regime logs in a role; none where it logs no such metric."""
+        """Return the values of the metric with this role in the policy's regime; empty if it has none."""
         key = self.rule.metric(role)
         return [] if key is None else self.series(key)
 
@@ -68,8 +68,8 @@ class PolicyRun:
         return [Point(row["step"], value) for row in self.metrics if (value := finite_number(row.get(key))) is not None]
 
     def validations(self) -> list[tuple[int, Row]]:
-        """Return greedy validation by step: before training (step 0), during it, and at its end, as `{"accuracy",
-        "by_group"}` with finite numbers alone."""
+        """Return greedy validations by step: before (step 0), during and after training, as `{"accuracy", "by_group"}`
+        with only finite numbers."""
         result = self.result or {}
         by_step = {row["step"]: row.get("validation") for row in self.metrics}
         by_step |= {0: self.before} | ({0: result["initial_validation"]} if "initial_validation" in result else {})
@@ -83,12 +83,12 @@ class PolicyRun:
 
     @property
     def final(self) -> float | None:
-        """Return its accuracy at its end; None of a policy that has not ended, or was lost."""
+        """Return the final accuracy; None for a policy that has not finished or was lost."""
         validation = None if self.result is None else validation_of(self.result.get("validation"))
         return None if validation is None else validation["accuracy"]
 
     def accuracy(self, group: str | None = None) -> list[Point]:
-        """Return validation accuracy by step, of a group or of all."""
+        """Return validation accuracy by step, for a group or for all."""
         points = []
         for step, validation in self.validations():
             value = validation["accuracy"] if group is None else validation["by_group"].get(group)
@@ -98,19 +98,19 @@ class PolicyRun:
 
     @property
     def groups(self) -> list[str]:
-        """Return the groups that accuracy is reported by."""
+        """Return the groups of the validation accuracy."""
         return sorted({group for _, validation in self.validations() for group in validation["by_group"]})
 
     @property
     def steps(self) -> int:
-        """Return the last step that it wrote down."""
+        """Return the last logged step."""
         return self.metrics[-1]["step"] if self.metrics else 0
 
 
 class Evaluation(NamedTuple):
-    """Results of `mutualrl eval --run`. `how`: suite, decoding, tasks with the number of prompts and the token limit;
-    evaluations with equal ones may be compared. `accuracy`: by policy, then by task. `pass_at`: over all tasks, by
-    policy, then by k; of greedy decoding none."""
+    """Results of `mutualrl eval --run`. `how`: suite, decoding, and tasks with number of prompts and token limit;
+    evaluations are comparable if equal. `accuracy`: by policy, then task. `pass_at`: over all tasks, by policy, then k;
+    empty for greedy decoding."""
 
     how: str
     tasks: tuple[str, ...]
@@ -120,8 +120,8 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run. `name`: its directory's, or more of its path where two have the same. `state`: finished, running,
-    stopped, failed or ended; `notes`: messages about what is wrong or missing."""
+    """Run. `name`: name of its directory, with more of the path if ambiguous. `state`: finished, running, stopped,
+    failed, ended, elsewhere or unknown; `notes`: messages about damaged or missing data."""
 
     root: Path
     name: str
@@ -145,12 +145,12 @@ class Run:
 
     @property
     def rule(self) -> RegimeInfo:
-        """Return the run's description of its regime."""
+        """Return the description of the regime that the run recorded."""
         return RegimeInfo.from_run(self.info)
 
     @property
     def pool(self) -> str:
-        """Return the pool's name, or its policies."""
+        """Return the pool's name, else the names of its policies."""
         return str(self.info.get("pool") or ", ".join(self.policies))
 
     @property
@@ -160,26 +160,26 @@ class Run:
 
     @property
     def command(self) -> str:
-        """Return the command that began it."""
-        words = self.info.get("command")
-        return " ".join(map(str, words)) if isinstance(words, list) else "unknown"
+        """Return the command that started the run."""
+        arguments = self.info.get("command")
+        return " ".join(map(str, arguments)) if isinstance(arguments, list) else "unknown"
 
     @property
     def planned_steps(self) -> int | None:
-        """Return how many steps it was to make."""
+        """Return the planned number of steps."""
         steps = part(self.recipe, "run").get("steps")
         return steps if isinstance(steps, int) else None
 
     @property
     def measures_accuracy(self) -> bool:
-        """Return whether its validation is a share of right answers, and not a mean reward."""
+        """Return whether validation measures accuracy rather than a mean reward."""
         return part(self.recipe, "task").get("reward", ["boxed"]) in ("boxed", ["boxed"])
 
     def success_above(self, policy: str) -> float:
         """Return the reward above which a rollout is a success for a policy's regime."""
-        own = next((part(p, "regime") for p in policies_in(self.recipe) if p["name"] == policy), {})
-        for section in (own, part(self.recipe, "regime")):
-            for key, value in flat(section).items():  # of several regimes at once: below the name of one
+        overrides = next((part(p, "regime") for p in policies_in(self.recipe) if p["name"] == policy), {})
+        for section in (overrides, part(self.recipe, "regime")):
+            for key, value in flat(section).items():  # for several regimes, nested under a name
                 number = finite_number(value) if key.rpartition(".")[2] == "success_above" else None
                 if number is not None:
                     return number
@@ -187,22 +187,22 @@ class Run:
 
     @property
     def arm(self) -> str:
-        """Return the regime, with those of its settings that are not the defaults: `sgt (weight=0.3)`; a policy's
-        own as `sgt (bob: weight=0.9)`."""
-        own = {policy["name"]: part(policy, "regime") for policy in policies_in(self.recipe)}
-        return self.rule.label(part(self.recipe, "regime"), own)
+        """Return the regime with its non-default settings, `sgt (weight=0.3)`, and overrides of a policy, `sgt (bob:
+        weight=0.9)`."""
+        overrides = {policy["name"]: part(policy, "regime") for policy in policies_in(self.recipe)}
+        return self.rule.label(part(self.recipe, "regime"), overrides)
 
     @property
     def is_variant(self) -> bool:
-        """Return whether its arm is an ablation or a control of a regime, for some policy at least."""
+        """Return whether the arm is an ablation or a control of a regime for any policy."""
         common = part(self.recipe, "regime")
         sections = [common, *({**common, **part(policy, "regime")} for policy in policies_in(self.recipe))]
         return any(self.rule.is_variant(section) for section in sections)
 
 
 def read_run(path: Path, *, logs: bool = True) -> Run:
-    """Return a run's directory, in whatever state; without its metrics and rescues if not `logs`. Raises
-    UsageError when it is none, FileDamagedError when its run.json is not what the run wrote."""
+    """Read a run directory in any state; without metrics and rescues if not `logs`. Raises UsageError if it is not a
+    run directory, FileDamagedError if its run.json is damaged."""
     root = user_path(path)
     run = RunDirectory(root)
     info, notes = _info(run, path), []
@@ -210,9 +210,9 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
     if version != FORMAT:
         notes.append(
             f"it was written in format {version!r} (mutualrl {part(info, 'versions').get('mutualrl', 'unknown')}), "
-            f"this version reads {FORMAT}: what it has in this form is shown"
+            f"this version reads {FORMAT}: only compatible data is shown"
         )
-    summary = _summary(run, info, notes)  # before the policies: a run that ends meanwhile was still running
+    summary = _summary(run, info, notes)  # before the policies: a run that ends meanwhile counts as running
     recipe = _recipe(run, info, notes)
     models = {policy["name"]: str(policy.get("model", "")) for policy in policies_in(recipe)}
     names = sorted(p.name for p in (root / "policies").glob("*") if p.is_dir() and POLICY.fullmatch(p.name))
@@ -229,16 +229,16 @@ def read_run(path: Path, *, logs: bool = True) -> Run:
             if not metrics:
                 notes.append(f"policy {name!r} has no step in its metrics.jsonl yet")
         if summary is not None and result is None:
-            what = "was lost on the way" if name in (summary.get("lost") or ()) else "has no result that can be read"
-            notes.append(f"policy {name!r} {what}: its curve ends where it did, and it has no final accuracy")
+            problem = "was lost during the run" if name in (summary.get("lost") or ()) else "has no readable result"
+            notes.append(f"policy {name!r} {problem}: its curve ends at its last step and it has no final accuracy")
         policies[name] = PolicyRun(
             name, models.get(name, ""), metrics, rescues, _checked(files.before, info, notes, root), result, rule
         )
     if not policies:
-        notes.append("it has no policies: it ended before any of them began")
+        notes.append("it has no policies: it ended before any of them started")
     state = _state(run, summary, notes)
     if not (root / "exchange").is_dir() and not info.get("exchange"):
-        notes.append("it has no exchange: nothing that the policies published is shown")
+        notes.append("it has no exchange: published data is not shown")
     evaluations = _evaluations(run, info, notes)
     return Run(root, root.name, info, recipe, policies, summary, state, tuple(notes), evaluations)
 
@@ -251,15 +251,17 @@ def _info(run: RunDirectory, path: Path) -> Row:
             f"{path} is not a run directory (run.json cannot be read: {error.strerror or error})"
         ) from None
     if info is None and not path.exists():
-        raise UsageError(f"{path} is not a run directory: there is none; `mutualrl train --run-dir {path}` makes one")
+        raise UsageError(
+            f"{path} is not a run directory: it does not exist; `mutualrl train --run-dir {path}` creates one"
+        )
     if info is None:
-        raise UsageError(f"{path} is not a run directory (it has no run.json); expected what `mutualrl train` leaves")
+        raise UsageError(f"{path} is not a run directory (it has no run.json); expected the output of `mutualrl train`")
     return info
 
 
 def _checked(path: Path, info: Row, notes: list[str], root: Path) -> Row | None:
-    """Return a small file of a run, its checksum compared; None where it is not there, or is not what the run wrote,
-    which is noted. Runs of older formats have no checksums there."""
+    """Return a small JSON file of a run after verifying its checksum; None if it is missing or damaged (noted). Runs in
+    older formats have no checksums."""
     try:
         return read_checksummed(path, root=root) if info.get("format") == FORMAT else read_json(path)
     except (FileDamagedError, OSError) as error:
@@ -273,7 +275,7 @@ def _short(error: Exception, path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOverview:
-    """How far a policy is: its last step, its accuracy before training, and the last one measured."""
+    """Progress of a policy: last step, accuracy before training, and last measured accuracy."""
 
     step: int
     before: float | None
@@ -282,15 +284,15 @@ class PolicyOverview:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A run as a list of runs shows it."""
+    """Summary of a run for a list of runs."""
 
     run: Run
     policies: Mapping[str, PolicyOverview]
 
 
 def read_overview(path: Path) -> Overview:
-    """Return a run without its metrics, and how far each policy is, from the ends of its files: of a long run the bytes
-    are summed, and its lines not parsed. Raises as `read_run` does."""
+    """Return a run without its metrics, and each policy's progress from the tails of its files: logs are hashed but not
+    parsed. Raises as `read_run` does."""
     run = read_run(path, logs=False)
     policies, notes = {}, list(run.notes)
     for name, policy in run.policies.items():
@@ -312,15 +314,15 @@ def read_overview(path: Path) -> Overview:
 
 
 def _ends(path: Path, *, needs_accuracy: bool) -> tuple[int, float | None]:
-    """Return the last step in a metrics.jsonl and, where asked for, its last validation's accuracy, read from its
-    end."""
+    """Return the last step in a metrics.jsonl and, if needed, the last validation accuracy, read from its end."""
     step, size = 0, TAIL_BYTES
     while True:
         data, complete = _tail(path, size)
         parsed = [parse_or_none(line) for line in data.split(b"\n")]
         rows = [row for row in parsed if row is not None and type(row.get("step")) is int]
         step = rows[-1]["step"] if rows else step
-        accuracies = [each["accuracy"] for row in rows if (each := validation_of(row.get("validation"))) is not None]
+        validations = [validation_of(row.get("validation")) for row in rows]
+        accuracies = [validation["accuracy"] for validation in validations if validation is not None]
         if accuracies or complete or (rows and not needs_accuracy):
             return step, accuracies[-1] if accuracies else None
         size *= 8
@@ -330,7 +332,7 @@ TAIL_BYTES = 64 * 1024
 
 
 def _tail(path: Path, size: int) -> tuple[bytes, bool]:
-    """Return the complete lines in the last `size` bytes of a regular file, and whether that is all of it."""
+    """Return the complete lines in the last `size` bytes of a regular file, and whether these cover the file."""
     try:
         with open_regular(path) as file:
             length = file.seek(0, 2)
@@ -343,22 +345,23 @@ def _tail(path: Path, size: int) -> tuple[bytes, bool]:
 
 
 def part(tree: Mapping[str, Any], key: str) -> JsonObject:
-    """Return a section of a file that may lack it."""
+    """Return a section of a tree; empty if it is missing or not a mapping."""
     value = tree.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def validation_of(value: Any) -> Row | None:
-    """Return `{"accuracy", "by_group"}` of a validation as it is written down; None of anything else."""
+    """Return `{"accuracy", "by_group"}` of a recorded validation; None for anything else."""
     accuracy = finite_number(value.get("accuracy")) if isinstance(value, dict) else None
     if accuracy is None or not isinstance(value.get("by_group"), dict):
         return None
-    groups = {str(group): finite_number(each) for group, each in value["by_group"].items()}
-    return {"accuracy": accuracy, "by_group": {group: each for group, each in groups.items() if each is not None}}
+    groups = {str(group): finite_number(number) for group, number in value["by_group"].items()}
+    by_group = {group: number for group, number in groups.items() if number is not None}
+    return {"accuracy": accuracy, "by_group": by_group}
 
 
 def _evaluations(run: RunDirectory, info: Row, notes: list[str]) -> tuple[Evaluation, ...]:
-    """Return what `mutualrl eval --run` left in the run; what cannot be read is noted."""
+    """Return the results of `mutualrl eval --run` in the run; unreadable ones are noted."""
     results = []
     for path in sorted(run.evaluations.glob("*.json")):
         value = _checked(path, info, notes, run.root)
@@ -366,7 +369,7 @@ def _evaluations(run: RunDirectory, info: Row, notes: list[str]) -> tuple[Evalua
             continue
         evaluation = _evaluation(value)
         if evaluation is None:
-            notes.append(f"{path.relative_to(run.root)} is left out: not what `mutualrl eval --run` writes")
+            notes.append(f"{path.relative_to(run.root)} is left out: not an output of `mutualrl eval --run`")
         else:
             results.append(evaluation)
     return tuple(results)
@@ -385,7 +388,7 @@ def _evaluation(value: Row) -> Evaluation | None:
     if not tasks or not accuracy or not all(isinstance(task, dict) for task in tasks.values()):
         return None
     decoding = {key: value.get(key) for key in ("suite", "samples", "temperature", "seed")}
-    sizes = {task: [each.get("n"), each.get("max_new_tokens")] for task, each in sorted(tasks.items())}
+    sizes = {name: [task.get("n"), task.get("max_new_tokens")] for name, task in sorted(tasks.items())}
     return Evaluation(json.dumps([decoding, sizes], default=str), tuple(map(str, tasks)), accuracy, pass_at)
 
 
@@ -395,7 +398,7 @@ def _finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def policies_in(recipe: Row) -> list[Row]:
-    """Return the policies of a recipe whose names could be a policy's: a name is a directory here."""
+    """Return the policies of a recipe with valid names, which are used as directory names."""
     value = recipe.get("policies")
     entries = value if isinstance(value, list) else []
     return [
@@ -404,27 +407,29 @@ def policies_in(recipe: Row) -> list[Row]:
 
 
 def _summary(run: RunDirectory, info: Row, notes: list[str]) -> Row | None:
-    """Return the summary of a finished run; None of one that is not, or that cannot be read, which is noted."""
+    """Return the summary of a finished run; None for an unfinished run or an unreadable summary, which is noted."""
     summary = _checked(run.summary, info, notes, run.root)
     results = [] if summary is None else list(part(summary, "policies").values())
-    needed = ("initial_validation", "validation")
-    if results and all(
-        isinstance(each, dict) and all(validation_of(each.get(key)) for key in needed) for each in results
-    ):
+    if results and all(_has_validations(result) for result in results):
         return summary
     if summary is not None:
         notes.append("its summary.json cannot be read")
     return None
 
 
+def _has_validations(result: Any) -> bool:
+    keys = ("initial_validation", "validation")
+    return isinstance(result, dict) and all(validation_of(result.get(key)) for key in keys)
+
+
 def _recipe(run: RunDirectory, info: Row, notes: list[str]) -> Row:
-    """Return the recipe as run.json has it; of an older format, what recipe.yaml holds."""
+    """Return the recipe in run.json, or in recipe.yaml for older formats."""
     text = info.get("recipe")
     try:
         if not isinstance(text, str) or not text:
             return yaml_file.read(run.recipe)
         if try_read_bytes(run.recipe) != text.encode():
-            notes.append("its recipe.yaml is missing, or was changed: shown is the recipe in its run.json")
+            notes.append("its recipe.yaml is missing or was changed: the recipe in its run.json is shown")
         return yaml_file.parse_mapping(text, str(run.run_json))
     except RecipeError:
         notes.append("its recipe.yaml is missing or cannot be read")
@@ -432,8 +437,8 @@ def _recipe(run: RunDirectory, info: Row, notes: list[str]) -> Row:
 
 
 def _lines(path: Path, recorded: FileSum | None, notes: list[str], root: Path) -> tuple[Row, ...]:
-    """Return the rows of a JSON Lines file that have a step; none where the file does not begin with what the policy
-    has recorded of it. A last line without its end is being written, or was torn."""
+    """Return the rows of a JSON Lines file that have a step; none if the recorded prefix fails its checksum. An
+    unterminated last line is still being written, or was torn."""
     where = path.relative_to(root)
     try:
         data = read_regular(path, LARGEST_LOG)
@@ -443,7 +448,7 @@ def _lines(path: Path, recorded: FileSum | None, notes: list[str], root: Path) -
         notes.append(f"{where} is left out: {_short(error, path)}")
         return ()
     if recorded is not None and hashlib.sha256(data[: recorded.bytes]).hexdigest() != recorded.sha256:
-        notes.append(f"{where} is left out: it is not what the policy wrote")
+        notes.append(f"{where} is left out: its bytes do not match its checksum")
         return ()
     rows: list[Row] = []
     bad: list[int] = []
@@ -454,10 +459,10 @@ def _lines(path: Path, recorded: FileSum | None, notes: list[str], root: Path) -
         else:
             bad.append(line)
     if data and not data.endswith(b"\n"):
-        notes.append(f"{where}: its last line has no end (being written, or torn by a kill); it is left out")
+        notes.append(f"{where}: its last line is incomplete (being written, or torn by a kill) and is left out")
     if bad:
         shown = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-        notes.append(f"{where}: {len(bad)} lines are no records ({shown}); they are left out")
+        notes.append(f"{where}: {len(bad)} lines are not valid records ({shown}) and are left out")
     return tuple(rows)
 
 
@@ -467,10 +472,10 @@ def _state(run: RunDirectory, summary: Row | None, notes: list[str]) -> str:
     try:
         holder = holder_of(run.lock)
     except OSError as error:
-        notes.append(f"whether it is running cannot be seen ({error.strerror}: {run.lock.name})")
+        notes.append(f"cannot determine whether it is running ({error.strerror}: {run.lock.name})")
         return "unknown"
     if holder is not None:
-        notes.append("it is still running: this page shows it as it was when the page was made")
+        notes.append("it is still running: this page shows its state at the time of the report")
         return "running"
     outcome = (try_read_json(status_file(run.root)) or {}).get("outcome")
     if not isinstance(outcome, str):
@@ -479,11 +484,11 @@ def _state(run: RunDirectory, summary: Row | None, notes: list[str]) -> str:
         )
         return "ended"
     if outcome == "finished":
-        notes.append("it finished, and has no summary that can be read")
+        notes.append("it finished but has no readable summary")
         return "ended"
-    kind, _, words = outcome.partition(": ")
+    kind, _, message = outcome.partition(": ")
     if kind == ELSEWHERE:
-        notes.append(words)
+        notes.append(message)
         return "elsewhere"
-    notes.append(f"it ended before its last step: {words or kind}")
+    notes.append(f"it ended before its last step: {message or kind}")
     return "stopped" if kind == "interrupted" else "failed"

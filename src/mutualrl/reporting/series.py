@@ -1,4 +1,4 @@
-"""Curves over steps and over seeds, as pure functions of points."""
+"""Curves over steps and seeds, as pure functions of points."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mutualrl.storage.files import finite_number
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Mean over runs at each step, and its spread: the standard deviation (n - 1) over the runs, 0 of a single one.
-    All of the same length; `runs` of them went in."""
+    """Mean over `runs` runs at each step, and its spread: the standard deviation (n - 1) over runs, 0 for one run. All
+    tuples have the same length."""
 
     steps: tuple[int, ...]
     mean: tuple[float, ...]
@@ -31,7 +31,7 @@ class Curve:
 
 
 def over_runs(series: Sequence[Sequence[Point]]) -> Curve:
-    """Return mean and spread at the steps that every series has. Empty series are left out."""
+    """Return mean and spread at the steps that every non-empty series has."""
     tables = [dict(points) for points in series if points]
     steps = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
     columns = [[table[step] for table in tables] for step in steps]
@@ -44,22 +44,22 @@ def over_runs(series: Sequence[Sequence[Point]]) -> Curve:
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation (n - 1); 0 of one value."""
+    """Return the standard deviation (n - 1); 0 for one value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def mean_of(series: Sequence[Sequence[Point]]) -> list[Point]:
-    """Return the mean of several series at the steps that all of them have: a pool's average over its policies."""
+    """Return the mean of several series at their common steps, e.g. a pool's average over its policies."""
     return over_runs(series).points if series and all(series) else []
 
 
 def window_of(length: int) -> int:
-    """Return how many steps a curve of that length is averaged over where single steps are noise: a twentieth, odd."""
+    """Return the moving-average window for a noisy curve of `length` steps: a twentieth, odd."""
     return max(1, length // 20) | 1
 
 
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:
-    """Return centred moving mean over `window` points (odd); at the ends over those that are there."""
+    """Return the centred moving average over `window` points (odd), truncated at the ends."""
     half = window // 2
     sums = np.concatenate([[0.0], np.cumsum([point.value for point in points], dtype=np.float64)])
     first = np.maximum(np.arange(len(points)) - half, 0)
@@ -69,7 +69,7 @@ def smoothed(points: Sequence[Point], window: int) -> list[Point]:
 
 
 def cumulative(points: Sequence[Point]) -> list[Point]:
-    """Return running sum."""
+    """Return the running sum."""
     total, sums = 0.0, []
     for step, value in points:
         total += value
@@ -78,9 +78,9 @@ def cumulative(points: Sequence[Point]) -> list[Point]:
 
 
 def tokens_per_second(policy: PolicyRun, *, without_validation: bool = False) -> list[Point]:
-    """Return tokens of prompts and completions of a round over the `step_time` of its optimizer steps, generation
-    and waiting included, at the round's first step. The count is TRL's running one, said at the steps that generate;
-    a round's own is its difference. Rounds with a step that is missing are left out; validation is outside the time."""
+    """Return the prompt and completion tokens of each round divided by the `step_time` of its optimizer steps, at the
+    round's first step. The time includes generation and waiting, not validation. TRL logs a running token count at
+    generation steps; a round's count is its difference. Rounds with a missing step are left out."""
     points: list[Point] = []
     rounds: list[list[dict[str, Any]]] = []
     for row in policy.metrics:
@@ -88,24 +88,24 @@ def tokens_per_second(policy: PolicyRun, *, without_validation: bool = False) ->
             rounds.append([])
         if rounds:
             rounds[-1].append(row)
-    before, expected = 0.0, 1
+    previous_total, expected = 0.0, 1
     for rows in rounds:
         steps, total = [row["step"] for row in rows], float(rows[0]["num_tokens"])
         seconds = [finite_number(row.get("step_time")) or 0.0 for row in rows]
         complete = steps == list(range(expected, expected + len(steps)))
         if complete and all(seconds) and not (without_validation and any("validation" in row for row in rows)):
-            points.append(Point(steps[0], (total - before) / sum(seconds)))
-        before, expected = total, steps[-1] + 1
+            points.append(Point(steps[0], (total - previous_total) / sum(seconds)))
+        previous_total, expected = total, steps[-1] + 1
     return points
 
 
 def first_reaching(points: Sequence[Point], target: float) -> int | None:
-    """Return the first step at which a curve is at or above `target`; None when it never is."""
+    """Return the first step at which a curve is at or above `target`; None if there is none."""
     return next((step for step, value in points if value >= target), None)
 
 
 def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs of the same regime and settings, plain GRPO first."""
+    """Return the runs grouped by regime and settings, plain GRPO first."""
     arms: dict[str, list[Run]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run)
@@ -113,6 +113,6 @@ def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def policies_of(runs: Sequence[Run]) -> list[str]:
-    """Return names of the policies that every run has, in the first one's order."""
+    """Return the names of the policies that every run has, in the first run's order."""
     shared: set[str] = set.intersection(*(set(run.policies) for run in runs)) if runs else set()
     return [name for name in runs[0].policies if name in shared] if runs else []

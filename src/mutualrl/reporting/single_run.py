@@ -12,8 +12,8 @@ MOST_GROUPS = 8
 
 
 def figures(run: Run) -> list[Figure]:
-    """Return the figures of learning, optimization, sharing and time; those that the run has data for. Panels that are
-    zero throughout are left out; the caption of the first figure names them."""
+    """Return the figures of learning, optimization, sharing and time for which the run has data. Panels that are zero
+    throughout are left out and listed in the first caption."""
     drawn: list[Figure] = []
     zero: list[str] = []
     for make in (_learning, _optimization, _gate, _regime, _prompts, _engine, _time):
@@ -23,23 +23,23 @@ def figures(run: Run) -> list[Figure]:
         if shown:
             drawn.append(replace(figure, panels=shown))
     if zero and drawn:
-        sentence = f"{drawn[0].caption} Zero throughout, and not drawn: {', '.join(zero)}."
+        sentence = f"{drawn[0].caption} Zero throughout and not drawn: {', '.join(zero)}."
         drawn[0] = replace(drawn[0], caption=sentence)
     return drawn
 
 
 def _is_zero(panel: Panel) -> bool:
-    """Return whether every curve of a panel is zero at every step. An accuracy of zero is a result, and is drawn."""
+    """Return whether every curve of a panel is zero at every step; an accuracy of zero is a result and is drawn."""
     if panel.bars or "accuracy" in panel.y:
         return False
-    return all(value == 0.0 for each in panel.lines for value in each.y)
+    return all(value == 0.0 for curve in panel.lines for value in curve.y)
 
 
-SMOOTHED = " Values of single steps are noise: these curves are moving means over a twentieth of their points."
+SMOOTHED = " Curves are moving averages over a twentieth of their points."
 
 
 def _panel(run: Run, title: str, unit: str, key: str) -> Panel:
-    """Return a metric of every policy."""
+    """Return a panel with one metric of every policy."""
     return Panel(title, unit, tuple(smooth_line(n, p.series(key)) for n, p in run.policies.items()))
 
 
@@ -54,8 +54,8 @@ def _learning(run: Run) -> Figure:
     return Figure(
         "learning",
         "Learning",
-        "Training reward (a moving mean over a twentieth of its points), and greedy accuracy on held-out prompts (as "
-        "it was measured).",
+        "Training reward (moving average over a twentieth of its points), and greedy accuracy on held-out prompts "
+        "(not smoothed).",
         filled(*panels),
     )
 
@@ -64,8 +64,8 @@ def _optimization(run: Run) -> Figure:
     return Figure(
         "optimization",
         "Optimization diagnostics",
-        "Entropy of the own rollouts, mean log-ratio to the sampling policy (PPO KL), and KL to the model before "
-        f"training (KL loss).{SMOOTHED}",
+        "Entropy of the policy's own rollouts, mean log-ratio to the sampling policy (PPO KL), and KL to the initial "
+        f"model (KL loss).{SMOOTHED}",
         filled(
             _panel(run, "entropy", "nats per token", "entropy"),
             _panel(run, "PPO KL", "nats per token", "ppo_kl"),
@@ -81,45 +81,45 @@ def _gate(run: Run) -> Figure:
     return Figure(
         "gate",
         f"The gate of {run.regime}",
-        "Share of a round's prompts that the gate opens on (a moving mean over a twentieth of its points); the "
-        "pairs learnt so far.",
-        filled(Panel("gate rate", "share of the prompts", rates), Panel("rescued pairs", "pairs so far", pairs)),
+        "Fraction of a round's prompts on which the gate opens (moving average over a twentieth of its points); "
+        "cumulative rescued pairs.",
+        filled(Panel("gate rate", "fraction of prompts", rates), Panel("rescued pairs", "cumulative pairs", pairs)),
     )
 
 
 def _regime(run: Run) -> Figure:
-    """Return the further metrics that the regime wants drawn."""
+    """Return the figure of further metrics that the regime declares for plotting."""
     panels = [_panel(run, m.panel, m.unit, m.key) for m in run.rule.metrics if m.panel is not None]
     meanings = "; ".join(f"{m.panel}: {m.meaning}" for m in run.rule.metrics if m.panel is not None)
     return Figure("regime", f"Metrics of {run.regime}", f"{meanings}.{SMOOTHED}", filled(*panels))
 
 
 def _prompts(run: Run) -> Figure:
-    able = tuple(smooth_line(n, p.series(f"capability/{n}")) for n, p in run.policies.items())
+    capability = tuple(smooth_line(n, p.series(f"capability/{n}")) for n, p in run.policies.items())
     revived = tuple(line(n, cumulative(p.series("prompts/revived"))) for n, p in run.policies.items())
     return Figure(
         "prompts",
         "Prompts with and without a success",
-        "Share of the rollouts rewarded above 0 (a moving mean over a twentieth of its points); prompts whose last "
-        "group had no such rollout; prompts so far that had one again.",
+        "Fraction of rollouts with a reward above 0 (moving average over a twentieth of its points); prompts without "
+        "such a rollout in their last group; cumulative prompts that had one again.",
         filled(
-            Panel("capability", "share of the rollouts", able),
+            Panel("capability", "fraction of rollouts", capability),
             Panel("dead prompts", "prompts", tuple(line(n, p.series("prompts/dead")) for n, p in run.policies.items())),
-            Panel("revived prompts", "prompts so far", revived),
+            Panel("revived prompts", "cumulative prompts", revived),
         ),
         columns=3,
     )
 
 
 def _engine(run: Run) -> Figure:
-    """Return how far the engine that samples is from the trainer; of a run with vLLM."""
+    """Return the mismatch between the sampling engine and the trainer, for runs with vLLM."""
     ratios = "sampling/importance_sampling_ratio"
     return Figure(
         "engine",
-        "The engine and the trainer",
-        "Log-probabilities that vLLM sampled with against the trainer's own of the same tokens; the importance ratios "
-        "that correct for the difference, after they were bounded (trainer.vllm_importance_sampling_mode): a smallest "
-        f"one of 0 is a completion that was left out.{SMOOTHED}",
+        "Engine versus trainer",
+        "Log-probs of the sampled tokens under vLLM versus the trainer, and the importance ratios that correct for the "
+        "difference, after truncation or masking (trainer.vllm_importance_sampling_mode): a minimum of 0 is a masked "
+        f"completion.{SMOOTHED}",
         filled(
             _panel(run, "log-probability difference", "nats per token", "sampling/sampling_logp_difference/mean"),
             _panel(run, "mean importance ratio", "mean of the step", f"{ratios}/mean"),
@@ -135,7 +135,7 @@ def _time(run: Run) -> Figure:
     return Figure(
         "time",
         "Time",
-        f"Seconds that a step waited for peers; tokens of prompts and completions over the step's time, generation and "
-        f"waiting included, validation not.{SMOOTHED}",
+        "Seconds per step waiting for peers; prompt and completion tokens per second of step time, with generation and "
+        f"waiting, without validation.{SMOOTHED}",
         filled(Panel("waiting for peers", "seconds per step", waits), Panel("speed", "tokens per second", speeds)),
     )

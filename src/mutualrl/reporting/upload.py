@@ -1,4 +1,4 @@
-"""Trained models to the hub, each with its card."""
+"""Upload of trained models, with their cards, to the hub."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ _OWNER = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 def require_hub(owner: str) -> None:
-    """Raise UsageError for what is no owner, MachineError where the hub or a token is missing: before hours of work."""
+    """Raise UsageError for an invalid owner, MachineError if the hub or a token is missing; called before training."""
     if _OWNER.fullmatch(owner) is None:
-        raise UsageError(f"--push-to-hub {owner!r}: expected the name of a user or an organisation on the hub")
+        raise UsageError(f"--push-to-hub {owner!r}: expected a user or organisation on the hub")
     if (problem := hub_problem()) is not None:
         raise MachineError(f"--push-to-hub: the hub cannot be used: {problem}")
     from huggingface_hub import get_token
 
     if get_token() is None:
-        raise MachineError("--push-to-hub: no token of the hub is here; run `hf auth login`, or set HF_TOKEN")
+        raise MachineError("--push-to-hub: found no hub token; run `hf auth login` or set HF_TOKEN")
 
 
 def repository_name(run: str, policy: str) -> str:
-    """Return RUN-POLICY as the hub takes it: 96 characters at most, of which the policy keeps its own; no `--`, no
-    `..`."""
+    """Return RUN-POLICY as a valid hub name: at most 96 characters, cutting RUN first; no `--`, no `..`."""
     plain = re.sub(r"[-.]*[^A-Za-z0-9._-]+[-.]*|[-.]{2,}", "-", run)[: 95 - min(len(policy), 60)]
     return re.sub(r"[-.]{2,}", "-", f"{plain}-{policy[:60]}").strip("-.")
 
 
 def push(root: Path, owner: str) -> list[str]:
-    """Upload every trained model of a run as the private repository OWNER/RUN-POLICY; returns their ids. Raises
-    FileDamagedError, with nothing uploaded, for a model that is not what the run wrote."""
+    """Upload every trained model of a run to a private repository OWNER/RUN-POLICY; return their ids. Raises
+    FileDamagedError, before any upload, for a model that does not match its checksums."""
     from huggingface_hub import HfApi
 
     run = RunDirectory(root)

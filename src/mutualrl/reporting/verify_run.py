@@ -1,4 +1,4 @@
-"""Verification of a run: every file that it keeps, compared with its recorded checksum."""
+"""Verification of a run: every file is compared with its recorded checksum."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from mutualrl.storage.trained_model import has_trained_model, trained_model
 
 @dataclass
 class Verification:
-    """What was looked at, by kind of file, and what is wrong, each with its file; `notes`: what nobody reads;
-    `exchange`: by policy."""
+    """Result of a verification: number of checks by kind of file, and messages about damaged files. `notes`: unused
+    files; `exchange`: by policy."""
 
     checked: dict[str, int] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Verification:
     exchange: list[PolicyInspection] = field(default_factory=list)
 
     def look(self, kind: str, check: Callable[[], object]) -> None:
-        """Carry out a check of one file, or of what belongs together."""
+        """Run a check of one file or of a group of files."""
         self.checked[kind] = self.checked.get(kind, 0) + 1
         try:
             check()
@@ -43,7 +43,7 @@ class Verification:
             self.damaged.append(f"{error.filename or kind}: cannot be read ({error.strerror or error})")
 
     def to_json(self) -> dict[str, object]:
-        """Return everything."""
+        """Return the result as plain values."""
         return {
             "whole": not self.damaged,
             "damaged": self.damaged,
@@ -54,8 +54,8 @@ class Verification:
 
 
 def verify_run(run: RunDirectory) -> Verification:
-    """Return the verification of a run. It may be running: what is replaced meanwhile is looked at again. Raises
-    UsageError for what is no run, FileDamagedError for a damaged run.json, without which nothing can be compared."""
+    """Return the verification of a run, which may be running: files replaced meanwhile are checked again. Raises
+    UsageError for a directory that is not a run, FileDamagedError for a damaged run.json, which all checks require."""
     result = Verification()
     info = run.info()
     result.checked["run.json"] = 1
@@ -101,24 +101,24 @@ def _adapter(files: PolicyFiles) -> None:
 
 
 def verify_checkpoints(run: RunDirectory, result: Verification) -> None:
-    """Compare every file of every checkpoint with its marker."""
+    """Verify every file of every checkpoint against its marker."""
     for name in _policies(run):
         checkpoints = Checkpoints(run.policy(name).root)
         for step in checkpoints.steps():
             result.look("checkpoints", partial(_checkpoint, checkpoints, step))
-        result.notes += [f"{path}: has no marker; nobody reads it" for path in checkpoints.incomplete()]
+        result.notes += [f"{path}: has no marker and is never read" for path in checkpoints.incomplete()]
 
 
 def _checkpoint(checkpoints: Checkpoints, step: int) -> None:
     try:
         checkpoints.verify(step)
     except (CheckpointDamagedError, FileNotFoundError):
-        if step in checkpoints.steps():  # else a running policy has removed it meanwhile
+        if step in checkpoints.steps():  # else a running policy has just removed it
             raise
 
 
 def verify_exchange(run: RunDirectory, result: Verification) -> None:
-    """Compare every byte of the exchange with its commit markers, decode it, and look for rounds that are missing."""
+    """Verify the exchange against its commit markers, decode it, and check for missing rounds."""
     run_id = run.info().run_id
     store = records_of(run)
     for policy in writers(store):
@@ -128,7 +128,7 @@ def verify_exchange(run: RunDirectory, result: Verification) -> None:
         result.damaged += [f"policy {policy}: round {gap} is missing between others" for gap in inspection.gaps]
         result.checked["rounds"] = result.checked.get("rounds", 0) + len(inspection.rounds)
         result.look("claims", partial(_claims, store, policy))
-    result.damaged += missing_rounds(run, {each.policy: each.rounds for each in result.exchange})
+    result.damaged += missing_rounds(run, {inspection.policy: inspection.rounds for inspection in result.exchange})
 
 
 def _claims(store: ExchangeStore, policy: str) -> None:

@@ -1,9 +1,9 @@
 "use strict";
-// Sorting and filtering of tables, and the browser of rescues. Everything a model wrote is set as text, never as markup.
+// Table sorting and filtering, and the rescue browser. Model output is inserted as text, never as markup.
 (() => {
   const compare = (a, b) => {
-    const plain = /^[-+]?[0-9][0-9.]*( ± [0-9.]+)?$/;
-    return plain.test(a) && plain.test(b) ? Number.parseFloat(a) - Number.parseFloat(b) : a.localeCompare(b, "en", { numeric: true });
+    const numeric = /^[-+]?[0-9][0-9.]*( ± [0-9.]+)?$/;
+    return numeric.test(a) && numeric.test(b) ? Number.parseFloat(a) - Number.parseFloat(b) : a.localeCompare(b, "en", { numeric: true });
   };
 
   for (const table of document.querySelectorAll("table.sortable")) {
@@ -14,11 +14,11 @@
       button.textContent = head.textContent;
       head.replaceChildren(button);
       button.addEventListener("click", () => {
-        const up = head.getAttribute("aria-sort") !== "ascending";
+        const ascending = head.getAttribute("aria-sort") !== "ascending";
         heads.forEach((other) => other.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+        head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
         const body = table.tBodies[0];
-        const rows = [...body.rows].sort((r, s) => (up ? 1 : -1) * compare(r.cells[column].textContent, s.cells[column].textContent));
+        const rows = [...body.rows].sort((r, s) => (ascending ? 1 : -1) * compare(r.cells[column].textContent, s.cells[column].textContent));
         body.append(...rows);
       });
     });
@@ -27,11 +27,11 @@
     const input = document.createElement("input");
     input.type = "search";
     label.className = "controls";
-    label.append("Filter the rows: ", input);
+    label.append("Filter rows: ", input);
     table.parentElement.before(label);
     input.addEventListener("input", () => {
-      const words = input.value.toLowerCase();
-      for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(words);
+      const query = input.value.toLowerCase();
+      for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(query);
     });
   }
 
@@ -47,28 +47,28 @@
     const record = (i) => chunk(Math.floor(i / size))[i % size];
     const get = (id) => document.getElementById(id);
     const list = get("rescue-list"), status = get("rescue-status"), search = get("rescue-search");
-    const policy = get("rescue-policy"), outcome = get("rescue-outcome"), back = get("rescue-back"), on = get("rescue-on");
-    let chosen = null, first = 0; // chosen: the places that pass the filters; null is all of them
+    const policy = get("rescue-policy"), outcome = get("rescue-outcome"), previous = get("rescue-back"), next = get("rescue-on");
+    let matches = null, first = 0; // matches: indices that pass the filters; null means all
 
     const element = (tag, text, name) => {
-      const made = document.createElement(tag);
-      if (text !== undefined) made.textContent = text;
-      if (name) made.className = name;
-      return made;
+      const node = document.createElement(tag);
+      if (text !== undefined) node.textContent = text;
+      if (name) node.className = name;
+      return node;
     };
     const entry = (list_, term, ...contents) => {
-      const what = element("dd");
-      what.append(...contents);
-      list_.append(element("dt", term), what);
+      const definition = element("dd");
+      definition.append(...contents);
+      list_.append(element("dt", term), definition);
     };
-    const text = (value, name) => element("div", value === "" ? "(nothing)" : value, "text" + (name ? " " + name : ""));
+    const text = (value, name) => element("div", value === "" ? "(empty)" : value, "text" + (name ? " " + name : ""));
 
-    // Two texts as [piece, whether it differs]: words that are not in their longest common subsequence. A text has at
-    // most 4,000 characters here.
+    // Return two texts as lists of [piece, differs]: a word differs if it is not in their longest common subsequence.
+    // Texts have at most 4,000 characters.
     const differences = (one, other) => {
-      const [all, every] = [one, other].map((value) => value.split(/(\s+)/).filter((piece) => piece !== ""));
+      const [ownPieces, peerPieces] = [one, other].map((value) => value.split(/(\s+)/).filter((piece) => piece !== ""));
       const isWord = (piece) => piece.trim() !== "";
-      const [a, b] = [all.filter(isWord), every.filter(isWord)];
+      const [a, b] = [ownPieces.filter(isWord), peerPieces.filter(isWord)];
       let start = 0, end = 0;
       while (start < Math.min(a.length, b.length) && a[start] === b[start]) start++;
       while (end < Math.min(a.length, b.length) - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
@@ -88,17 +88,17 @@
         let word = 0;
         return texts.map((piece) => [piece, isWord(piece) && differ[word++]]);
       };
-      return [pieces(all, left), pieces(every, right)];
+      return [pieces(ownPieces, left), pieces(peerPieces, right)];
     };
-    const marked = (words, name) => {
+    const marked = (pieces, name) => {
       const box = element("div", undefined, "text " + name);
-      for (const [piece, differs] of words) box.append(differs ? element("mark", piece) : piece);
+      for (const [piece, differs] of pieces) box.append(differs ? element("mark", piece) : piece);
       return box;
     };
 
     const shown = (rescue) => {
       const box = element("article", undefined, "rescue");
-      box.append(element("h3", `${rescue.policy}, step ${rescue.step}, learnt from ${rescue.peer}` + (panel.dataset.several ? ` (${rescue.run})` : "")));
+      box.append(element("h3", `${rescue.policy}, step ${rescue.step}, learned from ${rescue.peer}` + (panel.dataset.several ? ` (${rescue.run})` : "")));
       box.append(text(rescue.prompt, "prompt"));
       const [first, ...others] = rescue.own;
       const both = first && first[0] !== "" && rescue.answer !== "";
@@ -107,46 +107,48 @@
       const own = element("div"), peer = element("div"), pair = element("div", undefined, "pair");
       own.append(element("h4", `Own answers (${rescue.own.length})`));
       if (first) own.append(left ? marked(left, kind(first)) : text(first[0], kind(first)));
-      own.append(...others.map((each) => text(each[0], kind(each))));
+      own.append(...others.map((rollout) => text(rollout[0], kind(rollout))));
       peer.append(element("h4", rescue.peer === "(gold)" ? "The data's solution" : `${rescue.peer}'s success`));
       peer.append(right ? marked(right, "good") : text(rescue.answer, "good"));
       pair.append(own, peer);
       box.append(pair);
       const parts = element("dl");
-      if (rescue.later === "unknown") entry(parts, "Asked again", "not known: rounds are missing from the exchange");
-      else if (rescue.later === null) entry(parts, "Asked again", "not so far");
+      if (rescue.later === "unknown") entry(parts, "Later answer", "unknown: rounds are missing from the exchange");
+      else if (rescue.later === null) entry(parts, "Later answer", "none yet");
       else {
-        const [round, correct, of, words] = rescue.later;
-        const answers = [element("div", `in round ${round}: ${correct} of ${of} correct`, correct ? "good" : "bad")];
-        if (words !== null) answers.push(text(words, "good"));
-        entry(parts, "Asked again", ...answers);
+        const [round, correct, total, answer] = rescue.later;
+        const answers = [element("div", `in round ${round}: ${correct} of ${total} correct`, correct ? "good" : "bad")];
+        if (answer !== null) answers.push(text(answer, "good"));
+        entry(parts, "Later answer", ...answers);
       }
       box.append(parts);
       return box;
     };
     const render = () => {
-      const count = chosen ? chosen.length : total;
+      const count = matches ? matches.length : total;
       const last = Math.min(first + page, count);
       const boxes = [];
-      for (let i = first; i < last; i++) boxes.push(shown(record(chosen ? chosen[i] : i)));
+      for (let i = first; i < last; i++) boxes.push(shown(record(matches ? matches[i] : i)));
       list.replaceChildren(...boxes);
-      status.textContent = count ? `${first + 1} to ${last} of ${count} rescues` : "No rescue passes these filters";
-      back.disabled = first === 0;
-      on.disabled = last >= count;
+      status.textContent = count ? `${first + 1} to ${last} of ${count} rescues` : "No rescues match these filters";
+      previous.disabled = first === 0;
+      next.disabled = last >= count;
     };
     const filter = () => {
-      const words = search.value.toLowerCase(), who = policy.value, how = outcome.value;
+      const query = search.value.toLowerCase(), name = policy.value, wanted = outcome.value;
       first = 0;
-      chosen = null;
-      if (words || who || how) {
-        chosen = [];
+      matches = null;
+      if (query || name || wanted) {
+        matches = [];
         for (let i = 0; i < total; i++) {
           const rescue = record(i);
-          if (who && rescue.policy !== who) continue;
-          const asked = Array.isArray(rescue.later), solved = asked && rescue.later[1] > 0;
-          if (how === "solved" ? !solved : how === "unsolved" ? solved || !asked : how === "never" && rescue.later !== null) continue;
-          if (words && !(rescue.prompt + "\n" + rescue.answer).toLowerCase().includes(words)) continue;
-          chosen.push(i);
+          if (name && rescue.policy !== name) continue;
+          const answered = Array.isArray(rescue.later), solved = answered && rescue.later[1] > 0;
+          if (wanted === "solved" && !solved) continue;
+          if (wanted === "unsolved" && (solved || !answered)) continue;
+          if (wanted === "never" && rescue.later !== null) continue;
+          if (query && !(rescue.prompt + "\n" + rescue.answer).toLowerCase().includes(query)) continue;
+          matches.push(i);
         }
       }
       render();
@@ -154,8 +156,8 @@
     search.addEventListener("input", filter);
     policy.addEventListener("change", filter);
     outcome.addEventListener("change", filter);
-    back.addEventListener("click", () => { first = Math.max(0, first - page); render(); });
-    on.addEventListener("click", () => { first += page; render(); });
+    previous.addEventListener("click", () => { first = Math.max(0, first - page); render(); });
+    next.addEventListener("click", () => { first += page; render(); });
     render();
   }
   document.documentElement.dataset.ready = Math.round(performance.now());
