@@ -80,7 +80,7 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """Tasks, models and decoding settings. `engine`: None: chosen for each model."""
+    """Tasks, models and decoding settings. `engine`: None to choose one per model."""
 
     suite: str
     tasks: list[TaskRequest]
