@@ -163,7 +163,7 @@ def reaches_target(
 ) -> list[float]:
     """Return 1.0 for each completion that reaches its target, else 0.0: a reward function in TRL's form."""
     rows = zip(completions, numbers, target, strict=True)
-    return [float(reached(completion_text(completion), given, goal)) for completion, given, goal in rows]
+    return [float(reached(completion_text(completion), operands, goal)) for completion, operands, goal in rows]
 
 
 class CountdownTask:

@@ -1,8 +1,10 @@
-"""Arithmetic expressions over given numbers: a small grammar, exact rationals, a solver. No use of Python's `eval`.
+"""Arithmetic expressions over given numbers: a small grammar, exact rationals, a solver.
 
-expression = term {("+" | "-") term}
-term       = factor {("*" | "/") factor}
-factor     = digits | "(" expression ")"
+Python's `eval` is never used.
+
+    expression = term {("+" | "-") term}
+    term       = factor {("*" | "/") factor}
+    factor     = digits | "(" expression ")"
 """
 
 from __future__ import annotations

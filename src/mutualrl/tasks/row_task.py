@@ -110,7 +110,7 @@ class RowTask:
         raise DataError(self._no_file_message(directory, split))
 
     def _split_files(self, directory: Path, split: Split) -> list[Path]:
-        """Return the files of a split in a directory; for validation, of the evaluated split, else of another one."""
+        """Return a split's files in a directory; for validation, those of the evaluated split, else another with labels."""
         splits = ["train"] if split == "train" else [self.hub[0].evaluated, "validation", "test", ""]
         files = [(path, part) for path in _files(directory) if (part := self._part(path)) is not None]
         for name in splits:
@@ -137,7 +137,7 @@ class RowTask:
         return [path for path, _ in sorted(files, key=lambda item: item[1])]
 
     def _part(self, path: Path) -> int | None:
-        """Return the number of the part in a file; None if the file does not belong to the task."""
+        """Return the number of a file's part of the task; None if the file does not belong to it."""
         stem = path.stem.lower()
         for number, prefix in enumerate(self.files):
             if re.match(re.escape(prefix) + r"(?![a-z0-9])", stem):

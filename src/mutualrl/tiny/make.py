@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         target = args.directory / name
         target.mkdir(parents=True, exist_ok=True)
         make(name, target)
-        print(f"made {target}", flush=True)
+        print(f"built {target}", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Countdown:
 class TinySpec:
     """One embedded policy: architecture, tokenizer, and its warm-up.
 
-    `ada` and `bob` are the pool `tiny`; `cyd`, mediocre at both operations, joins them in `tiny-three`; `dee` and
+    `ada` and `bob` are the pool `tiny`; `cyd`, average at both operations, joins them in `tiny-three`; `dee` and
     `eli`, whose skills overlap, are `tiny-near`. `fay` and `gus` are `tiny-countdown`: equally able, in different
     styles.
     """
