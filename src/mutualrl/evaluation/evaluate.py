@@ -139,8 +139,8 @@ def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, st
                 lambda done, bar=bar: bars.advance(bar, done),  # type: ignore[misc]
             )
     finally:
-        for opened in loaded:
-            opened.close()
+        for loaded_engine in loaded:
+            loaded_engine.close()
     return {"engine": engine_name, **_counted(request, rows, bars.console)}
 
 

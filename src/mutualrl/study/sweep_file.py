@@ -74,7 +74,7 @@ class Budget(_Section):
 
 
 class Evaluation(_Section):
-    """Sampling of `mutualrl eval --run` after each run: completions per prompt, and the largest number of prompts."""
+    """Sampling of `mutualrl eval --run` after each run: completions per prompt, and the maximum number of prompts."""
 
     samples: Annotated[int, Field(ge=2, le=1024)]
     limit: Annotated[int, Field(ge=1)] | None = None

@@ -110,7 +110,7 @@ class RowTask:
         raise DataError(self._no_file_message(directory, split))
 
     def _split_files(self, directory: Path, split: Split) -> list[Path]:
-        """Return a split's files in a directory; for validation, those of the evaluated split, else another with labels."""
+        """Return a split's files in a directory; validation: the evaluated split, else another with labels."""
         splits = ["train"] if split == "train" else [self.hub[0].evaluated, "validation", "test", ""]
         files = [(path, part) for path in _files(directory) if (part := self._part(path)) is not None]
         for name in splits:
