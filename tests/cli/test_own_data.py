@@ -405,12 +405,12 @@ def test_what_cannot_be_right_is_refused_by_name(
 
 ROWS = [
     ('{"prompt": "x"}', "row 1: no field 'answer'"),
-    ('{"prompt": 3, "answer": "1"}', "field 'prompt': found int, expected a text or a list of messages"),
+    ('{"prompt": 3, "answer": "1"}', "field 'prompt': found int, expected a string or a list of messages"),
     ('{"prompt": [{"role": "robot", "content": "x"}], "answer": "1"}', "expected a 'role' of system"),
-    ('{"prompt": "  ", "answer": "1"}', "is empty, expected a text"),
-    ('{"prompt": "x", "answer": ""}', "an empty box would count as a success"),
-    ('{"prompt": "x", "answer": ["1"]}', "field 'answer': found list, expected a text"),
-    ('{"prompt": "x", "answer": "1", "image": "i"}', "column 'image' has a meaning of its own in TRL"),
+    ('{"prompt": "  ", "answer": "1"}', "is empty, expected a string"),
+    ('{"prompt": "x", "answer": ""}', "an empty box would count as correct"),
+    ('{"prompt": "x", "answer": ["1"]}', "field 'answer': found list, expected a string"),
+    ('{"prompt": "x", "answer": "1", "image": "i"}', "column 'image' is reserved by TRL"),
     (
         '{"prompt": "x", "answer": "1", "prompt_id": "a"}\n{"prompt": "y", "answer": "1", "prompt_id": "a"}',
         "rows 1 and 2 have the same prompt_id 'a'",

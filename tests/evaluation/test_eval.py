@@ -178,7 +178,7 @@ def test_tasks_are_listed(cli_here: Cli) -> None:
     [
         ((), 2, "name what to evaluate"),
         (("--pool", "tiny", "--model", "tiny:ada"), 2, "name what to evaluate"),
-        (("--pool", "tiny", "--suite", "math,"), 2, "expected task names with commas between"),
+        (("--pool", "tiny", "--suite", "math,"), 2, "expected comma-separated task names"),
         (("--pool", "tiny", "--suite", "maths"), 2, "unknown task 'maths'"),
         (("--pool", "tiny", "--suite", "math,arc", "--data", "x.jsonl"), 2, "use --data-dir"),
         (("--pool", "tiny", "--suite", "arc", "--data", "x", "--data-dir", "y"), 2, "give one"),
@@ -186,11 +186,11 @@ def test_tasks_are_listed(cli_here: Cli) -> None:
         (("--pool", "tiny", "--suite", "arc", "--data", "rows.jsonl"), 2, "these are the fields of task 'boolq'"),
         (("--pool", "tiny", "--suite", "boolq"), 2, "cannot be loaded from the hub: HF_HUB_OFFLINE is set"),
         (("--pool", "tiny", "--suite", "boolq", "--data", "empty.jsonl"), 2, "the file has no rows"),
-        (("--pool", "tiny", "--samples", "2", "--temperature", "0"), 2, "2 times the same"),
+        (("--pool", "tiny", "--samples", "2", "--temperature", "0"), 2, "2 identical ones"),
         (("--pool", "tiny", "--engine", "sglang"), 2, "expected one of: transformers, vllm"),
-        (("--pool", "tiny", "--template", "{x}"), 2, "are of task 'dataset'"),
+        (("--pool", "tiny", "--template", "{x}"), 2, "apply to task 'dataset'"),
         (("--pool", "tiny", "--out", "rows.jsonl"), 2, "is a file, expected a directory"),
-        (("--pool", "tiny", "--out", "."), 2, "holds files that are no evaluation's"),
+        (("--pool", "tiny", "--out", "."), 2, "holds files that do not belong to an evaluation"),
         (("--model", "nowhere/at/all"), 2, "neither a directory nor a hub id"),
     ],
 )

@@ -71,13 +71,13 @@ def bit_flipped(out: Path) -> None:
     ("harm", "words"),
     [
         (swapped, "its model is 'bob', expected 'ada'"),
-        (lambda out: rewritten(out, forged), "has reward 1.0, its text earns 0.0"),
+        (lambda out: rewritten(out, forged), "has reward 1.0, expected 0.0 for its text"),
         (lambda out: rewritten(out, lambda rows: rows[:-1]), "11 rows, expected 12"),
         (lambda out: rewritten(out, lambda rows: rows[::-1]), "row 0 is of prompt "),
-        (bit_flipped, "its bytes do not match its marker"),
-        (lambda out: parts(out, "ada")[0].unlink(), "missing, its marker is there"),
+        (bit_flipped, "its checksum does not match its marker"),
+        (lambda out: parts(out, "ada")[0].unlink(), "missing, but its marker exists"),
         (lambda out: parts(out, "ada")[1].write_text("{}"), "its bytes do not match its checksum"),
-        (lambda out: shutil.copy(*parts(out, "ada")[::-1]), "its bytes do not match its marker"),
+        (lambda out: shutil.copy(*parts(out, "ada")[::-1]), "its checksum does not match its marker"),
         (lambda out: (out / "request.json").write_text('{"format": 2}'), "its bytes do not match its checksum"),
     ],
 )

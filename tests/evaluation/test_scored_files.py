@@ -122,7 +122,7 @@ def test_a_scorer_that_dies_or_hangs_is_replaced_and_leaves_no_process() -> None
         ([{"completion": "x", "answer": "1"}, {"completion": "x"}], "row 2: no field 'answer'"),
         ([{"answer": "1"}], "row 1: no field 'completion'"),
         ([{"completion": None, "answer": "1"}], "row 1, field 'completion': found None"),
-        ([{"completion": ["x"], "answer": "1"}], "row 1, field 'completion': found ['x'], expected a text"),
+        ([{"completion": ["x"], "answer": "1"}], "row 1, field 'completion': found ['x'], expected a string"),
         ([{"completion": "x", "answer": ""}], "row 1, field 'answer': found ''"),
         ([{"completion": "x", "answer": True}], "row 1, field 'answer': found True"),
         (["not json"], "row 1: not a line of JSON"),

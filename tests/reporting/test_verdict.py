@@ -158,7 +158,7 @@ def test_arms_without_a_baseline_or_a_common_seed_are_not_compared(tmp_path: Pat
     (verdict,) = judged(sgt, xgrpo)
     assert "no finished run of the baseline (grpo)" in verdict.answer
     (verdict,) = judged(sgt, made_run(tmp_path / "c", "grpo", seed=5))
-    assert "have no finished runs of one seed" in verdict.answer
+    assert "have no finished runs with a common seed" in verdict.answer
 
 
 def test_arms_that_differ_in_more_than_the_regime_are_said_to(tmp_path: Path) -> None:

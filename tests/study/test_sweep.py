@@ -128,16 +128,16 @@ def test_compare_takes_a_sweep_or_its_runs_and_says_what_was_declared_when(copy:
     assert of_runs["reference"] == {pool: "grpo"}
     (copy / "later.yaml").write_text("claims: [{text: other, one: grpo-noise, other: grpo, says: below}]\n")
     later = json.loads(cli("compare", copy / "out", "--claims", copy / "later.yaml", "--json").stdout)
-    assert any("the claims are not those that the sweep began with" in note for note in later["notes"])
+    assert any("the claims differ from those that the sweep began with" in note for note in later["notes"])
     later_runs = json.loads(cli("compare", *runs, "--claims", copy / "later.yaml", "--json").stdout)
-    assert any("after the first of the runs began" in note for note in later_runs["notes"])
+    assert any("after the first run began" in note for note in later_runs["notes"])
     (copy / "s.yaml").rename(copy / "moved.yaml")  # the directory says all
     assert json.loads(cli("compare", copy / "out", "--json").stdout) == of_sweep
     (copy / "moved.yaml").rename(copy / "s.yaml")
     wrong = cli("compare", copy / "out", "--reference", "prp")
     assert (wrong.returncode, "found 'prp', expected one of grpo, grpo-noise" in wrong.stderr) == (2, True)
     mixed = cli("compare", copy / "out", runs[0])
-    assert (mixed.returncode, "compare it by itself" in mixed.stderr) == (2, True)
+    assert (mixed.returncode, "compare it on its own" in mixed.stderr) == (2, True)
     twice = cli("compare", runs[0], runs[0])
     assert twice.returncode == 2, twice.stdout
 
@@ -190,7 +190,7 @@ def test_a_piece_whose_evaluation_is_not_kept_is_named(made: Path, tmp_path: Pat
     (tmp_path / place / "evaluations").write_text("in its place")
     done = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
     assert done.returncode == 1, done.stdout
-    assert "its evaluation was not kept in the run" in done.stderr
+    assert "its evaluation was not stored in the run" in done.stderr
     assert not (tmp_path / f"{place}.json").exists()
 
 
@@ -222,7 +222,7 @@ def test_a_piece_of_another_command_is_not_taken_for_one_of_this_file(copy: Path
     begin(tmp_path, FILE.replace("run.steps: 3", "run.steps: 4"))
     done = cli("sweep", tmp_path / "s.yaml", "--out", copy / "out")
     assert done.returncode == 2
-    assert "is of another command" in done.stderr
+    assert "is from another command" in done.stderr
     assert "run.steps=4" in done.stderr
 
 
@@ -243,7 +243,7 @@ def test_a_begun_piece_and_another_grid_are_refused(tmp_path: Path, cli: Cli) ->
     (tmp_path / "s.yaml").write_text(text)
     changed = cli("sweep", tmp_path / "s.yaml", "--out", tmp_path / "out")
     assert changed.returncode == 2
-    assert "is of another command" in changed.stderr
+    assert "is from another command" in changed.stderr
     (tmp_path / "other.yaml").write_text(text.replace("grpo:", "other:").replace("reference: grpo", ""))
     other = cli("sweep", tmp_path / "other.yaml", "--out", tmp_path / "out")
     assert other.returncode == 2

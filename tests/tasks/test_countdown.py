@@ -83,8 +83,8 @@ def test_precedence_and_association_are_those_of_arithmetic(text: str, value: in
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "ends too early"),
-        ("3+", "ends too early"),
+        ("", "unexpected end"),
+        ("3+", "unexpected end"),
         ("(3+4", "not closed"),
         ("3+4)", "unexpected '\\)'"),
         ("3 4", "unexpected '4'"),

@@ -28,7 +28,7 @@ def test_a_spreadsheets_csv_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"prompt,answer\n999+1:,1,000\n", "row 1: 1 fields more than the header has columns"),
+        (b"prompt,answer\n999+1:,1,000\n", "row 1: 1 more fields than the header has columns"),
         (b'prompt,answer\n4+3:,"7\n4+4:,8\n', "not CSV"),
         (b'prompt,answer\n4+3:,7\n4+4:,"8"x\n', "row 2: not CSV"),
         (b"prompt,answer\n4+3:,7\ncaf\xe9,8\n", "not UTF-8"),

@@ -108,7 +108,7 @@ HELLASWAG = {"ctx": "c", "endings": ["a", "b"], "label": "0"}
         ("piqa", PIQA, PIQA | {"label": 2}, "row 2, field 'label': found 2, expected 0 to 1"),
         ("piqa", PIQA, PIQA | {"label": -1}, "row 2, field 'label': found -1: a split without public labels"),
         ("piqa", PIQA, PIQA | {"label": True}, "row 2, field 'label': found True"),
-        ("piqa", PIQA, PIQA | {"sol2": None}, "row 2, field 'sol2': found None, expected a text"),
+        ("piqa", PIQA, PIQA | {"sol2": None}, "row 2, field 'sol2': found None, expected a string"),
         ("hellaswag", HELLASWAG, HELLASWAG | {"label": ""}, "without public labels"),
         ("hellaswag", HELLASWAG, HELLASWAG | {"endings": "ab"}, "row 2, field 'endings': found 'ab', expected a list"),
         ("hellaswag", HELLASWAG, HELLASWAG | {"label": "2"}, "field 'label': found '2', expected 0 to 1"),

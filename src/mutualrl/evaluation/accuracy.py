@@ -1,4 +1,4 @@
-"""From the rows of completions to the figures of an evaluation. Pure functions."""
+"""Accuracy, pass@k and fractions of an evaluation, from its rows of completions. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 def k_values(samples: int) -> list[int]:
-    """Return the k of pass@k that are reported: 1, 2, 4, ... and the number of samples."""
+    """Return the reported k of pass@k: 1, 2, 4, ... and the number of samples."""
     powers = [2**i for i in range(samples.bit_length()) if 2**i <= samples]
     return sorted({*powers, samples})
 
@@ -21,16 +21,17 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
     """Return `{"n", "accuracy", "stderr", "by_group", "groups", "facets", "no_box", "truncated", "too_long",
     "pass_at_k"}` over all prompts, `samples` rows each in the prompts' order.
 
-    accuracy: mean reward; stderr: over prompts, of their mean rewards. Shares are of all completions. `groups` and
-    `facets` (subject, level) hold `{"n", "accuracy", "stderr"}` by name. Raises ValueError when the numbers differ.
+    accuracy: mean reward; stderr: over the prompts' mean rewards; no_box, truncated, too_long: fractions of all
+    completions. `groups` and `facets` (subject, level) map names to `{"n", "accuracy", "stderr"}`. Raises ValueError
+    when the counts differ.
     """
     if not prompts or len(rows) != samples * len(prompts):
-        raise ValueError(f"{len(rows)} completions of {len(prompts)} prompts, expected {samples} each")
+        raise ValueError(f"{len(rows)} completions for {len(prompts)} prompts, expected {samples} each")
     groups = [rows[start : start + samples] for start in range(0, len(rows), samples)]
     means, hits = [], []
     for prompt, group in zip(prompts, groups, strict=True):
         if any(row["prompt_id"] != prompt.id for row in group):
-            raise ValueError("completions do not stand in the order of their prompts")
+            raise ValueError("completions are not in the order of their prompts")
         means.append(sum(row["reward"] for row in group) / samples)
         hits.append(sum(row["reward"] == 1.0 for row in group))
     by_group = breakdown([p.group for p in prompts], means)
@@ -44,9 +45,9 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
         "by_group": {name: group["accuracy"] for name, group in by_group.items()},
         "groups": by_group,
         "facets": facets,
-        "no_box": _share(rows, "no_box"),
+        "no_box": _fraction(rows, "no_box"),
         "truncated": sum(not row["ended"] for row in rows) / len(rows),
-        "too_long": _share(rows, "too_long"),
+        "too_long": _fraction(rows, "too_long"),
         "tokens": sum(row["tokens"] for row in rows) / len(rows),
     }
     if samples > 1:
@@ -57,8 +58,8 @@ def figures(prompts: Sequence[Prompt], rows: Sequence[Row], samples: int) -> dic
     return summary
 
 
-def _share(rows: Sequence[Row], name: str) -> float | None:
-    """Return the fraction of the rows in which something holds; None where it was not looked for."""
+def _fraction(rows: Sequence[Row], name: str) -> float | None:
+    """Return the fraction of rows in which a column is true; None if it was not recorded."""
     if any(row[name] is None for row in rows):
         return None
     return sum(bool(row[name]) for row in rows) / len(rows)

@@ -1,11 +1,10 @@
-"""Completions of an evaluation, in Parquet parts that survive a kill; a part is complete or does not exist.
+"""Completions of an evaluation in Parquet parts that survive a kill; a part is complete or does not exist.
 
-Beside each part lies its marker, written after it: what it is a part of, and its sha256. A part in another's place is
-refused, and so is one of which a byte was changed. Rewards are stored for people; readers of a part compute them
-again from the texts.
+Each part has a marker, written after it, with the part's identity and sha256. A part under another part's name, or
+with a changed byte, is rejected. Stored rewards are for human readers; the code recomputes them from the texts.
 
-The columns are those of an exchange (`mutualrl.see.schema`), with `task`, `group`, `answer`, `tokens` and `too_long`,
-so that the parts are also rollouts files for the diagnostics."""
+The columns are those of an exchange (`mutualrl.see.schema`) plus `task`, `group`, `answer`, `tokens` and `too_long`,
+so the diagnostics accept the parts as rollouts files."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ from mutualrl.storage.files import (
 )
 
 REQUEST, COMPLETIONS = "request.json", "completions"
-FORMAT = 2  # of the parts; 1 had no markers
+FORMAT = 2  # of the parts; format 1 had no markers
 LARGEST_PART = 2**30  # bytes
-_LEFT = re.compile(r"\..*\.tmp")  # what a killed writer left
+_LEFTOVER = re.compile(r"\..*\.tmp")  # left by a killed writer
 
 SCHEMA = pa.schema(
     [
@@ -61,8 +60,8 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some completions of a model on a task. `model_digest`: what the model is; `prompts_sha256`: of the prompts' ids,
-    in the part's order; `rows`: completions."""
+    """One part of a model's completions on a task. `model_digest`: identity of the model; `prompts_sha256`: of the
+    prompts' ids, in the part's order; `rows`: number of completions."""
 
     model: str
     model_digest: str
@@ -73,16 +72,16 @@ class Part:
 
 
 class Store:
-    """Completions of an evaluation on disk: `DIR/completions/MODEL/TASK.NNNNN.parquet`; without DIR nowhere."""
+    """Completions of an evaluation on disk, `DIR/completions/MODEL/TASK.NNNNN.parquet`; not stored without DIR."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     @classmethod
     def open(cls, out: Path | None, request: JsonObject) -> Store:
-        """Return a store for a request: new, or of the same request, which is then resumed.
+        """Create the store of a request, or resume one of the same request.
 
-        Raises UsageError when the directory holds another evaluation, with what differs, or anything else.
+        Raises UsageError when the directory has another evaluation, naming the differences, or other files.
         """
         if out is None:
             return cls(None)
@@ -91,8 +90,8 @@ class Store:
             raise UsageError(f"--out {out} is a file, expected a directory")
         request = {"format": FORMAT, **request}
         stored = _stored(directory / REQUEST)
-        if stored is None and directory.is_dir() and any(not _LEFT.fullmatch(p.name) for p in directory.iterdir()):
-            raise UsageError(f"--out {out} holds files that are no evaluation's; name another directory")
+        if stored is None and directory.is_dir() and any(not _LEFTOVER.fullmatch(p.name) for p in directory.iterdir()):
+            raise UsageError(f"--out {out} holds files that do not belong to an evaluation; name another directory")
         if stored is not None and stored != request:
             differs = sorted(key for key in {*stored, *request} if stored.get(key) != request.get(key))
             raise UsageError(
@@ -103,7 +102,7 @@ class Store:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise UsageError(f"--out {out} cannot be made: {error.strerror}") from None
+                raise UsageError(f"--out {out} cannot be created: {error.strerror}") from None
             write_checksummed(directory / REQUEST, request, root=directory)
         remove_temporaries(directory)
         for completions in (directory / COMPLETIONS).glob("*"):
@@ -111,7 +110,7 @@ class Store:
         return cls(directory)
 
     def get(self, part: Part) -> list[JsonObject] | None:
-        """Return the rows of a part; None when it does not exist. Raises FileDamagedError when it is damaged, or
+        """Return the rows of a part; None if it does not exist. Raises FileDamagedError for a damaged part, or
         another part's file."""
         if self._directory is None:
             return None
@@ -120,11 +119,11 @@ class Store:
             return _rows(path, part)
         except FileDamagedError as error:
             raise FileDamagedError(
-                f"{error}; remove it and {_marker(path).name}, and the same command makes them again"
+                f"{error}; remove it and {_marker(path).name}, then run the same command to regenerate them"
             ) from None
 
     def put(self, part: Part, rows: Sequence[JsonObject]) -> None:
-        """Write the rows of a part: its file, then its marker."""
+        """Write the rows of a part: the file, then its marker."""
         if self._directory is None:
             return
         path = self._path(part)
@@ -138,7 +137,7 @@ class Store:
         write_checksummed(_marker(path), {**asdict(part), "sha256": hashlib.sha256(data).hexdigest()})
 
     def results(self, value: JsonObject, markdown: str) -> list[str]:
-        """Write `results.json` and `results.md`; returns the results of the directory."""
+        """Write `results.json` and `results.md`; return the paths of all results."""
         if self._directory is None:
             return []
         write_json(self._directory / "results.json", value)
@@ -151,20 +150,20 @@ class Store:
 
 
 def _marker(path: Path) -> Path:
-    """Return the path of a part's marker. Readers of the directory as a data set skip it by its name."""
+    """Return the path of a part's marker; the underscore hides it from readers of the directory as a data set."""
     return path.with_name(f"_{path.stem}.json")
 
 
 def _stored(path: Path) -> JsonObject | None:
-    """Return the request that a directory was made for, of whatever format; None where there is none."""
+    """Return the stored request of a directory, of any format; None if there is none."""
     value = read_json(path)
     return value if value is None or value.get("format") != FORMAT else read_checksummed(path, root=path.parent)
 
 
 def _rows(path: Path, part: Part) -> list[JsonObject] | None:
-    """Return the rows of a part's file, after every check against its marker."""
+    """Return the rows of a part's file after checking it against its marker."""
     marker = read_checksummed(_marker(path))
-    if marker is None:  # a kill came between the two files
+    if marker is None:  # killed between the two writes
         return None
     expected = asdict(part)
     for key, value in expected.items():
@@ -173,21 +172,21 @@ def _rows(path: Path, part: Part) -> list[JsonObject] | None:
     try:
         data = read_regular(path, LARGEST_PART)
     except FileNotFoundError:
-        raise FileDamagedError(f"{path}: missing, its marker is there") from None
+        raise FileDamagedError(f"{path}: missing, but its marker exists") from None
     if hashlib.sha256(data).hexdigest() != marker.get("sha256"):
-        raise FileDamagedError(f"{path}: its bytes do not match its marker")
+        raise FileDamagedError(f"{path}: its checksum does not match its marker")
     try:
         rows: list[JsonObject] = pq.read_table(pa.BufferReader(data), schema=SCHEMA).to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise FileDamagedError(f"{path}: not a part ({error})") from None
+        raise FileDamagedError(f"{path}: not a readable part ({error})") from None
     if len(rows) != part.rows:
         raise FileDamagedError(f"{path}: {len(rows)} rows, expected {part.rows}")
     return rows
 
 
 def folder_of(model: str) -> str:
-    """Return a directory name for a model: its own where it is one, else with a hash, so that no two models share
-    one."""
+    """Return a directory name for a model: its own name if valid, else one with a hash, so that no two models share
+    a directory."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[-80:]
     if plain == model:
         return plain
@@ -195,7 +194,7 @@ def folder_of(model: str) -> str:
 
 
 def identity(path: str, revision: str | None, trust_remote_code: bool) -> str:
-    """Return what a model is: a hash of its files' bytes; of a model of the hub, its commit."""
+    """Return the identity of a model: a hash of its files, or the commit of a hub model."""
     if Path(path).is_dir():
         return model_digest(path)
     from mutualrl.engines.transformers_engine import commit_of

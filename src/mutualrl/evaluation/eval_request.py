@@ -30,7 +30,7 @@ ALIASES = {"paper": PAPER}
 
 @dataclass(frozen=True, kw_only=True)
 class EvalFlags:
-    """Command's flags as they were typed; None means not given."""
+    """Flags of the command as typed; None means not given."""
 
     run: Path | None = None
     models: tuple[str, ...] = ()
@@ -54,8 +54,8 @@ class EvalFlags:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """Prompts of a task, where they come from, what was left out, and what rewards a completion; `step_timeout`: the
-    seconds that a reward function may take for the completions of a part."""
+    """Prompts of a task, their origin, the dropped rows, and the rewards of a completion. `step_timeout`: limit in
+    seconds of a reward function on the completions of a part."""
 
     name: str
     prompts: list[Prompt]
@@ -69,7 +69,7 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Model by name, and how it is loaded and prompted."""
+    """Named model, and how to load and prompt it."""
 
     name: str
     path: str
@@ -80,7 +80,7 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """Tasks, models, and how to decode. `engine`: None for the one that fits best."""
+    """Tasks, models and decoding settings. `engine`: None to choose one per model."""
 
     suite: str
     tasks: list[TaskRequest]
@@ -92,26 +92,26 @@ class EvalRequest:
 
     @classmethod
     def of(cls, flags: EvalFlags) -> EvalRequest:
-        """Check the flags; a run's own task and completion limit are the defaults for its models.
+        """Build the request from the flags; the task and completion limit of a run or pool are the defaults.
 
-        Raises UsageError, RecipeError or DataError with what was expected.
+        Raises UsageError, RecipeError or DataError naming what was expected.
         """
-        given = [flags.run is not None, bool(flags.models), flags.pool is not None]
-        if sum(given) != 1:
+        targets = [flags.run is not None, bool(flags.models), flags.pool is not None]
+        if sum(targets) != 1:
             raise UsageError("name what to evaluate: either --run DIR, or --model PATH (once or more), or --pool NAME")
         sampling = _sampling(flags)
         recipe = {} if flags.run is None else _recipe_of(RunDirectory(user_path(flags.run)))
         pool = None if flags.pool is None else resolve(Request(pool=flags.pool))
-        pools_task = pool.task if pool is not None else TaskSection()
-        own = _section(recipe, flags) if recipe else pools_task
-        suite = flags.suite or own.name
+        pool_task = pool.task if pool is not None else TaskSection()
+        section = _section(recipe, flags) if recipe else pool_task
+        suite = flags.suite or section.name
         trainer = pool.trainer if pool is not None else recipe.get("trainer") or {}
-        of_own_task = trainer.get("max_completion_length") if suite == own.name else None
-        tokens = flags.max_new_tokens or of_own_task  # any other task has its own limit, whatever the model
+        recipe_tokens = trainer.get("max_completion_length") if suite == section.name else None
+        tokens = flags.max_new_tokens or recipe_tokens  # other tasks have their own limits
         weights = _get(recipe, "trainer", "reward_weights") if recipe else pool and pool.trainer.get("reward_weights")
         tasks = [
-            replace(_rewarded(task, own, weights), step_timeout=flags.step_timeout)
-            for task in _tasks(suite, own, flags, tokens)
+            replace(_rewarded(task, section, weights), step_timeout=flags.step_timeout)
+            for task in _tasks(suite, section, flags, tokens)
         ]
         if flags.run is not None:
             models = _models_of(RunDirectory(user_path(flags.run)), recipe, flags.trust_remote_code)
@@ -122,15 +122,15 @@ class EvalRequest:
         return cls(suite, tasks, models, sampling, flags.engine, flags.batch_size, flags.also)
 
 
-def _rewarded(task: TaskRequest, own: TaskSection, weights: Any) -> TaskRequest:
-    """Return the rewards of a run's or pool's own task, from its recipe."""
-    if task.name != own.name:
+def _rewarded(task: TaskRequest, section: TaskSection, weights: Any) -> TaskRequest:
+    """Return a task with the rewards of the recipe, if it is the recipe's own task."""
+    if task.name != section.name:
         return task
-    require_one_turn(own.environment, own.tools, "mutualrl eval")
-    if own.reward == task.rewards:
+    require_one_turn(section.environment, section.tools, "mutualrl eval")
+    if section.reward == task.rewards:
         return task
-    given = tuple(float(w) for w in weights) if isinstance(weights, list) else None
-    return replace(task, rewards=own.reward, reward_weights=given)
+    reward_weights = tuple(float(w) for w in weights) if isinstance(weights, list) else None
+    return replace(task, rewards=section.reward, reward_weights=reward_weights)
 
 
 def _sampling(flags: EvalFlags) -> Sampling:
@@ -139,45 +139,47 @@ def _sampling(flags: EvalFlags) -> Sampling:
     default_temperature = 1.0 if samples > 1 else 0.0
     temperature = default_temperature if flags.temperature is None else flags.temperature
     if samples > 1 and temperature == 0:
-        raise UsageError(f"--samples {samples} at --temperature 0 are {samples} times the same; expected more than 0")
+        raise UsageError(f"--samples {samples} at --temperature 0 are {samples} identical ones; expected more than 0")
     return Sampling(0, temperature=temperature, samples=samples, seed=flags.seed)
 
 
 def suite_of(text: str) -> list[str]:
-    """Return the tasks of `--suite`: names with commas between; `paper` is the paper's seven. Raises UsageError."""
+    """Return the tasks of `--suite`: comma-separated names; `paper` is the paper's seven. Raises UsageError."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise UsageError(f"--suite {text!r}: expected task names with commas between, such as math,arc")
+        raise UsageError(f"--suite {text!r}: expected comma-separated task names, such as math,arc")
     members = [member for name in names for member in ALIASES.get(name, (name,))]
     for name in members:
         get_task(name)
     return list(dict.fromkeys(members))
 
 
-def _tasks(suite: str, own: TaskSection, flags: EvalFlags, tokens: int | None) -> list[TaskRequest]:
+def _tasks(suite: str, section: TaskSection, flags: EvalFlags, tokens: int | None) -> list[TaskRequest]:
     names = suite_of(suite)
     if flags.data is not None and flags.data_dir is not None:
-        raise UsageError("--data names the rows of one task, --data-dir a directory with those of several; give one")
+        raise UsageError("--data is for the rows of one task, --data-dir for a directory with several; give one")
     if flags.data is not None and len(names) > 1:
-        raise UsageError(f"--data names the rows of one task, --suite {suite} has {len(names)}; use --data-dir DIR")
+        raise UsageError(f"--data is for the rows of one task, --suite {suite} has {len(names)}; use --data-dir DIR")
     if flags.template is not None or flags.answer is not None:
         if "dataset" not in names:
-            raise UsageError(f"--template and --answer are of task 'dataset'; the suite is {suite}")
+            raise UsageError(f"--template and --answer apply to task 'dataset'; the suite is {suite}")
         if flags.data is None and flags.data_dir is None:
-            raise UsageError("--template and --answer say how rows are read: name them with --data")
+            raise UsageError("--template and --answer apply to rows of a file: name it with --data")
         if flags.answer == "":
             raise UsageError("--answer: expected the name of a field")
-    named = flags.data or flags.data_dir
-    data = None if named is None else Path(data_path(named))
+    location = flags.data or flags.data_dir
+    data = None if location is None else Path(data_path(location))
     if flags.data_dir is not None and data is not None and not data.is_dir():
-        raise UsageError(f"--data-dir {flags.data_dir}: expected a directory that holds the tasks' files")
+        raise UsageError(f"--data-dir {flags.data_dir}: expected a directory with the tasks' files")
     results: list[TaskRequest] = []
     for name in names:
-        if name == own.name and data is None:
-            source = own.source(flags.seed)
+        if name == section.name and data is None:
+            source = section.source(flags.seed)
         else:
-            reads = get_task(name).takes_data or flags.data is not None
-            source = TaskSource(None, data if reads else None, flags.seed, flags.template, flags.answer or "answer")
+            takes_data = get_task(name).takes_data or flags.data is not None
+            source = TaskSource(
+                None, data if takes_data else None, flags.seed, flags.template, flags.answer or "answer"
+            )
         task = get_task(name)
         if isinstance(task, MixtureTask):
             results += _members(task, source, flags, tokens)
@@ -187,7 +189,7 @@ def _tasks(suite: str, own: TaskSection, flags: EvalFlags, tokens: int | None) -
 
 
 def _members(mixture: MixtureTask, source: TaskSource, flags: EvalFlags, tokens: int | None) -> list[TaskRequest]:
-    """Return the members of a mixture, which is evaluated member by member."""
+    """Return one request per member of a mixture."""
     return [_task(name, m.source, flags, tokens) for name, (_, m) in mixture.members(source).items()]
 
 
@@ -195,20 +197,20 @@ def _task(name: str, source: TaskSource, flags: EvalFlags, tokens: int | None) -
     task = get_task(name)
     data = task.read("validation", source)
     if not data.prompts:
-        raise UsageError(f"task {name!r}: {data.origin} has no rows to evaluate on (too few to hold some out)")
+        raise UsageError(f"task {name!r}: {data.origin} has no rows to evaluate on (too few to hold any out)")
     prompts = data.prompts if flags.limit is None else sample_evenly(data.prompts, flags.limit)
     limit, rewards = tokens or task.max_new_tokens, getattr(task, "reward", BOXED)
     return TaskRequest(name, prompts, data.origin, data.dropped, limit, tuple(rewards))
 
 
 def _recipe_of(run: RunDirectory) -> dict[str, Any]:
-    """Return the recipe of a run as it was written. Its models need not be there any more, only the trained ones."""
+    """Return a run's recipe as stored. Its base models may no longer exist; only the trained ones are needed."""
     recipe = parse_mapping(run.recipe_text(), str(run.recipe))
     policies = recipe.get("policies")
     entries = policies if isinstance(policies, list) else []
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
     if not names or not all(isinstance(name, str) and re.match(POLICY_NAME, name) for name in names):
-        raise UsageError(f"{run.recipe} is damaged: expected `policies:` with a name each, found {repr(policies)[:80]}")
+        raise UsageError(f"{run.recipe} is damaged: expected `policies:`, each named, found {repr(policies)[:80]}")
     tokens = _get(recipe, "trainer", "max_completion_length")
     if not isinstance(_get(recipe, "task", "name"), str) or not isinstance(tokens, int):
         raise UsageError(f"{run.recipe} is damaged: expected task.name and trainer.max_completion_length")
@@ -219,7 +221,7 @@ def _section(recipe: dict[str, Any], flags: EvalFlags) -> TaskSection:
     try:
         return TaskSection.model_validate(recipe["task"])
     except ValidationError as error:
-        raise UsageError(f"{flags.run}: the task of its recipe is damaged: {error.errors()[0]['msg']}") from None
+        raise UsageError(f"{flags.run}: its recipe's task section is damaged: {error.errors()[0]['msg']}") from None
 
 
 def _get(recipe: dict[str, Any], section: str, key: str) -> Any:
@@ -228,8 +230,8 @@ def _get(recipe: dict[str, Any], section: str, key: str) -> Any:
 
 
 def _models_of(run: RunDirectory, recipe: dict[str, Any], trust_remote_code: bool) -> list[ModelRequest]:
-    """Return the trained models of a run, by policy. Raises UsageError when one is missing, FileDamagedError for one
-    that is another's."""
+    """Return the trained models of a run, by policy. Raises UsageError when one is missing, FileDamagedError when one
+    belongs to another policy or run."""
     results = []
     for policy in recipe["policies"]:
         path = trained_model(run, policy["name"], verify=True)

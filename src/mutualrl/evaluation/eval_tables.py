@@ -1,4 +1,4 @@
-"""Evaluation as Markdown: one table over models and tasks, then accuracy by group and facet."""
+"""Markdown tables of an evaluation: models by tasks, then accuracy by group and facet."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def markdown(result: Row) -> str:
 
 def _main(result: Row) -> str:
     rows = [(model, task, m, t) for model, m in result["models"].items() for task, t in m["tasks"].items()]
-    some = rows[0][3]
-    passes = [k for k in some.get("pass_at_k", {}) if k != "1"]
+    first = rows[0][3]
+    passes = [k for k in first.get("pass_at_k", {}) if k != "1"]
     long = any(t["too_long"] for *_, t in rows)
     verify = any("math_verify" in t for *_, t in rows)
     head = ["model", "task", "evaluated", "engine", "n", "accuracy", "standard error"]
     head += [f"pass@{k}" for k in passes] + (["math-verify", "unverified"] if verify else [])
-    boxed = any(t["no_box"] is not None for *_, t in rows)  # nobody looks for one under another reward
+    boxed = any(t["no_box"] is not None for *_, t in rows)  # checked only under the boxed reward
     head += (["no box"] if boxed else []) + ["truncated"] + (["too long"] if long else [])
     cells = []
     for model, task, m, t in rows:
@@ -57,11 +57,11 @@ def _broken_down(result: Row) -> Iterator[str]:
             groups = sorted({g for groups in by_model.values() for g in groups})
             if not 1 < len(groups) <= MOST_GROUPS:
                 continue
-            some = next(iter(by_model.values()))
-            head = ["model", *(f"{name(g)} ({some[g]['n']})" for g in groups)]
+            first = next(iter(by_model.values()))
+            head = ["model", *(f"{name(g)} ({first[g]['n']})" for g in groups)]
             rows = []
-            for model, of in by_model.items():
-                rows.append([name(model), *(number(of[g]["accuracy"], 3) for g in groups)])
+            for model, by_group in by_model.items():
+                rows.append([name(model), *(number(by_group[g]["accuracy"], 3) for g in groups)])
             yield table(f"{task} by {facet} (prompts)", head, rows)
 
 

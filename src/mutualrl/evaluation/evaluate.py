@@ -1,4 +1,4 @@
-"""Evaluate models one after another on all tasks: sample, verify, keep, count."""
+"""Evaluation of models, one after another, on all tasks: sample, score, store, aggregate."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
 
 
 def keep_in_run(run: RunDirectory, result: Row) -> Path:
-    """Write an evaluation of a run's models into the run, in place of an earlier one of that suite; return its file."""
+    """Write an evaluation of a run's models into the run, replacing an earlier one of that suite; return its path."""
     path = run.evaluations / f"{folder_of(result['suite'])}.json"
     path.parent.mkdir(exist_ok=True)
     write_checksummed(path, result, root=run.root)
@@ -85,7 +85,7 @@ def keep_in_run(run: RunDirectory, result: Row) -> Path:
 
 
 class ModelSource(NamedTuple):
-    """Where a model is loaded from, what it is (`model_files.model_digest`), and the engine that runs it."""
+    """Path of a model, its identity (`completion_store.identity`), and the engine that runs it."""
 
     path: str
     digest: str
@@ -125,13 +125,13 @@ def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, st
     try:
         for task in request.tasks:
             bar = bars.add_task(cell(f"{model.name}: {task.name}"), total=len(task.prompts))
-            cut = chunks([len(row) for row in ids[task.name]], context, task.max_new_tokens, size)
+            parts = chunks([len(row) for row in ids[task.name]], context, task.max_new_tokens, size)
             rows[task.name] = generate_rows(
                 model.name,
                 source.digest,
                 task,
                 ids[task.name],
-                cut,
+                parts,
                 engine,
                 tokenizer,
                 request.sampling,
@@ -139,8 +139,8 @@ def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, st
                 lambda done, bar=bar: bars.advance(bar, done),  # type: ignore[misc]
             )
     finally:
-        for each in loaded:
-            each.close()
+        for loaded_engine in loaded:
+            loaded_engine.close()
     return {"engine": engine_name, **_counted(request, rows, bars.console)}
 
 
@@ -166,14 +166,14 @@ def _counted(request: EvalRequest, rows: dict[str, list[Row]], console: Console)
     overall = figures(
         [p for t in request.tasks for p in t.prompts], [row for t in request.tasks for row in rows[t.name]], samples
     )
-    if len(tasks) == 1:  # what stands beside the figures of the only task holds for all
+    if len(tasks) == 1:  # math-verify of the only task is the overall one
         overall |= next(iter(tasks.values()))
     overall["mean_accuracy"] = sum(t["accuracy"] for t in tasks.values()) / len(tasks)
     return {**overall, "tasks": tasks}
 
 
 def _described(request: EvalRequest, digests: dict[str, str], engines: dict[str, str]) -> dict[str, object]:
-    """Return the request in comparable form: the same description gives the same completions."""
+    """Return the request in comparable form: equal descriptions give equal completions."""
     models = {m.name: [digests[m.name], m.template] for m in request.models}
     return {
         "tasks": {t.name: [_digest(t), t.max_new_tokens, list(t.rewards)] for t in request.tasks},

@@ -1,4 +1,4 @@
-"""Model's completions of a task's prompts, part by part: what is stored already is not generated again."""
+"""Generation of a model's completions on a task, part by part; parts in the store are reused."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mutualrl.tasks.rewarding import BOXED, rewards_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: completions of a part: what a kill loses at most. vLLM keeps its batch full by itself, and wants many.
+#: completions per part: the most that a kill loses. vLLM batches on its own and needs many.
 PART = {"transformers": 512, "vllm": 4096}
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some prompts, by their place in the task, that are answered together with room for `new_tokens`; 0: none fits."""
+    """Prompts, by index in the task, that are generated together with room for `new_tokens`; 0: no room."""
 
     number: int
     places: tuple[int, ...]
@@ -34,10 +34,10 @@ class Chunk:
 
 
 def chunks(lengths: Sequence[int], context: int, max_new_tokens: int, size: int) -> list[Chunk]:
-    """Return the prompts of a task in parts of at most `size`, by length, so that little is padded.
+    """Split the prompts of a task into parts of at most `size`, sorted by length to limit padding.
 
-    A prompt that leaves less room in the context than `max_new_tokens` shares a part with others of the same room only:
-    no completion runs past the end of the context. One that leaves none is never generated for.
+    A prompt that leaves less room in the context than `max_new_tokens` shares a part only with others of the same room,
+    so no completion exceeds the context. Nothing is generated for a prompt that leaves no room.
     """
     rooms: dict[int, list[int]] = {}
     for place in sorted(range(len(lengths)), key=lambda place: (lengths[place], place)):
@@ -51,7 +51,7 @@ def chunks(lengths: Sequence[int], context: int, max_new_tokens: int, size: int)
 
 
 def part_seed(seed: int, task: str, number: int) -> int:
-    """Return seed of a part's sampling noise: the same whether or not the parts before it were stored already."""
+    """Return the sampling seed of a part, which does not depend on the parts that are already stored."""
     return seed_of(seed, task, number)
 
 
@@ -67,38 +67,38 @@ def generate_rows(
     store: Store,
     on_done: Callable[[int], None],
 ) -> list[Row]:
-    """Return the rows of all completions of a task, prompts in order, samples in order.
+    """Return the rows of all completions of a task, in the order of prompts, then of samples.
 
-    `engine` gives the loaded model, and is called only when something is left to generate. Raises FileDamagedError for
-    a stored part that is not what was written.
+    `engine` returns the loaded model and is called only if a part has to be generated. Raises FileDamagedError for a
+    stored part that was changed.
     """
     by_place: dict[int, list[Row]] = {}
-    for piece in cut:
-        part = _part(model, model_digest, task, piece, sampling.samples)
+    for chunk in cut:
+        part = _part(model, model_digest, task, chunk, sampling.samples)
         rows = store.get(part)
         if rows is None:
-            rows = list(_generated(model, task, ids, piece, engine, tokenizer, sampling))
+            rows = list(_generated(model, task, ids, chunk, engine, tokenizer, sampling))
             store.put(part, rows)
         else:
-            rows = _scored_again(rows, part, task, piece, sampling.samples, tokenizer)
-        for place, start in zip(piece.places, range(0, len(rows), sampling.samples), strict=True):
+            rows = _rescored(rows, part, task, chunk, sampling.samples, tokenizer)
+        for place, start in zip(chunk.places, range(0, len(rows), sampling.samples), strict=True):
             by_place[place] = rows[start : start + sampling.samples]
-        on_done(len(piece.places))
+        on_done(len(chunk.places))
     return [row for place in range(len(task.prompts)) for row in by_place[place]]
 
 
-def _part(model: str, model_digest: str, task: TaskRequest, piece: Chunk, samples: int) -> Part:
-    ids = "\n".join(task.prompts[place].id for place in piece.places)
+def _part(model: str, model_digest: str, task: TaskRequest, chunk: Chunk, samples: int) -> Part:
+    ids = "\n".join(task.prompts[place].id for place in chunk.places)
     digest = hashlib.sha256(ids.encode("utf-8", "surrogatepass")).hexdigest()
-    return Part(model, model_digest, task.name, piece.number, digest, len(piece.places) * samples)
+    return Part(model, model_digest, task.name, chunk.number, digest, len(chunk.places) * samples)
 
 
-def _scored_again(
-    rows: list[Row], part: Part, task: TaskRequest, piece: Chunk, samples: int, tokenizer: PreTrainedTokenizerBase
+def _rescored(
+    rows: list[Row], part: Part, task: TaskRequest, chunk: Chunk, samples: int, tokenizer: PreTrainedTokenizerBase
 ) -> list[Row]:
-    """Return stored rows with their rewards recomputed. Raises FileDamagedError where the exact match of an answer
-    is not what was stored: a text or a reward was changed. (A function of the user's may give another value.)"""
-    prompts = [task.prompts[place] for place in piece.places for _ in range(samples)]
+    """Return stored rows with their rewards recomputed. Raises FileDamagedError where an exact-match reward differs
+    from the stored one: a text or a reward was changed. (Custom reward functions may return another value.)"""
+    prompts = [task.prompts[place] for place in chunk.places for _ in range(samples)]
     where = f"part {part.number} of task {task.name!r}, model {part.model!r}"
     answered = []
     for number, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
@@ -108,7 +108,7 @@ def _scored_again(
     rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer, task.step_timeout)
     if task.rewards == BOXED and (wrong := [n for n, row in enumerate(rows) if row["reward"] != rewards[n]]):
         raise FileDamagedError(
-            f"{where}: row {wrong[0]} has reward {rows[wrong[0]]['reward']}, its text earns {rewards[wrong[0]]}"
+            f"{where}: row {wrong[0]} has reward {rows[wrong[0]]['reward']}, expected {rewards[wrong[0]]} for its text"
         )
     return [{**row, "reward": reward} for row, reward in zip(rows, rewards, strict=True)]
 
@@ -117,20 +117,20 @@ def _generated(
     model: str,
     task: TaskRequest,
     ids: Sequence[list[int]],
-    piece: Chunk,
+    chunk: Chunk,
     engine: Callable[[], Engine],
     tokenizer: PreTrainedTokenizerBase,
-    how: Sampling,
+    sampling: Sampling,
 ) -> Iterator[Row]:
-    chosen = [ids[place] for place in piece.places]
-    if piece.new_tokens:
-        seed = part_seed(how.seed, task.name, piece.number)
-        groups = engine().generate_ids(chosen, replace(how, max_new_tokens=piece.new_tokens, seed=seed))
+    chosen = [ids[place] for place in chunk.places]
+    if chunk.new_tokens:
+        seed = part_seed(sampling.seed, task.name, chunk.number)
+        groups = engine().generate_ids(chosen, replace(sampling, max_new_tokens=chunk.new_tokens, seed=seed))
     else:
-        groups = [[Completion((), "", False)] * how.samples for _ in chosen]
+        groups = [[Completion((), "", False)] * sampling.samples for _ in chosen]
     answered = [
         (task.prompts[place], completion)
-        for place, group in zip(piece.places, groups, strict=True)
+        for place, group in zip(chunk.places, groups, strict=True)
         for completion in group
     ]
     boxes = [last_boxed(completion.text) for _, completion in answered]
@@ -140,10 +140,10 @@ def _generated(
         rewards = rewards_of(task.rewards, task.reward_weights, answered, tokenizer, task.step_timeout)
     for number, (prompt, completion) in enumerate(answered):
         yield {
-            **_row(model, task.name, prompt, number % how.samples, completion),
+            **_row(model, task.name, prompt, number % sampling.samples, completion),
             "reward": rewards[number],
             "no_box": boxes[number] is None if task.rewards == BOXED else None,
-            "too_long": not piece.new_tokens,
+            "too_long": not chunk.new_tokens,
         }
 
 

@@ -1,4 +1,4 @@
-"""Score completions that exist already: rows of `{"completion", "answer"}`."""
+"""Scoring of existing completions: rows of `{"completion", "answer"}`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mutualrl.tasks.boxed import boxed_score, last_boxed
 from mutualrl.tasks.rows import DatasetRow, read_rows
 from mutualrl.tasks.scoring import breakdown, standard_error
 
-_COMPLETION = ("completion", "y_text")  # the second is the name in an evaluation's own files
+_COMPLETION = ("completion", "y_text")  # the second is the column of an evaluation's own files
 
 
 def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str, Any]:
-    """Return `{"n", "correct", "accuracy", "stderr", "no_box"}` of a file's rows, `no_box` a share; with a text
-    field `group` also `"groups"`, with `math-verify` also `"math_verify"` and `"unverified"`, its answers that were
-    not decided.
+    """Return `{"n", "correct", "accuracy", "stderr", "no_box"}` of a file's rows, `no_box` as a fraction; with a
+    string field `group` also `"groups"`, with `math-verify` also `"math_verify"` and `"unverified"`, its number of
+    undecided answers.
 
-    Raises DataError naming file, row and field; every row of the file counts.
+    Raises DataError naming file, row and field; no row is skipped.
     """
     file = user_path(path)
     completions, answers, groups = [], [], []
@@ -32,11 +32,11 @@ def score_file(path: Path, also: tuple[str, ...], console: Console) -> dict[str,
         field = next((name for name in _COMPLETION if name in values), _COMPLETION[0])
         text, answer = row.take(field), row.take("answer")
         if not isinstance(text, str):
-            row.refuse(field, text, "a text")
+            row.refuse(field, text, "a string")
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
-            row.refuse("answer", answer, "a text")
+            row.refuse("answer", answer, "a string")
         if not str(answer).strip():
-            row.refuse("answer", answer, "an answer: an empty box would count as a success")
+            row.refuse("answer", answer, "an answer: an empty box would count as correct")
         completions.append(text)
         answers.append(str(answer))
         groups.append(values.get("group"))

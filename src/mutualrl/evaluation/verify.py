@@ -1,10 +1,9 @@
-"""The lenient score: `math-verify` in processes that are killed at a deadline.
+"""The lenient score: `math-verify` in worker processes that are killed at a deadline.
 
-It parses and computes with what a model wrote. A completion such as `\\boxed{9^{9^{9}}}` would never return, and holds
-the interpreter's lock: hence other processes, a deadline for each answer, and a third verdict, `unverified`, for what
-was not decided. The deadline is 2 s of the process's CPU time, so that a busy machine gives the same verdicts; a
-process that does not compute at all is killed after 60 s. Its score stands beside the exact one; nothing is ever
-exchanged by it."""
+It parses and evaluates model output. A completion such as `\\boxed{9^{9^{9}}}` would never return, and holds the GIL:
+hence worker processes, a deadline per answer, and a third verdict, `unverified`, for undecided answers. The deadline is
+2 s of the worker's CPU time, so that the machine's load does not change verdicts; a worker that does not compute is
+killed after 60 s. The score is reported next to the exact one; the exchange never uses it."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ from mutualrl.errors import MachineError
 from mutualrl.tasks.boxed import last_boxed
 
 DEADLINE = 2.0  # CPU seconds per answer
-LATEST = 60.0  # seconds per answer, however little it computed
-STARTING = 60.0  # seconds until a process has imported the library
+LATEST = 60.0  # wall-clock seconds per answer
+STARTING = 60.0  # seconds for a worker to import the library
 WORKERS = 2
-LONGEST = 100_000  # characters: of a longer completion its last box alone is looked at, or its end
+LONGEST = 100_000  # characters; of a longer completion only the last box is scored, or the end
 
 
 def check_installed() -> None:
@@ -48,7 +47,7 @@ def _short(completion: str) -> str:
 
 
 class _Worker:
-    """Process, and which answer it is at. `deadline`: when to look at it next."""
+    """Worker process and the index of its current answer. `deadline`: time of the next check."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -70,17 +69,17 @@ class _Worker:
         assert self.process.stdout is not None
         return self.process.stdout
 
-    def give(self, place: int, completion: str, answer: str) -> None:
+    def submit(self, place: int, completion: str, answer: str) -> None:
         assert self.process.stdin is not None
         self.place, self.deadline = place, time.monotonic() + DEADLINE
         self._latest, self._began = time.monotonic() + LATEST, self._cpu_seconds()
         line = json.dumps({"completion": _short(completion), "answer": answer}) + "\n"
-        with contextlib.suppress(BrokenPipeError):  # it died meanwhile, which the next look at it finds
+        with contextlib.suppress(BrokenPipeError):  # it died; the next poll detects it
             self.process.stdin.write(line.encode())
             self.process.stdin.flush()
 
     def has_time_left(self) -> bool:
-        """Return whether it may continue; set the deadline to when it will have used its CPU time at the earliest."""
+        """Return whether it may continue; set the deadline to the earliest time at which its CPU time can run out."""
         now = time.monotonic()
         if self.place is None or now >= self._latest:
             return self.deadline > now
@@ -104,14 +103,14 @@ class _Worker:
 
 
 def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> list[bool | None]:
-    """Return whether each (completion, answer) agrees; None where it was not decided within the deadline, or at all.
+    """Return whether each completion matches its answer; None if undecided, by the deadline or by the library.
 
     Raises MachineError when the library cannot be started.
     """
     check_installed()
     results: list[bool | None] = [None] * len(pairs)
     waiting = deque(range(len(pairs)))
-    left = len(pairs)
+    remaining = len(pairs)
     workers: list[_Worker] = []
     with (
         selectors.DefaultSelector() as ready,
@@ -131,16 +130,16 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
         try:
             for _ in range(min(WORKERS, len(pairs))):
                 start()
-            while left:
+            while remaining:
                 nearest = min(worker.deadline for worker in workers)
                 for key, _ in ready.select(max(0.0, nearest - time.monotonic())):
                     worker = key.data
-                    left -= _hear(worker, results, bars, bar)
+                    remaining -= _receive(worker, results, bars, bar)
                     if worker.process.poll() is not None or worker.place is not None or not worker.ready:
                         continue
                     if waiting:
                         place = waiting.popleft()
-                        worker.give(place, *pairs[place])
+                        worker.submit(place, *pairs[place])
                     else:
                         worker.deadline = float("inf")
                 for worker in list(workers):
@@ -148,9 +147,9 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
                         continue
                     if not worker.ready:
                         raise MachineError("math-verify cannot be started; does `import math_verify` work here?")
-                    left -= worker.place is not None
+                    remaining -= worker.place is not None
                     drop(worker)
-                    if left:
+                    if remaining:
                         start()
         finally:
             for worker in list(workers):
@@ -158,14 +157,14 @@ def verdicts(pairs: Sequence[tuple[str, str]], console: Console | None = None) -
     return results
 
 
-def _hear(worker: _Worker, result: list[bool | None], bars: Progress, bar: Any) -> int:
-    """Read a process's output; return how many answers it decides (0 or 1)."""
+def _receive(worker: _Worker, result: list[bool | None], bars: Progress, bar: Any) -> int:
+    """Read a worker's output; return the number of answers that it decides (0 or 1)."""
     *lines, worker.pending = (worker.pending + os.read(worker.stdout.fileno(), 65536)).split(b"\n")
     decided = 0
     for line in lines:
         try:
             message = json.loads(line)
-        except ValueError:  # a library's own words
+        except ValueError:  # printed by a library
             continue
         if "verdict" not in message:
             worker.ready = True
@@ -178,7 +177,7 @@ def _hear(worker: _Worker, result: list[bool | None], bars: Progress, bar: Any) 
 
 
 def verified(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> dict[str, object]:
-    """Return `{"n", "correct", "accuracy", "unverified"}`: what was not decided counts as wrong in the accuracy."""
+    """Return `{"n", "correct", "accuracy", "unverified"}`: undecided answers count as wrong in the accuracy."""
     decided = verdicts(pairs, console)
     correct = sum(verdict is True for verdict in decided)
     return {

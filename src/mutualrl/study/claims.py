@@ -2,17 +2,17 @@
 
 A claim file:
 
-    seeds: 10                       # declared; fewer are named in every output
-    correction: holm                # over all claims of the file that could be tested; none: each by itself
+    seeds: 10                       # declared; every output notes arms with fewer
+    correction: holm                # over all testable claims of the file; none: uncorrected
     claims:
       - text: SGT ends above XGRPO
         one: sgt                    # arms
         other: xgrpo
         measure: accuracy           # see `study.outcomes.Outcomes.value`
-        says: above                 # the difference is above, or below, the margin; within: less than it from 0
-        margin: 0.0                 # or {share: -0.25, of: grpo}: a share of what that arm itself has
-        who: mean                   # of the pool; each: every policy, by itself; weakest | strongest before training
-        pools: [tiny, tiny-three]   # every pool that has both arms, when left out
+        says: above                 # the difference is above or below the margin; within: nearer to 0 than the margin
+        margin: 0.0                 # or {share: -0.25, of: grpo}: a fraction of that arm's own value
+        who: mean                   # of the pool; each: every policy separately; weakest | strongest before training
+        pools: [tiny, tiny-three]   # default: every pool with both arms
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from mutualrl.study.statistics import ALPHA, FEWEST, Estimate, holm, paired
 Verdict = Literal["held", "refuted", "undecided"]
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Share(_Part):
-    """Margin as a share of the magnitude that an arm itself has of the measure, seed by seed."""
+class Share(_Section):
+    """Margin as a fraction of the magnitude of the measure in arm `of`, per seed."""
 
     share: float
     of: str
 
 
-class Claim(_Part):
-    """One claim. `other` left out: about `one` by itself, against 0. `minus_pool`: about the difference between pools
-    (that of `pools` minus that one's). A negative margin with `above` reads: not more than so much below."""
+class Claim(_Section):
+    """One claim. Without `other`, `one` is compared with 0. With `minus_pool`, the claim is about the difference
+    between pools (`pools` minus it). A negative margin with `above` means: at most that far below."""
 
     text: str
     one: str
@@ -61,7 +61,7 @@ class Claim(_Part):
 
     @field_validator("measure")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _known_measure(cls, value: str) -> str:
         name, slash, rest = value.partition("/")
         if name not in MEASURES:
             raise ValueError(f"unknown measure, expected one of {', '.join(MEASURES)}")
@@ -72,7 +72,7 @@ class Claim(_Part):
         return value
 
     @model_validator(mode="after")
-    def _possible(self) -> Claim:
+    def _positive_margin(self) -> Claim:
         size = self.margin.share if isinstance(self.margin, Share) else self.margin
         if self.says == "within" and size <= 0:
             raise ValueError("within needs a margin above 0")
@@ -80,18 +80,18 @@ class Claim(_Part):
 
     @property
     def arms(self) -> list[str]:
-        """Return the arms that it compares."""
+        """Return the compared arms."""
         return [self.one, *([self.other] if self.other else [])]
 
     @property
     def named_arms(self) -> list[str]:
-        """Return every arm that it names."""
+        """Return every arm named in the claim."""
         goal = [self.measure.partition("/")[2]] if self.measure.startswith("steps_to/") else []
         return [*self.arms, *goal, *([self.margin.of] if isinstance(self.margin, Share) else [])]
 
 
-class ClaimFile(_Part):
-    """A file of claims: one family."""
+class ClaimFile(_Section):
+    """Claim file: one family of tests."""
 
     claims: tuple[Claim, ...] = Field(min_length=1)
     seeds: Annotated[int, Field(ge=FEWEST)] = FEWEST
@@ -102,7 +102,7 @@ class ClaimFile(_Part):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredClaims:
-    """Claims as a file had them, with its sha256 and date: what a reader compares with the time of the runs."""
+    """Claims as read from a file, with its sha256 and date, to compare with the dates of the runs."""
 
     file: ClaimFile
     name: str
@@ -115,12 +115,12 @@ class RegisteredClaims:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def to_json(self) -> dict[str, str]:
-        """Return what `claims_of` needs."""
+        """Return the arguments of `claims_of`."""
         return {"name": self.name, "text": self.text, "changed": self.changed}
 
 
 def claims_of(text: str, name: str, changed: str) -> RegisteredClaims:
-    """Return the claims in a YAML text. Raises RecipeError with each thing that is wrong."""
+    """Parse the claims in a YAML text. Raises RecipeError listing every problem."""
     try:
         file = ClaimFile.model_validate(yaml_file.parse_mapping(text, name))
     except ValidationError as error:
@@ -131,16 +131,16 @@ def claims_of(text: str, name: str, changed: str) -> RegisteredClaims:
 
 
 def read_claims(path: Path) -> RegisteredClaims:
-    """Return the claims in a YAML file. Raises RecipeError with each thing that is wrong."""
-    yaml_file.read(path)  # names a file that is missing, too large, or no mapping
+    """Read the claims in a YAML file. Raises RecipeError listing every problem."""
+    yaml_file.read(path)  # raises for a file that is missing, too large, or not a mapping
     changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
     return claims_of(path.read_text(encoding="utf-8"), str(path), changed)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimResult:
-    """One claim about one pool: the estimates, by policy or `pool`; p-values that it is held, or refuted; how many
-    seeds; `why`: why it could not be tested. `p`: the smaller of the two, adjusted for the family."""
+    """One claim on one pool: estimates by policy (or `pool`), p-values for held and refuted, number of seeds.
+    `why`: why it is untestable. `p`: the smaller p-value, adjusted for the family."""
 
     claim: Claim
     pool: str
@@ -154,14 +154,14 @@ class ClaimResult:
 
     @property
     def verdict(self) -> Verdict:
-        """Return held or refuted where the adjusted p-value is below alpha, else undecided: so is an interval that
-        ends on the margin, to rounding."""
+        """Return held or refuted where the adjusted p-value is below alpha, else undecided; an interval that ends on
+        the margin, up to rounding, is undecided."""
         if self.why or self.p >= self.alpha * (1 - 1e-9):
             return "undecided"
         return "refuted" if self.refuted < self.held else "held"
 
     def to_json(self) -> dict[str, object]:
-        """Return everything."""
+        """Return the result as JSON."""
         return {
             "claim": self.claim.text,
             "pool": self.pool,
@@ -174,38 +174,36 @@ class ClaimResult:
 
 
 def assess(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
-    """Return the verdict on each claim, pool by pool, corrected over the family.
+    """Test each claim on each pool, corrected over the family.
 
-    A claim counts with the smaller of its two p-values, held and refuted: the chance of any false verdict in the
-    family is at most 2 alpha, as that of a two-sided test is.
+    A claim enters with the smaller of its two p-values, held and refuted: the family-wise error rate is at most
+    2 alpha, as for a two-sided test.
     """
-    lines = [line for claim in file.claims for line in _lines(outcomes, claim, file)]
-    testable = [line for line in lines if not line.why]
-    smaller = [min(line.held, line.refuted) for line in testable]
+    results = [result for claim in file.claims for result in _results(outcomes, claim, file)]
+    smaller = [min(result.held, result.refuted) for result in results if not result.why]
     adjusted = iter(holm(smaller) if file.correction == "holm" else smaller)
-    return [line if line.why else replace(line, p=next(adjusted)) for line in lines]
+    return [result if result.why else replace(result, p=next(adjusted)) for result in results]
 
 
 class _UntestableError(Exception):
     """A claim cannot be tested; the message is the reason."""
 
 
-def _lines(outcomes: Outcomes, claim: Claim, file: ClaimFile) -> Iterator[ClaimResult]:
-    wanted = set(claim.arms)
+def _results(outcomes: Outcomes, claim: Claim, file: ClaimFile) -> Iterator[ClaimResult]:
     pools = [label for name in claim.pools for label in _labels(outcomes, name)]
     if not claim.pools:
-        pools = [pool for pool in outcomes.pools if wanted <= set(outcomes.arms(pool))]
+        pools = [pool for pool in outcomes.pools if set(claim.arms) <= set(outcomes.arms(pool))]
     if not pools:
         yield _untestable(claim, "none", f"no pool has {' and '.join(claim.arms)}")
     for pool in pools:
         try:
-            yield _line(outcomes, claim, file, pool)
+            yield _result(outcomes, claim, file, pool)
         except _UntestableError as error:
             yield _untestable(claim, pool, str(error))
 
 
 def _labels(outcomes: Outcomes, name: str) -> list[str]:
-    """Return the pools of a name: itself, or runs whose comparison ends in it; the name where there are none."""
+    """Return the pools that match a name, exactly or as the end of a comparison of runs; the name if none match."""
     return [pool for pool in outcomes.pools if pool == name or pool.endswith(f", pool {name}")] or [name]
 
 
@@ -213,25 +211,25 @@ def _untestable(claim: Claim, pool: str, why: str) -> ClaimResult:
     return ClaimResult(claim, pool, {}, 1.0, 1.0, 0, why)
 
 
-def _line(outcomes: Outcomes, claim: Claim, file: ClaimFile, pool: str) -> ClaimResult:
+def _result(outcomes: Outcomes, claim: Claim, file: ClaimFile, pool: str) -> ClaimResult:
     seeds = _seeds(outcomes, claim, pool)
     estimates: dict[str, Estimate] = {}
     held: list[float] = []
     refuted: list[float] = []
     resolution = outcomes.resolution(pool, claim.measure, file.problems)
-    for policy in _who(outcomes, claim, pool):
+    for policy in _policies(outcomes, claim, pool):
         differences = [_difference(outcomes, claim, pool, seed, policy) for seed in seeds]
         margins = [_margin(outcomes, claim, pool, seed, policy) for seed in seeds]
         below = Estimate.of(_sums(differences, margins, -1), resolution=resolution, alpha=file.alpha)
         above = Estimate.of(_sums(differences, margins, +1), resolution=resolution, alpha=file.alpha)
         if claim.says == "above":
-            answers = below.p_above(), below.p_below()
+            p_values = below.p_above(), below.p_below()
         elif claim.says == "below":
-            answers = below.p_below(), below.p_above()
-        else:  # two one-sided tests; outside, either side's
-            answers = max(above.p_above(), below.p_below()), min(below.p_above(), above.p_below())
-        held.append(answers[0])
-        refuted.append(answers[1])
+            p_values = below.p_below(), below.p_above()
+        else:  # two one-sided tests to hold; the test of either side to refute
+            p_values = max(above.p_above(), below.p_below()), min(below.p_above(), above.p_below())
+        held.append(p_values[0])
+        refuted.append(p_values[1])
         estimates[policy or "pool"] = Estimate.of(differences, resolution=resolution, alpha=file.alpha)
     parts = len(refuted) if file.correction == "holm" else 1
     return ClaimResult(claim, pool, estimates, max(held), min(1.0, parts * min(refuted)), len(seeds), alpha=file.alpha)
@@ -242,41 +240,41 @@ def _sums(differences: Sequence[float], margins: Sequence[float], sign: int) -> 
 
 
 def _seeds(outcomes: Outcomes, claim: Claim, pool: str) -> list[int]:
-    """Return the seeds that every arm of a claim has."""
+    """Return the seeds common to all arms of a claim."""
     pools = [pool, *(_labels(outcomes, claim.minus_pool) if claim.minus_pool else [])]
     seeds: set[int] | None = None
-    for each in pools:
-        if absent := [arm for arm in dict.fromkeys(claim.named_arms) if arm not in outcomes.arms(each)]:
-            raise _UntestableError(f"{each}: no run of {', '.join(absent)}")
-        common = set(outcomes.seeds(each, *claim.named_arms))
+    for name in pools:
+        if absent := [arm for arm in dict.fromkeys(claim.named_arms) if arm not in outcomes.arms(name)]:
+            raise _UntestableError(f"{name}: no run of {', '.join(absent)}")
+        common = set(outcomes.seeds(name, *claim.named_arms))
         seeds = common if seeds is None else seeds & common
     if seeds is None or len(seeds) < FEWEST:
         raise _UntestableError(f"{len(seeds or ())} seeds, at least {FEWEST} are needed")
     return sorted(seeds)
 
 
-def _who(outcomes: Outcomes, claim: Claim, pool: str) -> list[str | None]:
+def _policies(outcomes: Outcomes, claim: Claim, pool: str) -> list[str | None]:
     """Return the policies that a claim is about; None stands for the pool's mean."""
     if claim.who == "mean":
         return [None]
-    known = outcomes.policies(pool)
+    policies = outcomes.policies(pool)
     if claim.minus_pool:
         other = set(outcomes.policies(_labels(outcomes, claim.minus_pool)[0]))
-        known = [policy for policy in known if policy in other]
-    if claim.who == "each" and known:
-        return list(known)
+        policies = [policy for policy in policies if policy in other]
+    if claim.who == "each" and policies:
+        return list(policies)
     if claim.who in ("weakest", "strongest"):
         ranked = outcomes.ranked(pool, claim.arms[-1])
         if not ranked:
             raise _UntestableError(f"{claim.arms[-1]} has no accuracy before training")
         return [ranked[0] if claim.who == "weakest" else ranked[-1]]
-    if claim.who not in known:
-        raise _UntestableError(f"who: {claim.who}: no such policy there, expected one of {', '.join(known) or 'none'}")
+    if claim.who not in policies:
+        raise _UntestableError(f"who: found {claim.who}, expected one of {', '.join(policies) or 'none'}")
     return [claim.who]
 
 
 def _difference(outcomes: Outcomes, claim: Claim, pool: str, seed: int, policy: str | None) -> float:
-    """Return one - other of a seed, less the same of `minus_pool`."""
+    """Return one - other for a seed, minus the same difference in `minus_pool`."""
     value = _one_minus_other(outcomes, claim, pool, seed, policy)
     if claim.minus_pool:
         value -= _one_minus_other(outcomes, claim, _labels(outcomes, claim.minus_pool)[0], seed, policy)
@@ -289,7 +287,7 @@ def _one_minus_other(outcomes: Outcomes, claim: Claim, pool: str, seed: int, pol
 
 
 def _margin(outcomes: Outcomes, claim: Claim, pool: str, seed: int, policy: str | None) -> float:
-    """Return the margin of a seed as a number."""
+    """Return the margin for a seed as a number."""
     if not isinstance(claim.margin, Share):
         return claim.margin
     return claim.margin.share * abs(_value(outcomes, claim, pool, claim.margin.of, seed, policy))
@@ -305,7 +303,7 @@ def _value(outcomes: Outcomes, claim: Claim, pool: str, arm: str, seed: int, pol
 def difference(
     outcomes: Outcomes, pool: str, one: str, other: str, measure: str, policy: str | None = None
 ) -> Estimate | None:
-    """Return one arm minus another, paired by seed; None where they share no seed, or a run lacks the measure."""
+    """Return one arm minus another, paired by seed; None if they share no seed, or a run lacks the measure."""
     seeds = outcomes.seeds(pool, one, other)
     left, right = (outcomes.by_seed(pool, arm, seeds, measure, policy) for arm in (one, other))
     if left is None or right is None:

@@ -1,4 +1,4 @@
-"""What `mutualrl compare` compares: the directory of a sweep, or run directories."""
+"""Inputs of `mutualrl compare`: a sweep directory, or run directories."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mutualrl.study.sweep_directory import SWEEP, compared
 def compare_paths(
     paths: Sequence[Path], reference: str | None = None, registered: RegisteredClaims | None = None
 ) -> Compared:
-    """Return the comparison of one sweep's directory, or of runs. Raises UsageError for a mixture."""
+    """Compare the arms of one sweep directory, or of runs. Raises UsageError for a mix of both."""
     sweeps = [path for path in paths if (path / SWEEP).is_file()]
     if not sweeps:
         return _of_runs(paths, reference, registered)
     if len(paths) > 1:
-        raise UsageError(f"{sweeps[0]} is a sweep: compare it by itself")
+        raise UsageError(f"{sweeps[0]} is a sweep: compare it on its own")
     return compared(sweeps[0], registered, reference)
 
 
@@ -36,16 +36,12 @@ def _of_runs(paths: Sequence[Path], reference: str | None, registered: Registere
             outcomes += [of_run(run, comparison.name, arm) for run in runs]
             began += [str(run.info.get("created", "")) for run in runs]
     _require_one_per_seed(outcomes)
-    known = Outcomes(outcomes)
     arms = list(dict.fromkeys(outcome.arm for outcome in outcomes))
     if reference is not None and reference not in arms:
         raise UsageError(f"--reference: found {reference!r}, expected one of {', '.join(arms)}")
     if registered is not None and registered.changed > min(began):
-        notes.append(
-            f"the claims were written, or changed, at {registered.changed}, after the first of the runs began "
-            f"({min(began)})"
-        )
-    return compare(known, reference, registered, notes)
+        notes.append(f"the claims were last changed at {registered.changed}, after the first run began ({min(began)})")
+    return compare(Outcomes(outcomes), reference, registered, notes)
 
 
 def _require_one_per_seed(outcomes: Sequence[Outcome]) -> None:

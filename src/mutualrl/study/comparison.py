@@ -11,15 +11,15 @@ from mutualrl.study.outcomes import ALL, Outcomes
 from mutualrl.study.statistics import FEWEST, Estimate
 
 SIGNALS = ("entropy", "kl")
-#: what an arm takes, and how a table calls it
+#: costs of an arm, and their column titles
 BUDGET = {"generated_tokens": "tokens generated", "extra_tokens": "extra tokens trained on", "seconds": "seconds"}
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """All results of a comparison. By pool and arm: `final` accuracy by column, the measures `beside` it (pass@k,
+    """Results of a comparison. By pool and arm: `final` accuracy by column, the measures `beside` it (pass@k,
     problems retained, the lessons' NLL), `differences` from the `reference` arm by measure, `budget` as ratios to the
-    reference's; None where there is nothing to take it of."""
+    reference's; None where a ratio cannot be computed."""
 
     reference: Mapping[str, str]
     seeds: Mapping[str, Mapping[str, Sequence[int]]]
@@ -32,7 +32,7 @@ class Compared:
     notes: Sequence[str] = field(default=())
 
     def to_json(self) -> JsonObject:
-        """Return everything."""
+        """Return the comparison as JSON."""
         registered = self.registered
         return {
             "reference": dict(self.reference),
@@ -65,43 +65,43 @@ def compare(
     registered: RegisteredClaims | None = None,
     notes: Sequence[str] = (),
 ) -> Compared:
-    """Return the comparison of all outcomes. `reference`: the arm that others are compared with; without it, or in a
-    pool that has it not, the first one."""
-    of_pool = {pool: _reference(outcomes, pool, reference) for pool in outcomes.pools}
+    """Compare all outcomes. `reference`: the arm that the others are compared with; by default, and in a pool without
+    it, the first arm."""
+    references = {pool: _reference(outcomes, pool, reference) for pool in outcomes.pools}
     all_notes = [*notes, *_few_seeds(outcomes, registered), *_other_problems(outcomes)]
     return Compared(
-        reference=of_pool,
+        reference=references,
         seeds={pool: {arm: outcomes.seeds(pool, arm) for arm in outcomes.arms(pool)} for pool in outcomes.pools},
         final={pool: _levels(outcomes, pool, _accuracy_columns(outcomes, pool)) for pool in outcomes.pools},
         beside={pool: _levels(outcomes, pool, _other_columns(outcomes, pool)) for pool in outcomes.pools},
-        differences={pool: _differences(outcomes, pool, of_pool[pool]) for pool in outcomes.pools},
-        budget={pool: _budget(outcomes, pool, of_pool[pool]) for pool in outcomes.pools},
+        differences={pool: _differences(outcomes, pool, references[pool]) for pool in outcomes.pools},
+        budget={pool: _budget(outcomes, pool, references[pool]) for pool in outcomes.pools},
         claims=() if registered is None else assess(outcomes, registered.file),
         registered=registered,
         notes=all_notes,
     )
 
 
-def _reference(outcomes: Outcomes, pool: str, wanted: str | None) -> str:
+def _reference(outcomes: Outcomes, pool: str, requested: str | None) -> str:
     arms = outcomes.arms(pool)
-    return wanted if wanted in arms else arms[0]
+    return requested if requested in arms else arms[0]
 
 
 def _few_seeds(outcomes: Outcomes, registered: RegisteredClaims | None) -> Iterator[str]:
-    """Yield arms with fewer seeds than the claims declare, or than decide anything."""
+    """Yield a note on arms with fewer seeds than the claims declare, or than an interval needs."""
     declared = FEWEST if registered is None else registered.file.seeds
-    what = "declared" if registered is not None else "needed for an interval to decide"
+    reason = "declared" if registered is not None else "needed for an interval to decide"
     for pool in outcomes.pools:
         by_count: dict[int, list[str]] = {}
         for arm in outcomes.arms(pool):
             by_count.setdefault(len(outcomes.seeds(pool, arm)), []).append(arm)
         for count, arms in sorted(by_count.items()):
             if count < declared:
-                yield f"{pool}: {count} seeds of {', '.join(arms)}; {declared} {what}"
+                yield f"{pool}: {count} seeds of {', '.join(arms)}; {declared} {reason}"
 
 
 def _other_problems(outcomes: Outcomes) -> Iterator[str]:
-    """Yield pools whose arms were not measured on equally many problems."""
+    """Yield a note on pools whose arms were evaluated on different numbers of problems."""
     for pool in outcomes.pools:
         counts: dict[int, list[str]] = {}
         for (name, arm, _), outcome in outcomes.by.items():
@@ -109,15 +109,15 @@ def _other_problems(outcomes: Outcomes) -> Iterator[str]:
                 if problems is not None and arm not in counts.setdefault(problems, []):
                     counts[problems].append(arm)
         if len(counts) > 1:
-            words = "; ".join(f"{count} problems for {', '.join(arms)}" for count, arms in sorted(counts.items()))
-            yield f"not matched: {pool}: accuracy is of {words}"
+            numbers = "; ".join(f"{count} problems for {', '.join(arms)}" for count, arms in sorted(counts.items()))
+            yield f"not matched: {pool}: accuracy is over {numbers}"
 
 
-Column = tuple[str, str, str | None]  # its name, its measure, its policy or the pool's mean
+Column = tuple[str, str, str | None]  # name, measure, policy (None: mean of the pool)
 
 
 def _levels(outcomes: Outcomes, pool: str, columns: Sequence[Column]) -> dict[str, dict[str, Estimate]]:
-    """Return measures at the end by arm and column, where its runs have them."""
+    """Return final measures by arm and column, where the arm's runs have them."""
     table: dict[str, dict[str, Estimate]] = {}
     for arm in outcomes.arms(pool):
         row: dict[str, Estimate] = {}
@@ -139,14 +139,15 @@ def _other_columns(outcomes: Outcomes, pool: str) -> list[Column]:
 
 
 def _accuracy_columns(outcomes: Outcomes, pool: str) -> list[Column]:
-    """Return the pool's mean, then every policy and group; of a single group the policy alone."""
+    """Return the pool's mean, then every policy and group; for a single group, only the policy."""
     columns: list[Column] = [("pool mean", "accuracy", None)]
     for policy in outcomes.policies(pool):
         groups = outcomes.groups(pool, policy)
         for group in groups if len(groups) != 2 else [ALL]:
-            whole = group == ALL
-            column, measure = (policy, "accuracy") if whole else (f"{policy} {group}", f"accuracy/{group}")
-            columns.append((column, measure, policy))
+            if group == ALL:
+                columns.append((policy, "accuracy", policy))
+            else:
+                columns.append((f"{policy} {group}", f"accuracy/{group}", policy))
     return columns
 
 
@@ -169,16 +170,16 @@ def _differences(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dic
 
 
 def _budget(outcomes: Outcomes, pool: str, reference: str) -> dict[str, dict[str, float | None]]:
-    """Return what each arm took, as means over its policies and seeds: tokens generated and seconds as ratios to the
-    reference's; extra tokens trained on, as a ratio to what the reference generated."""
+    """Return the costs of each arm, as means over its policies and seeds: generated tokens and seconds as ratios to
+    the reference's; extra tokens trained on, as a ratio to the reference's generated tokens."""
     base = {measure: _mean(outcomes, pool, reference, measure) for measure in BUDGET}
     table: dict[str, dict[str, float | None]] = {}
     for arm in outcomes.arms(pool):
         row: dict[str, float | None] = {}
         for measure in BUDGET:
             value = _mean(outcomes, pool, arm, measure)
-            whole = base["generated_tokens" if measure == "extra_tokens" else measure]
-            row[measure] = value / whole if value is not None and whole else None
+            denominator = base["generated_tokens" if measure == "extra_tokens" else measure]
+            row[measure] = value / denominator if value is not None and denominator else None
         table[arm] = row
     return table
 
@@ -189,7 +190,7 @@ def _mean(outcomes: Outcomes, pool: str, arm: str, measure: str) -> float | None
 
 
 def markdown(compared: Compared) -> str:
-    """Return a comparison as Markdown: its notes, its claims, then the tables of each pool."""
+    """Return a comparison as Markdown: notes, claims, then the tables of each pool."""
     parts = ["\n".join(f"- {note}" for note in compared.notes)]
     if compared.registered is not None:
         parts.append(_claim_table(compared))
@@ -203,15 +204,15 @@ def _final_table(compared: Compared, pool: str) -> str:
 
 
 def _beside_table(compared: Compared, pool: str) -> str:
-    """Return the table of measures beside accuracy; empty where no run has them."""
+    """Return the table of measures other than accuracy; empty if no run has them."""
     rows = compared.beside.get(pool, {})
-    return _level_table(compared, pool, rows, "Beside accuracy") if any(rows.values()) else ""
+    return _level_table(compared, pool, rows, "Other measures") if any(rows.values()) else ""
 
 
 def _level_table(compared: Compared, pool: str, rows: Mapping[str, Mapping[str, Estimate]], title: str) -> str:
     columns = list(dict.fromkeys(name for row in rows.values() for name in row))
     lines = [f"**{title}, {pool}: mean over seeds [95 % interval]**", ""]
-    lines += _head("arm", "seeds", *columns)
+    lines += _header("arm", "seeds", *columns)
     for arm, row in rows.items():
         cells = [_level(row.get(name)) for name in columns]
         lines.append(_row(arm, str(len(compared.seeds[pool][arm])), *cells))
@@ -219,15 +220,15 @@ def _level_table(compared: Compared, pool: str, rows: Mapping[str, Mapping[str, 
 
 
 def difference_table(compared: Compared, pool: str) -> str:
-    """Return the table of differences from a pool's reference arm, as Markdown; empty where it has no other arm."""
+    """Return the table of differences from a pool's reference arm, as Markdown; empty if it has no other arm."""
     reference, rows = compared.reference[pool], compared.differences[pool]
     if not rows:
         return ""
     measured = [measure for measure in BUDGET if any(compared.budget[pool][arm][measure] for arm in rows)]
     signals = [name for name in SIGNALS if any(name in row for row in rows.values())]
     ratios = "; tokens and seconds as ratios to it" if measured else ""
-    lines = [f"**Minus {reference}, paired by seed: mean [95 % interval], {pool}{ratios}**", ""]
-    lines += _head("arm", "seeds", "accuracy", "effect size (g)", *signals, *(BUDGET[name] for name in measured))
+    lines = [f"**Difference from {reference}, paired by seed: mean [95 % interval], {pool}{ratios}**", ""]
+    lines += _header("arm", "seeds", "accuracy", "effect size (g)", *signals, *(BUDGET[name] for name in measured))
     for arm, row in rows.items():
         accuracy = row.get("accuracy")
         cells = ["", "", ""] if accuracy is None else [str(accuracy.n), str(accuracy), _effect(accuracy)]
@@ -241,12 +242,12 @@ def _claim_table(compared: Compared) -> str:
     registered = compared.registered
     assert registered is not None
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(compared.claims).items())
-    correction = "corrected by Holm" if registered.file.correction == "holm" else "not corrected for their number"
+    correction = "Holm-corrected" if registered.file.correction == "holm" else "not corrected for multiple testing"
     which = f"{registered.name} (sha256 {registered.sha256[:12]}, of {registered.changed})"
     lines = [
         f"**Claims of {which}, {correction}: {counts}**",
         "",
-        *_head("claim", "pool", "difference", "p", "verdict"),
+        *_header("claim", "pool", "difference", "p", "verdict"),
     ]
     for line in compared.claims:
         values = "; ".join(f"{name} {estimate}" for name, estimate in line.estimates.items())
@@ -278,5 +279,5 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
-def _head(*cells: str) -> list[str]:
+def _header(*cells: str) -> list[str]:
     return [_row(*cells), "|---" * len(cells) + "|"]

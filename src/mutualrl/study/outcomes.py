@@ -1,4 +1,4 @@
-"""What a run came to, as a comparison reads it: accuracy, signals, tokens and seconds, by policy."""
+"""Outcome of a run, as a comparison reads it: accuracy, signals, tokens and seconds, by policy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from mutualrl.reporting.series import first_reaching, mean_of
 from mutualrl.storage.files import finite_number, read_any_json
 
 LAST = 4  # signals are means over the last quarter of the steps
-PARTS = 10  # a gate rate is kept as its means over ten parts of the run; a lesson's NLL is of the first
+PARTS = 10  # a gate rate is stored as means over tenths of the run; a lesson's NLL is over the first tenth
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
-    """One policy at its end. `after`: greedy accuracy on the validation prompts, of all and by group; `problems`: how
-    many there are; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated` by itself, `extra`
-    what it was trained on beside its own rollouts. `lesson_nll`: mean NLL per token, in nats, of the texts that it is
-    taught, over the first tenth of the steps that have some: how well they fit it before it has learnt from them.
-    `retained`: of the validation prompts that it solved before training, the share that it solves at its end.
-    `pass_at`: pass@k of sampled completions by k, from `mutualrl eval --run`. None, or empty, where a run does not say.
-    """
+    """One policy at the end of its run. `after`: greedy accuracy on the validation prompts, overall and by group;
+    `problems`: number of prompts; `curve`: (step, accuracy). Tokens are counted over the whole run: `generated_tokens`
+    by the policy, `extra_tokens` trained on besides its own rollouts. `lesson_nll`: mean NLL per token, in nats, of the
+    texts that it is taught, over the first tenth of the steps with any: their fit before it has learnt from them.
+    `retained`: fraction of the validation prompts solved before training that are solved at the end. `pass_at`: pass@k
+    of sampled completions by k, from `mutualrl eval --run`. None, or empty, if a run does not record it."""
 
     after: Mapping[str, float]
     before: Mapping[str, float] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class PolicyOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run of an arm: a pool, a seed, its policies."""
+    """Outcome of one run: pool, arm, seed and policies."""
 
     pool: str
     arm: str
@@ -54,7 +53,7 @@ class Outcome:
     policies: Mapping[str, PolicyOutcome]
 
     def to_json(self) -> dict[str, object]:
-        """Return everything."""
+        """Return the outcome as JSON."""
         return asdict(self)
 
     @classmethod
@@ -80,13 +79,13 @@ def of_run(run: Run, pool: str, arm: str) -> Outcome:
 
 
 def _pass_at(run: Run, policy: str) -> dict[str, float]:
-    """Return a policy's pass@k by k, of the evaluations that were kept in a run: the last where several have some."""
+    """Return a policy's pass@k by k, from the last evaluation stored in a run that has any."""
     sampled = [evaluation.pass_at[policy] for evaluation in run.evaluations if evaluation.pass_at.get(policy)]
     return dict(sampled[-1]) if sampled else {}
 
 
 def _retained(result: Mapping[str, Any]) -> float | None:
-    """Return the share of the prompts solved before training that are solved at the end."""
+    """Return the fraction of the prompts solved before training that are solved at the end."""
     before, after = (part(result, key).get("solved") or "" for key in ("initial_validation", "validation"))
     if len(before) != len(after):
         return None
@@ -145,7 +144,7 @@ def of_distillation(directory: Path, pool: str, arm: str, seed: int) -> Outcome:
     """Return the outcome of `mutualrl distill`: its learners' accuracies."""
     result = read_any_json(directory / DISTILLED)
     if result is None:
-        raise FileDamagedError(f"{directory / DISTILLED}: not there; the distillation has not ended")
+        raise FileDamagedError(f"{directory / DISTILLED}: missing; the distillation has not finished")
     policies = {}
     for name, learner in part(result, "learners").items():
         accuracy = part(part(learner, "accuracy"), "sequential distillation")
@@ -154,37 +153,37 @@ def of_distillation(directory: Path, pool: str, arm: str, seed: int) -> Outcome:
 
 
 class Outcomes:
-    """All outcomes there are, by pool, arm and seed, and the measures that a comparison takes of them."""
+    """Outcomes by pool, arm and seed, and the measures that a comparison takes of them."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self.by = {(o.pool, o.arm, o.seed): o for o in outcomes}
 
     @property
     def pools(self) -> list[str]:
-        """Return the pools, in the order in which they came."""
+        """Return the pools, in order of appearance."""
         return list(dict.fromkeys(pool for pool, _, _ in self.by))
 
     def arms(self, pool: str) -> list[str]:
-        """Return the arms of a pool, in the order in which they came."""
+        """Return the arms of a pool, in order of appearance."""
         return list(dict.fromkeys(arm for name, arm, _ in self.by if name == pool))
 
     def seeds(self, pool: str, *arms: str) -> list[int]:
-        """Return the seeds that all of these arms have."""
+        """Return the seeds common to all of these arms."""
         sets = [{seed for name, each, seed in self.by if (name, each) == (pool, arm)} for arm in arms]
         return sorted(set.intersection(*sets)) if sets else []
 
     def policies(self, pool: str) -> list[str]:
-        """Return the policies that every run of a pool has."""
+        """Return the policies common to all runs of a pool."""
         runs = [outcome.policies for key, outcome in self.by.items() if key[0] == pool]
         return [name for name in runs[0] if all(name in policies for policies in runs)] if runs else []
 
     def groups(self, pool: str, policy: str) -> list[str]:
-        """Return the groups that a policy's accuracy is reported by, `all` among them."""
+        """Return the groups of a policy's accuracy, including `all`."""
         of_pool = (outcome for key, outcome in self.by.items() if key[0] == pool)
         return list(dict.fromkeys(group for outcome in of_pool for group in outcome.policies[policy].after))
 
     def problems(self, pool: str) -> int | None:
-        """Return on how many problems accuracy was measured; of several numbers the smallest."""
+        """Return the number of problems that accuracy was measured on; the smallest if runs differ."""
         counts = [
             policy.problems
             for key, outcome in self.by.items()
@@ -194,15 +193,15 @@ class Outcomes:
         return min(counts, default=None)
 
     def largest_k(self, pool: str) -> int | None:
-        """Return the largest k of the pool's pass@k; None where no run has any."""
+        """Return the largest k of the pool's pass@k; None if no run has any."""
         outcomes = [outcome for key, outcome in self.by.items() if key[0] == pool]
         return max((int(k) for o in outcomes for policy in o.policies.values() for k in policy.pass_at), default=None)
 
     def resolution(self, pool: str, measure: str, problems: int | None = None) -> float:
-        """Return the smallest step that a measure can make: one problem of an accuracy (`problems` where the runs do
-        not say how many there are), one validation of `steps_to`; 0 of what is continuous.
+        """Return the smallest step of a measure: one problem for an accuracy (of `problems`, if the runs do not record
+        their number), one validation interval for `steps_to`, 0 for continuous measures.
 
-        Runs do not say how many problems a group has: the fewest that all its accuracies can be fractions of.
+        Runs do not record the size of a group: it is taken as the smallest that all its accuracies are fractions of.
         """
         name, _, group = measure.partition("/")
         outcomes = [outcome for key, outcome in self.by.items() if key[0] == pool]
@@ -218,20 +217,20 @@ class Outcomes:
         return 1 / _denominator(values, count)
 
     def ranked(self, pool: str, arm: str) -> list[str]:
-        """Return the policies of a pool, worst before training first, as an arm's first seed has them; none where it
-        does not say."""
+        """Return the policies of a pool by accuracy before training, worst first, in an arm's first seed; empty if it
+        is not recorded."""
         policies = self.by[pool, arm, self.seeds(pool, arm)[0]].policies
         if not all(ALL in policy.before for policy in policies.values()):
             return []
         return sorted(policies, key=lambda name: policies[name].before[ALL])
 
     def value(self, pool: str, arm: str, seed: int, measure: str, policy: str | None = None) -> float | None:
-        """Return a measure of a policy, or its mean over the pool; None where a run does not have it.
+        """Return a measure of a policy, or its mean over the pool; None if a run lacks it.
 
         Measures: `accuracy`, `accuracy/GROUP`, `pass_at/K`, `retained`, `entropy`, `kl`, `lesson_nll`,
         `generated_tokens`, `extra_tokens`, `seconds`, `gate_change` (last tenth of the run minus the first),
-        `steps_to/ARM` (first step at which the pool's mean validation is at ARM's final one of the same seed; the last
-        step where it never is).
+        `steps_to/ARM` (first step at which the pool's mean validation accuracy reaches ARM's final one of the same
+        seed; the last step if it never does).
         """
         outcome = self.by[pool, arm, seed]
         if measure.startswith("steps_to/"):
@@ -244,7 +243,7 @@ class Outcomes:
     def by_seed(
         self, pool: str, arm: str, seeds: Sequence[int], measure: str, policy: str | None = None
     ) -> list[float] | None:
-        """Return a measure for each seed, as `value` does; None where there is no seed, or a run does not have it."""
+        """Return a measure for each seed, as `value` does; None if there is no seed, or a run lacks it."""
         values = [self.value(pool, arm, seed, measure, policy) for seed in seeds]
         known = [value for value in values if value is not None]
         return known if known and len(known) == len(values) else None
@@ -261,7 +260,7 @@ class Outcomes:
 
 
 def _denominator(values: Collection[float], most: int) -> int:
-    """Return the smallest n of which all values are fractions; `most` where there is none below it."""
+    """Return the smallest n such that all values are multiples of 1/n; `most` if there is none below it."""
     for n in range(1, most):
         if all(abs(value * n - round(value * n)) < 1e-6 for value in values):
             return n

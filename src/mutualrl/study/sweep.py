@@ -1,6 +1,6 @@
-"""Execution of a sweep: pieces side by side on the available cores, each its own command, none made twice.
+"""Execution of a sweep: pieces in parallel on the available cores, each its own command, none run twice.
 
-A piece that was cut off resumes from its checkpoints. When the sweep is killed, its pieces are asked to stop.
+An interrupted piece resumes from its checkpoints. When the sweep is killed, its pieces are stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(slots=True)
 class _Running:
-    """A piece that runs, on these cores."""
+    """A running piece and its cores."""
 
     piece: Piece
     process: subprocess.Popen[bytes]
@@ -49,7 +49,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class SweepEnd:
-    """How a call of `sweep` ended: pieces that failed, with the last line of each; pieces not started."""
+    """Result of a call of `sweep`: failed pieces with the last log line of each, pieces not started, and why."""
 
     failed: Mapping[str, str]
     left: tuple[Piece, ...]
@@ -58,28 +58,29 @@ class SweepEnd:
 
 
 def carry_out(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> SweepEnd:
-    """Make the missing pieces, then the results. A signal stops the pieces and leaves the rest for the same command.
+    """Run the missing pieces, then write the results. A signal stops the pieces; the same command resumes the sweep.
 
-    Raises UsageError (another sweep's directory, no room), RunDirectoryError (a sweep runs there), RunInterruptedError.
+    Raises UsageError (directory of another sweep, no disk space), RunDirectoryError (a sweep is running in it),
+    RunInterruptedError.
     """
     plan = planned(sweep, root, jobs)
     require_room(plan, root, sweep.file.budget.gigabytes)
     root.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        held.enter_context(hold(root / LOCK, f"{root} (a sweep)"))
+    with ExitStack() as stack:
+        stack.enter_context(hold(root / LOCK, f"{root} (a sweep)"))
         for directory in (root, *(root / "pieces").glob("*/")):
             remove_temporaries(directory)
         _begin(sweep, root)
-        pieces = _Pieces(sweep, plan, root, console)
+        scheduler = _Scheduler(sweep, plan, root, console)
         with stop_signals() as request:
-            why = pieces.make(request)
+            why = scheduler.run(request)
         if request.received:
             raise RunInterruptedError(f"stopped by {request.name}; the same command resumes it")
-        return SweepEnd(pieces.failed, tuple(pieces.waiting), write_results(sweep, root), why)
+        return SweepEnd(scheduler.failed, tuple(scheduler.waiting), write_results(sweep, root), why)
 
 
 def _begin(sweep: Sweep, root: Path) -> None:
-    """Write down the grid, and how the sweep began: with the claims as they were before the first result."""
+    """Write the grid and the start of the sweep, with the claims as they were before the first result."""
     stored = read_checksummed(root / SWEEP, root=root)
     if stored is None:
         stored = {
@@ -98,8 +99,8 @@ def _begin(sweep: Sweep, root: Path) -> None:
     write_checksummed(root / SWEEP, {**stored, "grid": asdict(sweep.grid)}, root=root)
 
 
-class _Pieces:
-    """The missing pieces of a sweep while they are made."""
+class _Scheduler:
+    """Scheduler of the missing pieces of a sweep."""
 
     def __init__(self, sweep: Sweep, plan: Plan, root: Path, console: Console) -> None:
         self.sweep, self.plan, self.root, self.console = sweep, plan, root, console
@@ -110,10 +111,10 @@ class _Pieces:
         self.seconds = dict(plan.seconds)
         self.owners = Counter[int](dict.fromkeys(_cores(), 0))
         self.limit = plan.jobs or most_jobs(sweep)
-        self.named: set[Piece] = set()
+        self.announced: set[Piece] = set()
 
-    def make(self, request: StopSignals) -> str:
-        """Make what can be made, until a signal comes or the budget is spent. Return why pieces are left, if so."""
+    def run(self, request: StopSignals) -> str:
+        """Run pieces until all have ended, a signal arrives or the budget is spent. Return why any are left."""
         began, limit, why = time.monotonic(), self.sweep.file.budget.minutes, ""
         while True:
             if limit is not None and time.monotonic() - began > 60 * limit and self.waiting:
@@ -125,12 +126,12 @@ class _Pieces:
             if request.received:
                 self._stop(request)
                 return why
-            for each in [each for each in self.running if each.process.poll() is not None]:
-                self._end(each)
+            for ended in [piece for piece in self.running if piece.process.poll() is not None]:
+                self._end(ended)
 
     def _begin(self) -> bool:
-        """Start the pieces that there is room for and whose sources are there. Return whether one waits for somebody
-        else who runs it."""
+        """Start the pieces whose sources are done, while cores are free. Return whether another process runs one of
+        the waiting pieces."""
         held_elsewhere = False
         for piece in list(self.waiting):
             need = cores_of(self.sweep, piece)
@@ -141,10 +142,10 @@ class _Pieces:
             holder = holder_of(RunDirectory(self.root / piece.place).lock)
             if holder is not None:
                 held_elsewhere = True
-                if piece not in self.named:
-                    self.named.add(piece)
-                    words = f"{piece} is run by {holder}: waiting for it"
-                    self.console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
+                if piece not in self.announced:
+                    self.announced.add(piece)
+                    message = f"{piece} is being run by {holder}: waiting for it"
+                    self.console.print(clean(message), markup=False, highlight=False, soft_wrap=True)
                 continue
             cores = tuple(sorted(core for core, _ in self.owners.most_common()[::-1][:need]))
             self.owners.update(cores)
@@ -153,17 +154,17 @@ class _Pieces:
         return held_elsewhere
 
     def _has_room(self, need: int) -> bool:
-        """Return whether so many cores are free; all of them, for a piece that needs more."""
+        """Return whether `need` cores are free, or all cores for a piece that needs more."""
         free = sum(count == 0 for count in self.owners.values())
         return free >= min(need, len(self.owners))
 
     def _end(self, ended: _Running) -> None:
-        """Write down how a piece ended, or evaluate it first. What is made from one that failed is not made."""
+        """Record the end of a piece, after its evaluation. Pieces that depend on a failed one are not run."""
         self.running.remove(ended)
         command = self.sweep.evaluation(ended.piece, self.root)
         evaluated = any(RunDirectory(self.root / ended.piece.place).evaluations.glob("*.json"))
         if command and not ended.evaluates and not evaluated and ended.process.returncode == 0:
-            process = _launched(self.sweep, ended.piece, self.root, command, ended.cores)
+            process = _launch(self.sweep, ended.piece, self.root, command, ended.cores)
             self.running.append(replace(ended, process=process, evaluates=True))
             return
         self.owners.subtract(ended.cores)
@@ -174,28 +175,28 @@ class _Pieces:
         else:
             self.failed[str(ended.piece)] = problem
         count = f"{len(self.done) + len(self.failed)}/{len(self.sweep.pieces)}"
-        _say(self.console, ended, problem, count, minutes_of(self.sweep, self.waiting, self.seconds, self.plan.jobs))
+        _report(self.console, ended, problem, count, minutes_of(self.sweep, self.waiting, self.seconds, self.plan.jobs))
 
     def _stop(self, request: StopSignals) -> None:
-        """Ask the pieces to stop, and wait until they have: each saves a checkpoint first. A further signal is passed
-        on, and ends them at once."""
-        passed_on = 0
-        while any(each.process.poll() is None for each in self.running):
-            if len(request.received) > passed_on:
-                passed_on = len(request.received)
-                for each in self.running:
-                    each.process.terminate()
+        """Terminate the pieces and wait while each saves a checkpoint. A further signal is forwarded and ends them
+        immediately."""
+        forwarded = 0
+        while any(piece.process.poll() is None for piece in self.running):
+            if len(request.received) > forwarded:
+                forwarded = len(request.received)
+                for piece in self.running:
+                    piece.process.terminate()
             time.sleep(_POLL_SECONDS)
 
 
 def _sources(sweep: Sweep, piece: Piece) -> list[Piece]:
-    """Return the pieces that a piece is made from."""
+    """Return the pieces that a piece depends on."""
     arm = sweep.file.arms[piece.arm]
     return [Piece(piece.pool, name, piece.seed) for name in (arm.distill, *arm.beside) if name is not None]
 
 
 def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _Running:
-    """Begin a piece, or resume it. It has these cores alone, and is stopped when this process ends."""
+    """Start or resume a piece, restricted to these cores; it stops when this process ends."""
     place = root / piece.place
     place.parent.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(place)
@@ -203,18 +204,18 @@ def _start(sweep: Sweep, piece: Piece, root: Path, cores: tuple[int, ...]) -> _R
     if command[0] == "train" and run.run_json.exists():
         command = ["train", "--resume", "--run-dir", str(place), "--no-report"]
         if run.summary.exists() and not (read_checksummed(run.summary, root=place) or {}).get("lost"):
-            command = ["runs", "verify", str(place)]  # finished, and not yet written down
+            command = ["runs", "verify", str(place)]  # finished, but its outcome is not written
     elif not place.exists():
         write_checksummed(beside(root, piece, ".began.json"), {"command": identity(sweep, piece)}, root=root)
-    return _Running(piece, _launched(sweep, piece, root, command, cores), cores, time.monotonic())
+    return _Running(piece, _launch(sweep, piece, root, command, cores), cores, time.monotonic())
 
 
-def _launched(
+def _launch(
     sweep: Sweep, piece: Piece, root: Path, command: Sequence[str], cores: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
-    """Start a command of `mutualrl` for a piece, on these cores; it adds to the piece's log."""
+    """Start a `mutualrl` command for a piece on these cores, appending to the piece's log."""
     place = root / piece.place
-    with place.with_name(f"{place.name}.log").open("ab") as log, _on(cores):
+    with place.with_name(f"{place.name}.log").open("ab") as log, _pinned_to(cores):
         return subprocess.Popen(
             [sys.executable, "-m", "mutualrl", *command],
             stdin=subprocess.DEVNULL,
@@ -227,9 +228,9 @@ def _launched(
 
 
 @contextmanager
-def _on(cores: tuple[int, ...]) -> Iterator[None]:
-    """Keep this process, and what it starts in the block, to these cores, where the system can (Linux); not where there
-    are GPUs, whose runs have processes of their own count."""
+def _pinned_to(cores: tuple[int, ...]) -> Iterator[None]:
+    """Restrict this process, and processes started in the block, to these cores where supported (Linux); not on GPU
+    machines, where a run chooses its own number of processes."""
     if not hasattr(os, "sched_setaffinity") or this_machine().gpus:
         yield
         return
@@ -242,14 +243,14 @@ def _on(cores: tuple[int, ...]) -> Iterator[None]:
 
 
 def _cores() -> tuple[int, ...]:
-    """Return the cores that this process may run on; numbers in their place where the system does not say."""
+    """Return the cores that this process may run on; 0 to the CPU count if the system does not report them."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def _finish(sweep: Sweep, ended: _Running, root: Path) -> str | None:
-    """Write down what a piece came to, and remove its checkpoints. Return what went wrong; None where nothing did."""
+    """Write the outcome of a piece and remove its checkpoints. Return the problem; None on success."""
     place = root / ended.piece.place
     if ended.process.returncode != 0:
         return _last_line(place.with_name(f"{place.name}.log")) or f"exit code {ended.process.returncode}"
@@ -262,11 +263,11 @@ def _finish(sweep: Sweep, ended: _Running, root: Path) -> str | None:
     except (UsageError, FileDamagedError) as error:
         return str(error)
     if sweep.evaluation(piece, root) and not any(policy.pass_at for policy in outcome.policies.values()):
-        return f"its evaluation was not kept in the run; see {place.with_name(f'{place.name}.log')}"
-    took = [policy.seconds or 0.0 for policy in outcome.policies.values()]  # over all of a piece's sessions
+        return f"its evaluation was not stored in the run; see {place.with_name(f'{place.name}.log')}"
+    durations = [policy.seconds or 0.0 for policy in outcome.policies.values()]  # over all sessions of a piece
     value: JsonObject = {
         "command": identity(sweep, piece),
-        "seconds": max([time.monotonic() - ended.began, *took]),
+        "seconds": max([time.monotonic() - ended.began, *durations]),
         "outcome": outcome.to_json(),
     }
     write_checksummed(outcome_file(root, piece), value, root=root)
@@ -280,10 +281,9 @@ def _last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line.startswith("mutualrl:")), lines[-1] if lines else "")
 
 
-def _say(console: Console, ended: _Running, problem: str | None, count: str, minutes: float | None) -> None:
-    words = f"{count} {ended.piece}: " + (
-        f"failed: {problem}" if problem else f"{time.monotonic() - ended.began:.0f} s"
-    )
+def _report(console: Console, ended: _Running, problem: str | None, count: str, minutes: float | None) -> None:
+    result = f"failed: {problem}" if problem else f"{time.monotonic() - ended.began:.0f} s"
+    message = f"{count} {ended.piece}: {result}"
     if minutes:
-        words += f"; about {max(1, round(minutes))} min left"
-    console.print(clean(words), markup=False, highlight=False, soft_wrap=True)
+        message += f"; about {max(1, round(minutes))} min left"
+    console.print(clean(message), markup=False, highlight=False, soft_wrap=True)

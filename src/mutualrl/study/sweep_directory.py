@@ -1,7 +1,7 @@
-"""Files of a sweep's directory: its start, the result of each piece, and their comparison.
+"""Files of a sweep directory: its start, the result of each piece, and their comparison.
 
-`sweep.json` (how it began), `pieces/POOL/ARM-SEED/` (a run, as `mutualrl train` leaves it), `pieces/POOL/ARM-SEED.json`
-(what it came to), `.began.json` (its command) and `.log` (what it printed), `results.json` and `results.md`.
+`sweep.json` (its start), `pieces/POOL/ARM-SEED/` (a run directory of `mutualrl train`), `pieces/POOL/ARM-SEED.json`
+(its outcome), `.began.json` (its command) and `.log` (its output), `results.json` and `results.md`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ SWEEP, RESULTS = "sweep.json", "results.json"
 
 
 def outcome_file(root: Path, piece: Piece) -> Path:
-    """Return where it is written what a piece came to."""
+    """Return the path of a piece's outcome."""
     return beside(root, piece, ".json")
 
 
 def beside(root: Path, piece: Piece, suffix: str) -> Path:
-    """Return a file beside a piece's directory."""
+    """Return the path of a file next to a piece's directory."""
     place = root / piece.place
     return place.with_name(f"{place.name}{suffix}")
 
 
 def stored_outcome(root: Path, piece: Piece) -> Outcome | None:
-    """Return what a piece came to; None of one that is not done. Raises FileDamagedError."""
+    """Return the stored outcome of a piece; None if it is not done. Raises FileDamagedError."""
     path = outcome_file(root, piece)
     value = read_checksummed(path, root=root)
     if value is None:
@@ -38,7 +38,7 @@ def stored_outcome(root: Path, piece: Piece) -> Outcome | None:
     try:
         return Outcome.from_json(value["outcome"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise FileDamagedError(f"{path}: not what a sweep writes ({error!r})") from None
+        raise FileDamagedError(f"{path}: not written by a sweep ({error!r})") from None
 
 
 def stored_grid(root: Path) -> Grid:
@@ -49,27 +49,27 @@ def stored_grid(root: Path) -> Grid:
         pools, arms, seeds = (tuple(grid[key]) for key in ("pools", "arms", "seeds"))
         return Grid(tuple(map(str, pools)), tuple(map(str, arms)), tuple(map(int, seeds)), str(grid["reference"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise FileDamagedError(f"{root / SWEEP}: not what a sweep writes ({error!r})") from None
+        raise FileDamagedError(f"{root / SWEEP}: not written by a sweep ({error!r})") from None
 
 
 def registered_claims(root: Path) -> RegisteredClaims | None:
-    """Return the claims that the sweep in a directory began with; None where there were none."""
+    """Return the claims that the sweep in a directory began with; None if there were none."""
     stored = (read_checksummed(root / SWEEP, root=root) or {}).get("claims")
     return None if stored is None else claims_of(stored["text"], stored["name"], stored["changed"])
 
 
 def compared(root: Path, claims: RegisteredClaims | None = None, reference: str | None = None) -> Compared:
-    """Return the comparison of the finished pieces; see `results`."""
+    """Compare the finished pieces; see `results`."""
     return results(root, claims, reference)[1]
 
 
 def results(
     root: Path, claims: RegisteredClaims | None = None, reference: str | None = None
 ) -> tuple[JsonObject, Compared]:
-    """Return the raw values of the finished pieces with their comparison, as `results.json` has them, and the
-    comparison, by the claims that the sweep began with or others; what is missing, and other claims, are noted.
+    """Return the content of `results.json` (raw values of the finished pieces and their comparison), and the
+    comparison. `claims` default to those that the sweep began with; missing pieces and changed claims are noted.
 
-    Reads what the sweep wrote down alone, and runs no code that it names. Raises UsageError where no piece is done.
+    Reads only files that the sweep wrote, and runs no code named in them. Raises UsageError if no piece is done.
     """
     grid, registered = stored_grid(root), registered_claims(root)
     stored = {piece: stored_outcome(root, piece) for piece in grid.pieces}
@@ -84,17 +84,17 @@ def results(
         notes.append(f"{len(missing)} of {len(stored)} pieces are not there: {shown}")
     if claims is not None and (registered is None or registered.sha256 != claims.sha256):
         began = (read_checksummed(root / SWEEP, root=root) or {}).get("began")
-        before = "there were none" if registered is None else f"their sha256 was {registered.sha256[:12]}"
+        before = "none" if registered is None else f"sha256 {registered.sha256[:12]}"
         notes.append(
-            f"the claims are not those that the sweep began with ({before}, now {claims.sha256[:12]}): they were "
-            f"written, or changed, after {began}"
+            f"the claims differ from those that the sweep began with ({before}, now {claims.sha256[:12]}): "
+            f"they were written or changed after {began}"
         )
     result = compare(Outcomes(outcomes), reference or grid.reference, claims or registered, notes)
     return {"pieces": [each.to_json() for each in outcomes], "comparison": result.to_json()}, result
 
 
 def write_results(sweep: Sweep, root: Path) -> Compared | None:
-    """Write `results.json` (raw values, comparison, claims) and `results.md`; None where no piece is done."""
+    """Write `results.json` (raw values, comparison, claims) and `results.md`; None if no piece is done."""
     if not any(outcome_file(root, piece).exists() for piece in sweep.grid.pieces):
         return None
     value, result = results(root, sweep.claims)

@@ -9,11 +9,11 @@ arms:
   grpo, twice the rollouts:
     regime: grpo
     set: {trainer.num_generations: 8, trainer.per_device_train_batch_size: 256}
-    differs: [trainer]                # what else than the regime it may differ in from the reference
+    differs: [trainer]                # other keys than the regime that may differ from the reference
   distilled: {distill: grpo, set: {learning_rate: 5e-4}}   # `mutualrl distill` of that arm's run
-reference: grpo                       # what every arm is compared with
+reference: grpo                       # the arm that the others are compared with
 evaluate: {samples: 16, limit: 192}   # pass@k of the trained policies: `mutualrl eval --run` after each run
-claims: claims.yaml                   # beside this file; see `study.claims`
+claims: claims.yaml                   # relative to this file; see `study.claims`
 budget: {minutes: 600, gigabytes: 20}
 """
 
@@ -38,17 +38,17 @@ from mutualrl.study.claims import RegisteredClaims, read_claims
 from mutualrl.tiny import located
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,+_'-]{0,63}")
-SEEDS = 1000  # no sweep has more
-_BATCH = 512  # completions at a time of an evaluation, with transformers
-#: keys of a recipe that a sweep sets itself, and where it has them from
+SEEDS = 1000  # at most
+_BATCH = 512  # completions per batch of an evaluation with transformers
+#: recipe keys that the sweep sets, and their sources
 OURS = {"run.seed": "seeds", "run.dir": "--out", "pool": "pools", "regime": "arms", "regime.name": "arms"}
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Arm(_Part):
+class Arm(_Section):
     """One arm: a regime with settings, or the distillation of another arm's run."""
 
     regime: str | None = None
@@ -66,22 +66,22 @@ class Arm(_Part):
         return self
 
 
-class Budget(_Part):
-    """What a sweep may take. No piece is begun past `minutes`; none at all where `gigabytes` would not be enough."""
+class Budget(_Section):
+    """Limits of a sweep. No piece starts after `minutes`; none at all if `gigabytes` would not be enough."""
 
     minutes: Annotated[float, Field(gt=0)] | None = None
     gigabytes: Annotated[float, Field(gt=0)] | None = None
 
 
-class Evaluation(_Part):
-    """What `mutualrl eval --run` samples of each finished run: completions per prompt, and at most so many prompts."""
+class Evaluation(_Section):
+    """Sampling of `mutualrl eval --run` after each run: completions per prompt, and the maximum number of prompts."""
 
     samples: Annotated[int, Field(ge=2, le=1024)]
     limit: Annotated[int, Field(ge=1)] | None = None
 
 
-class SweepFile(_Part):
-    """A sweep file."""
+class SweepFile(_Section):
+    """Content of a sweep file."""
 
     arms: Mapping[str, Arm] = Field(min_length=1)
     pools: tuple[str, ...] = Field(("tiny",), min_length=1)
@@ -106,10 +106,10 @@ class SweepFile(_Part):
         if count > SEEDS:
             raise ValueError(f"seeds: found {count}, expected at most {SEEDS}")
         if count < 1 or len(set(self.seed_list)) < count or min(self.seed_list) < 0:
-            raise ValueError("seeds: expected how many, or different numbers from 0")
+            raise ValueError("seeds: expected a count, or different integers from 0")
         for name, settings in (("set", self.settings), *((f"arm {n!r}", arm.settings) for n, arm in self.arms.items())):
-            if taken := sorted(set(settings) & set(OURS)):
-                raise ValueError(f"{name}: {', '.join(taken)}: the sweep sets it itself ({OURS[taken[0]]})")
+            if reserved := sorted(set(settings) & set(OURS)):
+                raise ValueError(f"{name}: {', '.join(reserved)}: set by the sweep ({OURS[reserved[0]]})")
         return self
 
     @property
@@ -119,7 +119,7 @@ class SweepFile(_Part):
 
     @property
     def compared_with(self) -> str:
-        """Return the arm that every other one is compared with: the first, where none is named."""
+        """Return the reference arm: the first if none is named."""
         return self.reference or next(iter(self.arms))
 
 
@@ -133,7 +133,7 @@ class Piece:
 
     @property
     def place(self) -> Path:
-        """Return its directory below the sweep's."""
+        """Return its directory, relative to the sweep's."""
         return Path("pieces", _slug(Path(self.pool).stem), f"{_slug(self.arm)}-{self.seed}")
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Pools, arms and seeds of a sweep, and the arm that others are compared with."""
+    """Pools, arms and seeds of a sweep, and the arm that the others are compared with."""
 
     pools: tuple[str, ...]
     arms: tuple[str, ...]
@@ -157,8 +157,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A sweep file with what follows from it: the pieces in their order, seed by seed, and each recipe. `path`: where
-    the file lies; relative paths in it begin there."""
+    """A sweep file, its pieces in order of execution, seed by seed, and the recipe of each pool and arm. `path`: the
+    file; relative paths in it start from its directory."""
 
     file: SweepFile
     path: Path
@@ -167,11 +167,11 @@ class Sweep:
     claims: RegisteredClaims | None
 
     def recipe(self, piece: Piece) -> Recipe:
-        """Return the recipe of a piece; of a distillation, that of the run which it is made from."""
+        """Return the recipe of a piece; for a distillation, that of its source run."""
         return self.recipes[piece.pool, self.file.arms[piece.arm].distill or piece.arm]
 
     def command(self, piece: Piece, root: Path) -> list[str]:
-        """Return the arguments of `mutualrl` that make a piece from nothing."""
+        """Return the arguments of `mutualrl` that run a piece from the start."""
         arm = self.file.arms[piece.arm]
         where = str(root / piece.place)
         if arm.distill is not None:
@@ -183,24 +183,24 @@ class Sweep:
         return ["train", *regime, *settings, "--run-dir", where, "--no-report"]
 
     def evaluation(self, piece: Piece, root: Path) -> list[str]:
-        """Return the arguments of `mutualrl` that evaluate a piece after its training; none where there is nothing to
+        """Return the arguments of `mutualrl` that evaluate a piece after its training; empty if there is nothing to
         do."""
-        wanted = self.file.evaluate
-        if wanted is None or self.file.arms[piece.arm].distill is not None:
+        evaluate = self.file.evaluate
+        if evaluate is None or self.file.arms[piece.arm].distill is not None:
             return []
-        limit = [] if wanted.limit is None else ["--limit", str(wanted.limit)]
-        samples = ["--samples", str(wanted.samples), *limit]
+        limit = [] if evaluate.limit is None else ["--limit", str(evaluate.limit)]
+        samples = ["--samples", str(evaluate.samples), *limit]
         return ["eval", "--run", str(root / piece.place), *samples, "--batch-size", str(_BATCH)]
 
     @property
     def grid(self) -> Grid:
-        """Return the grid of its results."""
+        """Return the grid of pools, arms and seeds."""
         return Grid(self.file.pools, tuple(self.file.arms), self.file.seed_list, self.file.compared_with)
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Return a sweep: its file and claims parsed, every arm's recipe resolved. Raises RecipeError with each thing that
-    is wrong: an unknown key, a setting that a recipe refuses, arms that differ in more than their regime."""
+    """Read a sweep: parse its file and claims, resolve every arm's recipe. Raises RecipeError listing every problem: an
+    unknown key, a setting that a recipe rejects, arms that differ in more than their regime."""
     tree = yaml_file.read(path)
     try:
         file = SweepFile.model_validate(tree)
@@ -208,12 +208,12 @@ def read_sweep(path: Path) -> Sweep:
         problems = [f"{path}: {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
         raise RecipeError(problems) from None
     base = path.absolute().parent
-    order = sorted(file.arms, key=lambda name: file.arms[name].distill is not None)  # what is distilled comes first
+    order = sorted(file.arms, key=lambda name: file.arms[name].distill is not None)  # sources before distillations
     pieces = tuple(Piece(pool, arm, seed) for seed in file.seed_list for pool in file.pools for arm in order)
     places = [piece.place for piece in pieces]
-    if twice := sorted({str(place) for place in places if places.count(place) > 1}):
-        raise RecipeError([f"{path}: two arms or pools have the directory {twice[0]}; rename one"])
-    with contextlib.chdir(base):  # where the pieces are made: relative paths in settings begin there
+    if duplicates := sorted({str(place) for place in places if places.count(place) > 1}):
+        raise RecipeError([f"{path}: two arms or pools have the directory {duplicates[0]}; rename one"])
+    with contextlib.chdir(base):  # the pieces run in it: base of relative paths in settings
         recipes = _resolved(file, path.absolute())
     claims = None if file.claims is None else read_claims(base / file.claims)
     if claims is not None:
@@ -246,17 +246,17 @@ def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
     return recipes
 
 
-#: keys that arms may differ in unasked: the factor, and what changes no result
+#: keys that arms may always differ in: the factor, and keys that do not change results
 FACTOR = ("regime", "pool", "run.publish", "run.save_every", "run.keep_checkpoints", "run.keep_rounds")
 
 
 def _not_to_distill(file: SweepFile, name: str, recipe: Recipe) -> list[str]:
-    """Return why the runs of an arm cannot be distilled, where another arm wants to."""
-    wanted = [other for other, arm in file.arms.items() if arm.distill == name]
-    if not wanted or (recipe.spec.name == baseline().name and recipe.run.publish == "full"):
+    """Return why the runs of an arm cannot be distilled, if another arm distills them."""
+    learners = [other for other, arm in file.arms.items() if arm.distill == name]
+    if not learners or (recipe.spec.name == baseline().name and recipe.run.publish == "full"):
         return []
     return [
-        f"arm {wanted[0]!r} distills {name!r}, which must be of regime {baseline().name} and publish everything: "
+        f"arm {learners[0]!r} distills {name!r}, which must have regime {baseline().name} and publish everything: "
         f"{name}: {{regime: {baseline().name}, set: {{run.publish: full}}}}"
     ]
 
@@ -272,7 +272,7 @@ def _beyond_the_factor(file: SweepFile, name: str, recipe: Recipe, reference: Re
         return []
     return [
         f"arm {name!r} differs from {file.compared_with!r} in more than its regime: {', '.join(changed)}; "
-        f"if that is meant, write differs: [{', '.join(changed)}] under the arm"
+        f"if this is intended, write differs: [{', '.join(changed)}] under the arm"
     ]
 
 
@@ -313,7 +313,7 @@ def _slug(text: str) -> str:
 
 
 def weights_of(recipe: Recipe) -> int | None:
-    """Return how many bytes the weights of a recipe's policies take; None where a model's files are not here."""
+    """Return the size in bytes of the weights of a recipe's policies; None if a model's files are not local."""
     total = 0
     for policy in recipe.policies:
         size = _weights(policy.model)

@@ -1,4 +1,4 @@
-"""Plan of a sweep: what is missing, how many pieces run at once, and the minutes and bytes that they take."""
+"""Plan of a sweep: missing pieces, pieces in parallel, and estimated minutes and bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mutualrl.storage.files import JsonObject, read_checksummed
 from mutualrl.study.sweep_directory import beside, outcome_file
 from mutualrl.study.sweep_file import Piece, Sweep, weights_of
 
-_STATES = 4  # of the bytes of the weights: a piece that runs keeps a model, and a checkpoint with Adam's two moments
+_STATES = 4  # times the weights' bytes: a running piece has a model, and a checkpoint with Adam's two moments
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep would do: the seconds that each piece took which is done, pieces missing, `--jobs`, minutes and
-    bytes that are left to take; None where nothing says how long a piece takes, or how large it is."""
+    """Plan of a sweep: seconds of each finished piece, missing pieces, `--jobs`, and estimates of the remaining minutes
+    and bytes; None if the duration or size of a piece is unknown."""
 
     seconds: Mapping[Piece, float]
     missing: tuple[Piece, ...]
@@ -29,7 +29,7 @@ class Plan:
     bytes: int | None
 
     def to_json(self) -> JsonObject:
-        """Return everything."""
+        """Return the plan as JSON."""
         return {
             "pieces": len(self.seconds) + len(self.missing),
             "done": len(self.seconds),
@@ -41,15 +41,15 @@ class Plan:
 
 
 def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
-    """Return the plan of a sweep. Raises UsageError where a finished or started piece is of another command."""
+    """Return the plan of a sweep. Raises UsageError if a piece was started by another command."""
     seconds: dict[Piece, float] = {}
     missing: list[Piece] = []
     for piece in sweep.pieces:
         value = read_checksummed(outcome_file(root, piece), root=root)
-        begun = value or read_checksummed(beside(root, piece, ".began.json"), root=root)
-        if begun is not None and begun.get("command") != identity(sweep, piece):
+        record = value or read_checksummed(beside(root, piece, ".began.json"), root=root)
+        if record is not None and record.get("command") != identity(sweep, piece):
             raise UsageError(
-                f"{root / piece.place} is of another command ({' '.join(begun.get('command') or ())}); expected "
+                f"{root / piece.place} is from another command ({' '.join(record.get('command') or ())}); expected "
                 f"{' '.join(identity(sweep, piece))}; name another directory with --out, or remove it and its .json"
             )
         if value is None:
@@ -66,7 +66,7 @@ def identity(sweep: Sweep, piece: Piece) -> list[str]:
 
 
 def cores_of(sweep: Sweep, piece: Piece) -> int:
-    """Return how many processes of one thread a piece has."""
+    """Return the number of single-threaded processes of a piece."""
     if sweep.file.arms[piece.arm].distill is not None:
         return 1
     recipe = sweep.recipe(piece)
@@ -74,8 +74,8 @@ def cores_of(sweep: Sweep, piece: Piece) -> int:
 
 
 def most_jobs(sweep: Sweep) -> int:
-    """Return how many pieces run at once at most: one where there are GPUs, which a run divides among its policies;
-    else as many of the smallest as there are cores for."""
+    """Return the maximum number of pieces in parallel: one with GPUs, which a run divides among its policies; else as
+    many of the smallest piece as the cores allow."""
     machine = this_machine()
     if machine.gpus:
         return 1
@@ -85,20 +85,20 @@ def most_jobs(sweep: Sweep) -> int:
 def minutes_of(
     sweep: Sweep, missing: Sequence[Piece], seconds: Mapping[Piece, float], jobs: int | None
 ) -> float | None:
-    """Return about how long the missing pieces take: each as long as the median of its pool and arm, else of all."""
+    """Estimate the minutes of the missing pieces: each takes the median of its pool and arm, else of all pieces."""
     if not seconds or not missing:
         return None if missing else 0.0
     cores = 1 if this_machine().gpus else this_machine().cores
     total = 0.0
     for piece in missing:
-        alike = [each for other, each in seconds.items() if (other.pool, other.arm) == (piece.pool, piece.arm)]
-        share = 1 / jobs if jobs else min(1.0, cores_of(sweep, piece) / cores)
-        total += share * statistics.median(alike or seconds.values())
+        similar = [each for other, each in seconds.items() if (other.pool, other.arm) == (piece.pool, piece.arm)]
+        fraction = 1 / jobs if jobs else min(1.0, cores_of(sweep, piece) / cores)
+        total += fraction * statistics.median(similar or seconds.values())
     return total / 60
 
 
 def _bytes(sweep: Sweep, root: Path, done: Sequence[Piece], missing: Sequence[Piece], jobs: int) -> int | None:
-    """Return about how many bytes the missing pieces take, with the checkpoints of those that run at once."""
+    """Estimate the bytes of the missing pieces, with the checkpoints of those that run in parallel."""
     sizes = [_size(root / piece.place) for piece in done[:3]]
     largest, total = 0, 0
     for piece in missing:
@@ -118,18 +118,18 @@ def _size(directory: Path) -> int:
 
 
 def require_room(plan: Plan, root: Path, gigabytes: float | None) -> None:
-    """Raise UsageError where the missing pieces do not fit the disk, or all of them the budget."""
+    """Raise UsageError if the missing pieces do not fit on the disk, or all pieces in the budget."""
     if plan.bytes is None:
         return
     existing = next(path for path in (root, *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    room, which = free, f"free on the disk of {existing}"
+    room, source = free, f"free on the disk of {existing}"
     if gigabytes is not None:
-        left = max(0, int(gigabytes * 1e9) - _size(root / "pieces"))
-        if left < free:
-            room, which = left, f"left of the budget ({gigabytes} gigabytes)"
+        remaining = max(0, int(gigabytes * 1e9) - _size(root / "pieces"))
+        if remaining < free:
+            room, source = remaining, f"left of the budget ({gigabytes} gigabytes)"
     if plan.bytes > room:
         raise UsageError(
-            f"the sweep needs about {plan.bytes:,} bytes for {len(plan.missing)} pieces, {room:,} are {which}; take "
+            f"the sweep needs about {plan.bytes:,} bytes for {len(plan.missing)} pieces, {room:,} are {source}; use "
             "fewer seeds or arms, or another directory with --out"
         )

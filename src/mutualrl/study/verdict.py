@@ -19,7 +19,7 @@ FINISHED = "finished"
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """Return what each comparison shows, how certain that is, and the commands that would decide more."""
+    """Return for each comparison its result, how certain that is, and the commands that would decide more."""
     results: list[Verdict] = []
     for comparison in comparisons:
         results += [_of_one(comparison.runs[0])] if len(comparison.runs) == 1 else _of_several(comparison)
@@ -27,7 +27,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[Verdict]:
 
 
 def pool_accuracy(run: Run) -> float | None:
-    """Return the mean over the policies of greedy accuracy at the end; None where a policy has none."""
+    """Return the final greedy accuracy, averaged over the policies; None if a policy has none."""
     finals = [policy.final for policy in run.policies.values()]
     known = [value for value in finals if value is not None]
     return statistics.fmean(known) if known and len(known) == len(finals) else None
@@ -42,9 +42,7 @@ def _of_one(run: Run) -> Verdict:
         return Verdict(f"{run.name} has not finished ({run.state}): no result yet.", (), again)
     if final is None:
         missing = [name for name, policy in run.policies.items() if policy.final is None]
-        answer = (
-            f"{run.name} has no result of {', '.join(missing) or 'its policies'} here: what the pool gained is open."
-        )
+        answer = f"{run.name} has no result of {', '.join(missing) or 'its policies'} here: the pool's gain is unknown."
         return Verdict(answer, (), ())
     first = [
         points[0].value for policy in run.policies.values() if (points := policy.accuracy()) and not points[0].step
@@ -53,18 +51,18 @@ def _of_one(run: Run) -> Verdict:
     moved = f"{_measure([run]).capitalize()} went{began} to {final:.3f} (greedy, mean of the pool{_problems([run])})."
     if run.arm == baseline().name:
         other = at_level("outcome").name
-        answer = f"{moved} This is a baseline: train the same with a regime that shares, and compare the two."
+        answer = f"{moved} This is a baseline: train the same recipe with a regime that shares, and compare the two."
     else:
         other = baseline().name
         answer = (
-            f"{moved} What sharing gained cannot be told from one run: it has no baseline. Train the same without it."
+            f"{moved} One run does not show the gain of sharing: it has no baseline. Train the same recipe without it."
         )
-    there = f"{run.root}-{other}"
-    commands = _again(run, regime=other, directory=there) if len(run.policies) > 1 else ()
+    directory = f"{run.root}-{other}"
+    commands = _again(run, regime=other, directory=directory) if len(run.policies) > 1 else ()
     if commands:
-        commands = (*commands, f"mutualrl report {_quoted(run)} {shlex.quote(there)}")
+        commands = (*commands, f"mutualrl report {_quoted(run)} {shlex.quote(directory)}")
     return Verdict(
-        answer, (f"One seed has no interval: {FEWEST} or more of each arm say how certain a gain is.",), commands
+        answer, (f"One seed has no interval: {FEWEST} or more per arm show how certain a gain is.",), commands
     )
 
 
@@ -76,38 +74,40 @@ def _of_several(comparison: Comparison) -> list[Verdict]:
     plain = by_arm.get(baseline().name)
     if not plain:
         run = comparison.runs[0]
-        there = f"{run.root}-{baseline().name}"
-        answer = f"{comparison.name}: no finished run of the baseline ({baseline().name}): no gain can be told."
-        return [Verdict(answer, (), _again(run, regime=baseline().name, directory=there))]
+        directory = f"{run.root}-{baseline().name}"
+        answer = f"{comparison.name}: no finished run of the baseline ({baseline().name}), so no gain can be measured."
+        return [Verdict(answer, (), _again(run, regime=baseline().name, directory=directory))]
     results = []
     for arm, finals in by_arm.items():
         if arm != baseline().name:
             results.append(_difference(comparison, arm, finals, plain))
-    return results or [Verdict(f"{comparison.name}: every run is of the baseline; train one with sharing.", (), ())]
+    return results or [Verdict(f"{comparison.name}: every run is a baseline; train one with sharing.", (), ())]
 
 
 def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plain: dict[int, float]) -> Verdict:
-    """Return how an arm ended against the baseline, paired by seed; the words say no more than the interval does."""
+    """Return the verdict on an arm against the baseline, paired by seed; it claims no more than the interval shows."""
     seeds = [seed for seed in finals if seed in plain]
     members = comparison.arms[arm]
     if not seeds:
-        return Verdict(f"{comparison.name}: {arm} and {baseline().name} have no finished runs of one seed.", (), ())
+        return Verdict(
+            f"{comparison.name}: {arm} and {baseline().name} have no finished runs with a common seed.", (), ()
+        )
     count = _count(members)
     resolution = 1 / count if count else 0.0
     estimate = paired([finals[seed] for seed in seeds], [plain[seed] for seed in seeds], resolution=resolution)
-    what = f"{estimate.mean:+.3f} in {_measure(members)} (greedy, mean of the pool{_problems(members)})"
+    change = f"{estimate.mean:+.3f} in {_measure(members)} (greedy, mean of the pool{_problems(members)})"
     cautions = []
     if any(note.startswith("not matched") for note in comparison.notes):
-        cautions.append("The arms differ in more than the regime: the notes of the section below say in what.")
+        cautions.append("The arms differ in more than the regime: see the notes in the section below.")
     decided = estimate.n >= FEWEST and not estimate.low <= 0 <= estimate.high
     if estimate.n < FEWEST:
-        answer = f"{arm} minus {baseline().name}: {what}, seeds: {estimate.n}; {FEWEST} are needed for an interval."
+        answer = f"{arm} minus {baseline().name}: {change}, seeds: {estimate.n}; {FEWEST} are needed for an interval."
     else:
-        words = "not decided"
+        result = "not decided"
         if decided:
-            words = f"{arm} ended {'above' if estimate.low > 0 else 'below'} {baseline().name}"
+            result = f"{arm} ended {'above' if estimate.low > 0 else 'below'} {baseline().name}"
         interval = f"[{estimate.low:+.3f}, {estimate.high:+.3f}]"
-        answer = f"{arm} minus {baseline().name}: {what}, 95 % interval {interval}, {estimate.n} seeds: {words}."
+        answer = f"{arm} minus {baseline().name}: {change}, 95 % interval {interval}, {estimate.n} seeds: {result}."
     commands: tuple[str, ...] = ()
     if not decided:
         both = (*comparison.arms[baseline().name], *members)
@@ -120,7 +120,7 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
 
 
 def _count(runs: Sequence[Run]) -> int | None:
-    """Return on how many held-out problems the policies are measured, where the results say so."""
+    """Return the number of held-out problems that the policies are evaluated on; None if it is not recorded."""
     for run in runs:
         for policy in run.policies.values():
             count = part(policy.result or {}, "validation").get("n")
@@ -130,7 +130,7 @@ def _count(runs: Sequence[Run]) -> int | None:
 
 
 def _measure(runs: Sequence[Run]) -> str:
-    """Return what the held-out prompts are measured by: under reward functions of the user's there is no accuracy."""
+    """Return the name of the held-out measure: with custom reward functions there is no accuracy."""
     results = [policy.result or {} for run in runs for policy in run.policies.values()]
     validations = [part(result, "validation") for result in results]
     return "mean reward" if any(each.get("no_box", 0.0) is None for each in validations) else "accuracy"
@@ -141,22 +141,22 @@ def _problems(runs: Sequence[Run]) -> str:
     return f", {count} problems" if count else ""
 
 
-#: flags of `train` that belong to one run alone, and those of them that take a value
+#: flags of `train` that are specific to one run, and those of them with a value
 ONCE = ("--resume", "--clean", "--dry-run", "--json", "--push-to-hub")
 WITH_VALUE = ("--push-to-hub",)
 
 
 def _is_local(run: Run) -> bool:
-    """Return whether one command on this machine began a run: the policies of one over a bucket have commands and a URL
-    of their own."""
-    words = run.info.get("command")
+    """Return whether one command on this machine started a run: over a bucket, each policy has its own command and
+    URL."""
+    command = run.info.get("command")
     shared = part(run.recipe, "exchange").get("url") is not None or run.info.get("exchange") is not None
-    return isinstance(words, list) and list(map(str, words[1:2])) == ["train"] and not shared
+    return isinstance(command, list) and list(map(str, command[1:2])) == ["train"] and not shared
 
 
 def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | None = None) -> tuple[str, ...]:
-    """Return the command of a run with another regime or seed, into another directory. None where it could not be
-    carried out, or would run code that a command from elsewhere names."""
+    """Return the command that repeats a run with another regime or seed in another directory; empty if it could not
+    run, or would run code named in a command from another machine."""
     own_settings = any(part(policy, "regime") for policy in policies_in(run.recipe))
     if not _is_local(run) or Path(directory).exists() or (regime is not None and own_settings):
         return ()
@@ -184,8 +184,8 @@ def _again(run: Run, *, directory: str, regime: str | None = None, seed: int | N
 
 
 def _replaced(assignment: str, changed: Mapping[str, str]) -> bool:
-    """Return whether an assignment of `--set` is of what changes: the regime, whose keys another one does not have,
-    the seed, the directory."""
+    """Return whether an assignment of `--set` is to something that changes: the regime, whose keys another one does
+    not have, the seed, or the directory."""
     key = assignment.partition("=")[0]
     regime = key == "regime" or key.startswith("regime.") or (key.startswith("policies.") and ".regime" in key)
     return ("--regime" in changed and regime) or (key == "run.seed" and "--seed" in changed) or key == "run.dir"

@@ -1,7 +1,7 @@
 """Prompts and verifiers, one module per task.
 
-A user's own is `TASK` of a file or package (`--task file.py:TASK`, `--task package.module:TASK`), or what an installed
-package offers under the entry-point group `mutualrl.tasks`.
+A custom task is `TASK` in a file or package (`--task file.py:TASK`, `--task package.module:TASK`), or an entry point of
+an installed package in the group `mutualrl.tasks`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mutualrl.tasks.mixture import MixtureTask
 from mutualrl.tasks.qa import QA_TASKS
 
 GROUP = "mutualrl.tasks"
-_MADE: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, AdditionChainTask())
-_SINGLE: tuple[Task, ...] = (*_MADE, *MATH_TASKS, *QA_TASKS, DatasetTask())
+_GENERATED: tuple[Task, ...] = (ArithmeticTask(), *COUNTDOWN_TASKS, AdditionChainTask())
+_SINGLE: tuple[Task, ...] = (*_GENERATED, *MATH_TASKS, *QA_TASKS, DatasetTask())
 TASKS: dict[str, Task] = {task.name: task for task in _SINGLE}
 TASKS["mixture"] = MixtureTask(dict(TASKS))
 
@@ -31,17 +31,17 @@ TASKS["mixture"] = MixtureTask(dict(TASKS))
 def get_task(name: str) -> Task:
     """Return the task of that name, import path or entry point.
 
-    Raises TaskError with file and line for one that cannot be imported, or is no task; for an unknown name, those that
-    there are.
+    Raises TaskError, with file and line for an object that cannot be imported or is not a task, with the known names
+    for an unknown one.
     """
     if name in TASKS:
         return TASKS[name]
     if is_import_path(name):
         return _checked(load_object(name, "task", TaskError), name)
-    offered = entry_points(GROUP)
-    if name in offered:
-        return _checked(load_object(offered[name].value, f"task {name!r}", TaskError), name)
-    known = sorted({*TASKS, *offered})
+    plugins = entry_points(GROUP)
+    if name in plugins:
+        return _checked(load_object(plugins[name].value, f"task {name!r}", TaskError), name)
+    known = sorted({*TASKS, *plugins})
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise TaskError(f"unknown task {name!r}; expected one of: {', '.join(known)}{hint}; or {FORM}")

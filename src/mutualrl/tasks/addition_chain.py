@@ -1,13 +1,13 @@
 r"""Task addition-chain: reach a number from 1 by sums of earlier numbers, in as few steps as possible. Graded rewards.
 
-`Write a short addition chain for 23.` is answered by `\boxed{1, 2, 4, 5, 10, 11, 22, 23}`: it begins with 1, every
-further number is the sum of two earlier ones (or twice one), and it ends with the target. A chain of n numbers after
-the 1 is worth 2^-(n - ceil(log2 target)): 1 where it is as short as any chain can be, half as much with every further
-step, 0 where it is no chain. Nobody knows a fast way to the shortest chain, and the data's solutions mostly are not.
+An answer to `Write a short addition chain for 23.` is `\boxed{1, 2, 4, 5, 10, 11, 22, 23}`: it starts with 1, every
+further number is the sum of two earlier ones (or twice one), and it ends with the target. The reward of a chain of n
+numbers after the 1 is 2^-(n - ceil(log2 target)): 1 at the lower bound of n, halved by every further step; 0 if it is
+not a chain. No fast method for the shortest chain is known, and most of the data's solutions are longer.
 
-The data's solution comes in styles, a column each: `solution` doubles and adds one along the target's bits; `factors`
-splits off the smallest prime factor where there is one. SGT's `teacher: gold` learns the one that `regime.solution`
-names.
+The data has solutions in several styles, one column each: `solution` doubles and adds one along the target's bits;
+`factors` splits off the smallest prime factor, if any. SGT with `teacher: gold` learns the one named by
+`regime.solution`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _CHAIN = re.compile(r"\s*[0-9]{1,6}(?:\s*,\s*[0-9]{1,6})*\s*")
 
 
 def is_chain(chain: Sequence[int]) -> bool:
-    """Return whether numbers begin with 1, rise, and each but the first is the sum of two earlier ones, or twice
-    one."""
+    """Return whether the numbers start with 1 and increase, and each further one is the sum of two earlier ones, or
+    twice one."""
     if not chain or chain[0] != 1:
         return False
     earlier = [1]
@@ -45,7 +45,7 @@ def is_chain(chain: Sequence[int]) -> bool:
 
 
 def worth(text: str, target: int) -> float:
-    r"""Return the reward of a completion: that of the chain in its last `\boxed{...}`, 0 where there is none."""
+    r"""Return the reward of a completion: that of the chain in its last `\boxed{...}`, 0 without one."""
     content = last_boxed(text)
     if content is None or len(content) > _LONGEST or not _CHAIN.fullmatch(content):
         return 0.0
@@ -56,16 +56,16 @@ def worth(text: str, target: int) -> float:
 
 
 def fewest_steps(target: int) -> int:
-    """Return ceil(log2 target): no chain has fewer steps, since a step at most doubles."""
+    """Return ceil(log2 target), a lower bound on the steps of a chain, since a step at most doubles."""
     return (target - 1).bit_length()
 
 
 def chain_reward(completions: list[str | list[dict[str, str]]], target: list[int], **_: object) -> list[float]:
-    """Return the `worth` of each completion: a reward function as TRL calls it."""
+    """Return the `worth` of each completion: a reward function in TRL's form."""
     return [worth(completion_text(each), goal) for each, goal in zip(completions, target, strict=True)]
 
 
-# ---- the data's solution, in styles
+# ---- styles of the data's solution
 
 
 def by_bits(target: int) -> list[int]:
@@ -79,8 +79,8 @@ def by_bits(target: int) -> list[int]:
 
 
 def by_factors(target: int) -> list[int]:
-    """Return the chain of the factor method: that of the smallest prime factor p, then that of target / p times p;
-    for a prime, that of target - 1, then one more (Knuth, TAOCP 2, 4.6.3)."""
+    """Return the chain of the factor method: the chain of the smallest prime factor p, then that of target / p times
+    p; for a prime, the chain of target - 1, then one more step (Knuth, TAOCP 2, 4.6.3)."""
     if target == 1:
         return [1]
     factor = _smallest_factor(target)
@@ -114,7 +114,7 @@ def training(seed: int) -> list[int]:
 
 
 class AdditionChainTask:
-    """Problems made from a seed. Needs no file."""
+    """Task of problems generated from a seed; needs no file."""
 
     name = "addition-chain"
     max_new_tokens = 256
@@ -123,9 +123,9 @@ class AdditionChainTask:
     reward = (REWARD,)
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """Return prompts of a split; the training order is drawn from `source.seed`.
+        """Return the prompts of a split; `source.seed` sets the training order.
 
-        Raises UsageError when a data file is named: the problems are generated.
+        Raises UsageError if a data file is given: the problems are generated.
         """
         require_no_data(self.name, source)
         train = split == "train"

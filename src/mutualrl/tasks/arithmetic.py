@@ -1,7 +1,7 @@
 r"""Task of the embedded pool: running sums and running products, a line of working, a boxed answer.
 
-`4*3*5:` is answered ` 12 60 \boxed{60}` and `4+3+5:` by ` 7 12 \boxed{12}`. The operation is the group.
-Held-out problems are never among the training ones: the split is drawn once, from a seed of its own.
+The answer to `4*3*5:` is ` 12 60 \boxed{60}`, to `4+3+5:` it is ` 7 12 \boxed{12}`. The operation is the group.
+Held-out problems are never training problems: the split is drawn once, from a separate seed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from mutualrl.tasks.base import Split, TaskData, TaskSource, require_no_data
 Operation = Literal["+", "*"]
 OPERATIONS: tuple[Operation, ...] = ("+", "*")
 OPERANDS = range(2, 7)
-LENGTHS = (2, 3)  # operands a problem
+LENGTHS = (2, 3)  # operands per problem
 LARGEST = 99  # no intermediate result above this: two digits suffice
-HELD_OUT = 32  # problems of each operation
+HELD_OUT = 32  # problems per operation
 SPLIT_SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Operation applied from left to right to some operands."""
+    """An operation applied to operands from left to right."""
 
     operation: Operation
     operands: tuple[int, ...]
@@ -55,7 +55,7 @@ class Problem:
 def all_problems(operation: Operation) -> list[Problem]:
     """Return every problem of an operation within the ranges, in a fixed order.
 
-    Operands whose sum equals their product are left out: they would not tell the skills apart.
+    Operands whose sum equals their product are excluded: they do not distinguish the skills.
     """
     problems = []
     for length in LENGTHS:
@@ -67,7 +67,7 @@ def all_problems(operation: Operation) -> list[Problem]:
 
 
 def split_problems(operation: Operation) -> tuple[list[Problem], list[Problem]]:
-    """Return training and held-out problems of an operation: no held-out one is ever trained on."""
+    """Return the training and held-out problems of an operation, which are disjoint."""
     problems = all_problems(operation)
     held_out = random.Random(f"{SPLIT_SEED}{operation}").sample(problems, HELD_OUT)
     chosen = set(held_out)
@@ -75,7 +75,7 @@ def split_problems(operation: Operation) -> tuple[list[Problem], list[Problem]]:
 
 
 class ArithmeticTask:
-    """Problems made from a seed. Needs no file."""
+    """Task of problems generated from a seed; needs no file."""
 
     name = "arithmetic"
     max_new_tokens = 64
@@ -83,9 +83,9 @@ class ArithmeticTask:
     reads = "problems made from a seed"
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """Return prompts of a split. Training order is drawn from `source.seed`, the operations alternating.
+        """Return the prompts of a split, the operations alternating; `source.seed` sets the training order.
 
-        Raises UsageError when a data file is named: the problems are generated.
+        Raises UsageError if a data file is given: the problems are generated.
         """
         require_no_data(self.name, source)
         train = split == "train"
@@ -103,7 +103,7 @@ class ArithmeticTask:
 
 
 def _balanced(problems: list[Problem], size: int, rng: random.Random) -> list[Problem]:
-    """Return `size` problems in random order; each appears as often as any other, give or take one."""
+    """Return `size` problems in random order, whose counts differ by at most one."""
     repeated: list[Problem] = []
     while len(repeated) < size:
         repeated += rng.sample(problems, len(problems))

@@ -1,4 +1,4 @@
-"""Interface of a task: where its prompts come from. Scoring is the same everywhere (`tasks.boxed`)."""
+"""Interface of a task, a source of prompts. Default scoring is in `tasks.boxed`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mutualrl.records import Prompt
 logger = logging.getLogger(__name__)
 
 Split = Literal["train", "validation"]
-PAPER_TOKENS = 3072  # of a completion (paper, Section "Hyperparameters")
+PAPER_TOKENS = 3072  # per completion (paper, Section "Hyperparameters")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSource:
-    """Sources of a task's rows. None: the hub, for the tasks that have a data set there.
+    """Sources of a task's rows. None: the hub, for tasks that have a data set there.
 
     `data`: training rows, `validation_data`: validation rows; a file, a directory, or
-    `hub:OWNER/NAME[:CONFIG[:SPLIT]]`. `seed`: of what is drawn. `template`, `answer`: how task `dataset` makes a prompt
-    of a row, and which field is the answer. `members`: those of a mixture, with their weights."""
+    `hub:OWNER/NAME[:CONFIG[:SPLIT]]`. `seed`: of all random draws. `template`, `answer`: for task `dataset`, the prompt
+    template and the answer field. `members`: the members of a mixture, with their weights."""
 
     data: Path | None = None
     validation_data: Path | None = None
@@ -37,7 +37,7 @@ class TaskSource:
 
 @dataclass(frozen=True, slots=True)
 class MixtureMember:
-    """One task of a mixture. `weight`: its share of the training prompts; None: in proportion to its size."""
+    """One task of a mixture. `weight`: its relative weight in training prompts; None: in proportion to its size."""
 
     source: TaskSource
     weight: float | None = None
@@ -45,7 +45,7 @@ class MixtureMember:
 
 @dataclass(frozen=True, slots=True)
 class TaskData:
-    """Prompts of a split, where they come from, and the rows that were left out, each with its reason."""
+    """Prompts of a split, their origin, and the dropped rows, each with the reason."""
 
     prompts: list[Prompt]
     origin: str
@@ -56,7 +56,7 @@ class TaskData:
 class Task(Protocol):
     """Named source of prompts. Implementations are modules of `mutualrl.tasks`.
 
-    `max_new_tokens`: the longest completion of an evaluation by default. `reads`: what it reads, as text.
+    `max_new_tokens`: the default completion limit of an evaluation. `reads`: a description of its source.
     """
 
     @property
@@ -66,17 +66,17 @@ class Task(Protocol):
 
     @property
     def max_new_tokens(self) -> int:
-        """Return the default number of tokens of a completion."""
+        """Return the default maximum number of tokens per completion."""
         ...
 
     @property
     def takes_data(self) -> bool:
-        """Return whether it reads data that a user may name."""
+        """Return whether the user may give it data."""
         ...
 
     @property
     def reads(self) -> str:
-        """Return what it reads, as text."""
+        """Return a description of its source."""
         ...
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
@@ -85,7 +85,7 @@ class Task(Protocol):
 
 
 def require_no_data(task: str, source: TaskSource) -> None:
-    """Raise UsageError when a data file is named for a task whose problems are generated."""
+    """Raise UsageError if a data file is given for a task that generates its problems."""
     if source.data is not None or source.validation_data is not None:
         raise UsageError(
             f"task {task!r} makes its own problems; leave --data out, or name the task of the "
@@ -94,7 +94,7 @@ def require_no_data(task: str, source: TaskSource) -> None:
 
 
 def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:
-    """Return the prompts of a split; rows that were left out are warned of."""
+    """Return the prompts of a split; log a warning about dropped rows."""
     data = task.read(split, source)
     if data.dropped:
         shown = "; ".join(data.dropped[:10]) + ("; ..." if len(data.dropped) > 10 else "")
@@ -103,14 +103,14 @@ def load_prompts(task: Task, split: Split, source: TaskSource) -> list[Prompt]:
 
 
 def sample_evenly(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """Return at most `limit` prompts, in their order: of each group its share (largest remainders), evenly spaced."""
+    """Return at most `limit` prompts in order: groups in proportion (largest remainders), evenly spaced within each."""
     if len(prompts) <= limit:
         return list(prompts)
     groups: dict[str, list[int]] = {}
     for place, prompt in enumerate(prompts):
         groups.setdefault(prompt.group, []).append(place)
     exact = {name: limit * len(places) / len(prompts) for name, places in groups.items()}
-    quotas = {name: int(share) for name, share in exact.items()}
+    quotas = {name: int(quota) for name, quota in exact.items()}
     short = limit - sum(quotas.values())
     for name in sorted(groups, key=lambda name: (quotas[name] - exact[name], name))[:short]:
         quotas[name] += 1
@@ -119,7 +119,7 @@ def sample_evenly(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
 
 
 def held_out(text: str, one_in: int = 16) -> bool:
-    """Return whether a prompt is among the fixed share that is validation where no validation data are named."""
+    """Return whether a prompt is in the fixed fraction held out for validation if no validation data are given."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[0] % one_in == 0
 
 
@@ -129,8 +129,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises DataError when the file is missing, is not UTF-8, is empty, or a line is not a JSON object.
     """
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "not found"
-        raise DataError(f"data file {what}: {path} (expected a JSON Lines file; check --data)")
+        problem = "is a directory" if path.is_dir() else "not found"
+        raise DataError(f"data file {problem}: {path} (expected a JSON Lines file; check --data)")
     count = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -162,7 +162,7 @@ def text_field(row: dict[str, Any], field: str, path: Path, number: int) -> str:
 
 
 def unicode_text(value: str, field: str, path: Path, number: int) -> str:
-    """Return `value`, unless it holds half a character (a lone surrogate), which no file and no tokenizer takes."""
+    """Return `value`. Raises DataError for a lone surrogate, which files and tokenizers cannot encode."""
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise DataError(f"{path}, row {number}, field '{field}': a lone surrogate, expected Unicode text")
     return value

@@ -2,23 +2,22 @@ r"""Verifier: exact match of the last balanced `\boxed{...}` with the canonical 
 
 Source: paper, Section "Experimental Setup", Benchmarks: "extract the final answer between the outermost
 \boxed{} tokens, and compare this string exactly against the canonical label". Text outside the box is
-ignored, and nothing that a model wrote is ever evaluated.
+ignored, and model output is never evaluated as code.
 """
 
 from __future__ import annotations
 
 import re
 
-# `\{` and `\}` are printed braces in LaTeX, not grouping: `\boxed{\{1, 2\}}` holds a set.
-# `\\` is a line break there, whatever brace follows it, unless it is a box behind a stray backslash.
+# `\{` and `\}` are literal braces in LaTeX, not grouping: `\boxed{\{1, 2\}}` contains a set.
+# `\\` is a line break, whatever brace follows it, unless it is a box after a stray backslash.
 _TOKEN = re.compile(r"\\boxed\{|\\\\(?!boxed\{)|\\[{}]|[{}]")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return content of the last balanced `\boxed{...}` of `text`, or None when there is none. Linear in the
-    length.
+    r"""Return the content of the last balanced `\boxed{...}` of `text`, or None if there is none. Linear time.
 
-    Of nested boxes the outermost balanced one counts; a box that never closes is skipped.
+    Of nested boxes, the outermost balanced one counts; an unclosed box is skipped.
     """
     open_braces: list[int] = []  # start of the content for a box, -1 for a plain brace
     span: tuple[int, int] | None = None
@@ -41,18 +40,18 @@ def boxed_score(completion: str, answer: str) -> float:
 
 
 def content_score(content: str | None, answer: str) -> float:
-    """Return the same for the content of a box, None where there was none."""
+    """Return the score of a box's content, as `boxed_score` does; None: no box."""
     return float(content is not None and content.strip() == answer.strip())
 
 
 def completion_text(completion: str | list[dict[str, str]]) -> str:
-    """Return text of a completion as TRL hands it out: a string, or the messages of a conversation, of which those
-    count that the model wrote: what a tool answered is no answer of the model's."""
+    """Return the text of a completion in TRL's form: a string, or the messages of a conversation, of which only the
+    assistant's count: a tool's result is not the model's answer."""
     if isinstance(completion, str):
         return completion
     return "".join(message.get("content") or "" for message in completion if message["role"] == "assistant")
 
 
 def boxed_reward(completions: list[str | list[dict[str, str]]], answer: list[str], **_: object) -> list[float]:
-    """Return TRL reward function: `boxed_score` of every completion against the data column `answer`."""
+    """Return the `boxed_score` of each completion with the data column `answer`: a reward function in TRL's form."""
     return [boxed_score(completion_text(c), a) for c, a in zip(completions, answer, strict=True)]

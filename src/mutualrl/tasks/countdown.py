@@ -1,13 +1,13 @@
-r"""Task countdown: make a target from given numbers, each used once. Many expressions are right.
+r"""Task countdown: make a target from given numbers, each used once. Many expressions are correct.
 
-`Use each of 3, 4, 2, 7 exactly once, with + - * / and parentheses, to make 25.` is answered by any `\boxed{...}` with
+An answer to `Use each of 3, 4, 2, 7 exactly once, with + - * / and parentheses, to make 25.` is any `\boxed{...}` with
 such an expression, checked by a small grammar with exact rationals (`tasks.expressions`). Held-out problems share no
-multiset of numbers and target with training ones. The group is how many numbers there are: four to six, and in task
-`countdown-three` always three.
+multiset of numbers and target with training ones. The group is the number of numbers: four to six, and always three in
+task `countdown-three`.
 
-The data's solution comes in styles, a column each: `solution` writes every step and then the expression, the larger
-operand of + and * first; `mirrored` likewise, the smaller operand first; `bare` writes the expression of `solution`
-alone. SGT's `teacher: gold` learns the one that `regime.solution` names.
+The data has solutions in several styles, one column each: `solution` writes every step and then the expression, the
+larger operand of + and * first; `mirrored` likewise, the smaller operand first; `bare` writes only the expression of
+`solution`. SGT with `teacher: gold` learns the one named by `regime.solution`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mutualrl.tasks.base import Split, TaskData, TaskSource, require_no_data
 from mutualrl.tasks.boxed import completion_text, last_boxed
 from mutualrl.tasks.expressions import Expression, ExpressionError, apply, number, parse
 
-SIZES: Mapping[str, tuple[int, ...]] = {"countdown": (4, 5, 6), "countdown-three": (3,)}  # numbers of a problem
-NUMBERS = range(1, 13)  # of four to six; of three they are drawn from twice as many, else there were too few problems
+SIZES: Mapping[str, tuple[int, ...]] = {"countdown": (4, 5, 6), "countdown-three": (3,)}  # numbers per problem
+NUMBERS = range(1, 13)  # with four to six numbers; three are drawn from a wider range, or there were too few problems
 NUMBERS_OF_THREE = range(1, 21)
 TARGETS = range(1, 100)
 LARGEST = 999  # no intermediate result of the data's solution is above this
@@ -34,7 +34,7 @@ REWARD = "mutualrl.tasks.countdown:reaches_target"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Numbers in the order in which they are shown, and an expression that reaches the target."""
+    """Numbers in the order shown, and an expression that reaches the target."""
 
     numbers: tuple[int, ...]
     solution: Expression
@@ -46,7 +46,7 @@ class Problem:
 
     @property
     def key(self) -> tuple[tuple[int, ...], int]:
-        """Return what makes two problems the same: the multiset of numbers, and the target."""
+        """Return the identity of a problem: the multiset of numbers, and the target."""
         return tuple(sorted(self.numbers)), self.target
 
     @property
@@ -60,23 +60,23 @@ class Problem:
 
 
 def draw(size: int, rng: random.Random) -> Problem:
-    """Return a random problem: numbers joined at random until one is left, with whole, positive steps."""
+    """Return a random problem: numbers are combined at random until one is left; every step is a positive integer."""
     while True:
         numbers = tuple(rng.choice(NUMBERS_OF_THREE if size == 3 else NUMBERS) for _ in range(size))
         parts = [number(value) for value in numbers]
         while len(parts) > 1:
             left, right = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
             choices = [apply(operation, left, right) for operation in "+-*/" if operation != "/" or right.value != 0]
-            sound = [each for each in choices if each.value.denominator == 1 and 0 < each.value <= LARGEST]
-            if not sound:
+            valid = [each for each in choices if each.value.denominator == 1 and 0 < each.value <= LARGEST]
+            if not valid:
                 break
-            parts.append(rng.choice(sound))
+            parts.append(rng.choice(valid))
         if len(parts) == 1 and parts[0].value in TARGETS:
             return Problem(numbers, parts[0])
 
 
 def distinct(size: int, count: int, rng: random.Random, taken: set[tuple[tuple[int, ...], int]]) -> list[Problem]:
-    """Return `count` problems, all different and none already in `taken`, to which they are added."""
+    """Return `count` different problems, none of them in `taken`, and add them to it."""
     problems: list[Problem] = []
     while len(problems) < count:
         problem = draw(size, rng)
@@ -105,7 +105,7 @@ def _alternating(
     return tuple(problem for row in zip(*by_size, strict=True) for problem in row)
 
 
-# ---- the data's solution, in styles
+# ---- styles of the data's solution
 
 
 def in_order(expression: Expression, *, larger_first: bool) -> Expression:
@@ -136,7 +136,7 @@ def mirrored(expression: Expression) -> str:
 
 
 def bare(expression: Expression) -> str:
-    r"""Return the expression of `solution` alone: ` \boxed{(4+3)*2}`."""
+    r"""Return only the expression of `solution`: ` \boxed{(4+3)*2}`."""
     return f" \\boxed{{{in_order(expression, larger_first=True)}}}"
 
 
@@ -161,13 +161,13 @@ def reached(text: str, numbers: Sequence[int], target: int) -> bool:
 def reaches_target(
     completions: list[str | list[dict[str, str]]], numbers: list[list[int]], target: list[int], **_: object
 ) -> list[float]:
-    """Return 1.0 for each completion that reaches its target, else 0.0: a reward function as TRL calls it."""
+    """Return 1.0 for each completion that reaches its target, else 0.0: a reward function in TRL's form."""
     rows = zip(completions, numbers, target, strict=True)
-    return [float(reached(completion_text(completion), own, goal)) for completion, own, goal in rows]
+    return [float(reached(completion_text(completion), operands, goal)) for completion, operands, goal in rows]
 
 
 class CountdownTask:
-    """Problems made from a seed. Needs no file."""
+    """Task of problems generated from a seed; needs no file."""
 
     max_new_tokens = 256
     takes_data = False
@@ -179,9 +179,9 @@ class CountdownTask:
         self._sizes = SIZES[name]
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """Return prompts of a split; training problems are drawn from `source.seed`.
+        """Return the prompts of a split; training problems are drawn from `source.seed`.
 
-        Raises UsageError when a data file is named: the problems are generated.
+        Raises UsageError if a data file is given: the problems are generated.
         """
         require_no_data(self.name, source)
         train = split == "train"

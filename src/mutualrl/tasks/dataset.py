@@ -1,9 +1,9 @@
 """Any data set with `prompt` and `answer` columns: JSON Lines, CSV, Parquet, or a directory of Hugging Face `datasets`.
 
-`prompt` is a text or a conversation (a list of messages with `role` and `content`); `answer` is the canonical label, or
-what the reward function expects. Other columns reach the reward function as they are (of a CSV file: as text); a text
-column `group` names what accuracy is reported by, and a text column `solution` is a correct completion (SGT's
-`teacher: gold`). Without a validation file, one row in 16 is held out.
+`prompt` is a string or a conversation (a list of messages with `role` and `content`); `answer` is the canonical label,
+or any value that the reward function expects. Other columns are passed to the reward function unchanged (from CSV: as
+strings); accuracy is reported by the string column `group`, and a string column `solution` is a correct completion
+(SGT's `teacher: gold`). Without a validation file, one row in 16 is held out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mutualrl.tasks.rows import DatasetRow, read_rows, version_of
 from mutualrl.tasks.template import fields_of, fill
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
-#: names that TRL gives to what it passes to a reward function, or reads from a row itself.
+#: names of arguments that TRL passes to a reward function, or of columns that it reads itself.
 RESERVED = frozenset(
     ("prompts", "completions", "completion", "completion_ids", "image", "images", "tools", "environment")
 ) | {"environments", "trainer_state", "log_extra", "log_metric", "chat_template_kwargs"}
@@ -33,10 +33,10 @@ class DatasetTask:
     name = "dataset"
     max_new_tokens = PAPER_TOKENS
     takes_data = True
-    reads = "what --data names: a file, a directory, or hub:OWNER/NAME[:CONFIG[:SPLIT]]"
+    reads = "the value of --data: a file, a directory, or hub:OWNER/NAME[:CONFIG[:SPLIT]]"
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """Return prompts of `split`: from the validation data where they are named, else the held-out share."""
+        """Return the prompts of `split`; without validation data, a fraction of the training rows is held out."""
         path = source.data if split == "train" or source.validation_data is None else source.validation_data
         if path is None:
             raise DataError("task 'dataset' needs data: add --data FILE with columns 'prompt' and 'answer'")
@@ -48,7 +48,7 @@ class DatasetTask:
 
 
 def read_prompts(path: Path, split: str, template: str | None = None, answer: str = "answer") -> tuple[Prompt, ...]:
-    """Return the rows of a data set as prompts, in order. With a template the prompt is made from the row's fields,
+    """Return the rows of a data set as prompts, in order. With a template, the prompt is built from the row's fields,
     and the field `answer` is the answer. Raises DataError naming file, row and field."""
     return _read_prompts(path, split, template, answer, version_of(path))
 
@@ -62,8 +62,8 @@ def _read_prompts(
     rows = hub_rows(parse_reference(path), split) if is_hub(path) else read_rows(path, split)
     for number, values in rows:
         row = _filled(DatasetRow(values, str(path), number), template, answer)
-        if taken := sorted(RESERVED & set(row)):
-            raise DataError(f"{path}, row {number}: column {taken[0]!r} has a meaning of its own in TRL; rename it")
+        if reserved := sorted(RESERVED & set(row)):
+            raise DataError(f"{path}, row {number}: column {reserved[0]!r} is reserved by TRL; rename it")
         for field in ("prompt", "answer"):
             if row.get(field) is None:
                 fields = ", ".join(sorted(map(str, row))[:12])[:200] or "none"
@@ -71,9 +71,9 @@ def _read_prompts(
         text, messages = _prompt(row["prompt"], path, number)
         label = row["answer"]
         if isinstance(label, bool) or not isinstance(label, str | int | float):
-            raise DataError(f"{path}, row {number}, field 'answer': found {type(label).__name__}, expected a text")
+            raise DataError(f"{path}, row {number}, field 'answer': found {type(label).__name__}, expected a string")
         if not str(label).strip():
-            raise DataError(f"{path}, row {number}, field 'answer': is blank; an empty box would count as a success")
+            raise DataError(f"{path}, row {number}, field 'answer': is blank; an empty box would count as correct")
         solution = row.get("solution")
         prompts.append(
             Prompt(
@@ -97,44 +97,42 @@ def _read_prompts(
 
 
 def _prompt(value: Any, path: Path, number: int) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the text of a prompt, and its messages where it is a conversation."""
+    """Return the text of a prompt, and its messages if it is a conversation."""
     where = f"{path}, row {number}, field 'prompt'"
     if isinstance(value, str):
         if not value.strip():
-            raise DataError(f"{where}: is empty, expected a text or a list of messages")
+            raise DataError(f"{where}: is empty, expected a string or a list of messages")
         return unicode_text(value, "prompt", path, number), ()
     if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: found {type(value).__name__}, expected a text or a list of messages")
+        raise DataError(f"{where}: found {type(value).__name__}, expected a string or a list of messages")
     messages = []
     for message in value:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if role not in ROLES or not isinstance(content, str):
             raise DataError(
                 f"{where}: found message {repr(message)[:80]}, expected a 'role' of {', '.join(ROLES)} and a "
-                "text 'content'"
+                "string 'content'"
             )
         messages.append((role, unicode_text(content, "prompt", path, number)))
     return "\n".join(content for _, content in messages), tuple(messages)
 
 
 def _filled(row: DatasetRow, template: str | None, answer: str) -> dict[str, Any]:
-    """Return the row with `prompt` and `answer` in it, made from its own fields where a template or a field is
-    named."""
+    """Return the row with `prompt` and `answer`, built from its fields if a template or an answer field is given."""
     values = dict(row.values)
     if answer != "answer":
         values["answer"] = row.take(answer)
     if template is not None:
-        values["prompt"] = fill(template, {name: _plain(row, name) for name in fields_of(template)})
+        values["prompt"] = fill(template, {name: _field_text(row, name) for name in fields_of(template)})
     return values
 
 
-def _plain(row: DatasetRow, name: str) -> str:
-    """Return a field as it stands in a prompt: a text as it is, a number as it is written, a list of texts as
-    options."""
+def _field_text(row: DatasetRow, name: str) -> str:
+    """Return a field as prompt text: a string unchanged, a number as written, a list of strings as options."""
     value = row.take(name)
     if isinstance(value, list):
         texts = row.texts(name, value)
         return "\n".join(f"{chr(ord('A') + place)}. {text}" for place, text in enumerate(texts))
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        row.refuse(name, value, "a text, a number, or a list of texts")
+        row.refuse(name, value, "a string, a number, or a list of strings")
     return unicode_text(str(value), name, Path(row.where), row.number)

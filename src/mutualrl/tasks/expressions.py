@@ -1,5 +1,6 @@
-"""Arithmetic expressions over given numbers: a small grammar, exact rationals, a solver. Nothing is ever evaluated by
-Python.
+"""Arithmetic expressions over given numbers: a small grammar, exact rationals, a solver.
+
+Python's `eval` is never used.
 
     expression = term {("+" | "-") term}
     term       = factor {("*" | "/") factor}
@@ -13,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-LONGEST = 200  # characters; a completion may hold anything
+LONGEST = 200  # characters; a completion may contain anything
 _TOKEN = re.compile(r"\s*([0-9]{1,6}|[-+*/()])")
 
 
 class ExpressionError(ValueError):
-    """Text is no expression of the grammar, or divides by zero."""
+    """Text is not an expression of the grammar, or divides by zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +39,22 @@ class Expression:
         return self.left.numbers + self.right.numbers
 
     def steps(self) -> Iterator[tuple[Expression, Expression, Expression]]:
-        """Yield the operations in the order in which they are worked out, each with its two operands."""
+        """Yield the operations in order of evaluation, each with its two operands."""
         if self.left is not None and self.right is not None:
             yield from self.left.steps()
             yield from self.right.steps()
             yield self, self.left, self.right
 
     def __str__(self) -> str:
-        """Return the text with no more parentheses than it needs."""
+        """Return the text with as few parentheses as possible."""
         if self.left is None or self.right is None:
             return str(self.value)
         left = _bracketed(self.left, self.left.operation in ("+", "-") and self.operation in ("*", "/"))
         same_level = "+-" if self.operation in ("+", "-") else "+-*/"
-        keeps = self.operation == "+" or (self.operation == "*" and self.right.operation == "*")
-        right = _bracketed(self.right, bool(self.right.operation) and self.right.operation in same_level and not keeps)
+        associative = self.operation == "+" or (self.operation == "*" and self.right.operation == "*")
+        right = _bracketed(
+            self.right, bool(self.right.operation) and self.right.operation in same_level and not associative
+        )
         return f"{left}{self.operation}{right}"
 
 
@@ -99,7 +102,7 @@ def parse(text: str) -> Expression:
 
 
 class _Parser:
-    """Recursive descent over tokens; no deeper than the longest text has parentheses."""
+    """Recursive-descent parser, no deeper than the number of parentheses in the longest text."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self.rest = list(tokens)
@@ -118,7 +121,7 @@ class _Parser:
 
     def _factor(self) -> Expression:
         if not self.rest:
-            raise ExpressionError("it ends too early")
+            raise ExpressionError("unexpected end")
         token = self.rest.pop(0)
         if token.isdecimal():
             return number(int(token))
@@ -131,8 +134,8 @@ class _Parser:
 
 
 def solve(numbers: Sequence[int], target: int) -> Expression | None:
-    """Return an expression of all the numbers, each once, that has the target as its value: the first in a fixed order
-    of pairs and operations; None where there is none. Exhaustive: up to six numbers."""
+    """Return an expression that uses each number once and has the target as its value: the first in a fixed order of
+    pairs and operations; None if there is none. Exhaustive: up to six numbers."""
     seen: set[tuple[Fraction, ...]] = set()
 
     def search(parts: tuple[Expression, ...]) -> Expression | None:
@@ -142,24 +145,24 @@ def solve(numbers: Sequence[int], target: int) -> Expression | None:
         if state in seen:
             return None
         seen.add(state)
-        for joined in _joined(parts):
-            found = search(joined)
-            if found is not None:
-                return found
+        for combined in _combined(parts):
+            solution = search(combined)
+            if solution is not None:
+                return solution
         return None
 
     return search(tuple(number(value) for value in numbers))
 
 
-def _joined(parts: tuple[Expression, ...]) -> Iterator[tuple[Expression, ...]]:
-    """Yield the parts with two of them joined by an operation, in every way."""
+def _combined(parts: tuple[Expression, ...]) -> Iterator[tuple[Expression, ...]]:
+    """Yield the parts with two of them combined by an operation, in every way."""
     for i, left in enumerate(parts):
         for j, right in enumerate(parts):
             if i == j:
                 continue
             others = tuple(part for k, part in enumerate(parts) if k not in (i, j))
             for operation in "+*-/":
-                if operation in "+*" and i > j:  # the same as the other way round
+                if operation in "+*" and i > j:  # commutative
                     continue
                 if operation == "/" and right.value == 0:
                     continue

@@ -1,4 +1,4 @@
-"""Data sets of the model hub: which one, which split, and what to do when the hub does not answer."""
+"""Data sets on the Hugging Face Hub: references, splits, and errors when the hub is unreachable."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PREFIX = "hub:"
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """Data set of the hub. `evaluated`: the split that is evaluated; `note`: why, where it is not the test split.
-    `part`: how the rows are called among those of the task's other sources."""
+    """Data set on the hub. `evaluated`: the split that is evaluated; `note`: why, if it is not the test split.
+    `part`: name of its rows in a task with several sources."""
 
     id: str
     config: str | None = None
@@ -29,11 +29,11 @@ class HubSource:
     part: str = ""
 
     def split(self, split: str) -> str:
-        """Return the hub's name of a split of ours."""
+        """Return the hub's name for a split."""
         return self.train if split == "train" else self.evaluated
 
     def origin(self, split: str) -> str:
-        """Return how results name it."""
+        """Return its name in results."""
         note = f" ({self.note})" if self.note and split != "train" else ""
         return f"{self.id} {self.split(split)}{note}"
 
@@ -44,11 +44,10 @@ def is_hub(path: Path) -> bool:
 
 
 def parse_reference(path: Path, *, evaluated: str = "") -> HubSource:
-    """Return the data set that `hub:OWNER/NAME[:CONFIG[:SPLIT]]` names. Without a split, `train` is trained on and
-    `evaluated` evaluated; where that is empty, the test split, the validation split, or the only one, whichever is
-    there first.
+    """Parse a reference `hub:OWNER/NAME[:CONFIG[:SPLIT]]`. Without a split, `train` is trained on and `evaluated`
+    evaluated; if that is empty, the test split, the validation split, or the first split, whichever exists first.
 
-    Raises DataError when the reference has another form.
+    Raises DataError for any other form.
     """
     name, *rest = str(path).removeprefix(PREFIX).split(":")
     if len(rest) > 2 or not name or name.count("/") > 1 or not all(name.split("/")):
@@ -60,8 +59,8 @@ def parse_reference(path: Path, *, evaluated: str = "") -> HubSource:
 
 
 def _is_cached(name: str) -> bool:
-    """Return whether the caches of the hub or of `datasets` know a data set; told by their directories, since
-    importing `datasets` takes seconds."""
+    """Return whether a data set is in the cache of the hub or of `datasets`, from their directories, since importing
+    `datasets` takes seconds."""
     from huggingface_hub import constants
 
     built = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
@@ -70,7 +69,7 @@ def _is_cached(name: str) -> bool:
 
 
 def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row number from 1, row) of a split. Raises DataError, with what to type, when it cannot be loaded."""
+    """Yield (row number from 1, row) of a split. Raises DataError, with the remedy, if it cannot be loaded."""
     problem = hub_problem()
     cause: Exception | None = None
     if problem is None or (problem == OFFLINE and _is_cached(source.id)):
@@ -79,10 +78,10 @@ def hub_rows(source: HubSource, split: str) -> Iterator[tuple[int, dict[str, Any
         quiet_bars()
         try:
             if not source.split(split):
-                there = get_dataset_split_names(source.id, source.config, revision=source.revision)
-                source = replace(source, evaluated=next((s for s in ("test", "validation") if s in there), there[0]))
+                names = get_dataset_split_names(source.id, source.config, revision=source.revision)
+                source = replace(source, evaluated=next((s for s in ("test", "validation") if s in names), names[0]))
             data = load_dataset(source.id, source.config, split=source.split(split), revision=source.revision)
-        except Exception as error:  # noqa: BLE001  (whatever library carries it, each has errors of its own)
+        except Exception as error:  # noqa: BLE001  (each transport library raises its own errors)
             cause = error
             problem = problem or f"{type(error).__name__}: {str(error)[:200]}"
         else:

@@ -1,8 +1,8 @@
 r"""MATH (Hendrycks et al. 2021): rows with `problem` and `answer`, or with a `solution` whose last box is the answer.
 
 Template (paper, Section "Prompt Templates"; design: the problem, an empty line, the common instruction).
-The group of a problem is its subject, its level a facet. `math` is the 5,000 test problems, `math500` the 500 of them
-that Lightman et al. (2023) drew.
+The group of a problem is its subject, its level a facet. `math` has the 5,000 test problems, `math500` the 500 of them
+drawn by Lightman et al. (2023).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _OLD_BOX = re.compile(r"\\(?:boxed|fbox)(?:\{|\s+(?P<bare>[^\s$.]+))")
 
 
 def _math(row: DatasetRow, part: str) -> PromptFields | str:
-    """Return the prompt of a problem. A row whose answer is an empty string is left out: an empty box would count as
-    a success there (two rows of the original training set are such)."""
+    """Return the prompt of a problem, or why the row is dropped: with an empty answer (two rows of the original
+    training set), an empty box would count as correct."""
     problem = row.text("problem")
     if row.values.get("answer") == "":
         return "its answer is empty"
@@ -40,13 +40,13 @@ def _math(row: DatasetRow, part: str) -> PromptFields | str:
         return "the box of its solution is empty"
     group = row.values.get("subject") or row.values.get("type") or "math"
     if not isinstance(group, str):
-        row.refuse("subject", group, "a text")
+        row.refuse("subject", group, "a string")
     facets = {}
     if row.values.get("level") is not None:
         level = unicode_text(str(row.values["level"]), "level", Path(row.where), row.number)
         facets["level"] = level.removeprefix("Level ")
-    given = row.values.get("solution")
-    solution = row.text("solution") if isinstance(given, str) and given.strip() else None
+    gold = row.values.get("solution")
+    solution = row.text("solution") if isinstance(gold, str) and gold.strip() else None
     return PromptFields(
         f"{problem}\n\n{INSTRUCTION}",
         answer,
@@ -57,7 +57,7 @@ def _math(row: DatasetRow, part: str) -> PromptFields | str:
 
 
 def _boxed(row: DatasetRow) -> str:
-    """The answer in a gold solution: its last box. Some old solutions write `\\boxed 7` or `\\fbox{7}`."""
+    """Return the answer in a gold solution: its last box. Some old solutions write `\\boxed 7` or `\\fbox{7}`."""
     solution = row.text("solution")
     boxes = list(_OLD_BOX.finditer(solution))
     if not boxes:

@@ -1,8 +1,7 @@
-"""Mixture of tasks: the paper's unified training mixture, with one validation for each member.
+"""Mixture of tasks: the paper's unified training mixture, with one validation per member.
 
-Source: paper, Section "MATH and Commonsense Reasoning with Regime 3". The members are MATH and the six
-question-answering sets unless others are named. A prompt keeps the id that it has in its own task, and is reported
-under its member's name."""
+Source: paper, Section "MATH and Commonsense Reasoning with Regime 3". By default, the members are MATH and the six
+question-answering sets. A prompt keeps its id from its own task, and is reported under its member's name."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ PAPER = ("math", "arc", "openbookqa", "boolq", "piqa", "hellaswag", "social_i_qa
 
 
 class MixtureTask:
-    """Several tasks in one. Training prompts come in a random order that the seed decides."""
+    """Several tasks in one, with training prompts in a random order set by the seed."""
 
     name = "mixture"
     max_new_tokens = PAPER_TOKENS
@@ -29,28 +28,27 @@ class MixtureTask:
         self._tasks = tasks
 
     def members(self, source: TaskSource) -> dict[str, tuple[Task, MixtureMember]]:
-        """Return the tasks of the mixture, each with where it reads from: by default the paper's seven, from the
-        directory that the mixture's own data name, or the hub. Raises UsageError for an unknown one, and a mixture
-        within."""
-        given: Mapping[str, MixtureMember] = source.members or {name: MixtureMember(TaskSource()) for name in PAPER}
-        if self.name in given:
+        """Return the tasks of the mixture with their sources: by default the paper's seven, from the mixture's data
+        directory, or the hub. Raises UsageError for an unknown task or a nested mixture."""
+        requested: Mapping[str, MixtureMember] = source.members or {name: MixtureMember(TaskSource()) for name in PAPER}
+        if self.name in requested:
             raise UsageError("a mixture cannot be a member of a mixture; name its members instead")
         members = {}
-        for name, member in given.items():
+        for name, member in requested.items():
             if name not in self._tasks:
                 expected = ", ".join(sorted(self._tasks))
                 raise UsageError(f"task.members: unknown task {name!r}; expected one of: {expected}")
             task = self._tasks[name]
             if reward := getattr(task, "reward", None):
                 raise UsageError(
-                    f"task.members: {name!r} is rewarded by {', '.join(reward)}, the members of a mixture by the boxed "
-                    "answer alone; train on it by itself"
+                    f"task.members: {name!r} is rewarded by {', '.join(reward)}, members of a mixture only by the "
+                    "boxed answer; train on it separately"
                 )
             members[name] = (task, replace(member, source=_inherited(member.source, source, task)))
         return members
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """Return all members' prompts of a split, as `mix` mixes them for training, one member after another for
+        """Return all members' prompts of a split: mixed by `mix` for training, one member after another for
         validation."""
         members = self.members(source)
         by_task = {name: task.read(split, member.source) for name, (task, member) in members.items()}
@@ -67,7 +65,7 @@ class MixtureTask:
 
 
 def _inherited(own: TaskSource, mixture: TaskSource, task: Task) -> TaskSource:
-    """Return a member's source; keys that it leaves out are the mixture's."""
+    """Return a member's source; keys that it does not set are the mixture's."""
     return replace(
         own,
         data=own.data if own.data is not None or not task.takes_data else mixture.data,
@@ -83,17 +81,20 @@ def mix(
 ) -> list[Prompt]:
     """Return the training prompts of all members in random order.
 
-    Without weights every prompt is there once: members in proportion to their size. With weights w (a member without
-    one has the weight of its share by size) the N prompts in all are dealt n_i = N w_i / sum(w) (largest remainders); a
-    member with fewer than n_i prompts repeats them, each as often as any other, give or take one; a repeated prompt's
-    id ends in `~2`, `~3`, ... Raises UsageError when no weight is above 0."""
+    Without weights, every prompt occurs once: members are in proportion to their size. With weights w (default: the
+    member's fraction by size), members get n_i = N w_i / sum(w) of the N prompts in total (largest remainders); a
+    member with fewer than n_i prompts repeats them, with counts that differ by at most one; a repeated prompt's id ends
+    in `~2`, `~3`, ... Raises UsageError if no weight is above 0."""
     if empty := [name for name, group in prompts.items() if not group]:
         raise UsageError(f"task.members.{empty[0]}: no training prompts are left; give it more data")
     total = sum(map(len, prompts.values()))
-    fractions = {name: len(group) / total if (w := weights.get(name)) is None else w for name, group in prompts.items()}
+    fractions: dict[str, float] = {}
+    for name, group in prompts.items():
+        weight = weights.get(name)
+        fractions[name] = len(group) / total if weight is None else weight
     if not sum(fractions.values()) > 0:
         raise UsageError("task.members: every weight is 0; give one of them a weight above 0")
-    exact = {name: total * share / sum(fractions.values()) for name, share in fractions.items()}
+    exact = {name: total * fraction / sum(fractions.values()) for name, fraction in fractions.items()}
     counts = {name: int(value + 1e-9) for name, value in exact.items()}
     for name in sorted(counts, key=lambda name: counts[name] - exact[name])[: total - sum(counts.values())]:
         counts[name] += 1
@@ -108,7 +109,7 @@ def mix(
 
 
 def sample_evenly_by_task(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """Return at most `limit` prompts of each member, so that every member has a validation of its own."""
+    """Return at most `limit` prompts of each member, so that every member is validated."""
     groups: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         groups.setdefault(prompt.group, []).append(prompt)

@@ -1,4 +1,4 @@
-"""Rendering of prompts for a model: as plain text, or as a user's turn of its chat template."""
+"""Rendering of prompts for a model: as plain text, or as a user turn of its chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mutualrl.process.limits import CpuTimeError, bounded
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: what the chat template of a model may take for one prompt
+#: limits of a model's chat template for one prompt
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_BYTES = 2 * 2**30
 TEMPLATE_CHARACTERS = 10_000_000
@@ -20,14 +20,14 @@ Content = str | list[dict[str, str]]
 
 
 def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase) -> Content:
-    """Return the prompt in TRL's form: a conversation as it is; a text as one user message when the tokenizer has a
-    chat template, else as it is. Raises ModelError for a conversation and a tokenizer without a chat template."""
+    """Return the prompt in TRL's form: a conversation unchanged; a string as one user message if the tokenizer has a
+    chat template, else unchanged. Raises ModelError for a conversation if the tokenizer has no chat template."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}] if tokenizer.chat_template else content
     if not tokenizer.chat_template:
         raise ModelError(
             f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, which conversational prompts "
-            "need; give it one (tokenizer.chat_template), or prompts that are plain text"
+            "need; set tokenizer.chat_template, or use plain-text prompts"
         )
     return content
 
@@ -35,10 +35,10 @@ def as_prompt(content: Content, tokenizer: PreTrainedTokenizerBase) -> Content:
 def prompt_ids(
     texts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, template: Mapping[str, Any] | None = None
 ) -> list[list[int]]:
-    """Return token ids of prompts exactly as TRL makes them: template and generation prompt, or plain text.
+    """Return the token ids of prompts exactly as in TRL: template and generation prompt, or plain text.
 
-    `texts`: texts, or conversations. `template`: arguments of the chat template (TRL's `chat_template_kwargs`). Raises
-    ModelError when the chat template cannot be rendered, or is missing where it is needed.
+    `texts`: strings, or conversations. `template`: arguments of the chat template (TRL's `chat_template_kwargs`).
+    Raises ModelError when the chat template cannot be rendered, or is missing but needed.
     """
     if not texts:
         return []
@@ -54,20 +54,20 @@ def prompt_ids(
 
 
 def _rehearse(prompts: Sequence[Content], tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> None:
-    """Render each prompt once under limits. A chat template is a program that came with a model: it may loop, allocate
-    without bound, or fail. Raises ModelError for one that does."""
+    """Render each prompt once under limits. A chat template is a program from the model's files: it may loop, allocate
+    without bound, or fail. Raises ModelError if it does."""
     for prompt in prompts:
         try:
             with bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES):
                 text = tokenizer.apply_chat_template(
                     conversation=prompt, add_generation_prompt=True, tokenize=False, **arguments
                 )
-            problem = f"made {len(text):,} characters" if len(text) > TEMPLATE_CHARACTERS else None
+            problem = f"produced {len(text):,} characters" if len(text) > TEMPLATE_CHARACTERS else None
         except CpuTimeError:
-            problem = f"did not end within {TEMPLATE_SECONDS:g} s of computing"
+            problem = f"exceeded {TEMPLATE_SECONDS:g} s of CPU time"
         except MemoryError:
             problem = f"needed over {TEMPLATE_BYTES:,} bytes"
-        except Exception as error:  # noqa: BLE001  (whatever a template of others does)
+        except Exception as error:  # noqa: BLE001  (a third-party template may raise anything)
             problem = f"failed: {type(error).__name__}: {error}"
         if problem is not None:
             raise ModelError(f"the chat template of {tokenizer.name_or_path!r} {problem} on the prompt {prompt!r:.80}")

@@ -1,9 +1,8 @@
-"""The six question-answering sets of the paper, with its templates to the letter.
+"""The six question-answering sets of the paper, with its exact templates.
 
 Source: paper, Appendix "Prompt Templates for Evaluation". `\\\\` there is one newline, `\\\\[0.5ex]` two; options are
-lines `A. text`. A row with more or fewer options than the template speaks of keeps its own: the range in the question
-is that of its letters, and digit labels become letters. Fields stand in a prompt exactly as in the row, whitespace
-included."""
+lines `A. text`. A row with more or fewer options than the template mentions keeps its own: the range in the question is
+that of its letters, and digit labels become letters. Fields are inserted unchanged, whitespace included."""
 
 from __future__ import annotations
 
@@ -53,14 +52,14 @@ def _choices(row: DatasetRow) -> tuple[list[str], list[str], str]:
         row.refuse("choices", choices["label"], f"a label for each of the {len(texts)} texts, letters or digits")
     key = row.take("answerKey")
     if key == "":
-        row.index("answerKey", len(texts), first=1)  # refuses it as a split without labels
+        row.index("answerKey", len(texts), first=1)  # raises: a split without labels
     if not isinstance(key, str) or _letter(key) not in letters:
         row.refuse("answerKey", key, f"one of {', '.join(labels)}")
     return letters, texts, _letter(key)
 
 
 def _letter(label: str) -> str:
-    """Return a label as a letter; empty when it is neither a letter nor a digit from 1 on."""
+    """Return a label as a letter; empty if it is neither a letter nor a digit 1 to 9."""
     if len(label) == 1 and label in LETTERS:
         return label
     return LETTERS[int(label) - 1] if len(label) == 1 and label in "123456789" else ""
@@ -117,7 +116,7 @@ def _social_i_qa(row: DatasetRow, part: str) -> PromptFields:
 _EASY = HubSource("allenai/ai2_arc", "ARC-Easy", part="Easy")
 _CHALLENGE = HubSource("allenai/ai2_arc", "ARC-Challenge", part="Challenge")
 _ARC_FIELDS = ("question", "choices", "answerKey")
-_PARQUET = "refs/convert/parquet"  # the hub's own conversion: the main branch of these is a script, which nothing runs
+_PARQUET = "refs/convert/parquet"  # the hub's conversion: the main branch of these is a script, which is never run
 
 QA_TASKS = (
     RowTask("arc", (_EASY, _CHALLENGE), _arc, _ARC_FIELDS, ("arc-easy", "arc-challenge"), "arc"),

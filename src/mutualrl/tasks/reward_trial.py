@@ -1,4 +1,4 @@
-"""Trial of reward functions on completions that are known, before anything is trained with them."""
+"""Trial of reward functions on known completions, before training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TRIAL_PROMPTS = 2
-TRIAL_SECONDS = 60.0  # of one call
+TRIAL_SECONDS = 60.0  # per call
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ def try_rewards(
     prompts: Sequence[Prompt],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[Trial]:
-    """Reward the data's solutions, the bare answers, the answers in a box, and empty completions, as far as the prompts
-    have them; each in the form that TRL gives this tokenizer's completions (messages, or texts).
+    """Reward the data's solutions, the bare answers, the answers in a box, and empty completions, where the prompts
+    have them; each in TRL's form of this tokenizer's completions (messages, or strings).
 
-    Raises RewardError and UsageError as `rewards_of` does; a call may take `TRIAL_SECONDS`.
+    Raises RewardError and UsageError as `rewards_of` does; a call is limited to `TRIAL_SECONDS`.
     """
     kinds: dict[str, list[str]] = {}
     solutions = [prompt.solution for prompt in prompts if prompt.solution]

@@ -1,4 +1,4 @@
-"""Rewards of completions outside a training step, by the functions that a recipe names."""
+"""Rewards of completions outside a training step, from a recipe's reward functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BOXED = ("boxed",)
-REWARD_SECONDS = 1800.0  # of one call of a reward function, at most: `run.step_timeout` of the commands
+REWARD_SECONDS = 1800.0  # limit of one call of a reward function: `run.step_timeout` of the commands
 
 
 def rewards_of(
@@ -27,7 +27,7 @@ def rewards_of(
 ) -> list[float]:
     """Return the reward of each completion: exact match of the boxed answer, or the weighted sum of reward functions.
 
-    Each function is called once with all completions, as TRL calls it, and may take `timeout` seconds. Raises
+    Each function is called once with all completions, as in TRL, and is limited to `timeout` seconds. Raises
     RewardError with the function's name, UsageError when one cannot be imported.
     """
     if tuple(paths) == BOXED:
@@ -40,7 +40,7 @@ def rewards_of(
 def reward_arguments(
     answered: Sequence[tuple[Prompt, Completion]], tokenizer: PreTrainedTokenizerBase, trainer_state: object = None
 ) -> dict[str, object]:
-    """Build the keyword arguments that TRL hands to a reward function for these completions."""
+    """Build the keyword arguments that TRL passes to a reward function for these completions."""
     prompts = [as_prompt(prompt.content, tokenizer) for prompt, _ in answered]
     columns: dict[str, list[object]] = {}
     for key in dict.fromkeys(key for prompt, _ in answered for key in prompt.columns):

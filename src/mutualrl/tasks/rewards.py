@@ -38,20 +38,19 @@ def load_reward(path: str) -> Reward:
 
 
 def require_rewards(paths: str | Sequence[str]) -> None:
-    """Raise UsageError where a reward function does not exist, as far as is known without running code."""
+    """Raise UsageError if a reward function does not exist, as far as can be checked without running code."""
     for path in [paths] if isinstance(paths, str) else paths:
         require_there(path, "task.reward", noun="function")
 
 
 def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
-    """Return the functions of one path, or of several."""
+    """Return the reward functions of one path, or of several."""
     return [load_reward(path) for path in ([paths] if isinstance(paths, str) else paths)]
 
 
 def wrap_errors(function: Reward, name: str, on_call: Callable[[str], None] = lambda name: None) -> Reward:
-    """Return `function`, whose exceptions become RewardErrors with its name, and the exception as their cause;
-    `on_call` hears of each call. `__wrapped__` is the function itself. Not for models, TRL's other kind of reward,
-    which are called otherwise."""
+    """Wrap `function` to raise RewardErrors with its name, caused by the original exceptions; `on_call` is called
+    before each call. `__wrapped__` is the original function. Not for reward models, which TRL calls differently."""
     if is_async(function):
 
         @functools.wraps(function)
@@ -72,7 +71,7 @@ def wrap_errors(function: Reward, name: str, on_call: Callable[[str], None] = la
 
 
 def is_async(function: Reward) -> bool:
-    """Return whether calling a function, a partial of one, or an object gives a coroutine: TRL's rule."""
+    """Return whether calling a function, a partial of one, or an object returns a coroutine, by TRL's rule."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
@@ -80,7 +79,7 @@ def is_async(function: Reward) -> bool:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turn an exception of the user's code into a RewardError that names the function and the line."""
+    """Convert an exception of the user's code to a RewardError that names the function and the line."""
     try:
         yield
     except Exception as error:
@@ -97,16 +96,16 @@ def weighted(
     count: int,
     timeout: float | None = None,
 ) -> list[float]:
-    """Return the weighted sum of reward functions for `count` completions, each called as TRL does; None and NaN
-    count as 0.
+    """Return the weighted sum of reward functions for `count` completions, each called as in TRL; None and NaN count
+    as 0.
 
-    `given`: the keyword arguments of every call. `timeout`: seconds that a call may take. Raises RewardError with the
+    `given`: the keyword arguments of every call. `timeout`: limit of a call in seconds. Raises RewardError with the
     function's name.
     """
     total = [0.0] * count
     for function, name, weight in zip(functions, names, weights, strict=True):
         try:
-            values = [0.0 if value is None else float(value) for value in _called(function, name, given, timeout)]
+            values = [0.0 if value is None else float(value) for value in _call(function, name, given, timeout)]
         except (TypeError, ValueError) as error:
             raise RewardError(f"reward function {name}: {type(error).__name__}: {error}") from error
         if len(values) != count:
@@ -117,13 +116,13 @@ def weighted(
     return total
 
 
-def _called(function: Reward, name: str, given: dict[str, Any], timeout: float | None) -> Any:
-    """Return what a reward function returns, awaited where it is asynchronous."""
+def _call(function: Reward, name: str, arguments: dict[str, Any], timeout: float | None) -> Any:
+    """Call a reward function, and await it if it is asynchronous."""
     late = RewardError(f"reward function {name}: no progress for {timeout or 0:g} s")
     with nullcontext() if timeout is None else time_limit(timeout, late):
-        returned = function(**given)
-        return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+        result = function(**arguments)
+        return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
 
 
-async def _awaited(value: Awaitable[Any]) -> Any:
+async def _await(value: Awaitable[Any]) -> Any:
     return await value

@@ -26,13 +26,13 @@ _SPLIT_WORDS = {
 }
 _SPLIT = re.compile(r"(?:^|[._-])(" + "|".join(_SPLIT_WORDS) + r")(?=[._-]|$)", re.IGNORECASE)
 SUFFIXES = (".jsonl", ".parquet", ".csv")
-DEPTH = 3  # of the directories that are searched
+DEPTH = 3  # of the directory search
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFields:
-    """Fields of a prompt made from a row: the prompt as a model sees it, the canonical answer, the group, further
-    facets, and a worked solution where the row has one."""
+    """Fields of a prompt built from a row: the prompt as the model sees it, the canonical answer, the group, further
+    facets, and a worked solution if the row has one."""
 
     text: str
     answer: str
@@ -41,9 +41,9 @@ class PromptFields:
     solution: str | None = None
 
 
-_ROW_TASKS: list[RowTask] = []  # all that were made, for hints
+_ROW_TASKS: list[RowTask] = []  # all instances, for hints
 
-#: from a row and the name of its part to what it becomes, or to the reason why it is left out
+#: maps a row and the name of its part to the prompt's fields, or to the reason why the row is dropped
 Build = Callable[[DatasetRow, str], PromptFields | str]
 
 
@@ -51,10 +51,10 @@ Build = Callable[[DatasetRow, str], PromptFields | str]
 class RowTask:
     """Task over rows.
 
-    `hub`: where its rows lie on the hub, one source a part. `build`: the template. `fields`: what a row of it has.
-    `files`: what the name of a file of it begins with (lower case), one a part; inside a directory called `folder`, or
-    whose name is one of them, a file needs no such beginning unless there are several parts. `stand_in`: the beginning
-    of a file that is evaluated in a directory that has no other (results name the file)."""
+    `hub`: sources of its rows on the hub, one per part. `build`: the template. `fields`: required fields of a row.
+    `files`: prefixes of its file names (lower case), one per part; in a directory named `folder` or one of `files`, a
+    file needs no prefix unless there are several parts. `stand_in`: stem of a file to evaluate in a directory without
+    another (results name the file)."""
 
     name: str
     hub: tuple[HubSource, ...]
@@ -68,18 +68,18 @@ class RowTask:
     takes_data: bool = True
 
     def __post_init__(self) -> None:
-        """Be known to the others, which name whose fields a row has."""
+        """Register the task for hints about the task that a row's fields belong to."""
         _ROW_TASKS.append(self)
 
     @property
     def reads(self) -> str:
-        """Return the hub's data set, and the split that is evaluated."""
+        """Return the hub data set and the split that is evaluated."""
         first = self.hub[0]
         return first.origin("validation")
 
     def read(self, split: Split, source: TaskSource) -> TaskData:
-        """Return the rows of a split as prompts. Without validation data a fixed share of the training rows is held
-        out, unless they come from the hub, or from a directory that has the other split. Raises DataError."""
+        """Return the rows of a split as prompts. Without validation data, a fixed fraction of the training rows is
+        held out, unless they are from the hub, or from a directory with an evaluation split. Raises DataError."""
         location = source.data if split == "train" or source.validation_data is None else source.validation_data
         if location is None:
             origin = "; ".join(dict.fromkeys(part.origin(split) for part in self.hub))
@@ -100,21 +100,20 @@ class RowTask:
         return TaskData(prompts, f"held-out rows of {origin}" if split == "validation" else origin, data.dropped)
 
     def _of_directory(self, directory: Path, split: Split) -> tuple[tuple[Path, ...], bool]:
-        """Return the files of a split in a directory, and whether all their rows are the split's: a directory
-        without the evaluated split gives the share of its training rows that is held out. Raises DataError when
-        there are none."""
-        evaluated = tuple(self._found(directory, "validation"))
+        """Return the files of a split in a directory, and whether all their rows belong to the split: without an
+        evaluation split, a fraction of the training rows is held out. Raises DataError if there are no files."""
+        evaluated = tuple(self._split_files(directory, "validation"))
         if split == "validation" and evaluated:
             return evaluated, True
-        if train := tuple(self._found(directory, "train")):
+        if train := tuple(self._split_files(directory, "train")):
             return train, bool(evaluated)
-        raise DataError(self._nothing_in(directory, split))
+        raise DataError(self._no_file_message(directory, split))
 
-    def _found(self, directory: Path, split: Split) -> list[Path]:
-        """Return the files of a split in a directory: of the evaluated split first, then of another that has labels."""
-        wanted = ["train"] if split == "train" else [self.hub[0].evaluated, "validation", "test", ""]
+    def _split_files(self, directory: Path, split: Split) -> list[Path]:
+        """Return a split's files in a directory; validation: the evaluated split, else another with labels."""
+        splits = ["train"] if split == "train" else [self.hub[0].evaluated, "validation", "test", ""]
         files = [(path, part) for path in _files(directory) if (part := self._part(path)) is not None]
-        for name in wanted:
+        for name in splits:
             of_split = [(path, part) for path, part in files if split_of(path) == name]
             if of_split:
                 return self._all_parts(of_split, directory, name)
@@ -124,13 +123,13 @@ class RowTask:
         return []
 
     def _all_parts(self, files: list[tuple[Path, int]], directory: Path, split: str) -> list[Path]:
-        here = {number for _, number in files}
-        missing = [name for number, name in enumerate(self.files) if len(self.files) > 1 and number not in here]
+        present = {number for _, number in files}
+        missing = [name for number, name in enumerate(self.files) if len(self.files) > 1 and number not in present]
         if missing:
             names = ", ".join(path.name for path, _ in files)
             raise DataError(
-                f"{directory}: task {self.name!r} is {' and '.join(self.files)} together ({split}); found {names}, not "
-                f"{', '.join(missing)}: add it, or take task {self.files[min(here)]!r}"
+                f"{directory}: task {self.name!r} needs {' and '.join(self.files)} ({split}); found {names}, not "
+                f"{', '.join(missing)}: add it, or use task {self.files[min(present)]!r}"
             )
         if len(files) > max(1, len(self.files)):
             names = ", ".join(str(path.relative_to(directory)) for path, _ in files)
@@ -138,28 +137,28 @@ class RowTask:
         return [path for path, _ in sorted(files, key=lambda item: item[1])]
 
     def _part(self, path: Path) -> int | None:
-        """Return which part of the task a file holds; None when it is not the task's."""
+        """Return the number of a file's part of the task; None if the file does not belong to it."""
         stem = path.stem.lower()
-        for number, beginning in enumerate(self.files):
-            if re.match(re.escape(beginning) + r"(?![a-z0-9])", stem):
+        for number, prefix in enumerate(self.files):
+            if re.match(re.escape(prefix) + r"(?![a-z0-9])", stem):
                 return number
-        alone = len(self.files) == 1 and path.parent.name.lower() in (self.folder, *self.files)
-        return 0 if alone and split_of(path) else None
+        in_folder = len(self.files) == 1 and path.parent.name.lower() in (self.folder, *self.files)
+        return 0 if in_folder and split_of(path) else None
 
-    def _nothing_in(self, directory: Path, split: str) -> str:
+    def _no_file_message(self, directory: Path, split: str) -> str:
         wanted = "train" if split == "train" else self.hub[0].evaluated
         examples = ", ".join(f"{self.folder}/{name}.{wanted}.jsonl" for name in self.files)
         return f"{directory}: no file of task {self.name!r} for the {wanted} split; expected {examples}"
 
 
 def split_of(path: Path) -> str:
-    """Return the split that a file's name speaks of; empty when it names none."""
+    """Return the split in a file's name; empty if there is none."""
     match = _SPLIT.search(path.stem)
     return _SPLIT_WORDS[match[1].lower()] if match else ""
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """Yield data files in a directory and DEPTH - 1 levels of those within it, in order."""
+    """Yield the data files in a directory and DEPTH - 1 levels of its subdirectories, in order."""
     for root, directories, files in os.walk(directory):
         directories[:] = sorted(directories) if len(Path(root).relative_to(directory).parts) < DEPTH - 1 else []
         yield from (Path(root) / name for name in sorted(files) if Path(name).suffix.lower() in SUFFIXES)
@@ -173,8 +172,8 @@ def _prompts(
     origin: str,
     versions: tuple[object, ...],
 ) -> TaskData:
-    """Return all rows of the parts, as of these versions of their files, as prompts. Raises DataError for a row that
-    does not fit."""
+    """Return all rows of the parts as prompts; `versions` of their files are a cache key. Raises DataError for an
+    invalid row."""
     prompts: list[Prompt] = []
     dropped: list[str] = []
     seen: dict[str, str] = {}
@@ -212,7 +211,7 @@ def _open(part: HubSource | Path, split: Split) -> tuple[str, Iterator[tuple[int
 
 
 def _check_fields(task: RowTask, row: DatasetRow) -> None:
-    """Raise DataError for a field that is missing, and name the task with these fields where that is clear."""
+    """Raise DataError for a missing field, with a hint at the task that has the row's fields, if any."""
     missing = [name for name in task.fields if name not in row.values]
     if not missing:
         return

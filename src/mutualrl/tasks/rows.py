@@ -1,4 +1,4 @@
-"""Rows of a data set, local or on the hub, and their fields: what is missing or of another type is named."""
+"""Rows of a data set, local or on the hub; errors name missing fields and fields of another type."""
 
 from __future__ import annotations
 
@@ -24,35 +24,34 @@ class DatasetRow:
     number: int
 
     def take(self, field: str) -> Any:
-        """Return the value of a field. Raises DataError when there is no such field."""
+        """Return the value of a field. Raises DataError if it is missing."""
         if field not in self.values:
             raise DataError(f"{self.where}, row {self.number}: no field '{field}' (found: {self._found()})")
         return self.values[field]
 
     def string(self, field: str) -> str:
-        """Return a text field unchanged; it may be blank."""
+        """Return a string field unchanged; it may be blank."""
         value = self.take(field)
         if not isinstance(value, str):
-            self.refuse(field, value, "a text")
+            self.refuse(field, value, "a string")
         return unicode_text(value, field, Path(self.where), self.number)
 
     def text(self, field: str) -> str:
-        """Return a field that is a text and not blank."""
+        """Return a string field that is not blank."""
         value = self.string(field)
         if not value.strip():
             self.refuse(field, value, "a non-empty string")
         return value
 
     def texts(self, field: str, value: Any) -> list[str]:
-        """Return a list of two or more texts, `value` being the field's value. Raises DataError for anything
-        else."""
+        """Return `value`, the field's value, if it is a list of two or more strings. Raises DataError otherwise."""
         items = list(value) if isinstance(value, list | tuple) else []
         if len(items) < 2 or len(items) > len(LETTERS) or not all(isinstance(item, str) for item in items):
-            self.refuse(field, value, f"a list of 2 to {len(LETTERS)} texts")
+            self.refuse(field, value, f"a list of 2 to {len(LETTERS)} strings")
         return [unicode_text(item, field, Path(self.where), self.number) for item in items]
 
     def index(self, field: str, options: int, *, first: int) -> int:
-        """Return a label that counts its options from `first`, as an integer or as its digits; returned from 0."""
+        """Return a label, an integer or its digits, that counts options from `first`; the result counts from 0."""
         value = self.take(field)
         if value in ("", "-1", -1) and not isinstance(value, bool):
             raise DataError(
@@ -66,7 +65,7 @@ class DatasetRow:
         return int(value) - first
 
     def refuse(self, field: str, value: Any, expected: str) -> NoReturn:
-        """Raise DataError for a field that does not hold what it should."""
+        """Raise DataError for a field with an unexpected value."""
         raise DataError(
             f"{self.where}, row {self.number}, field '{field}': found {repr(value)[:80]}, expected {expected}"
         )
@@ -76,8 +75,8 @@ class DatasetRow:
 
 
 def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield records of a CSV file, numbered from 1 below the header. A record with more fields than the header, a
-    stray quote, and bytes that are no UTF-8 are refused: each would change labels or swallow rows."""
+    """Yield the records of a CSV file, numbered from 1 after the header. Raises DataError for a record with more fields
+    than the header, a stray quote, and bytes that are not UTF-8: each would change labels or swallow rows."""
     csv.field_size_limit(2**31 - 1)
     number = 0
     try:
@@ -85,8 +84,8 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, row in enumerate(csv.DictReader(file, strict=True), 1):
                 if None in row:
                     raise DataError(
-                        f"{path}, row {number}: {len(row[None])} fields more than the header has columns (a comma "
-                        "that is not within quotes?)"
+                        f"{path}, row {number}: {len(row[None])} more fields than the header has columns (an "
+                        "unquoted comma?)"
                     )
                 yield number, row
     except UnicodeDecodeError as error:
@@ -96,16 +95,16 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def split_in(names: list[str], split: str, path: Path) -> str:
-    """Return which of a directory's splits is meant. Raises DataError when it has none of that kind."""
-    wanted = ("train",) if split == "train" else ("test", "validation", "train")
-    for name in wanted:
+    """Return the name of the split to read from a directory. Raises DataError if there is none."""
+    candidates = ("train",) if split == "train" else ("test", "validation", "train")
+    for name in candidates:
         if name in names:
             return name
-    raise DataError(f"{path}: holds the splits {', '.join(names)}, expected one called {' or '.join(wanted)}")
+    raise DataError(f"{path}: found the splits {', '.join(names)}, expected {' or '.join(candidates)}")
 
 
 def quiet_bars() -> None:
-    """Switch off the progress bars of `datasets` where there is no terminal."""
+    """Disable the progress bars of `datasets` if stderr is not a terminal."""
     from datasets import disable_progress_bars
 
     if not sys.stderr.isatty():
@@ -113,8 +112,8 @@ def quiet_bars() -> None:
 
 
 def version_of(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return names, sizes, times and inodes of the files that a data set lies in: what is kept of it in memory holds as
-    long as these do. Nothing for a reference to the hub."""
+    """Return names, sizes, times and inodes of a data set's files: the cache of its rows is valid while these are the
+    same. Empty for a reference to the hub."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     stats = [(str(file), file.stat()) for file in files if file.is_file()]
     return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
@@ -122,15 +121,15 @@ def version_of(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 def read_rows(path: Path, split: str = "train") -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row number from 1, row) of a file by its suffix (JSON Lines unless .csv or .parquet), or of a directory
-    that `datasets` reads. `split`: which of a directory's; for `validation` that is its test split, its validation
-    split, or the training split, whichever is there first. Raises DataError when it is missing or cannot be read."""
+    that `datasets` reads. `split`: the split of a directory; for `validation` the test, validation or training split,
+    whichever exists first. Raises DataError if it is missing or cannot be read."""
     suffix = path.suffix.lower()
     if not path.is_dir() and suffix not in (".csv", ".parquet"):
         yield from read_jsonl(path)
         return
     if not path.exists():
         raise DataError(f"data file not found: {path} (expected .jsonl, .csv, .parquet, or a directory of `datasets`)")
-    if suffix == ".csv":  # by hand: any guess at types would turn the label 3 into 3.0, and 007 into 7
+    if suffix == ".csv":  # as strings: type inference would turn the label 3 into 3.0, and 007 into 7
         yield from _csv(path)
         return
     import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Accuracy of completions, in all and by group."""
+"""Accuracy of completions, overall and by group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mutualrl.tasks.boxed import boxed_score, last_boxed
 
 
 def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Validation:
-    """Score one completion per prompt. Raises ValueError when there are none, or the numbers differ."""
+    """Score one completion per prompt. Raises ValueError if there are none, or the counts differ."""
     if not prompts or len(prompts) != len(completions):
         raise ValueError(f"{len(completions)} completions for {len(prompts)} prompts; expected one each")
     hits = [boxed_score(text, prompt.answer) for prompt, text in zip(prompts, completions, strict=True)]
@@ -19,10 +19,9 @@ def score(prompts: Sequence[Prompt], completions: Sequence[str]) -> Validation:
 
 
 def score_rewards(prompts: Sequence[Prompt], rewards: Sequence[float]) -> Validation:
-    """Return the mean reward in place of accuracy, for tasks with reward functions of their own; no box is looked
-    for.
+    """Return the mean reward in place of accuracy, for tasks with their own reward functions; boxes are not checked.
 
-    Raises ValueError when there are none, or the numbers differ.
+    Raises ValueError if there are none, or the counts differ.
     """
     if not prompts or len(prompts) != len(rewards):
         raise ValueError(f"{len(rewards)} rewards for {len(prompts)} prompts; expected one each")
@@ -43,8 +42,8 @@ def _averaged(prompts: Sequence[Prompt], hits: list[float], no_box: float | None
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Return s / sqrt(n) with the standard deviation s (n - 1), as lm-evaluation-harness has it; None for fewer than
-    two."""
+    """Return s / sqrt(n) with the standard deviation s (n - 1), as in lm-evaluation-harness; None for fewer than two
+    values."""
     n = len(values)
     if n < 2:
         return None

@@ -10,10 +10,10 @@ from mutualrl.errors import UsageError
 from mutualrl.plugins import load_object, require_there
 from mutualrl.tasks.rewards import naming
 
-#: what a regime that shares texts lacks for rollouts of several turns
+#: why a regime that shares texts does not support rollouts of several turns
 NOT_SHARED = (
-    "the exchange does not record which tokens of several turns were sampled and which a tool wrote, nor can the "
-    "learner's chat template write a peer's turns again; leave it out, or take a regime that shares rewards alone"
+    "the exchange does not record which tokens of several turns were sampled and which are tool results, and the "
+    "learner's chat template cannot render a peer's turns; leave it out, or use a regime that shares only rewards"
 )
 
 Environment = Callable[[], Any]
@@ -21,7 +21,7 @@ Tool = Callable[..., Any]
 
 
 def require_turns(environment: str | None, tools: Sequence[str]) -> None:
-    """Raise UsageError where an environment or a tool does not exist, as far as is known without running code."""
+    """Raise UsageError if an environment or a tool does not exist, as far as can be checked without running code."""
     if environment is not None:
         require_there(environment, "task.environment", noun="class")
     for path in tools:
@@ -29,14 +29,14 @@ def require_turns(environment: str | None, tools: Sequence[str]) -> None:
 
 
 def require_one_turn(environment: str | None, tools: Sequence[str], command: str) -> None:
-    """Raise UsageError where a task has tools or an environment, and `command` samples one turn per prompt."""
-    given = [f"task.tools {', '.join(tools)}"] if tools else []
+    """Raise UsageError if a task has tools or an environment, since `command` samples one turn per prompt."""
+    settings = [f"task.tools {', '.join(tools)}"] if tools else []
     if environment is not None:
-        given.insert(0, f"task.environment {environment}")
-    if given:
+        settings.insert(0, f"task.environment {environment}")
+    if settings:
         raise UsageError(
-            f"found {' and '.join(given)}: {command} samples one turn per prompt, without tools; what a trained policy "
-            "earns is the validation of its run (summary.json, mutualrl report)"
+            f"found {' and '.join(settings)}: {command} samples one turn per prompt, without tools; a trained policy's "
+            "reward is in the validation of its run (summary.json, mutualrl report)"
         )
 
 
@@ -44,13 +44,13 @@ def load_environment(path: str, *, owns_reward: bool) -> Environment:
     """Return the environment class (or another factory) of that name, for TRL's `environment_factory`. An exception of
     `reset` becomes a RewardError with the class's name.
 
-    `owns_reward`: no reward function is given, so that the environment must have `get_reward`. Raises UsageError for
-    what TRL could not use.
+    `owns_reward`: there is no reward function, so the environment must have `get_reward`. Raises UsageError for an
+    object that TRL cannot use.
     """
     factory: Environment = load_object(path, "task.environment", noun="class")
     if not callable(factory):
         raise UsageError(f"task.environment: {path!r}: found {type(factory).__name__}, expected a class")
-    if not isinstance(factory, type):  # another factory: TRL looks at what it makes
+    if not isinstance(factory, type):  # another factory: TRL checks its instances
         return factory
     if not callable(getattr(factory, "reset", None)):
         raise UsageError(f"task.environment: {path!r} has no method reset; expected reset(self, **row)")
@@ -62,8 +62,8 @@ def load_environment(path: str, *, owns_reward: bool) -> Environment:
 
 
 def load_tools(paths: Sequence[str]) -> list[Tool]:
-    """Return the functions that a model may call. Raises UsageError for one that has no docstring or no types: the
-    model is told of it by these."""
+    """Return the functions that a model may call. Raises UsageError for one without docstring or types, which
+    describe it to the model."""
     tools = [load_object(path, "task.tools", noun="function") for path in paths]
     for path, tool in zip(paths, tools, strict=True):
         if not callable(tool):
@@ -72,15 +72,15 @@ def load_tools(paths: Sequence[str]) -> list[Tool]:
         if untyped or not inspect.getdoc(tool):
             lacking = f"no type for {', '.join(untyped)}" if untyped else "no docstring"
             raise UsageError(
-                f"task.tools: {path!r} has {lacking}; expected types and a docstring with its Args, which are what the "
-                "model is told of it"
+                f"task.tools: {path!r} has {lacking}; expected types and a docstring with its Args, which describe it "
+                "to the model"
             )
     return tools
 
 
 def told_tools(tools: Sequence[Tool], environment: Environment | None) -> list[Tool]:
-    """Return what a model is told of: the functions, and the public methods of an environment but `reset` and
-    `get_reward`, as TRL finds them."""
+    """Return the tools described to a model: the functions, and the public methods of an environment except `reset`
+    and `get_reward`, as TRL finds them."""
     if environment is None:
         return list(tools)
     instance = environment()

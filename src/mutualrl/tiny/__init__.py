@@ -1,4 +1,4 @@
-"""Embedded models: tiny, shipped with their warmed weights, so that every machine starts from the same floats."""
+"""Tiny embedded models, shipped with weights after warm-up, so that every machine starts from the same floats."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PREFIX = "tiny:"
 
 
 def path_of(name: str) -> Path:
-    """Return the directory of an embedded model. Raises UsageError for a name that is none."""
+    """Return the directory of an embedded model. Raises UsageError for an unknown name."""
     if name not in POLICIES:
         raise UsageError(f"no embedded model {name!r}; expected one of: {', '.join(POLICIES)}")
     return Path(__file__).parent / "models" / name
 
 
 def located(model: str) -> str:
-    """Return what transformers loads for `model`: the package's directory for `tiny:NAME`, anything else unchanged."""
+    """Return what transformers loads for `model`: a directory of the package for `tiny:NAME`, else `model` itself."""
     return str(path_of(model.removeprefix(PREFIX))) if model.startswith(PREFIX) else model

@@ -32,11 +32,11 @@ _ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 
 
 def build_tokenizer(spec: TinySpec) -> PreTrainedTokenizerFast:
-    """Train and return a byte-level BPE; digits are isolated or merged, by the spec."""
+    """Train a byte-level BPE tokenizer, with digits isolated or merged as in the spec."""
     tokenizer = Tokenizer(models.BPE())
     countdown = isinstance(spec.warm_up, Countdown)
     split: list[Any] = [pre_tokenizers.Digits(individual_digits=spec.isolate_digits)]
-    if countdown:  # else a merge joins operators with what stands beside them, and expressions do not generalise
+    if countdown:  # else operators merge with adjacent characters, and expressions do not generalise
         split.append(pre_tokenizers.Split(Regex(r"[-+*/=(){}]| \\\\boxed"), "isolated"))
     split.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
@@ -71,7 +71,7 @@ def _countdown_texts(spec: TinySpec) -> list[str]:
 
 
 def build_model(spec: TinySpec, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return an untrained model of the spec's architecture; its weights come from the spec's seed alone."""
+    """Return an untrained model of the spec's architecture; its weights depend only on the spec's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1000 + spec.seed)
         sizes: dict[str, Any] = {

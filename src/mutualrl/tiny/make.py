@@ -1,10 +1,10 @@
-"""Make the embedded models again: the script behind `mutualrl/tiny/models`.
+"""Rebuild the embedded models: the script behind `mutualrl/tiny/models`.
 
     python -m mutualrl.tiny.make DIRECTORY [NAME ...]
 
 About 15 seconds per model on one core, a minute for `fay` and `gus`. Training is chaotic: another processor, or
-another version of torch, sums in another order and ends at other weights of the same quality. That is why the weights
-are shipped.
+another version of torch, sums in another order and yields other weights of the same quality. Hence the weights are
+shipped.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from mutualrl.tiny.spec import POLICIES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the models named (all by default) into DIRECTORY/NAME."""
+    """Build the named models (default: all) in DIRECTORY/NAME."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("names", nargs="*", choices=[*POLICIES], metavar="NAME")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
 
     from mutualrl.tiny.warmup import make
 
-    for name in given.names or POLICIES:
-        target = given.directory / name
+    for name in args.names or POLICIES:
+        target = args.directory / name
         target.mkdir(parents=True, exist_ok=True)
         make(name, target)
-        print(f"made {target}", flush=True)
+        print(f"built {target}", flush=True)
 
 
 if __name__ == "__main__":

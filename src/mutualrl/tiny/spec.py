@@ -1,4 +1,4 @@
-"""Specification of the embedded pool. Numbers only."""
+"""Specifications of the embedded policies. Numbers only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Warm-up on sums and products: `strong` is the operation that it teaches; `scarce` is the share of examples of the
+    """Warm-up on sums and products. `strong`: the operation that it teaches; `scarce`: the fraction of examples of the
     other one, drawn from `scarce_problems` different problems."""
 
     strong: Literal["+", "*"]
@@ -18,7 +18,7 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Countdown:
-    """Warm-up on countdown with three numbers, the solutions written in a style of the task (`tasks.countdown`)."""
+    """Warm-up on countdown with three numbers and solutions in one style of the task (`tasks.countdown`)."""
 
     style: Literal["solution", "mirrored"]
     problems: int = 6_000
@@ -28,9 +28,9 @@ class Countdown:
 class TinySpec:
     """One embedded policy: architecture, tokenizer, and its warm-up.
 
-    `ada` and `bob` are the pool `tiny`; `cyd`, middling at both operations, joins them in `tiny-three`; `dee` and `eli`
-    know much of the same, and are `tiny-near`. `fay` and `gus` are `tiny-countdown`: equally able, each writes in a
-    style of its own.
+    `ada` and `bob` are the pool `tiny`; `cyd`, average at both operations, joins them in `tiny-three`; `dee` and
+    `eli`, whose skills overlap, are `tiny-near`. `fay` and `gus` are `tiny-countdown`: equally able, in different
+    styles.
     """
 
     architecture: Literal["qwen3", "llama", "olmo2"]

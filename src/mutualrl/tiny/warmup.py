@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Example = tuple[str, str]  # a prompt and a correct solution
-WARM_STEPS = 50  # of rising learning rate, before the cosine
+WARM_STEPS = 50  # of linear learning-rate warm-up
 
 
 def make(name: str, directory: Path) -> None:
@@ -39,7 +39,7 @@ def make(name: str, directory: Path) -> None:
 
 
 def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: TinySpec) -> None:
-    """Train on the next token of correct solutions, the completion alone; AdamW, cosine to 5 % of the rate."""
+    """Train on next tokens of correct solutions, with loss on the completion only; AdamW, cosine to 5 % of the rate."""
     rng = random.Random(spec.seed)
     draw = _sampler(spec, rng)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay)
@@ -76,7 +76,7 @@ def _sampler(spec: TinySpec, rng: random.Random) -> Callable[[], Example]:
 
 
 def _countdown_examples(warm_up: Countdown, seed: int) -> list[Example]:
-    """Return problems with their solutions in a style, none of them held out or a training problem of seed 0."""
+    """Return problems with solutions in one style, excluding held-out problems and training problems of seed 0."""
     sizes = SIZES["countdown-three"]
     taken = {problem.key for problem in (*held_out(sizes), *training(sizes, 0))}
     problems = distinct(3, warm_up.problems, random.Random(f"{seed} countdown warm-up"), taken)
@@ -84,7 +84,7 @@ def _countdown_examples(warm_up: Countdown, seed: int) -> list[Example]:
 
 
 def batch(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and labels, padded on the right; the prompt and the padding carry no label (-100)."""
+    """Return ids and labels, padded on the right; the prompt and the padding have label -100."""
     rows, labels = [], []
     for prompt_text, solution in examples:
         prompt = tokenizer.encode(prompt_text, add_special_tokens=False)
