@@ -2,7 +2,7 @@
 
     python benchmarks/anti_alignment.py          # seconds
 
-For each eta, computes the cosine between the learner's on-policy GRPO direction and two others: the peer's rows alone
+For each eta, computes the cosine between the learner's on-policy GRPO direction and those of: the peer's rows alone
 with the paper's baseline and the learner's snapshot as denominator (the proposition); the peer's rows alone, and the
 whole pool, with our pooled advantages, under each denominator and clip. Expectations are exact. Writes
 benchmarks/results/anti_alignment.{json,md}.
