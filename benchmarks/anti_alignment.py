@@ -2,9 +2,9 @@
 
     python benchmarks/anti_alignment.py          # seconds
 
-For each eta, the cosine between the learner's on-policy GRPO direction and: the peer's rows alone with the paper's
-baseline and the learner's snapshot as denominator (the proposition); the peer's rows alone, and the whole pool, with
-our pooled advantages, under each denominator and clip. Expectations are exact. Writes
+For each eta, computes the cosine between the learner's on-policy GRPO direction and those of: the peer's rows alone
+with the paper's baseline and the learner's snapshot as denominator (the proposition); the peer's rows alone, and the
+whole pool, with our pooled advantages, under each denominator and clip. Expectations are exact. Writes
 benchmarks/results/anti_alignment.{json,md}.
 """
 
@@ -38,7 +38,7 @@ def direction(pi: Vector, sampler: Vector, behaviour: Vector, advantages: Vector
 
 
 def cosine(a: Vector, b: Vector) -> float:
-    """Return cosine of the angle between two directions."""
+    """Return the cosine of the angle between two directions."""
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 

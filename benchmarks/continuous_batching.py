@@ -1,11 +1,11 @@
-"""Sampling with transformers' continuous batching beside TRL's padded batches, on the CPU, in one run.
+"""Sampling with transformers' continuous batching and with TRL's padded batches, on the CPU, in one run.
 
     python benchmarks/continuous_batching.py     # a minute and a half on two idle cores
 
-The same run of one embedded policy (GRPO, a thread) is made in turn with each way to sample. Compared are the median of
-`step_time` over all steps but the first, and the largest memory of the run's processes. `default` is what
-`trainer.use_transformers_continuous_batching` does by itself: its cache takes half of the memory that is free. `small
-cache` limits it to what the batch needs. Writes benchmarks/results/continuous_batching.{json,md}.
+The same run of one embedded policy (GRPO, one thread) alternates between the ways to sample. It compares the median of
+`step_time` over all steps but the first, and the peak memory of the run's processes. `default` is
+`trainer.use_transformers_continuous_batching` alone: its cache takes half of the free memory. `small cache` limits it
+to the needs of the batch. Writes benchmarks/results/continuous_batching.{json,md}.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POOL = 'policies: [{name: ada, model: "tiny:ada"}]\nhardware: {gpus: 0}\n'
 BATCH = ("round.prompts=16", "trainer.num_generations=4", "trainer.per_device_train_batch_size=64")
 CONTINUOUS = "trainer.use_transformers_continuous_batching=true"
 SMALL = "trainer.transformers_continuous_batching_config={num_blocks: 256, block_size: 32, max_batch_tokens: 512}"
-#: ways to sample: their settings, and how many runs of how many steps are made (a step takes seconds under `default`)
+#: ways to sample: settings, number of runs, and steps per run (a step takes seconds under `default`)
 WAYS: dict[str, tuple[tuple[str, ...], int, int]] = {
     "padded batches": ((), 3, 12),
     "continuous, small cache": ((CONTINUOUS, SMALL), 3, 12),
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[tuple[str, ...], int, int]] = {
 
 
 def peak_memory(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
-    """Return the largest resident memory of a process and all below it, in bytes, seen until it ends."""
+    """Return the peak resident memory, in bytes, of a process and its descendants until it exits."""
     peak, top = 0, psutil.Process(process.pid)
     while not stop.wait(0.1):
         total = 0
@@ -59,7 +59,7 @@ def _children(top: psutil.Process) -> list[psutil.Process]:
 
 
 def run(directory: Path, settings: tuple[str, ...], steps: int) -> tuple[float, int]:
-    """Make a run; return the median seconds of a step, and the largest memory in bytes."""
+    """Make a run, and return the median seconds of a step and the peak memory in bytes."""
     (directory.parent / "one.yaml").write_text(POOL)
     command = [sys.executable, "-m", "mutualrl", "train", "--pool", str(directory.parent / "one.yaml"), "--no-report"]
     command += ["--steps", str(steps), "--run-dir", str(directory)]

@@ -1,8 +1,8 @@
-"""Evaluation and the five diagnostics of the embedded pool, as a user types them.
+"""Evaluation and the five diagnostics of the embedded pool, run as a user would.
 
     python benchmarks/diagnostics.py     # about a minute on two cores
 
-Every command is run in a process of its own and its output kept as it is printed; the same seed gives the same output.
+Every command runs in a separate process, and its output is kept verbatim; the same seed gives the same output.
 Writes benchmarks/results/diagnostics.{json,md}.
 """
 
@@ -25,7 +25,7 @@ COMMANDS = (
 
 
 def main() -> None:
-    """Run the commands, print and write what they print."""
+    """Run the commands, and print and write their output."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as directory:
         keep_printed("diagnostics", COMMANDS, Path(directory))

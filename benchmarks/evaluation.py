@@ -44,7 +44,7 @@ class Kept:
         return getattr(self._engine, name)
 
     def close(self) -> None:
-        """Nothing: it is used again."""
+        """Do nothing: the engine is used again."""
 
     def end(self) -> None:
         """Close the engine."""
@@ -52,8 +52,8 @@ class Kept:
 
 
 def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], int]:
-    """Return model.generate over batches by length, and the texts decoded: what a script of one's own would do.
-    Seeded where `eval` seeds, so that both sample the same tokens."""
+    """Return model.generate over batches by length, with decoding, as a user's script would do it. Seeds where `eval`
+    does, so that both sample the same tokens."""
     import torch
 
     from mutualrl.evaluation.generate_rows import PART, part_seed
@@ -88,7 +88,7 @@ def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callab
 
 
 def vllm_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], int]:
-    """Return LLM.generate over all prompts at once, with a seed a prompt where it samples."""
+    """Return LLM.generate over all prompts in one call, with one seed per prompt if it samples."""
     from vllm import SamplingParams
 
     wanted = [
@@ -148,7 +148,7 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
             assert bare() == samples * len(ids)
             middle = time.perf_counter()
             evaluate_models(request, Console(quiet=True), directory / f"{engine_name}-{model}-{samples}-{number}")
-            if number:  # the first of each warms up
+            if number:  # the first run of each is a warm-up
                 seconds["bare"].append(middle - began)
                 seconds["eval"].append(time.perf_counter() - middle)
     finally:
@@ -196,7 +196,7 @@ def records(directory: Path) -> dict[str, Path]:
     return {"Parquet": directory / "records.parquet", "JSON Lines": directory / "records.jsonl"}
 
 
-#: a small process in between: the peak of a child counts what its parent held when it forked
+#: a small process in between, since a child's peak includes its parent's memory at the fork
 LAUNCHER = """
 import json, os, subprocess, sys, time
 began = time.perf_counter()
@@ -215,7 +215,7 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 
 def diagnostics(directory: Path) -> list[dict[str, Any]]:
-    """Return seconds and memory of each diagnostic that needs no model, and of reading the file with pandas."""
+    """Return seconds and memory of each diagnostic without a model, and of reading the file with pandas."""
     rows = []
     for kind, path in records(directory).items():
         read = "read_parquet" if kind == "Parquet" else "read_json"

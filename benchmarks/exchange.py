@@ -45,7 +45,7 @@ WORDS = [w for w in __doc__.split() if w.isalpha()]
 
 
 def records(prompts: int, rollouts: int, tokens: int, seed: int) -> list[Rollout]:
-    """Return a round of made-up rollouts: about 4 characters per token, ids of a vocabulary of 150,000, plausible
+    """Return a round of synthetic rollouts: about 4 characters per token, ids of a vocabulary of 150,000, plausible
     log-probs."""
     rng = np.random.default_rng(seed)
     created = []
@@ -71,7 +71,7 @@ def records(prompts: int, rollouts: int, tokens: int, seed: int) -> list[Rollout
 
 
 class Store(Protocol):
-    """Something that keeps rounds."""
+    """Store of rounds."""
 
     def publish(self, round_index: int, rows: list[Rollout]) -> None:
         """Keep a round."""
@@ -80,7 +80,7 @@ class Store(Protocol):
         """Return all columns of a round."""
 
     def size(self) -> int | None:
-        """Return bytes on disk; None where there are none."""
+        """Return bytes on disk; None if it keeps none there."""
 
 
 def _columns(rows: list[Rollout]) -> dict[str, list[Any]]:
@@ -116,7 +116,7 @@ class Ours:
 
 
 class Pickle:
-    """The quick script's way: pickle, made durable the same way; nothing is verified."""
+    """Baseline of a quick script: pickle, made durable in the same way; nothing is verified."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -232,7 +232,7 @@ class Redis:
         return _tree(self.root)
 
     def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self.server.terminate()
         self.server.wait()
 
@@ -258,10 +258,10 @@ class Ray:
         return self.ray.get(self.kept[round_index])
 
     def size(self) -> None:
-        """Return 0: nothing is on disk."""
+        """Return None: nothing is on disk."""
 
     def close(self) -> None:
-        """End Ray."""
+        """Stop Ray."""
         self.ray.shutdown()
 
 
@@ -276,7 +276,7 @@ STORES: dict[str, Callable[[Path], Store]] = {
 
 @contextlib.contextmanager
 def opened(root: Path) -> Iterator[tuple[dict[str, Store], dict[str, str]]]:
-    """Yield the stores that this machine has, and why the others are missing."""
+    """Yield the available stores, and the reasons why others are missing."""
     stores: dict[str, Store] = {}
     missing: dict[str, str] = {}
     for name, make in STORES.items():
@@ -295,14 +295,14 @@ def opened(root: Path) -> Iterator[tuple[dict[str, Store], dict[str, str]]]:
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """Return milliseconds of one call."""
+    """Return the milliseconds of one call."""
     began = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - began)
 
 
 def against_others(root: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Publish and read of every store, alternating."""
+    """Return times of publish and read for every store, alternating, and the missing stores."""
     data = [records(PROMPTS, ROLLOUTS, TOKENS, seed) for seed in range(8)]
     with opened(root) as (stores, missing):
         times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in stores}
@@ -310,7 +310,7 @@ def against_others(root: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[
             for name, store in stores.items():
                 rows = data[round_index % len(data)]
                 pair = (timed(lambda: store.publish(round_index, rows)), timed(lambda: store.read(round_index)))  # noqa: B023
-                if round_index >= 3:  # warm
+                if round_index >= 3:  # warm-up is over
                     for list_, value in zip(times[name], pair, strict=True):
                         list_.append(value)
         rows_ = []
@@ -330,8 +330,7 @@ def against_others(root: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[
 
 
 def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
-    """Return what each regime's projection costs a learner in a round, by the number of policies; simulated in one
-    process."""
+    """Return a learner's cost per round of each regime's fields, by number of policies; simulated in one process."""
     rows = []
     for regime in ("xgrpo", "sgt", "prp"):
         spec = get_regime(regime)
@@ -365,8 +364,7 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
 
 
 def _use(door: Exchange, policies: int, round_index: int, fields: frozenset[str]) -> None:
-    """Read all peers' rounds as a regime does: rewards; eight texts where texts are drawn; traces where they are
-    aligned."""
+    """Read all peers' rounds as a regime does: rewards; eight texts if texts are drawn; traces if they are aligned."""
     shards = door.wait([f"p{i}" for i in range(1, policies)], round_index)
     for shard in shards.values():
         shard.column("prompt_id"), shard.column("reward")
@@ -377,14 +375,14 @@ def _use(door: Exchange, policies: int, round_index: int, fields: frozenset[str]
 
 
 def _use_one(door: Exchange, round_index: int) -> None:
-    """Read what SGT reads of a peer: the rewards, and the texts that it drew."""
+    """Read a peer's round as SGT does: the rewards, and the drawn texts."""
     shard = door.read("bob", round_index)
     assert shard is not None
     shard.column("prompt_id"), shard.column("reward"), shard.texts(range(8))
 
 
 def of_a_step(root: Path, repeats: int) -> dict[str, float]:
-    """Return a real run of the tiny pool: its step's time, and the publish and read of its own records again."""
+    """Return the step time of a real run of the tiny pool, and the times to publish and read its own records again."""
     command = [
         sys.executable,
         "-m",
@@ -458,7 +456,7 @@ def main() -> None:
     """Measure, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--directory", type=Path, default=None, help="on the disk to measure (the default: here)")
+    parser.add_argument("--directory", type=Path, default=None, help="directory on the disk to measure (default: here)")
     given = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(dir=given.directory or Path.cwd(), prefix=".exchange-") as name:

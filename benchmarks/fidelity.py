@@ -1,9 +1,9 @@
-"""Our regime `grpo` beside plain TRL: same policies, seeds, prompts; accuracy, reward, loss, tokens per second.
+"""Our regime `grpo` compared with plain TRL: same policies, seeds, prompts; accuracy, reward, loss, tokens per second.
 
     python benchmarks/fidelity.py                 # about three minutes on two cores
 
 The plain arm is TRL's own GRPOTrainer in a script without an exchange, a supervisor or our trainer; its two policies
-run side by side as ours do. Writes benchmarks/results/fidelity.{json,md} and the paper's figure "System sanity check on
+run in parallel like ours. Writes benchmarks/results/fidelity.{json,md} and the paper's figure "System sanity check on
 single-policy GRPO" drawn from both, through `mutualrl report`.
 """
 
@@ -27,7 +27,7 @@ SETTINGS = ("run.validate_every=10", "run.validation_limit=1000", "run.save_ever
 
 
 def plain(policy: str, recipe_file: Path, root: Path) -> None:
-    """Train one policy through TRL's GRPOTrainer alone, its steps written down as ours are."""
+    """Train one policy with TRL's GRPOTrainer alone, recording its steps like ours."""
     import torch
 
     torch.set_num_threads(1)
@@ -80,7 +80,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
 
 
 def run_plain(ours: Path, root: Path) -> None:
-    """Train all policies of the run `ours` through plain TRL, side by side, into something that reads like a run."""
+    """Train all policies of the run `ours` with plain TRL, in parallel, into a directory that reads like a run."""
     info = json.loads((ours / "run.json").read_text())
     root.mkdir(parents=True)
     recipe = root / "recipe.yaml"
@@ -94,7 +94,7 @@ def run_plain(ours: Path, root: Path) -> None:
         )
         for name in info["placement"]
     ]
-    if any([child.wait() for child in children]):  # noqa: C419  (every one is waited for)
+    if any([child.wait() for child in children]):  # noqa: C419  (wait for every one)
         raise SystemExit("a plain run failed")
     results = {name: json.loads((root / "policies" / name / "result.json").read_text()) for name in info["placement"]}
     summary = {"regime": "trl", "seconds": max(r["train_seconds"] for r in results.values()), "policies": results}

@@ -1,20 +1,20 @@
-"""Random kills and random damages: does a run ever end otherwise than undisturbed, or is a damaged file ever believed?
+"""Random kills and random damages: does a run ever end differently, or is a damaged file ever accepted?
 
     python benchmarks/fuzz.py                                  # 100 schedules and 500 damages: hours on 2 cores
     python benchmarks/fuzz.py --schedules 10 --damages 100     # continues where an earlier call ended
 
 A schedule disturbs a run up to four times at random moments: SIGKILL to a worker, an agent or the supervisor; SIGINT or
 SIGTERM to the supervisor; SIGSTOP to a worker, for less or for more than `run.peer_timeout`. Killed and stopped runs
-are resumed. Variants: every regime, two and three policies, two ranks, LoRA, `num_iterations` 2. It must end as the
-same run does undisturbed: the same weights byte for byte, each step once, `runs verify` without a word, no process
-left.
+are resumed. Variants: every regime, two and three policies, two ranks, LoRA, `num_iterations` 2. It must end like the
+same run without disturbances: the same weights byte for byte, each step once, `runs verify` without a finding, no
+process left.
 
 A damage changes one file of a finished run, a stopped run or an evaluation (a flipped bit, a cut, an insertion, another
 file's content, a JSON value of another kind, a removal, a pipe in its place), and one command reads the directory:
-it must refuse by name, or say what it left out, or give the result that it gives undamaged.
+it must reject the file by name, report what it left out, or give the same result as without the damage.
 
-Every schedule and damage follows from its number and `--seed`. Writes benchmarks/results/fuzz.{json,md}: the outcome of
-each, and the table of classes. What was done before under the same seed is kept."""
+Every schedule and damage is determined by its number and `--seed`. Writes benchmarks/results/fuzz.{json,md}: the
+outcome of each, and the table of classes. Earlier outcomes under the same seed are kept."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from mutualrl.process.limits import time_limit
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python benchmarks/fuzz.py"
 STEPS = 6
-SCHEDULE_SECONDS = 600.0  # a run that has not ended by then hangs
-DAMAGE_SECONDS = 180.0  # a command that has not ended by then hangs
+SCHEDULE_SECONDS = 600.0  # a run that has not ended by then counts as a hang
+DAMAGE_SECONDS = 180.0  # a command that has not ended by then counts as a hang
 PEER_TIMEOUT = 8.0
 COMMON = (
     *("--steps", str(STEPS), "--set", "round.optimizer_steps=2", "--set", "round.prompts=16"),
@@ -76,13 +76,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def start(run: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Return `mutualrl train` in the background."""
+    """Start `mutualrl train` in the background, and return its process."""
     command = [sys.executable, "-m", "mutualrl", "train", "--run-dir", str(run), *arguments]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(run.parent / "stderr.txt").open("ab"))
 
 
 def processes(run: Path) -> list[psutil.Process]:
-    """Return the living processes of a run below its supervisor: agents, launchers, workers."""
+    """Return the live processes of a run below its supervisor: agents, launchers, workers."""
     living = []
     for process in psutil.process_iter(["cmdline", "status"]):
         if f"--run-dir={run}" in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
@@ -91,13 +91,13 @@ def processes(run: Path) -> list[psutil.Process]:
 
 
 def weights(run: Path) -> dict[str, str]:
-    """Return sha256 of the trained weights."""
+    """Return the sha256 of the trained weights, by policy."""
     paths = sorted((run / "policies").glob("*/model/model.safetensors"))
     return {p.parent.parent.name: sha256(p.read_bytes()).hexdigest() for p in paths}
 
 
 class Disturbance(NamedTuple):
-    """What is done to a run, and how many seconds after the one before."""
+    """One action on a run, and its delay in seconds after the previous one."""
 
     after: float
     what: str
@@ -115,7 +115,7 @@ def schedule(seed: int, number: int) -> tuple[str, list[Disturbance]]:
 
 
 def disturb(run: Path, supervisor: subprocess.Popen[bytes], what: str, rng: random.Random) -> None:
-    """Carry out one disturbance. Where nothing of the kind lives, nothing is done."""
+    """Carry out one disturbance, if there is a live process of its kind."""
     if what == "kill supervisor":
         supervisor.kill()
         return
@@ -139,7 +139,7 @@ def disturb(run: Path, supervisor: subprocess.Popen[bytes], what: str, rng: rand
 
 
 def disturbed(run: Path, variant: str, disturbances: list[Disturbance], seed: str) -> str | None:
-    """Carry out a run with its disturbances, resumed until it ends. Return what went wrong; None where nothing did."""
+    """Carry out a run with its disturbances, resumed until it ends. Return the problem, or None."""
     rng = random.Random(seed)
     arguments = (*COMMON, *VARIANTS[variant])
     process, deadline = start(run, *arguments), time.monotonic() + SCHEDULE_SECONDS
@@ -151,7 +151,7 @@ def disturbed(run: Path, variant: str, disturbances: list[Disturbance], seed: st
             disturb(run, process, disturbance.what, rng)
         if (code := _code(process, deadline, patient=disturbance.what in ("SIGINT", "SIGTERM"))) is None:
             continue
-        if code == 0 or (run / "summary.json").exists():  # the signal came when the run had ended
+        if code == 0 or (run / "summary.json").exists():  # the signal came after the end of the run
             return None
         if code in (1, 2, 4, 5, 6):
             return _ended(run, code)
@@ -168,7 +168,7 @@ def disturbed(run: Path, variant: str, disturbances: list[Disturbance], seed: st
 
 
 def _code(process: subprocess.Popen[bytes], deadline: float, *, patient: bool) -> int | None:
-    """Return the exit code of a run; None while it is running, or when its time is over."""
+    """Return the exit code of a run; None while it is running or after the deadline."""
     try:
         return process.wait(max(0.1, deadline - time.monotonic()) if patient else 0.2)
     except subprocess.TimeoutExpired:
@@ -182,7 +182,7 @@ def _ended(run: Path, code: int) -> str:
 
 
 def _resumed(run: Path, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    """Start a run again once its processes are gone, as they are seconds after their supervisor."""
+    """Restart a run once its processes have exited, which takes seconds after their supervisor's exit."""
     until = time.monotonic() + 20
     while processes(run) and time.monotonic() < until:
         time.sleep(0.1)
@@ -190,7 +190,7 @@ def _resumed(run: Path, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
 
 
 def compared(run: Path, reference: dict[str, str]) -> str | None:
-    """Return how a run that ended differs from the undisturbed one; None where it does not."""
+    """Return the difference of an ended run from the undisturbed one, or None."""
     command = [sys.executable, "-m", "mutualrl", "runs", "verify", str(run)]
     verified = subprocess.run(command, capture_output=True, text=True, check=False)
     if verified.returncode:
@@ -220,7 +220,7 @@ def references(directory: Path, known: dict[str, dict[str, str]], wanted: set[st
 
 
 def run_schedules(seed: int, numbers: list[int], done: dict[str, Any], keep: Callable[[], None]) -> None:
-    """Carry out schedules, each kept as it ends."""
+    """Carry out schedules, keeping each outcome immediately."""
     with tempfile.TemporaryDirectory() as name:
         known: dict[str, dict[str, str]] = {}
         for number in numbers:
@@ -257,8 +257,8 @@ KINDS = ("alone", "distilled", "evaluated", "finished", "stopped")
 
 
 def places(directory: Path, wanted: Collection[str] = KINDS) -> dict[str, Place]:
-    """Make what is damaged: a finished run with adapters and an evaluation, a stopped run, an evaluation by itself, a
-    standalone run, a distillation of it."""
+    """Make the directories to damage: a finished run with adapters and an evaluation, a stopped run, a separate
+    evaluation, a standalone run, a distillation of it."""
 
     def mutualrl(*arguments: str | Path, expected: int = 0) -> None:
         command = [sys.executable, "-m", "mutualrl", *map(str, arguments)]
@@ -321,7 +321,7 @@ def flip(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutated(value: Any, rng: random.Random) -> Any:
-    """Return a JSON value with one value in it replaced by one of another kind, or left out."""
+    """Return a JSON value with one inner value replaced by one of another kind, or removed."""
     if isinstance(value, dict) and value:
         key = rng.choice(sorted(value))
         if rng.random() < 0.3:
@@ -337,7 +337,7 @@ DAMAGES = ("flip", "cut", "empty", "insert", "swap", "json", "remove", "pipe", "
 
 
 def damage(root: Path, rng: random.Random) -> str:
-    """Damage one file below a directory. Return what was done."""
+    """Damage one file below a directory, and return a description."""
     files = sorted(path for path in root.rglob("*") if path.is_file() and ".lock" not in path.name)
     path = rng.choice([file for file in files if file.stat().st_size])
     what, data = rng.choice(DAMAGES), path.read_bytes()
@@ -376,7 +376,7 @@ def damage(root: Path, rng: random.Random) -> str:
 
 
 class Answer(NamedTuple):
-    """What a command said of a directory."""
+    """Outcome of a command on a directory."""
 
     code: int
     result: Any
@@ -384,7 +384,7 @@ class Answer(NamedTuple):
     notes: list[str]
 
 
-#: keys of results that differ from one call to the next, or are compared by themselves
+#: result keys that differ between calls, or are compared separately
 CHANGING = {
     *("seconds", "train_seconds", "wait_seconds", "waited_for_seconds", "attempts", "resumed_from", "seal", "state"),
     *("files", "command", "notes", "unreadable"),
@@ -401,7 +401,7 @@ def steady(value: Any) -> Any:
 
 
 def answer(directory: Path, command: tuple[str, ...], root: Path) -> Answer:
-    """Carry out a command in this process (a run that it resumes has processes of its own)."""
+    """Run a command in this process (a run that it resumes has separate processes)."""
     words = [str(root) if word == "DIR" else word for word in command]
     before = Path.cwd()
     os.chdir(directory)
@@ -429,12 +429,12 @@ def answer(directory: Path, command: tuple[str, ...], root: Path) -> Answer:
     return Answer(done.exit_code, steady(result), done.stderr, notes)
 
 
-#: files that `runs verify` need not know: nobody takes a figure from them
+#: files that `runs verify` need not check: no figure comes from them
 WITHOUT_CHECKSUM = ("/logs/", "/heartbeat", "/node-", "/latest.json", "/README.md", "/stop.json", "/trainer/")
 
 
 def _notes(result: Any) -> list[str]:
-    """Return what a command says that it left out, wherever that stands in its result."""
+    """Return a command's notes on omissions, from anywhere in its result."""
     if not isinstance(result, dict):
         return []
     rows = [result, *(row for row in result.get("runs", ()) if isinstance(row, dict))]
@@ -442,7 +442,7 @@ def _notes(result: Any) -> list[str]:
 
 
 def judged(before: Answer, after: Answer, path: str, *, verified: bool) -> tuple[str, str]:
-    """Return the class of an outcome, and words. `verified`: whether the command was `runs verify`, which must find
+    """Return the class of an outcome, and a message. `verified`: whether the command was `runs verify`, which must find
     every damage."""
     if after.code == -1:
         return "hang", after.errors
@@ -461,7 +461,7 @@ def judged(before: Answer, after: Answer, path: str, *, verified: bool) -> tuple
 
 @contextmanager
 def workplace(place: Place, name: str) -> Iterator[tuple[Path, Path]]:
-    """Yield an empty directory, and a copy of what is damaged below it."""
+    """Yield an empty directory, with a copy of the directory to damage below it."""
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory), Path(shutil.copytree(place.root, Path(directory) / name, symlinks=True))
 
@@ -469,7 +469,7 @@ def workplace(place: Place, name: str) -> Iterator[tuple[Path, Path]]:
 def run_damages(
     seed: int, numbers: list[int], done: dict[str, Any], keep: Callable[[], None], wanted: Collection[str] = KINDS
 ) -> None:
-    """Carry out damages, each kept as it ends."""
+    """Carry out damages, keeping each outcome immediately."""
     with tempfile.TemporaryDirectory() as name:
         made = places(Path(name), wanted)
         undamaged: dict[tuple[str, tuple[str, ...]], Answer] = {}
@@ -530,7 +530,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Disturb, damage, compare, write, print. Returns 1 when something was not as it must be."""
+    """Disturb, damage, compare, write, print. Return 1 if any outcome was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--damages", type=int, default=500)

@@ -1,11 +1,11 @@
-"""Does everything run on this GPU machine, and how fast? The embedded pool under ZeRO-3, every regime.
+"""Check that everything runs on this GPU machine, and measure its speed: the embedded pool, ZeRO-3, every regime.
 
     python benchmarks/gpu_check.py               # a few minutes on one node; needs pip install 'mutualrl[node]'
     python benchmarks/gpu_check.py --cpu         # a rehearsal on two CPU ranks per policy
 
-With two GPUs or more the two policies split them; on any number they share them; where vLLM is installed it samples
-once more. Prints seconds per step, tokens per second and peak memory of every policy, and writes
-benchmarks/results/gpu_check.json. Exit code 1 when a run failed.
+Covers the two policies on separate GPUs (with two or more), sharing all GPUs, and sampling with vLLM if it is
+installed. Prints seconds per step, tokens per second and peak memory of every policy, and writes
+benchmarks/results/gpu_check.json. Exits with 1 if a run failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REGIMES = ("grpo", "grpo-noise", "xgrpo", "prp", "sgt")
 
 
 def gpus() -> list[str]:
-    """Return names of the GPUs that nvidia-smi sees."""
+    """Return the names of the GPUs listed by nvidia-smi."""
     try:
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -36,7 +36,7 @@ def gpus() -> list[str]:
 
 
 def layouts(count: int, *, cpu: bool) -> dict[str, list[str]]:
-    """Return settings of each way to place two policies."""
+    """Return the settings for each way to place two policies."""
     if cpu:
         return {"2 CPU ranks per policy": ["hardware.gpus=0", "launch.processes=2"]}
     share = {"sharing": [f"hardware.gpus={count}", "launch.share_gpus=true"]}
@@ -44,7 +44,7 @@ def layouts(count: int, *, cpu: bool) -> dict[str, list[str]]:
 
 
 def run(regime: str, settings: list[str], steps: int, directory: Path) -> dict[str, Any]:
-    """Run one run through the command line: what each policy measured, or the error."""
+    """Make one run through the command line, and return each policy's measurements, or the error."""
     command = [
         sys.executable,
         "-m",
@@ -89,7 +89,7 @@ def measured(path: Path) -> dict[str, float | None]:
 
 
 def main() -> None:
-    """Run all, print as it comes, write the results."""
+    """Make all runs, print each result immediately, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--cpu", action="store_true", help="rehearse on CPU ranks")

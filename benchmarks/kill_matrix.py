@@ -1,10 +1,10 @@
-"""Kill at every named point of a run, and random ones: is what comes out what an undisturbed run gives?
+"""Kills at every named point of a run and at random ones: is the result that of an undisturbed run?
 
     python benchmarks/kill_matrix.py     # about 25 minutes on 2 cores
 
 First the named points (`pytest -m "extended or slow" tests/faults/test_kills.py` runs the same cases). Then random
 kills: runs of the tiny pool under `sgt`, each killed with SIGKILL at a random moment in a random process (supervisor,
-agent or worker of either policy), again and again, resumed where the supervisor was hit. After each run: `runs verify`,
+agent or worker of either policy), repeatedly, and resumed if the supervisor was killed. After each run: `runs verify`,
 the weights byte for byte, each step once in metrics.jsonl, each round used once, no process left. Writes
 benchmarks/results/kill_matrix.{json,md}."""
 
@@ -54,13 +54,13 @@ OPTIONS = [
 
 
 def start(run: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Return `mutualrl train` in the background."""
+    """Start `mutualrl train` in the background, and return its process."""
     command = [sys.executable, "-m", "mutualrl", "train", "--run-dir", str(run), *arguments]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(run.parent / "stderr.txt").open("ab"))
 
 
 def processes(run: Path) -> dict[str, psutil.Process]:
-    """Return the living processes of a run, by what they are."""
+    """Return the live processes of a run, by kind."""
     results = {}
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
@@ -72,13 +72,13 @@ def processes(run: Path) -> dict[str, psutil.Process]:
 
 
 def weights(run: Path) -> dict[str, str]:
-    """Return sha256 of the trained weights."""
+    """Return the sha256 of the trained weights, by policy."""
     paths = sorted((run / "policies").glob("*/model/model.safetensors"))
     return {p.parent.parent.name: sha256(p.read_bytes()).hexdigest() for p in paths}
 
 
 def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str], int]:
-    """Return a run with up to `kills` kills at random moments; who was killed, and how often it was resumed."""
+    """Make a run with up to `kills` kills at random moments, and return the victims and the number of resumes."""
     victims: Counter[str] = Counter()
     process, resumed = start(run, "--regime", "sgt", "--pool", "tiny", *OPTIONS), 0
     next_kill = time.monotonic() + rng.uniform(0.5, 14)
@@ -112,7 +112,7 @@ def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str],
 
 
 def problems(run: Path, reference: dict[str, str]) -> list[str]:
-    """Return what is not as an undisturbed run leaves it."""
+    """Return the differences from an undisturbed run."""
     lines = []
     verify = subprocess.run(
         [sys.executable, "-m", "mutualrl", "runs", "verify", str(run)], capture_output=True, check=False
@@ -131,7 +131,7 @@ def problems(run: Path, reference: dict[str, str]) -> list[str]:
 
 
 def random_kills(wanted: int, seed: int) -> dict[str, Any]:
-    """Return runs until `wanted` kills have been done."""
+    """Make runs until there were `wanted` kills, and return their outcomes."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         plain = Path(name) / "plain" / "r"
@@ -152,7 +152,7 @@ def random_kills(wanted: int, seed: int) -> dict[str, Any]:
 
 
 def named_points() -> list[dict[str, Any]]:
-    """Return the cases of tests/faults/test_kills.py, as pytest reports them. Kills of one run share its verdict."""
+    """Return the cases of tests/faults/test_kills.py, as reported by pytest. Kills of one run share its verdict."""
     with tempfile.TemporaryDirectory() as name:
         report = Path(name) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "extended or slow", KILLS, f"--junit-xml={report}"]

@@ -4,16 +4,16 @@
     python benchmarks/paper.py --runs runs/paper                    # benchmarks/results/paper.{json,md}, its figures
     python benchmarks/paper.py                                      # the same from the raw values in paper.json
 
-The claims of sweeps/paper-claims.yaml were written before the runs. PRP is asked with TRL's two-sided surrogate, as the
-paper trains, and with the band of its theory; noise as the paper has it, and in a milder form that leaves groups of
-equal rewards alone.
+The claims of sweeps/paper-claims.yaml were written before the runs. PRP is tested with TRL's two-sided surrogate, as
+in the paper's training, and with the band of its theory; noise as in the paper, and in a milder form that exempts
+groups of equal rewards.
 """
 
 from __future__ import annotations
 
 import sweep_results as sweeps
 
-#: arms that others are compared with on the page
+#: reference arms of the page's comparisons
 REFERENCES = ("grpo", "sgt", "xgrpo", "prp", "prp band")
 ARMS = ("grpo", "xgrpo", "prp", "noise", "sgt")
 

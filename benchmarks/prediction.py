@@ -1,11 +1,10 @@
-"""Does the gate rate at the start predict what SGT gains? One point per policy of every sweep there is.
+"""Does the initial gate rate predict SGT's gain? One point per policy of every available sweep.
 
     python benchmarks/prediction.py            # benchmarks/results/prediction.json and .md
 
-`mutualrl complementarity` recommends SGT where a learner often fails entirely while a peer succeeds. Of each policy
+`mutualrl complementarity` recommends SGT where a learner often fails entirely while a peer succeeds. For each policy,
 this takes that rate over the first tenth of its SGT runs, and its gain: final greedy accuracy under SGT minus that
-under GRPO, paired by seed. Beside them, where a run says so, how well the peers' texts fit: the NLL per token of the
-lessons.
+under GRPO, paired by seed. If recorded, the fit of the peers' texts is added: the NLL per token of the lessons.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mutualrl.console.markdown import table
 from mutualrl.study.outcomes import Outcomes
 from mutualrl.study.statistics import Estimate, correlation, paired
 
-#: results files; of a policy that several have, the one with most seeds counts, of equally many the later one
+#: results files; for a policy in several, the one with most seeds counts, and in a tie the later one
 SOURCES = ("study", "paper", "text_source")
 ONE, OTHER = "sgt", "grpo"
 
@@ -76,7 +75,7 @@ def difference(outcomes: Outcomes, pool: str, seeds: list[int], policy: str) -> 
 
 
 def most_seeds(points: list[Point]) -> list[Point]:
-    """Return a point for each policy of each pool: the one with most seeds, of equally many the later one."""
+    """Return a point for each policy of each pool: the one with most seeds, in a tie the later one."""
     chosen: dict[tuple[str, str], Point] = {}
     for point in points:
         key = point.pool, point.policy
@@ -86,7 +85,7 @@ def most_seeds(points: list[Point]) -> list[Point]:
 
 
 def markdown(policies: list[Point], r: tuple[float, float, float] | None) -> str:
-    """Return the table, and the correlation under it."""
+    """Return the table and the correlation below it."""
     rows = []
     for each in policies:
         gain = f"{each.gain:+.3f} [{each.low:+.3f}, {each.high:+.3f}]"

@@ -1,4 +1,4 @@
-"""Run commands as a user types them, and keep what they print. For the benchmarks beside it."""
+"""Run commands as a user would, and keep their output. Used by other benchmarks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def keep_printed(name: str, commands: Iterable[Sequence[str]], directory: Path) -> None:
-    """Run each command of mutualrl in `directory`, print what it prints, and write `results/NAME.{json,md}`. Raises
-    CalledProcessError where one fails."""
+    """Run each command of mutualrl in `directory`, print its output, and write `results/NAME.{json,md}`. Raises
+    CalledProcessError if one fails."""
     parts, outputs = [], {}
     for command in commands:
         typed = "mutualrl " + " ".join(command)

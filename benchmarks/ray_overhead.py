@@ -1,18 +1,18 @@
-"""Step time on a Ray cluster beside the local launcher's, in one run.
+"""Step time on a Ray cluster and with the local launcher, in one run.
 
     python benchmarks/ray_overhead.py     # twelve minutes on two idle cores; pip install 'mutualrl[ray]'
 
-The same run of the tiny pool (SGT, 30 steps, a thread per policy) is made in turn by the local launcher and on a Ray
-cluster of one node on this machine, five times each. Compared are the medians of `step_time` over all steps but the
+The same run of the tiny pool (SGT, 30 steps, a thread per policy) alternates between the local launcher and a Ray
+cluster of one node on this machine, five times each. It compares the medians of `step_time` over all steps but the
 first five of each run. Three cases:
 
-- `busy`: training uses both cores all the time, so that Ray's own processes compete with it.
-- `waiting`: a step waits 0.8 s for its reward, as it does for a judge or a GPU.
-- `apart`: training is pinned to the first core, everything else to the second, under both launchers. This is what Ray
-  costs a step on a machine with a core to spare.
+- `busy`: training uses both cores all the time, so Ray's own processes compete with it.
+- `waiting`: a step waits 0.8 s for its reward, as for a judge or a GPU.
+- `apart`: training is pinned to the first core, everything else to the second, under both launchers. This is Ray's
+  cost per step on a machine with a spare core.
 
-Wall-clock time is noisy, so that the CPU seconds of Ray's own processes (raylet, control store, agents, tasks; not the
-training below them) are read too, from the sixth step to the last.
+Wall-clock time is noisy, so it also reads the CPU seconds of Ray's own processes (raylet, control store, agents, tasks;
+not the training below them), from the sixth step to the last.
 Writes benchmarks/results/ray_overhead.{json,md}.
 """
 
@@ -53,7 +53,7 @@ def ray_processes() -> list[psutil.Process]:
 
 
 def ray_seconds() -> float:
-    """Return the CPU seconds that Ray's own processes have taken so far."""
+    """Return the CPU seconds used so far by Ray's own processes."""
     total = 0.0
     for process in ray_processes():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -70,7 +70,7 @@ def pin(process: psutil.Process, core: int) -> None:
 
 
 def pin_apart(training_core: int, other_core: int) -> None:
-    """Pin the workers that train to one core, Ray's processes and the command itself to another."""
+    """Pin the training workers to one core, Ray's processes and the command itself to another."""
     for process in ray_processes():
         pin(process, other_core)
     for process in psutil.process_iter(["cmdline"]):
@@ -82,7 +82,7 @@ def pin_apart(training_core: int, other_core: int) -> None:
 
 
 def watch(directory: Path, stop: threading.Event, readings: list[tuple[int, float]], *, apart: bool) -> None:
-    """Append steps that ada has made, and Ray's CPU seconds, twice per second; pin the processes if asked."""
+    """Append ada's step count and Ray's CPU seconds twice per second; pin the processes if `apart`."""
     metrics = directory / "policies" / "ada" / "metrics.jsonl"
     cores = sorted(os.sched_getaffinity(0))
     while not stop.wait(0.5):
@@ -100,7 +100,7 @@ def ray_seconds_per_step(readings: list[tuple[int, float]]) -> float:
 
 
 def step_times(directory: Path, *arguments: str) -> list[float]:
-    """Make a run and return the seconds of its steps, of both policies."""
+    """Make a run, and return the step times of both policies in seconds."""
     command = [sys.executable, "-m", "mutualrl", "train", "--regime", "sgt", "--pool", "tiny", "--run-dir"]
     settings = ["--steps", str(STEPS), "--set", "run.validate_every=0", "--set", "run.validation_limit=8"]
     settings += ["--set", "run.save_every=0", "--no-report"]

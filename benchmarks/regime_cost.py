@@ -1,10 +1,10 @@
-"""Cost of each regime over a GRPO step: forward tokens, time, peak memory. One run, one process, alternating arms.
+"""Cost of each regime relative to a GRPO step: forward tokens, time, peak memory. One process, alternating arms.
 
     python benchmarks/regime_cost.py             # about eight minutes on 2 cores
 
 The learner is a Qwen3 of 0.9 M random weights with the embedded model's tokenizer; its rows are recorded (so that all
-arms train on the same tokens), yet it really generates as many. Peers have published in advance: waiting is not
-counted. Time is the median over steps; memory is the peak of torch's allocations in a step, by its profiler. Writes
+arms train on the same tokens), but it still generates as many. Peers have published in advance, so waiting is
+excluded. Time is the median over steps; memory is the peak of torch's allocations in a step, by its profiler. Writes
 benchmarks/results/regime_cost.{json,md}.
 """
 
@@ -44,13 +44,13 @@ TRAINER: dict[str, dict[str, Any]] = {
 
 
 def text_of(*key: object) -> str:
-    """Return a text of about LENGTH tokens that depends on its key alone."""
+    """Return a text of about LENGTH tokens that depends only on its key."""
     draw = random.Random(repr(key))
     return " " + "".join(draw.choice("0123456789+*=") for _ in range(LENGTH - 2))
 
 
 def cpu_peak(function: Callable[[], Any], where: Path) -> int:
-    """Return bytes by which torch's CPU allocations rose at most above where they stood, while `function` ran."""
+    """Return the peak growth of torch's CPU allocations while `function` ran, in bytes."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -84,7 +84,7 @@ def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> N
 
 
 class Clock:
-    """Seconds of each step, and of generation within it."""
+    """Seconds of each step, and of its generation."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -92,7 +92,7 @@ class Clock:
 
 
 def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tuple[Any, Clock]:
-    """Return a learner of an arm whose peers have published; its clock."""
+    """Return a learner of an arm whose peers have published, and its clock."""
     from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig
     from trl.trainer.utils import RepeatSampler
@@ -120,7 +120,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
     clock = Clock()
 
     class Recorded(MutualGRPOTrainer):
-        """Generates, and trains on recorded rows."""
+        """Trainer that generates, but trains on recorded rows."""
 
         def _generate_single_turn(self, prompt_ids: Any, *rest: Any, **more: Any) -> Any:
             began = time.perf_counter()
@@ -130,7 +130,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
             return [list(retokenize(text, own, ended=True).ids) for text in texts], None
 
     class Steps(TrainerCallback):  # type: ignore[misc]
-        """Times the steps."""
+        """Callback that times the steps."""
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             self.began = time.perf_counter()
@@ -182,7 +182,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
 
 
 def random_model(directory: Path) -> Path:
-    """Return a Qwen3 of 128 x 4 random weights with the vocabulary of the embedded model `ada`."""
+    """Save a Qwen3 of 128 x 4 random weights with the vocabulary of the embedded model `ada`; return its directory."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -222,9 +222,7 @@ def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
         make_trainer(model, directory / "warm", "grpo", 3, seed=0)[0].train()
         for repeat in range(repeats):
             order = list(enumerate(ARMS))
-            for number, arm in (
-                order[repeat % len(order) :] + order[: repeat % len(order)]
-            ):  # no arm is always the first
+            for number, arm in order[repeat % len(order) :] + order[: repeat % len(order)]:  # rotate the first arm
                 trainer, clock = make_trainer(model, directory / f"{repeat}-{number}", arm, steps + 1, seed=repeat)
                 trainer.train()
                 times[arm] += list(zip(clock.steps, clock.generation, strict=True))[1:]

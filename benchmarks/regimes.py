@@ -1,7 +1,7 @@
 """Every regime and control on the embedded pool: same pool, prompts, steps, decoding; three seeds.
 
     python benchmarks/regimes.py                 # about six minutes per arm on 2 cores
-    python benchmarks/regimes.py --fresh         # all of it again; else what the results lack
+    python benchmarks/regimes.py --fresh         # repeat everything; default: only missing results
 
 Runs `mutualrl train` for each seed and arm and writes benchmarks/results/regimes.{json,md}. Accuracy is greedy, on all
 held-out problems; entropy and KL are means over the last 50 steps (paper, Section "Optimization Diagnostics"). The
@@ -50,7 +50,7 @@ LAST = 50
 
 
 def train(arm: str, seed: int, steps: int | None, directory: Path) -> dict[str, Any]:
-    """Return one run; its summary, and the optimization diagnostics of both policies."""
+    """Make one run, and return its summary and the optimization diagnostics of both policies."""
     where = directory / f"{list(ARMS).index(arm)}-{seed}"
     command = [
         sys.executable,
@@ -88,7 +88,7 @@ def train(arm: str, seed: int, steps: int | None, directory: Path) -> dict[str, 
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Return mean, and the sample deviation over seeds."""
+    """Return the mean and the sample standard deviation (n - 1) over seeds."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
 
@@ -116,7 +116,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def outcomes(runs: list[dict[str, Any]]) -> Outcomes:
-    """Return the runs as a comparison reads them."""
+    """Return the runs in the form that a comparison reads."""
     results = []
     for run in runs:
         policies = {}
@@ -138,9 +138,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--steps", type=int, default=None, help="other than the pool's own")
+    parser.add_argument("--steps", type=int, default=None, help="default: the pool's own")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--fresh", action="store_true", help="run what there are results of, too")
+    parser.add_argument("--fresh", action="store_true", help="also repeat runs that have results")
     given = parser.parse_args()
     file = given.out / "regimes.json"
     known = json.loads(file.read_text())["runs"] if file.exists() and not given.fresh else []

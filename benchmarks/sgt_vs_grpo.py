@@ -21,7 +21,7 @@ WEAK = {"ada": "*", "bob": "+"}
 
 
 def train(regime: str, seed: int, steps: int | None, directory: Path) -> dict[str, Any]:
-    """Return one run; returns its summary."""
+    """Make one run, and return its summary."""
     command = [
         sys.executable,
         "-m",
@@ -47,7 +47,7 @@ def train(regime: str, seed: int, steps: int | None, directory: Path) -> dict[st
 
 
 def cell(summary: dict[str, Any], policy: str, group: str) -> str:
-    """Return accuracy before and after, on one operation."""
+    """Return the accuracy before and after training, on one operation."""
     result = summary["policies"][policy]
     before, after = (result[k]["by_group"][group] for k in ("initial_validation", "validation"))
     return f"{before:.2f} -> {after:.2f}"
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--regimes", nargs="+", default=["grpo", "sgt"])
-    parser.add_argument("--steps", type=int, default=None, help="other than the pool's own")
+    parser.add_argument("--steps", type=int, default=None, help="default: the pool's own")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

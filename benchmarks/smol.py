@@ -1,16 +1,16 @@
 """Specialists of a real pretrained chat model under GRPO and SGT: problems, two SFT runs, the sweep, its table.
 
-    python benchmarks/smol.py --model DIR     # all of it; resumes where it was stopped
-    python benchmarks/smol.py --table         # the table of the pieces that are there
+    python benchmarks/smol.py --model DIR     # everything; resumes after an interruption
+    python benchmarks/smol.py --table         # the table of the existing pieces
 
-DIR is SmolLM2-135M-Instruct as `save_pretrained` wrote it. Below `benchmarks/sweeps/smol/` it writes
+DIR is SmolLM2-135M-Instruct as written by `save_pretrained`. Below `benchmarks/sweeps/smol/` it writes
 
 - `train.jsonl` and `held_out.jsonl`: word problems of both skills of word_problems.py, none in both files;
-- `sft/shop` and `sft/share`: the model after a short supervised training on one skill's solutions each.
+- `sft/shop` and `sft/share`: the model after short supervised training on one skill's solutions.
 
 Then it runs `mutualrl sweep benchmarks/sweeps/smol.yaml`, whose claims were written before the runs, and writes
-`benchmarks/results/smol.json` and `.md`. The models have the same weights to begin with and the same tokenizer; what
-each lacks, its peer was taught. The training problems are the same for every seed.
+`benchmarks/results/smol.json` and `.md`. The models start from the same weights and have the same tokenizer; each
+lacks the skill that its peer was taught. The training problems are the same for every seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SFT = {"num_train_epochs": 1, "per_device_train_batch_size": 16, "learning_rate"
 
 
 def fine_tune(model: Path, rows: Sequence[Mapping[str, str]], target: Path) -> None:
-    """Train the model on solutions as an assistant's turns, with TRL's SFTTrainer."""
+    """Train the model on solutions as assistant turns, with TRL's SFTTrainer."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -59,7 +59,7 @@ def fine_tune(model: Path, rows: Sequence[Mapping[str, str]], target: Path) -> N
 
 
 def make(model: Path) -> None:
-    """Make the problems and the specialists. The problems of SFT, of the training and held out differ."""
+    """Make the problems and the specialists. The SFT, training and held-out problems are disjoint."""
     OUT.mkdir(parents=True, exist_ok=True)
     trained: list[dict[str, str]] = []
     held_out: list[dict[str, str]] = []
@@ -74,11 +74,11 @@ def make(model: Path) -> None:
 
 
 def main() -> None:
-    """Make what is missing, and write the table."""
+    """Make the missing inputs and runs, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "smol", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing: write the table of what is there")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
     given = parser.parse_args()
     if not given.table:
         if not (OUT / "held_out.jsonl").is_file():

@@ -1,9 +1,9 @@
-"""Two real chat models before any training: their tokenizers, and all diagnostics on short arithmetic and BoolQ.
+"""Two real chat models before any training: tokenizers, and all diagnostics on short arithmetic and BoolQ.
 
     python benchmarks/smol_diagnostics.py --models DIR --boolq FILE    # a quarter of an hour on two cores
 
-DIR has `smollm2-135m-instruct` and `minimind2-small`, directories that `save_pretrained` wrote; FILE is BoolQ's
-validation split. Their completions are in words of their own: the rewards are those of word_problems.py, not a box.
+DIR has `smollm2-135m-instruct` and `minimind2-small`, directories written by `save_pretrained`; FILE is BoolQ's
+validation split. Completions are free text: the rewards are those of word_problems.py, not a box.
 Writes benchmarks/results/smol_diagnostics.{json,md}.
 """
 
@@ -27,7 +27,7 @@ SAMPLES = 4
 
 
 def write_inputs(directory: Path, models: Path, boolq: Path) -> None:
-    """Lay models, rewards, rows and pools side by side, so that the commands read as a user's in that directory."""
+    """Put models, rewards, rows and pools into one directory, so that the commands read like a user's there."""
     for model in MODELS.values():
         (directory / model).symlink_to((models / model).resolve(strict=True))
     (directory / "boolq.jsonl").symlink_to(boolq.resolve(strict=True))
@@ -58,7 +58,7 @@ def commands() -> Iterator[Sequence[str]]:
 
 
 def main() -> None:
-    """Run the commands, print and write what they print."""
+    """Run the commands, and print and write their output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True, help="directory of the two models")
     parser.add_argument("--boolq", type=Path, required=True, help="BoolQ's validation split, JSON Lines")

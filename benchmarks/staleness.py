@@ -1,11 +1,11 @@
-"""Peers of unequal speed: what `exchange.staleness` saves, and what it costs in accuracy.
+"""Peers of unequal speed: the time saved by `exchange.staleness`, and its cost in accuracy.
 
-    python benchmarks/staleness.py            # 24 runs of two to three minutes; resumes where it was stopped
-    python benchmarks/staleness.py --table    # the table of the runs that are there
+    python benchmarks/staleness.py            # 24 runs of two to three minutes; resumes after an interruption
+    python benchmarks/staleness.py --table    # the table of the existing runs
 
 Pool tiny under SGT, 64 rounds, three seeds. In `half` the rounds of one policy take twice as long as the other's; in
-`uneven` every round's time is drawn. The delays are sleeps in the reward function (paced_rewards.py). Beside each
-measured time stands the one that the report of the run without staleness predicts (mutualrl.reporting.pace). Writes
+`uneven` every round's time is drawn. The delays are sleeps in the reward function (paced_rewards.py). The table
+also has the time predicted by the report of the run without staleness (mutualrl.reporting.pace). Writes
 benchmarks/results/staleness.{json,md}.
 """
 
@@ -33,7 +33,7 @@ PROBLEMS = 64  # held out
 
 
 def measured(run: Run) -> JsonObject:
-    """Return a run's rounds per second and waiting shares, its policies' accuracy, and the fast one's largest lag."""
+    """Return a run's rounds per second, waiting fractions, accuracy by policy, and the largest lag of the fast one."""
     waiting, seconds = {}, {}
     for name, policy in run.policies.items():
         waited = sum(point.value for point in policy.series(WAIT))
@@ -67,7 +67,7 @@ def collect(pieces: Path) -> JsonObject:
 
 
 def summarised(measurements: JsonObject) -> list[JsonObject]:
-    """Return a row per pace and staleness: means over seeds, and accuracy minus that of the same seed at 0."""
+    """Return a row per pace and staleness: means over seeds, and the difference in accuracy from the same seed at 0."""
     rows = []
     for pace, by_staleness in measurements.items():
         baseline = {run["seed"]: run for run in by_staleness["0"]}
@@ -114,11 +114,11 @@ def table(rows: list[JsonObject]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and write the table."""
+    """Make the missing runs, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing: write the table of what is there")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once; they sleep for most of their time")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing runs")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; they sleep for most of their time")
     given = parser.parse_args()
     if not given.table:
         sweep = ["sweep", str(sweeps.SWEEPS / "staleness.yaml"), "--out", str(given.runs), "--jobs", str(given.jobs)]

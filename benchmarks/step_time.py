@@ -2,7 +2,7 @@
 
     python benchmarks/step_time.py            # about eight minutes on 2 free cores
 
-Same model, prompts, seeds and settings; the runs alternate, and medians and ratios are reported, because
+Same model, prompts, seeds and settings. The runs alternate, and medians and ratios are reported, because
 single timings are noisy. Writes benchmarks/results/step_time.{json,md}.
 """
 
@@ -24,7 +24,7 @@ POOL_OF_ONE = 'policies: [{name: ada, model: "tiny:ada"}]\n'
 
 
 def settings() -> dict[str, Any]:
-    """Return the tiny pool's recipe, resolved."""
+    """Return the resolved recipe of the tiny pool."""
     from mutualrl.recipes import Request, resolve
 
     recipe = resolve(Request(pool="tiny"))
@@ -32,7 +32,7 @@ def settings() -> dict[str, Any]:
 
 
 def plain_trl(steps: int) -> float:
-    """Return seconds per step of a plain TRL script; runs in a process of its own (`--plain STEPS`)."""
+    """Return seconds per step of a plain TRL script; runs in a separate process (`--plain STEPS`)."""
     import torch
     from transformers import PrinterCallback, set_seed
     from trl import GRPOConfig, GRPOTrainer
@@ -68,7 +68,7 @@ def plain_trl(steps: int) -> float:
             model=model, reward_funcs=boxed_reward, args=args, train_dataset=dataset, processing_class=tokenizer
         )
         trainer.remove_callback(PrinterCallback)
-        # A run validates before it trains; the first generation of a process costs a second of its own.
+        # A run validates before it trains, and the first generation of a process costs an extra second.
         TransformersEngine(trainer.model, tokenizer).generate(dataset["prompt"][:2], Sampling(max_new_tokens=20))
         trainer.model.train()
         set_seed(policy_seed(0, "ada", 0))
@@ -78,7 +78,7 @@ def plain_trl(steps: int) -> float:
 
 
 def run_plain(steps: int) -> float:
-    """Return seconds per step of the plain script, started fresh."""
+    """Return seconds per step of the plain script, in a new process."""
     command = [sys.executable, __file__, "--plain", str(steps)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread(), preexec_fn=on_one_core
@@ -87,18 +87,18 @@ def run_plain(steps: int) -> float:
 
 
 def on_one_core() -> None:
-    """Keep a process, and what it starts, on one core: a pool of one would otherwise get two threads."""
+    """Pin a process and its children to one core: a pool of one would otherwise get two threads."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def one_thread() -> dict[str, str]:
-    """Return the environment that a run gives each policy of two on two cores."""
+    """Return the environment that a run sets for each of two policies on two cores."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run_ours(regime: str, steps: int, pool: str, directory: Path, save_every: int = 0) -> dict[str, Any]:
-    """Run the command line once without validation in between; the policies' results. With `save_every=0`
-    the one checkpoint is that of the last step."""
+    """Run the command line once without intermediate validation, and return the policies' results. With
+    `save_every=0` the only checkpoint is that of the last step."""
     target = directory / f"{regime}-{time.monotonic_ns()}"
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Results of a sweep as a committed page: its raw values, tables, claims and figures. For the benchmarks beside it."""
+"""Results of a sweep as a committed page: raw values, tables, claims and figures. Used by other benchmarks."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def stored(name: str) -> JsonObject:
 
 
 def of_sweep(runs: Path) -> tuple[JsonObject, Compared]:
-    """Return the results file's content, and the comparison, of a sweep's directory."""
+    """Return the content of the results file and the comparison, from a sweep's directory."""
     values, comparison = results(runs)
     return {"versions": versions(), **values}, comparison
 
 
 def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
-    """Return the results file's content with the pieces of a sweep's directory added, or in place of those of the same
-    pool, arm and seed, compared anew: for a grid that is made in several parts, on several days. Raises ValueError
-    where the sweep began with other claims than the results have."""
+    """Return the results file's content with the pieces of a sweep's directory added, or replacing those of the same
+    pool, arm and seed, and compared again. For grids that are run in several parts, on several days. Raises ValueError
+    if the sweep began with different claims than the results."""
     value, _ = of_sweep(runs)
     before, registered = stored(name), registered_claims(runs)
     then = before["comparison"]["registered"]["sha256"]
@@ -83,7 +83,7 @@ def _key(piece: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
-    """Return the same from the raw values in the results file, compared anew: for where the runs are no more."""
+    """Return the same from the raw values in the results file, compared again, for when the runs no longer exist."""
     value = stored(name)
     registered = _dated(read_claims(claims), value["comparison"]["registered"]["changed"])
     comparison = compare(outcomes_of(value), registered=registered, notes=_of_directory(value))
@@ -91,12 +91,12 @@ def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
 
 
 def _dated(claims: RegisteredClaims, changed: str) -> RegisteredClaims:
-    """Return claims with the date that they had when the sweep began: a checkout gives the file another."""
+    """Return claims with their date at the start of the sweep, since a checkout changes the file's date."""
     return claims_of(claims.text, claims.name, changed)
 
 
 def _of_directory(value: Mapping[str, Any]) -> list[str]:
-    """Return the notes of pieces that were not there, which raw values alone do not tell."""
+    """Return the notes on missing pieces, which the raw values do not record."""
     kept = ("pieces are not there", "by an earlier part of the sweep")
     return [note for note in value["comparison"]["notes"] if any(words in note for words in kept)]
 
@@ -110,11 +110,11 @@ def write(name: str, command: str, value: JsonObject, comparison: Compared, out:
 
 
 def page(name: str, description: str | None, references: Sequence[str], probes: Sequence[str]) -> None:
-    """Carry out the command `python benchmarks/NAME.py [--runs DIR]`: tables, figures, every arm minus each of the
+    """Run the command `python benchmarks/NAME.py [--runs DIR]`: tables, figures, every arm minus each of the
     `references`, the curves of the `probes`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="directory of the sweep")
-    parser.add_argument("--add", action="store_true", help="add them to the pieces that the results file has")
+    parser.add_argument("--add", action="store_true", help="add them to the pieces in the results file")
     given = parser.parse_args()
     if given.runs is None:
         value, comparison = of_results(name, SWEEPS / f"{name}-claims.yaml")
@@ -126,7 +126,7 @@ def page(name: str, description: str | None, references: Sequence[str], probes: 
     draw([curves(outcomes, f"{name}_curves", probes), gains(comparison, f"{name}_gains")])
 
 
-# ---- what a page quotes beside the comparison
+# ---- further values quoted in a page
 
 
 def differences(outcomes: Outcomes, references: Sequence[str]) -> JsonObject:
@@ -184,6 +184,6 @@ def _bars(comparison: Compared) -> Iterator[Bars]:
 
 
 def draw(figures: Sequence[Figure], out: Path = RESULTS) -> None:
-    """Draw figures beside the results."""
+    """Draw figures into the results directory."""
     for figure in figures:
         draw_figure(figure, out)

@@ -1,18 +1,18 @@
-"""Whose text is learnt at one gate: problems, lessons, models after SFT, the sweep, and its table.
+"""Text sources at a fixed gate: problems, lessons, models after SFT, the sweep, and its table.
 
-    python benchmarks/text_source.py                # all of it; resumes where it was stopped
-    python benchmarks/text_source.py --table        # the table of the pieces that are there
+    python benchmarks/text_source.py                # everything; resumes after an interruption
+    python benchmarks/text_source.py --table        # the table of the existing pieces
 
 Below `benchmarks/sweeps/text-source/` it writes
 
 - `train.jsonl` and `held_out.jsonl`: problems of task countdown-three, with the data's solution in each style (columns
   `solution`, `mirrored`, `bare`), and for each policy the first success among 64 completions drawn before training
-  (`own_fay`, `own_gus`; empty where there is none);
+  (`own_fay`, `own_gus`; empty if there is none);
 - `sft/fay` and `sft/gus`: the policies after supervised training on the data's solutions, each in its own style.
 
 That takes four minutes on two cores. Then it runs `mutualrl sweep benchmarks/sweeps/text-source.yaml` (a minute and a
 half per piece), and writes `benchmarks/results/text_source.json` and `.md`. The training problems are the same for
-every seed: a seed sets their order, and what is sampled.
+every seed: a seed determines their order and the sampling.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SFT = {"num_train_epochs": 2, "per_device_train_batch_size": 32, "learning_rate"
 
 
 def rows_of(split: Split) -> list[dict[str, object]]:
-    """Return the problems of a split as rows of the task `dataset`, each style of the solution a column."""
+    """Return the problems of a split as rows of the task `dataset`, with one column per style of the solution."""
     prompts = get_task(TASK).read(split, TaskSource()).prompts
     return [{"prompt": each.text, "answer": each.answer, "group": each.group, **each.columns} for each in prompts]
 
@@ -53,7 +53,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def first_successes(directory: Path) -> dict[str, dict[str, str]]:
-    """Return the first success of each policy on each prompt, from the completions that `mutualrl eval` kept."""
+    """Return the first success of each policy on each prompt, from the completions kept by `mutualrl eval`."""
     successes: dict[str, dict[str, str]] = {}
     columns = ["policy", "rollout", "reward", "ended", "x_text", "y_text"]
     for path in sorted(directory.glob("completions/*/*.parquet")):
@@ -66,8 +66,8 @@ def first_successes(directory: Path) -> dict[str, dict[str, str]]:
 def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) -> None:
     """Train a policy on the data's solutions in its own style, with TRL's SFTTrainer.
 
-    Prompt and solution are tokenised apart, as a policy meets them when it samples: together, a token would join the
-    full stop of the prompt to the space of the solution, and SFT would teach what is never sampled.
+    Prompt and solution are tokenised separately, as in sampling. Tokenised together, a token would join the full stop
+    of the prompt to the space of the solution, and SFT would teach tokens that are never sampled.
     """
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -99,7 +99,7 @@ def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) 
 
 
 def make() -> None:
-    """Make the problems, the lessons and the models. The evaluation resumes where it was stopped."""
+    """Make the problems, the lessons and the models. The evaluation resumes after an interruption."""
     OUT.mkdir(parents=True, exist_ok=True)
     rows = rows_of("train")[:PROBLEMS]
     write_rows(OUT / "held_out.jsonl", rows_of("validation"))
@@ -119,18 +119,18 @@ def make() -> None:
 
 
 def write_table(runs: Path, *, add: bool) -> None:
-    """Write the raw values of the pieces that are there, their comparison and the claims; to `add` them, with the
-    pieces that the results file has."""
+    """Write the raw values of the existing pieces, their comparison and the claims; with `add`, keep the pieces in the
+    results file."""
     value, comparison = sweeps.added_to("text_source", runs) if add else sweeps.of_sweep(runs)
     sweeps.write("text_source", "python benchmarks/text_source.py", value, comparison)
 
 
 def main() -> None:
-    """Make what is missing, and write the table."""
+    """Make the missing inputs and runs, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs") / "text-source", help="directory of the sweep")
-    parser.add_argument("--table", action="store_true", help="run nothing: write the table of what is there")
-    parser.add_argument("--add", action="store_true", help="the same, added to the pieces that the results file has")
+    parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
+    parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
     given = parser.parse_args()
     if not (given.table or given.add):
         if not (OUT / "sft" / LEARNERS[-1] / "model.safetensors").is_file():

@@ -1,13 +1,13 @@
-"""THL on two pretrained models and on real tokenizers: the paper's five tables, the drift of its map, word or span.
+"""THL on two pretrained models and on real tokenizers: the paper's five tables, drift of its map, word against span.
 
     python benchmarks/thl.py --data DIR      # about ten minutes; DIR as below
 
 1. `mutualrl thl-check` on the two models of DIR/models, in both directions: all suites on WikiText-2, and the suite
    `scripts` on parallel sentences in several scripts (DIR/text).
 2. `mutualrl thl-check --suite tokenizers` on MATH solutions (DIR/math) for pairs of real tokenizers (DIR/tokenizers):
-   how many tokens the paper's map puts on a word that they do not touch.
-3. Where the truth is known: one model, its own text under two tokenizations. The aligned value of a target token is
-   compared with what the same model gives that token.
+   how many tokens the paper's map assigns to a word that they do not overlap.
+3. Known truth: one model, its own text under two tokenizations. The aligned value of a target token is compared with
+   the same model's value for that token.
 
 Writes benchmarks/results/thl.{json,md}.
 """
@@ -41,7 +41,7 @@ TOKENIZER_PAIRS = (
 )
 SCRIPTS = ("pud.en", "pud.ru", "pud.zh", "pud.ar", "ko_gsd", "zh_gsdsimp")
 ROWS_A_SCRIPT = 100
-RESPLIT = (0.0, 0.05, 0.3)  # chance that a token is split in two
+RESPLIT = (0.0, 0.05, 0.3)  # probability that a token is split in two
 ANCHORS = ("span", "word", "char", "paper")
 
 
@@ -56,7 +56,7 @@ def check(*arguments: str | Path) -> dict[str, Any]:
 
 
 def write_rows(path: Path, texts: list[str]) -> Path:
-    """Return texts as JSON Lines."""
+    """Write texts as JSON Lines."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
@@ -67,7 +67,7 @@ def fields(path: Path, field: str) -> list[str]:
 
 
 def resplit(ids: list[int], tokenizer: Any, chance: float, rng: random.Random) -> list[int]:
-    """Return the same text with some tokens split in two, as a sampler sometimes emits it."""
+    """Return the same text with some tokens split in two, as a sampler sometimes emits them."""
     vocabulary = tokenizer.get_vocab()
     result: list[int] = []
     for token in ids:
@@ -84,7 +84,7 @@ def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, An
     """Return one model's responses, as sampled and re-split, aligned to the canonical tokens; the truth is its own
     log-probs.
 
-    `changed`: share of the target tokens that are not 1:1. `mae`: of a token's value, in nats, over all and over those.
+    `changed`: fraction of the target tokens that are not 1:1. `mae`: error per token in nats, over all and over those.
     """
     from mutualrl.engines import Sampling
     from mutualrl.engines.scoring import completion_logprobs
@@ -147,7 +147,7 @@ def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, An
 
 
 def truth_table(rows: list[dict[str, Any]]) -> str:
-    """Return word against span, where the truth is known."""
+    """Return the table of word against span with known truth."""
     names = " | ".join(f"{anchor}: MAE, nats | outside [0.8, 1.2] (%)" for anchor in ANCHORS)
     lines = [
         "**Where the truth is known: a model's responses re-split, aligned to its canonical tokens**",
@@ -166,7 +166,7 @@ def truth_table(rows: list[dict[str, Any]]) -> str:
 
 
 def drift_table(results: list[dict[str, Any]]) -> str:
-    """Return the drift of the paper's map on MATH solutions."""
+    """Return the table of the drift of the paper's map on MATH solutions."""
     lines = [
         "**MATH solutions: tokens put on a word that they do not touch, source / target (%)**",
         "",

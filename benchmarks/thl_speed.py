@@ -1,9 +1,9 @@
 """Cost of an alignment, against encoding the texts, the paper's algorithm, and TRL GOLD's byte-offset grouping.
 
-    python benchmarks/thl_speed.py --data DIR     # about two minutes; DIR holds tokenizers/ and math/math500.jsonl
+    python benchmarks/thl_speed.py --data DIR     # about two minutes; DIR has tokenizers/ and math/math500.jsonl
 
 All on the same 300 MATH solutions, from Qwen3's tokens to Llama 3's, one text at a time on one core; medians over
-alternating repeats. Also: the size and the making of the offset tables, and the time of one alignment by length.
+alternating repeats. Also: the size and build time of the offset tables, and the time of one alignment by length.
 Writes benchmarks/results/thl_speed.{json,md} and thl_speed_length.{png,svg}.
 """
 
@@ -29,14 +29,14 @@ LENGTHS = [1024 * 2**k for k in range(6)]  # source tokens, up to 32k
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Return wall time of one call."""
+    """Return the wall time of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def gold_offsets(ids: list[int], tokenizer: Any) -> list[tuple[int, int]]:
-    """Return byte offsets as TRL's GOLD trainer works them out for sampled ids
+    """Return byte offsets as TRL's GOLD trainer computes them for sampled ids
     (`_maybe_add_completion_byte_offsets`)."""
     from trl.experimental.utils import piece_byte_len
 
@@ -49,7 +49,7 @@ def gold_offsets(ids: list[int], tokenizer: Any) -> list[tuple[int, int]]:
 
 
 def compare(texts: list[str], source: Any, target: Any, repeats: int) -> dict[str, list[float]]:
-    """Return seconds per text for each piece of work, in alternating repeats."""
+    """Return seconds per text for each kind of work, in alternating repeats."""
     from trl.experimental.gold.gold_trainer import ULDLoss
 
     from mutualrl.thl import align_batch, align_logprobs
@@ -130,7 +130,7 @@ def by_length(texts: list[str], source: Any, target: Any, repeats: int) -> list[
 
 
 def tables(data: Path) -> list[dict[str, Any]]:
-    """Return size and making of each tokenizer's offset table."""
+    """Return the size and build time of each tokenizer's offset table."""
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.thl.table import table_of
 
@@ -169,7 +169,7 @@ def markdown(results: dict[str, list[float]], created: list[dict[str, Any]], len
 
 
 def plot(lengths: list[dict[str, float]]) -> None:
-    """Plot time by length, with a line of slope one for the eye."""
+    """Plot time by length, with a line of slope one for reference."""
     import matplotlib
 
     matplotlib.use("Agg")

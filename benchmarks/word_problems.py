@@ -4,9 +4,9 @@ r"""Word problems of two skills, and the rewards of the benchmarks of real model
   pay?" is answered "4 * 7 = 28, and 28 + 12 = 40. The answer is 40."
 - `share`: a difference, then a quotient. "Ben has 35 cards. He keeps 8 and shares the rest equally among 3 friends. How
   many cards does each friend get?" is answered "35 - 8 = 27, and 27 / 3 = 9. The answer is 9."
-- `sums`: what any chat model has seen. "What is 4 + 17?" Only for models as they come.
+- `sums`: familiar to any chat model. "What is 4 + 17?" Only for off-the-shelf models.
 
-A chat model states its answer last, in words of its own: `last_number` rewards the last number of a completion, and
+A chat model states its answer last, in free text: `last_number` rewards the last number of a completion, and
 `yes_or_no` the first yes or no.
 """
 
@@ -24,7 +24,7 @@ _VERDICT = re.compile(r"\b(yes|no|true|false)\b", re.IGNORECASE)
 
 
 def problem(skill: str, draw: random.Random) -> dict[str, str]:
-    """Return a problem of a skill as a row of task `dataset`: prompt, answer, solution, group."""
+    """Return a problem of a skill as a row of the task `dataset`: prompt, answer, solution, group."""
     name, thing = draw.choice(_NAMES), draw.choice(_THINGS)
     if skill == "sums":
         a, b = draw.randint(2, 60), draw.randint(2, 39)
@@ -59,7 +59,7 @@ def problems(skill: str, count: int, seed: int) -> list[dict[str, str]]:
 
 
 def last_number(completions: Sequence[object], answer: Sequence[str], **columns: object) -> list[float]:
-    """Return 1 where the last number of a completion is the answer, else 0. TRL's form of a reward function."""
+    """Return 1 if the last number of a completion is the answer, else 0, as a TRL reward function."""
     rewards = []
     for completion, right in zip(completions, answer, strict=True):
         numbers = _NUMBER.findall(_text(completion))
@@ -68,7 +68,7 @@ def last_number(completions: Sequence[object], answer: Sequence[str], **columns:
 
 
 def yes_or_no(completions: Sequence[object], answer: Sequence[str], **columns: object) -> list[float]:
-    """Return 1 where the first yes, no, true or false of a completion is the answer `Yes` or `No`, else 0."""
+    """Return 1 if the first yes, no, true or false of a completion is the answer `Yes` or `No`, else 0."""
     rewards = []
     for completion, right in zip(completions, answer, strict=True):
         found = _VERDICT.search(_text(completion))

@@ -1,18 +1,18 @@
-"""Whole mutual run in one file: two policies, two tokenizers, plain TRL, Success-Gated Transfer (SGT).
+"""A whole mutual run in one file: two policies, two tokenizers, plain TRL, Success-Gated Transfer (SGT).
 
     python examples/minimal_sgt.py                 # both policies, 60 steps, about a minute on two CPU cores
-    python examples/minimal_sgt.py --weight 0      # the control: the same run, where nothing is learnt from the peer
+    python examples/minimal_sgt.py --weight 0      # the control: the same run without learning from the peer
 
 What happens in a round, from top to bottom of this file:
 
 1. TRL samples G completions for each of P prompts, and calls `SharedReward`.
 2. The reward function verifies them, publishes the rewards and the texts of successes, waits for the peer's (SEE),
-   and lets the regime plan: where all own rollouts failed and the peer succeeded, one success is drawn and encoded
-   with the learner's own tokenizer (THL).
+   and calls the regime's plan: where all own rollouts failed and the peer succeeded, it draws one success and encodes
+   it with the learner's own tokenizer (THL).
 3. TRL computes advantages and its loss; `compute_loss` adds weight * mean NLL of the drawn successes.
 
-Departures from the toolkit (`mutualrl train --regime sgt`): one process per policy, one optimizer step per round, no
-checkpoints, no supervision. The numbers of a round are the same functions.
+Simpler than the toolkit (`mutualrl train --regime sgt`): one process per policy, one optimizer step per round, no
+checkpoints, no supervision. A round is computed by the same functions.
 
 Shapes: _P prompts of a round, _G rollouts of a group, _R extra rows, _T tokens.
 """
@@ -42,13 +42,13 @@ from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tiny import path_of
 from mutualrl.training.transfer import TokenTransfer
 
-POLICIES = ("ada", "bob")  # ada adds well and multiplies badly; bob the other way round
+POLICIES = ("ada", "bob")  # ada adds well and multiplies badly; bob is the reverse
 PROMPTS, ROLLOUTS, LONGEST = 32, 4, 20
 SGT = get_regime("sgt")
 
 
 class SharedReward:
-    """Reward function for TRL that verifies completions, and shares them with the peer on the way."""
+    """Reward function for TRL that verifies completions and shares them with the peer."""
 
     __name__ = "boxed"
 
@@ -70,7 +70,7 @@ class SharedReward:
         prompt_id: Sequence[str],
         **_: Any,
     ) -> list[float]:
-        """Return the rewards of P * G completions; leave the round's plan in `self.plan`."""
+        """Return the rewards of P * G completions, and store the round's plan in `self.plan`."""
         rewards = [boxed_score(text, correct) for text, correct in zip(completions, answer, strict=True)]
         own = []
         for row, ids in enumerate(completion_ids):
@@ -86,7 +86,7 @@ class SharedReward:
                 )
             )
 
-        # SEE: publish what the regime reads of us, then wait for the peer's round
+        # SEE: publish the fields that the peer's regime reads, then wait for the peer's round
         self.exchange.publish(self.round, SGT.publishes(self.settings).select(own), policy_step=self.round)
         peers = self.exchange.wait([self.peer], self.round)
 
@@ -99,7 +99,7 @@ class SharedReward:
 
 
 class MutualTrainer(GRPOTrainer):
-    """GRPOTrainer with the drawn successes in its loss."""
+    """GRPOTrainer that adds the drawn successes to its loss."""
 
     def __init__(self, *args: Any, shared: SharedReward, **kwargs: Any) -> None:
         super().__init__(*args, reward_funcs=shared, **kwargs)
@@ -118,7 +118,7 @@ class MutualTrainer(GRPOTrainer):
         return loss + nll_loss(row_nll(logps_R_T, mask_R_T), weight=weights_R, count=len(rows), ranks=1)
 
     def logps(self, model: Any, rows: Sequence[ExtraRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs of the rows' tokens behind their prompts, at temperature 1, and where there is a token."""
+        """Return log-probs of the rows' tokens given their prompts, at temperature 1, and the mask of these tokens."""
         prompts = [self.processing_class(PROMPT_OF[row.prompt_id].text)["input_ids"] for row in rows]
         width = max(len(prompt) + len(row.token_ids) for prompt, row in zip(prompts, rows, strict=True))
         ids = torch.zeros((len(rows), width), dtype=torch.long)
@@ -135,21 +135,21 @@ class MutualTrainer(GRPOTrainer):
 
 
 class Alive(TrainerCallback):
-    """Tell the peer that this policy is alive, and at which step."""
+    """Callback that reports to the peer that this policy is alive, and its step."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start beating."""
+        """Start the heartbeat."""
         self.heartbeat.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell the step."""
+        """Report the step."""
         self.heartbeat.set("training", state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say that no further round will come."""
+        """Report that no further round will come."""
         self.heartbeat.stop("finished")
 
 
@@ -173,7 +173,7 @@ def accuracy(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> dict[str,
 
 
 def train(policy: str, root: Path, steps: int, weight: float) -> None:
-    """Train one policy of the pair. The other runs in a process of its own, over the same prompts."""
+    """Train one policy of the pair. The other runs in a separate process, over the same prompts."""
     torch.set_num_threads(1)
     peer = next(name for name in POLICIES if name != policy)
     tokenizer = AutoTokenizer.from_pretrained(path_of(policy))
@@ -192,7 +192,7 @@ def train(policy: str, root: Path, steps: int, weight: float) -> None:
             learning_rate=5e-4,
             lr_scheduler_type="cosine",
             loss_type="grpo",
-            seed=0,  # the same order of prompts for both policies
+            seed=0,  # same order of prompts for both policies
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
@@ -218,10 +218,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--weight", type=float, default=0.1, help="lambda, the weight of the NLL")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         context = multiprocessing.get_context("spawn")
-        arguments = [(policy, Path(directory), given.steps, given.weight) for policy in POLICIES]
+        arguments = [(policy, Path(directory), args.steps, args.weight) for policy in POLICIES]
         processes = [context.Process(target=train, args=each) for each in arguments]
         for process in processes:
             process.start()

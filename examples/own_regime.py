@@ -1,4 +1,4 @@
-"""Regime of one's own: the shortest success of any peer, with a weight that falls from round to round.
+"""A custom regime: the shortest success of any peer, with a weight that decays from round to round.
 
 mutualrl regimes check examples/own_regime.py:SPEC
 mutualrl train --regime examples/own_regime.py:SPEC --pool tiny --set regime.weight=0.2
@@ -15,7 +15,7 @@ class Settings(RegimeSettings):
 
 
 def plan(view: RoundView, settings: Settings) -> Plan:
-    """Learn the shortest success wherever every own rollout failed. The state counts the rounds."""
+    """Learn the shortest success for each prompt on which every own rollout failed. The state counts the rounds."""
     rounds = view.state.get("rounds", 0)
     weight = settings.weight * 0.5 ** (rounds / settings.half_life)
     failed = [prompt_id for prompt_id, rewards in view.own_groups().items() if max(rewards) <= 0.0]
@@ -24,7 +24,7 @@ def plan(view: RoundView, settings: Settings) -> Plan:
         prompts, ended, rollouts = peer.column("prompt_id"), peer.column("ended"), peer.column("rollout")
         solved = [row for row, reward in enumerate(peer.column("reward")) if reward > 0.0 and prompts[row] in failed]
         for row, text in zip(solved, peer.texts(solved), strict=True):
-            ids = view.transfer.to_learner_ids(text, ended[row])  # THL: None when the learner cannot encode it
+            ids = view.transfer.to_learner_ids(text, ended[row])  # THL: None if the learner cannot encode it
             best = shortest.get(prompts[row])
             if ids is not None and (best is None or len(ids) < len(best.token_ids)):
                 source = RowSource(name, rollouts[row], view.round)

@@ -1,4 +1,4 @@
-"""Task of one's own: sums and products of two numbers, made from a seed, scored by the boxed answer.
+"""A custom task: sums and products of two numbers, generated from a seed, scored by the boxed answer.
 
 mutualrl train --regime sgt --pool tiny --task examples/own_task.py:TASK
 """
@@ -10,7 +10,7 @@ from mutualrl.tasks import Split, TaskData, TaskSource
 
 
 class SmallSums:
-    """`2+3:` is answered ` 5 \\boxed{5}`, `2*3:` ` 6 \\boxed{6}`; the group is the operation."""
+    """Task with the answer ` 5 \\boxed{5}` to `2+3:` and ` 6 \\boxed{6}` to `2*3:`; the group is the operation."""
 
     name = "small-sums"
     max_new_tokens = 20
