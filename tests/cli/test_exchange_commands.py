@@ -78,7 +78,9 @@ def test_an_export_says_which_rounds_are_not_there(cli: Cli, run: Path, tmp_path
     assert done.returncode == 0, done.stderr
     notes = json.loads(done.stdout)["notes"]
     assert "policy ada: rounds before 1 are missing (pruned, or lost)" in notes
-    assert any(note.startswith("policy bob: 1 round(s)") and note.endswith("missing (2)") for note in notes), notes
+    assert any(
+        note.startswith("policy bob: 1 published round(s)") and note.endswith("missing (2)") for note in notes
+    ), notes
     assert "Note: policy bob" in done.stderr
 
 

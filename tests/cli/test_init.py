@@ -50,7 +50,7 @@ def test_own_models_data_and_reward_are_checked_shown_and_written(
     options = ("--model", "ada=tiny:ada", "--model", chatty, "--data", rows, "--reward", "own")
     done = cli_here("init", tmp_path / "project", *options, *SHORT, "--yes")
     assert done.returncode == 0, done.stderr
-    for words in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward, tried", "Placement on"):
+    for words in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward on", "Placement on"):
         assert words in done.stdout, words
     assert done.stdout.count("--- ada sees") == 5
     assert re.search(r"\n(\d+) held-out prompts cannot resolve changes below 1 in \1: ", done.stdout)
@@ -84,7 +84,7 @@ def test_nothing_is_written_over(cli_here: Cli, tmp_path: Path, name: str) -> No
     (tmp_path / name).write_text("mine")
     done = cli_here("init", tmp_path, *TWO, "--task", "arithmetic", *SHORT, "--yes")
     assert done.returncode == 2
-    assert f"has {name} already" in " ".join(done.stderr.split())
+    assert f"already has {name}" in " ".join(done.stderr.split())
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
 

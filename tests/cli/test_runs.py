@@ -218,7 +218,7 @@ def test_the_hub_is_asked_for_before_hours_of_work(cli_here: Cli, monkeypatch: p
     from mutualrl.reporting import upload
 
     done = cli_here("train", "--push-to-hub", "some/one", "--steps", "1")
-    assert (done.returncode, "expected the name of a user" in done.stderr) == (2, True)
+    assert (done.returncode, "expected a user or organisation" in done.stderr) == (2, True)
     monkeypatch.setattr(upload, "hub_problem", lambda: None)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     done = cli_here("train", "--push-to-hub", "someone", "--steps", "1")

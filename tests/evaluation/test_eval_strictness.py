@@ -131,7 +131,7 @@ def test_shown_prompts_keep_what_looks_like_a_picture_and_their_roles(cli_here: 
         (("tasks", "show", "arithmetic", "--limit", "0"), "greater than or equal to 1"),
         (("eval", "--score", "s.jsonl", "--temperature", "0"), "--temperature: no effect with --score"),
         (("eval", "--pool", "tiny", "--temperature", "1e-40"), "expected 0 (greedy), or 0.01 to 10"),
-        (("eval", "--pool", "tiny", "--suite", "dataset", "--template", "{x}"), "name them with --data"),
+        (("eval", "--pool", "tiny", "--suite", "dataset", "--template", "{x}"), "name it with --data"),
         (("eval", "--nonsense"), "No such option: --nonsense"),
     ],
 )

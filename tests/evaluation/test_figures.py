@@ -69,7 +69,7 @@ def test_figures_of_four_samples() -> None:
 def test_completions_in_another_order_are_refused() -> None:
     with pytest.raises(ValueError, match="order of their prompts"):
         figures(PROMPTS, [row(p, 1.0) for p in PROMPTS[::-1]], 1)
-    with pytest.raises(ValueError, match="2 completions of 3 prompts"):
+    with pytest.raises(ValueError, match="2 completions for 3 prompts"):
         figures(PROMPTS, [row(p, 1.0) for p in PROMPTS[:2]], 1)
 
 

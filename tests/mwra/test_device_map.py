@@ -46,7 +46,7 @@ def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("policies: {ada: {gpus: [0]}, bob: {gpus: [0]}}", "GPU 0 is used by ada, bob; policies that share"),
+        ("policies: {ada: {gpus: [0]}, bob: {gpus: [0]}}", "GPU 0 is used by ada, bob; each policy that shares"),
         ("policies: {ada: {gpus: [0], memory: 0.7}, bob: {gpus: [0], memory: 0.5}}", "0.7 + 0.5 = 1.2, more than 1"),
         ("policies: {ada: {gpus: [9]}, bob: {gpus: [0]}}", "no GPU 9 here (GPUs of this machine: 0, 1, 2, 3)"),
         ("policies: {ada: {gpus: [1, 1]}, bob: {gpus: [0]}}", "'ada' names GPU 1 twice"),

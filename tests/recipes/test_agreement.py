@@ -133,7 +133,7 @@ def test_more_than_one_prompt_in_ten_without_a_solution_is_refused(lacking: list
     if not refused:
         assert len(solutions(recipe("regime.teacher=gold"), "ada", rows)) == 10
         return
-    with pytest.raises(DataError, match=r"of 12 training prompts of task 'arithmetic' 2 have none.*field 'solution'"):
+    with pytest.raises(DataError, match=r"of 12 training prompts of task 'arithmetic', 2 have none.*field 'solution'"):
         solutions(recipe("regime.teacher=gold"), "ada", rows)
 
 

@@ -123,7 +123,7 @@ def test_models_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         ("run.steps=99999999999999999999", "less than or equal to"),
         ("hardware.gpus=1000000000", "less than or equal to"),
         ("run.dir=~nosuchuser/x", "cannot be used"),
-        ('run.dir="a\\0b"', "holds a NUL"),
+        ('run.dir="a\\0b"', "contains a NUL"),
         ("run.dir=" + "a" * 300, "File name too long"),
         ("run.steps=true", "valid integer"),
         ("run.seed=-1", "greater than or equal to 0"),
@@ -184,7 +184,7 @@ def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
         ("policies: [{name: a, model: 'not a hub id!'}]", "model not found"),
         ("policies: [{name: a, model: " + "a" * 300 + "/b}]", "File name too long"),
         ("policies: [{name: a, model: ~nosuchuser/m}]", "cannot be used"),
-        ('policies: [{name: a, model: "a\\0b"}]', "holds a NUL"),
+        ('policies: [{name: a, model: "a\\0b"}]', "contains a NUL"),
         ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("1: 2", "a key must be a string"),
     ],
@@ -246,7 +246,7 @@ def test_batch_plan(assignments: tuple[str, ...], processes: int, expected: Batc
 @pytest.mark.parametrize("key", ["gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"])
 def test_two_sizes_of_a_round_are_refused(key: str) -> None:
     recipe = sets(f"trainer.{key}=2")
-    with pytest.raises(RecipeError, match=f"trainer.{key} and round.prompts both say"):
+    with pytest.raises(RecipeError, match=f"trainer.{key} and round.prompts both set"):
         plan_batch(recipe, "ada", 1)
 
 

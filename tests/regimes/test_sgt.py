@@ -341,7 +341,7 @@ def test_reduce_and_what_does_nothing() -> None:
     assert plan(view(OWN, {"bob": TWICE}), SGTSettings(reduce="sum")).rows[0].reduce == "sum"
     idle = dict(SPEC.idle_settings(SGTSettings(margin=0.5, memory=3, teacher="gold")))
     assert set(idle) == {"margin", "memory"}
-    assert "only under peer or own" in idle["memory"]
+    assert "only with peer or own" in idle["memory"]
 
 
 def test_the_own_teacher_keeps_the_cap_and_takes_no_guided_rollout() -> None:

@@ -358,13 +358,13 @@ def test_runs_of_another_version_without_records_or_of_nothing(cli_here: Cli, tm
     _, _, summary = reported(cli_here, empty)
     assert any("recipe.yaml is missing" in note for note in summary["notes"])
     assert any("no policies" in note for note in summary["notes"])
-    for path, words in ((tmp_path, "it has no run.json"), (tmp_path / "none", "there is none")):
+    for path, words in ((tmp_path, "it has no run.json"), (tmp_path / "none", "it does not exist")):
         done = cli_here("report", path, "--out", "page")
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     (empty / "run.json").write_text("{")
     assert "run.json: not JSON" in cli_here("report", empty).stderr
     done = cli_here("report", tmp_path / "newer", tmp_path / "." / "newer", "--out", "page")
-    assert (done.returncode, "named twice" in done.stderr) == (2, True)
+    assert (done.returncode, "given twice" in done.stderr) == (2, True)
     (tmp_path / "file").touch()
     done = cli_here("report", tmp_path / "newer", "--out", tmp_path / "file")
     assert (done.returncode, "--out" in done.stderr) == (2, True)

@@ -118,9 +118,9 @@ def test_a_recipe_names_members_weights_and_one_validation_each(tmp_path: Path) 
         (("task.members={physics: {}}",), "members: found 'physics', expected one of"),
         (("task.members={mixture: {}}",), "members: found 'mixture'"),
         (("task.members={arc: {weight: -1}}",), "weight"),
-        (("task.members={arc: {template: x}}",), "members.arc: only task 'dataset' takes template"),
+        (("task.members={arc: {template: x}}",), "members.arc: only task 'dataset' has template"),
         (("task.name=arithmetic", "task.members={arc: {}}"), "only task 'mixture' has members"),
-        (("task.name=arithmetic", "task.template=x"), "only task 'dataset' takes them"),
+        (("task.name=arithmetic", "task.template=x"), "only task 'dataset' has these keys"),
         (("task.members={arc: {colour: 1}}",), "colour"),
     ],
 )

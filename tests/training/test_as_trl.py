@@ -477,7 +477,10 @@ def publish_as(root: Path, policy: str, shard: Any) -> None:
 
 
 REFUSED = {
-    "tools": ({"tools": [multiply]}, "tools: found multiply, which regime 'sgt' does not support.* rewards alone"),
+    "tools": (
+        {"tools": [multiply]},
+        "tools: found multiply, which regime 'sgt' does not support.* shares only rewards",
+    ),
     "environment": ({"environment_factory": Counter}, "environment_factory: found Counter"),
     "rollout": ({"rollout_func": rolled_out}, "rollout_func: found rolled_out"),
 }
