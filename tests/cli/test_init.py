@@ -51,8 +51,8 @@ def test_own_models_data_and_reward_are_checked_shown_and_written(
     done = cli_here("init", tmp_path / "project", *options, *SHORT, "--yes")
     assert done.returncode == 0, done.stderr
     for words in ("Safe: texts and traces", "training prompts", "<user>", "reward.py:reward on", "Placement on"):
-        assert words in done.stdout, words
-    assert done.stdout.count("--- ada sees") == 5
+        assert words in done.stdout, done.stdout
+    assert done.stdout.count("--- prompt of ada, ") == 5
     assert re.search(r"\n(\d+) held-out prompts cannot resolve changes below 1 in \1: ", done.stdout)
     project = tmp_path / "project"
     assert sorted(path.name for path in project.iterdir()) == ["README.md", "pool.yaml", "reward.py"]

@@ -46,7 +46,7 @@ def read_rollouts(paths: Sequence[Path]) -> pa.Table:
     seen: set[Path] = set()
     for file in files:
         if file.resolve() in seen:
-            raise DataError(f"{file}: the file is named twice; every rollout would count double")
+            raise DataError(f"{file}: the file is given twice; every rollout would count double")
         seen.add(file.resolve())
     tables = [_parquet(file) if file.suffix == ".parquet" else _lines(file) for file in files]
     _check_stems(files, tables)
