@@ -275,7 +275,7 @@ def test_a_rollouts_file_that_does_not_fit_is_named(
         (("complementarity", "--rollouts", "r.jsonl", "--pool", "tiny"), "name one source of rollouts"),
         (("complementarity", "--rollouts", "r.jsonl", "--prompts", "3"), "--prompts: no effect with --rollouts"),
         (("complementarity", "--rollouts", "r.jsonl", "--rounds", "1"), "only a run has rounds"),
-        (("complementarity", "--rollouts", "r.jsonl", "--rollouts", "./r.jsonl"), "the file is named twice"),
+        (("complementarity", "--rollouts", "r.jsonl", "--rollouts", "./r.jsonl"), "the file is given twice"),
         (("complementarity", "--rollouts", "s/x.jsonl", "--rollouts", "x.jsonl"), "would both be 'x'"),
         (("complementarity", "--rollouts", "r.jsonl", "--success-above", "inf"), "expected a finite number"),
         (("complementarity", "--rollouts", "r.jsonl", "--k", "9" * 50), "expected numbers of rollouts"),
