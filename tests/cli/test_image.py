@@ -14,7 +14,7 @@ import yaml
 
 from buckets import answers, binary, free_port
 from conftest import PATIENCE, REPOSITORY
-from runs import SHORT, FinishedRun, wait_until
+from runs import SHORT, FinishedRun, on_core, wait_until
 
 DOCKERFILE = REPOSITORY / "Dockerfile"
 COMPOSE = REPOSITORY / "compose.yaml"
@@ -67,12 +67,13 @@ def test_the_composed_commands_train_the_run(unbroken: FinishedRun, tmp_path: Pa
         try:
             wait_until(lambda: answers(endpoint) and has_bucket(endpoint))
             policies = {}
-            for name in ("ada", "bob"):
+            for core, name in enumerate(("ada", "bob")):
                 service = composed[name]
                 environment = {**os.environ, **service["environment"], "AWS_ENDPOINT_URL": endpoint}
                 (tmp_path / name).mkdir()
                 words = [sys.executable, "-m", "mutualrl", *service["command"], *SHORT]
-                policies[name] = subprocess.Popen(words, cwd=tmp_path / name, env=environment)
+                with on_core(core):
+                    policies[name] = subprocess.Popen(words, cwd=tmp_path / name, env=environment)
             for process in policies.values():
                 assert process.wait(PATIENCE) == 0
         finally:

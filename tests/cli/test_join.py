@@ -17,7 +17,7 @@ from buckets import Server, reachable, serving
 from conftest import PATIENCE, Cli
 from mutualrl.recipes import templates
 from mutualrl.see import open_store
-from runs import SHORT, FinishedRun, Run, members, wait_until
+from runs import SHORT, FinishedRun, Run, members, on_core, wait_until
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
 
@@ -29,13 +29,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Joined:
-    """`mutualrl join` of one policy, in a directory of its own."""
+    """`mutualrl join` of one policy, in a directory of its own and on a core of its own, as on a machine of its own: a
+    policy has as many threads as cores, and those of two policies would wait for each other in busy loops."""
 
     def __init__(
-        self, directory: Path, url: str, policy: str, *arguments: str, core: int | None = None, **environment: str
+        self, directory: Path, url: str, policy: str, *arguments: str, core: int = 0, **environment: str
     ) -> None:
         self.policy = policy
-        self.core = core  # the only one that it may run on: a policy has as many threads as cores
+        self.core = core
         self.directory = directory / policy
         self.directory.mkdir(exist_ok=True)
         self.path = self.directory / "r"
@@ -45,19 +46,10 @@ class Joined:
         self.begin()
 
     def begin(self) -> None:
-        with (self.directory / "stderr.txt").open("ab") as errors:
+        with (self.directory / "stderr.txt").open("ab") as errors, on_core(self.core):
             self.process = subprocess.Popen(
-                self.command,
-                cwd=self.directory,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=self.environment,
-                preexec_fn=None if self.core is None else self._stay,  # noqa: PLW1509  (no threads yet)
+                self.command, cwd=self.directory, stdout=subprocess.DEVNULL, stderr=errors, env=self.environment
             )
-
-    def _stay(self) -> None:
-        assert self.core is not None
-        os.sched_setaffinity(0, {self.core})
 
     @property
     def errors(self) -> str:
@@ -112,7 +104,7 @@ def test_policies_that_join_from_directories_of_their_own_are_the_run(
     ada = Joined(tmp_path, url, "ada")
     store = open_store(url)
     wait_until(lambda: "000000.json" in store.names("ada"))  # bob comes late, and is waited for
-    bob = Joined(tmp_path, url, "bob")
+    bob = Joined(tmp_path, url, "bob", core=1)
     finish(ada, bob)
     assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
     assert "waits for a lost policy" in ada.errors
@@ -214,7 +206,8 @@ def test_the_commands_of_the_templates_train_a_run(server: Server, tmp_path: Pat
         assert cli("recipes", "cp", f"{kind}/{name}").returncode == 0
         script, chosen = job(kind, tmp_path / source.name, index, policies[index])
         environment = {**os.environ, **common, **chosen, "PATH": path}
-        processes.append(subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=environment))
+        with on_core(index):
+            processes.append(subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=environment))
     for process in processes:
         assert process.wait(PATIENCE) == 0
     for policy in policies:
@@ -300,9 +293,8 @@ def test_other_regimes_share_over_a_bucket_as_over_a_directory(tmp_path: Path, s
     assert local.process.wait(PATIENCE) == 0, local.errors.read_text()
     with serving(server_kind, tmp_path / "server") as server, reachable(server):
         url = server.bucket()
-        cores = sorted(os.sched_getaffinity(0))  # one each, as in the local run
-        ada = Joined(tmp_path, url, "ada", "--regime", regime, core=cores[0])
-        bob = Joined(tmp_path, url, "bob", "--regime", regime, core=cores[-1])
+        ada = Joined(tmp_path, url, "ada", "--regime", regime)
+        bob = Joined(tmp_path, url, "bob", "--regime", regime, core=1)
         finish(ada, bob)
     assert {"ada": ada.weights(), "bob": bob.weights()} == local.weights()
 
@@ -318,21 +310,20 @@ def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucke
     assert local.process.wait(PATIENCE) == 0, local.errors.read_text()
     url = server.bucket()
     longer += ("--set", "exchange.checkpoints=true")
-    cores = sorted(os.sched_getaffinity(0))
-    ada = Joined(tmp_path, url, "ada", *longer, core=cores[0])
-    bob = Joined(tmp_path, url, "bob", *longer, core=cores[-1])
+    ada = Joined(tmp_path, url, "ada", *longer)
+    bob = Joined(tmp_path, url, "bob", *longer, core=1)
     store = open_store(url)
     wait_until(lambda: "checkpoint.json" in store.names("ada"))
     ada.process.kill()
     ada.process.wait()
     wait_until(lambda: not members(ada.path))
     shutil.rmtree(ada.directory)
-    ada = Joined(tmp_path, url, "ada", *longer, core=cores[0])
+    ada = Joined(tmp_path, url, "ada", *longer)
     finish(ada, bob)
     assert "policy ada resumes from its checkpoint of step" in ada.errors
     assert {"ada": ada.weights(), "bob": bob.weights()} == local.weights()
     shutil.rmtree(ada.directory)
-    again = Joined(tmp_path, url, "ada", *longer, core=cores[0])
+    again = Joined(tmp_path, url, "ada", *longer)
     finish(again)
     assert again.weights() == local.weights()["ada"]
 
@@ -341,7 +332,8 @@ def test_a_policy_whose_machine_is_gone_goes_on_from_its_checkpoint_in_the_bucke
 def test_policies_share_over_a_directory_that_both_mount(unbroken: FinishedRun, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "mount").mkdir()
     url = f"file://{tmp_path}/mount/one"
-    ada, bob = (Joined(tmp_path, url, name, "--set", "exchange.checkpoints=true") for name in ("ada", "bob"))
+    keep = ("--set", "exchange.checkpoints=true")
+    ada, bob = (Joined(tmp_path, url, name, *keep, core=core) for core, name in enumerate(("ada", "bob")))
     finish(ada, bob)
     assert {"ada": ada.weights(), "bob": bob.weights()} == unbroken.weights()
     assert json.loads(cli("watch", url, "--json").stdout)["state"] == "finished"

@@ -153,7 +153,6 @@ def test_the_same_command_gives_the_same_weights_and_summary(run: Path, cli: Cli
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
-@pytest.mark.extended
 def test_the_resolved_recipe_runs_again_as_it_lies(run: Path, cli: Cli, tmp_path: Path) -> None:
     shutil.copy(run / "recipe.yaml", tmp_path / "recipe.yaml")
     done = cli("train", "recipe.yaml", "--run-dir", "again", "--json")
@@ -182,7 +181,8 @@ def test_eval_of_the_run_agrees_with_its_final_validation(run: Path, cli: Cli) -
 def test_files_in_the_user_s_directory_are_not_imported(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     for name in ("torch", "argparse", "random"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')\n")
-    done = cli("train", "--regime", "sgt", "--pool", "tiny", "--steps", "1", "--run-dir", "r", PYTHONSAFEPATH="1")
+    (tmp_path / "one.yaml").write_text('policies: [{name: ada, model: "tiny:ada"}]\n')
+    done = cli("train", "--regime", "grpo", "--pool", "one.yaml", "--steps", "1", "--run-dir", "r", PYTHONSAFEPATH="1")
     assert done.returncode == 0, done.stderr
 
 
@@ -192,8 +192,8 @@ def test_weights_that_cannot_be_read_end_with_4_and_the_policy_s_name(
 ) -> None:
     shutil.copytree(tiny["ada"], tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"not weights")
-    (tmp_path / "p.yaml").write_text('policies: [{name: a, model: ./broken}, {name: b, model: "tiny:bob"}]\n')
-    done = cli("train", "--regime", "sgt", "--pool", "p.yaml", "--run-dir", "r")
+    (tmp_path / "p.yaml").write_text("policies: [{name: a, model: ./broken}]\n")
+    done = cli("train", "--regime", "grpo", "--pool", "p.yaml", "--run-dir", "r")
     assert done.returncode == 4
     assert "policy 'a'" in done.stderr
     assert "cannot be loaded" in done.stderr
@@ -246,10 +246,8 @@ def test_regime_grpo_is_what_a_plain_trl_script_computes(cli: Cli, tiny: dict[st
 
 @pytest.mark.extended
 def test_a_hub_model_that_cannot_be_had_ends_with_4_and_its_name(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "hub.yaml").write_text(
-        "policies: [{name: a, model: nobody/nothing}, {name: b, model: nobody/nothing-else}]\n"
-    )
-    done = cli("train", "--regime", "sgt", "--pool", "hub.yaml", "--run-dir", "r", HF_HUB_OFFLINE="1")
+    (tmp_path / "hub.yaml").write_text("policies: [{name: a, model: nobody/nothing}]\n")
+    done = cli("train", "--regime", "grpo", "--pool", "hub.yaml", "--run-dir", "r", HF_HUB_OFFLINE="1")
     assert done.returncode == 4
     assert "nobody/nothing" in done.stderr
     assert "Traceback" not in done.stderr

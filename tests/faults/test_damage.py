@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,10 +14,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import Cli
-from mutualrl.errors import FileDamagedError, UsageError
+from mutualrl.errors import DiskError, FileDamagedError, UsageError
 from mutualrl.reporting.verify_run import verify_run
 from mutualrl.storage.artifacts import commit_directory
-from mutualrl.storage.files import CHECKSUM_KEY, read_checksummed, try_read_json, write_checksummed
+from mutualrl.storage.files import (
+    CHECKSUM_KEY,
+    is_disk_failure,
+    read_checksummed,
+    try_read_json,
+    write_atomic,
+    write_checksummed,
+)
 from mutualrl.storage.rundir import RunDirectory
 from runs import FinishedRun
 
@@ -158,6 +166,24 @@ def test_no_file_of_a_run_passes_for_another_one(copy: Path) -> None:
     assert verify_run(RunDirectory(copy)).damaged == []
 
 
+@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ENFILE", "EFBIG"])
+def test_a_failed_write_to_a_disk_names_file_and_bytes_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """Every error number of a disk; the runs of test_disk_and_clock.py meet three of them."""
+    number = getattr(errno, code)
+
+    def failing(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(DiskError, match="f: 5 bytes cannot be written") as raised:
+        write_atomic(tmp_path / "f", b"12345")
+    assert not is_disk_failure(OSError(errno.ENOENT, "no such file"))
+    assert raised.value.exit_code == 4
+    assert list(tmp_path.iterdir()) == []
+
+
 #: a run directory of others may hold anything; whoever looks at it neither waits nor reads without end
 TRAPS: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
@@ -166,23 +192,26 @@ TRAPS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("trap", TRAPS)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "run.json",
-        "recipe.yaml",
-        "summary.json",
-        "policies/ada/metrics.jsonl",
-        "policies/ada/result.json",
-        "policies/ada/model/config.json",
-        "exchange/ada/000000.json",
-        "exchange/ada/000000.parquet",
-        "exchange/ada/heartbeat.json",
-        "supervisor/node-0.json",
-    ],
+NAMES = (
+    "run.json",
+    "recipe.yaml",
+    "summary.json",
+    "policies/ada/metrics.jsonl",
+    "policies/ada/result.json",
+    "policies/ada/model/config.json",
+    "exchange/ada/000000.json",
+    "exchange/ada/000000.parquet",
+    "exchange/ada/heartbeat.json",
+    "supervisor/node-0.json",
 )
+#: a pipe in the place of every file; the other two where text, lines, sealed JSON, a model and a table are read
+TRAPPED = [(name, "pipe") for name in NAMES] + [
+    (name, trap) for name in NAMES[1:8:2] for trap in TRAPS if trap != "pipe"
+]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("name", "trap"), TRAPPED)
 def test_pipes_and_endless_files_in_a_run_are_not_waited_for(copy: Path, cli_here: Cli, name: str, trap: str) -> None:
     (copy / name).unlink()
     TRAPS[trap](copy / name)

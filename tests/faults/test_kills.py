@@ -52,8 +52,6 @@ CHAINS: dict[str, Kills] = {
         ("checkpoint-half-pruned", "worker", 0),
     ),
 }
-IN_CI = ("exchange", "last checkpoint")
-BY_HAND = (pytest.mark.extended, pytest.mark.long)
 SINGLE: Kills = (("mid-shard", "worker", 2),)
 
 
@@ -88,10 +86,7 @@ def kill(run: Run, point: str, victim: str, process: psutil.Process, environment
     "kills",
     [
         pytest.param(SINGLE, id="single", marks=pytest.mark.slow),
-        *(
-            pytest.param(chain, id=name, marks=pytest.mark.extended if name in IN_CI else BY_HAND)
-            for name, chain in CHAINS.items()
-        ),
+        *(pytest.param(chain, id=name, marks=pytest.mark.extended) for name, chain in CHAINS.items()),
     ],
 )
 def test_kills_leave_no_trace(

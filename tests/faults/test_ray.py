@@ -109,7 +109,6 @@ def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
     assert "pip install 'mutualrl[ray]'" in answer.stderr
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_path: Path) -> None:
     """A policy per raylet. A worker, the driver and a raylet are killed, each at a point that bob comes to."""
@@ -136,7 +135,6 @@ def test_whatever_dies_it_is_the_run_of_one_machine(unbroken: FinishedRun, tmp_p
     assert verified(run.path)
 
 
-@pytest.mark.long
 @pytest.mark.extended
 def test_a_policy_over_two_raylets_stopped_and_killed_is_the_run_of_one_machine(tmp_path: Path) -> None:
     """Stopped with Ctrl-C; then the Ray worker of rank 1 is killed, and the raylet of rank 0, while the other rank waits

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PATIENCE, Cli, needs_zero
+from conftest import PATIENCE, Cli, make_once, needs_zero
 from mutualrl.storage.files import write_checksummed
-from runs import Run, rolled_back, verified
+from runs import FinishedRun, Run, rolled_back, verified
 
 BASE = (
     "--set",
@@ -39,8 +39,8 @@ DDP = ("--steps", "4", "--set", "round.prompts=16", "--set", "round.optimizer_st
 #: what the run is, and the steps that its policies resume from
 CASES = {
     "within a generation batch, used twice, in the third epoch": ((*TWICE, "--data"), {"ada": 9, "bob": 6}),
-    "two ranks, naive pooling within a batch": (
-        (*DDP, "--set", "regime={name: prp, denominator: snapshot}"),
+    "two ranks with adapters, naive pooling within a batch": (
+        (*DDP, "--set", "regime={name: prp, denominator: snapshot}", "--set", "lora.r=4", "--set", "lora.dropout=0.0"),
         {"ada": 3, "bob": 1},
     ),
     "ZeRO-3": ((*DDP, "--set", "launch.strategy=zero3"), {"ada": 3, "bob": 2}),
@@ -79,11 +79,10 @@ def own_data(directory: Path) -> str:
             name,
             marks=[
                 pytest.mark.extended,
-                *([pytest.mark.long] if "launch.processes=2" in arguments else []),
                 *([needs_zero] if "ZeRO" in name else []),
             ],
         )
-        for name, (arguments, _) in CASES.items()
+        for name in CASES
     ],
 )
 @pytest.mark.timeout(3600)
@@ -110,7 +109,10 @@ def test_a_resumed_run_is_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path
     before, after = Run.__new__(Run), Run.__new__(Run)
     before.path, after.path = run.path, copy
     assert after.weights() == before.weights()
+    assert len(before.weights()) == 2
     for policy in steps:
+        adapter = copy / "policies" / policy / "adapter" / "adapter_model.safetensors"
+        assert adapter.is_file() == ("lora.r=4" in arguments)
         (one, other) = (before.metrics(policy), after.metrics(policy))
         assert [line["step"] for line in other] == [line["step"] for line in one]
         for key in ("loss", "reward", "sgt/pairs", "prp/ratio_p99", "epoch", "num_tokens", "learning_rate"):
@@ -118,10 +120,12 @@ def test_a_resumed_run_is_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def finished(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = Run(tmp_path_factory.mktemp("finished"), *BASE, "--steps", "2", "--set", "round.prompts=8")
-    assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
-    return run
+def finished(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    def make(directory: Path) -> None:
+        run = Run(directory, *BASE, "--steps", "2", "--set", "round.prompts=8")
+        assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
+
+    return FinishedRun(make_once(tmp_path_factory, "finished", make))
 
 
 REFUSED = {
@@ -137,11 +141,13 @@ REFUSED = {
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_what_changed_is_refused_by_name_or_said(finished: Run, tmp_path: Path, cli: Cli) -> None:
+def test_what_changed_is_refused_by_name_or_said(
+    finished: FinishedRun, tmp_path: Path, cli: Cli, cli_here: Cli
+) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 1, "bob": 1})
     before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
     for assignment, words in REFUSED.items():
-        done = cli("train", "--resume", "--run-dir", copy, "--set", assignment)
+        done = cli_here("train", "--resume", "--run-dir", copy, "--set", assignment)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr, done.stderr
         assert "Leave these out" in done.stderr
@@ -152,14 +158,16 @@ def test_what_changed_is_refused_by_name_or_said(finished: Run, tmp_path: Path, 
     assert "run.max_restarts is now 5 (was 2)" in done.stderr
     assert "run.peer_timeout is now 3.0" in done.stderr
     assert "frozen" not in done.stderr
-    again = cli("train", "--resume", "--run-dir", copy)
+    again = cli_here("train", "--resume", "--run-dir", copy)
     assert again.returncode == 2
     assert "nothing to resume" in again.stderr
     assert "--clean" in again.stderr
 
 
 @pytest.mark.extended
-def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tmp_path: Path, cli: Cli) -> None:
+def test_changed_data_a_damaged_checkpoint_and_another_version(
+    finished: FinishedRun, tmp_path: Path, cli: Cli, cli_here: Cli
+) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 2, "bob": 2})
     info = json.loads((copy / "run.json").read_text())
     for key, value, words in (
@@ -173,7 +181,7 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tm
         ),
     ):
         write_checksummed(copy / "run.json", {**info, key: value}, root=copy)
-        done = cli("train", "--resume", "--run-dir", copy)
+        done = cli_here("train", "--resume", "--run-dir", copy)
         assert done.returncode == 2, done.stderr
         assert words in done.stderr
     write_checksummed(copy / "run.json", {**info, "versions": {**info["versions"], "trl": "1.15.0"}}, root=copy)
@@ -200,14 +208,14 @@ def test_changed_data_a_damaged_checkpoint_and_another_version(finished: Run, tm
 
 @pytest.mark.extended
 def test_damaged_files_of_a_run_are_named_and_passing_ones_are_not_needed(
-    finished: Run, tmp_path: Path, cli: Cli
+    finished: FinishedRun, tmp_path: Path, cli: Cli, cli_here: Cli
 ) -> None:
     copy = rolled_back(finished.path, tmp_path / "copy", {"ada": 1, "bob": 2})
     result = copy / "policies" / "ada" / "result.json"
     for path in (result, copy / "exchange" / "ada" / "absences.json", copy / "supervisor" / "sessions.json"):
         before = path.read_bytes() if path.exists() else None
         path.write_bytes(b"")
-        done = cli("train", "--resume", "--run-dir", copy)
+        done = cli_here("train", "--resume", "--run-dir", copy)
         assert done.returncode == 6, done.stderr
         assert str(path) in done.stderr
         assert "Traceback" not in done.stderr
@@ -228,12 +236,14 @@ def test_damaged_files_of_a_run_are_named_and_passing_ones_are_not_needed(
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_verify_misses_rounds_that_a_checkpoint_says_were_published(finished: Run, tmp_path: Path, cli: Cli) -> None:
+def test_verify_misses_rounds_that_a_checkpoint_says_were_published(
+    finished: FinishedRun, tmp_path: Path, cli_here: Cli
+) -> None:
     for number, gone in enumerate(("000001.json", "")):
         copy = tmp_path / str(number)
         shutil.copytree(finished.path, copy)
         shutil.rmtree(copy / "exchange" / "ada") if not gone else (copy / "exchange" / "ada" / gone).unlink()
-        done = cli("exchange", "verify", copy)
+        done = cli_here("exchange", "verify", copy)
         assert done.returncode == 6, done.stdout
         assert "policy ada: " in done.stderr
         assert "published round(s) are missing" in done.stderr
