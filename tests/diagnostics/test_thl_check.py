@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import PATIENCE, Cli
-from thl_tokenizers import own, sentencepiece_like, unigram
+from thl_tokenizers import sentencepiece_like, synthetic, unigram
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "pieces": sentencepiece_like(),
         "lower": sentencepiece_like("Lowercase"),
         "gaps": unigram(False),
-        "ada": own("ada"),
+        "ada": synthetic("ada"),
     }
     for name, tokenizer in created.items():
         tokenizer.save_pretrained(root / name)
@@ -230,7 +230,7 @@ def test_the_first_line_is_the_verdict(cli_here: Cli, tokenizers: dict[str, Path
 def test_a_tokenizer_without_an_end_is_unsafe(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    PreTrainedTokenizerFast(tokenizer_object=own("bob").backend_tokenizer).save_pretrained(tmp_path / "endless")
+    PreTrainedTokenizerFast(tokenizer_object=synthetic("bob").backend_tokenizer).save_pretrained(tmp_path / "endless")
     done = cli_here("thl-check", "--source", "endless", "--target", tokenizers["ada"], "--json")
     (pair,) = result_of(done, code=3)["pairs"]
     assert pair["reasons"] == ["source: the tokenizer has no end-of-sequence token, so a response could never end"]
@@ -250,7 +250,7 @@ def test_own_text_as_json_lines_and_as_plain_text(cli_here: Cli, tokenizers: dic
 
 def test_a_hostile_name_and_text_are_inert(cli_here: Cli, tokenizers: dict[str, Path], tmp_path: Path) -> None:
     hostile = tmp_path / "[red]x\u202e\x1b[31m|y"
-    own("ada").save_pretrained(hostile)
+    synthetic("ada").save_pretrained(hostile)
     done = cli_here("thl-check", "--source", hostile, "--target", tokenizers["lower"])
     assert "\x1b[31m" not in done.stdout + done.stderr
     assert "\u202e" not in done.stdout + done.stderr

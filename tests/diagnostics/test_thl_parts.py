@@ -15,7 +15,7 @@ from mutualrl.diagnostics.thl.traces import relative_error, unit_mass
 from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
 from mutualrl.errors import DataError
 from mutualrl.thl import word_spans
-from thl_tokenizers import byte_bpe, own
+from thl_tokenizers import byte_bpe, synthetic
 
 
 def test_a_token_over_two_words_gives_each_its_characters() -> None:
@@ -110,7 +110,7 @@ def test_the_package_s_text_has_every_family_and_is_carried_by_the_pool() -> Non
     passages = load_passages(None)
     assert {family(text) for text in passages} == {"Western", "CJK", "other"}
     assert 3000 < sum(len(text.encode()) for text in passages) < 8000
-    assert check_vocabularies(passages, own("ada"), own("bob"), "span", lambda done: None)["safe"]
+    assert check_vocabularies(passages, synthetic("ada"), synthetic("bob"), "span", lambda done: None)["safe"]
 
 
 def test_a_text_file_that_is_missing_is_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from mutualrl.regimes.xgrpo import plan as plan_xgrpo
 from mutualrl.thl import align_logprobs, retokenize
 from mutualrl.training.sharing import Sharing
 from regime_views import Peer, view
-from thl_tokenizers import own as embedded
+from thl_tokenizers import synthetic
 
 HERE = Path(__file__).parent
 REWARDS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=5)
@@ -340,7 +340,7 @@ def ends_of(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
 @settings(max_examples=60)
 @given(WORDS, st.sampled_from([" ", "  ", "\n"]), st.sampled_from(PAIRS), st.data())
 def test_alignments(words: list[str], space: str, pair: tuple[str, str], data: Any) -> None:
-    text, (source, target) = space.join(words), (embedded(name) for name in pair)
+    text, (source, target) = space.join(words), (synthetic(name) for name in pair)
     try:
         (source_ids, source_ends), (target_ids, target_ends) = ends_of(text, source), ends_of(text, target)
     except AssertionError:
@@ -366,7 +366,7 @@ def test_the_alignments_were_compared() -> None:
     """The cases above are not all left out: of each pair some text has offsets that cover it."""
     for pair in PAIRS[:1]:
         text = "So it is, 42 = \\boxed{7}"
-        assert all(ends_of(text, embedded(name))[1][-1] == len(text) for name in pair)
+        assert all(ends_of(text, synthetic(name))[1][-1] == len(text) for name in pair)
 
 
 # ---- diagnostics
