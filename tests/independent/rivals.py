@@ -85,7 +85,7 @@ def hacpo_row_loss(
     lower = min(1.0, 1 - low + step * mini_batch)
     clamped = _clip(ratio, lower, 1.0)
     slope = -(clamped ** (1 + alpha)) * discrepancy_weight * advantage
-    # The loss is c times a constant c**alpha, and d c / d mean is c: loss and derivative are equal where c is not clamped.
+    # The loss is c times a constant c**alpha, and d c / d mean is c: loss and derivative are equal unless c is clamped.
     has_gradient = -bound <= difference <= bound and lower <= ratio <= 1.0
     return slope, slope if has_gradient else 0.0
 
@@ -93,7 +93,7 @@ def hacpo_row_loss(
 def gspo_row_loss(
     logps: list[float], old_logps: list[float], advantage: float, low: float = 3e-4, high: float = 4e-4
 ) -> tuple[float, float]:
-    """Compute the loss of a learner's row with a sequence ratio, and its derivative with respect to the mean log-prob."""
+    """Compute the loss of a learner's row with a sequence ratio, and its derivative by the mean log-prob."""
     ratio = _exp(_mean(logps) - _mean(old_logps))
     unclipped, clipped = ratio * advantage, _clip(ratio, 1 - low, 1 + high) * advantage
     return -min(unclipped, clipped), -unclipped if unclipped <= clipped else 0.0
