@@ -1,4 +1,4 @@
-"""Every diagnostic on small cases worked by hand, and the identities that hold on any rollouts."""
+"""Every diagnostic on small cases computed by hand, and identities that hold for any rollouts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mutualrl.seeds import seeded
 PAPER = Thresholds()
 
 
-def table(rewards: dict[str, dict[str, list[float]]], round_index: int = 0, **more: Any) -> pa.Table:
+def table(rewards: dict[str, dict[str, list[float]]], round_index: int = 0, **columns: Any) -> pa.Table:
     """Return rollouts from `{policy: {prompt: [rewards]}}`."""
     rows = [
         {"policy": policy, "round": round_index, "prompt_id": prompt, "rollout": i, "reward": float(reward)}
@@ -36,15 +36,15 @@ def table(rewards: dict[str, dict[str, list[float]]], round_index: int = 0, **mo
         for prompt, group in prompts.items()
         for i, reward in enumerate(group)
     ]
-    return pa.Table.from_pylist([row | {k: v(row) for k, v in more.items()} for row in rows])
+    return pa.Table.from_pylist([row | {k: v(row) for k, v in columns.items()} for row in rows])
 
 
-def of(rewards: dict[str, dict[str, list[float]]], **more: Any) -> Rollouts:
-    return to_arrays(table(rewards, **more), "test")
+def make_rollouts(rewards: dict[str, dict[str, list[float]]], **columns: Any) -> Rollouts:
+    return to_arrays(table(rewards, **columns), "test")
 
 
 #: six prompts, two models, two rollouts each; the first rollout decides
-SIX = of(
+SIX = make_rollouts(
     {
         "a": {"p1": [1, 1], "p2": [1, 0], "p3": [0, 0], "p4": [0, 0], "p5": [0, 1], "p6": [1, 1]},
         "b": {"p1": [1, 1], "p2": [0, 0], "p3": [1, 0], "p4": [0, 0], "p5": [0, 0], "p6": [1, 0]},
@@ -79,48 +79,48 @@ def test_complementarity_of_six_prompts_by_hand() -> None:
     assert "gate opened on a 16.7%, b 33.3% of 6 prompts, too few to tell from chance" in result["recommendation"]
 
 
-def test_any_rollout_counts_where_it_is_asked_for() -> None:
+def test_success_any_counts_every_rollout() -> None:
     result = complementarity(SIX, PAPER, "any", [2], seed=0)
     assert [row["learner_success"] for row in result["pairs"]] == pytest.approx([4 / 6, 3 / 6])
 
 
-def test_empty_sets_and_no_failures_are_not_numbers() -> None:
-    result = complementarity(of({"a": {"p": [0]}, "b": {"p": [0]}}), PAPER, "first", [1], seed=0)
+def test_empty_sets_and_no_failures_give_nan() -> None:
+    result = complementarity(make_rollouts({"a": {"p": [0]}, "b": {"p": [0]}}), PAPER, "first", [1], seed=0)
     assert np.isnan(result["pairs"][0]["jaccard"])
     assert result["pairs"][0]["rescue"] == 0
     assert result["recommended"] == "none"
-    result = complementarity(of({"a": {"p": [1]}, "b": {"p": [1]}}), PAPER, "first", [1], seed=0)
+    result = complementarity(make_rollouts({"a": {"p": [1]}, "b": {"p": [1]}}), PAPER, "first", [1], seed=0)
     assert np.isnan(result["pairs"][0]["rescue"])
     assert "every model solves all 1 prompts" in result["recommendation"]
 
 
-def test_graded_rewards_without_failures_are_for_the_relative_gate() -> None:
+def test_graded_rewards_without_failures_recommend_the_relative_gate() -> None:
     values = {"a": {f"p{i}": [0.5, 0.25] for i in range(8)}, "b": {f"p{i}": [0.75, 0.5] for i in range(8)}}
-    result = complementarity(of(values), PAPER, "first", [2], seed=0)
+    result = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)
     assert (result["recommended"], result["settings"]) == ("sgt", {"gate": "relative"})
     assert result["recommendation"].startswith("sgt --set regime.gate=relative: ")
     assert "a 100.0%, b 0.0%" in result["recommendation"]
     assert result["extra_rows"] == pytest.approx(0.25)  # one row for each of a's prompts, two rollouts, two learners
 
 
-def test_a_success_that_is_no_first_rollout_counts_for_the_recommendation() -> None:
+def test_recommendation_counts_successes_after_the_first_rollout() -> None:
     values = {"a": {f"p{i}": [0, 0] for i in range(8)}, "b": {f"p{i}": [0, 1] for i in range(8)}}
-    result = complementarity(of(values), PAPER, "first", [2], seed=0)
+    result = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)
     assert (result["pool"]["any"], result["recommended"]) == (0, "sgt")
     assert "help is one-way: for b it would rarely open" in result["recommendation"]
     both = {"a": {f"p{i}": [i % 2, i % 2] for i in range(8)}, "b": {f"p{i}": [1 - i % 2] * 2 for i in range(8)}}
-    assert "one-way" not in complementarity(of(both), PAPER, "first", [2], seed=0)["recommendation"]
+    assert "one-way" not in complementarity(make_rollouts(both), PAPER, "first", [2], seed=0)["recommendation"]
 
 
-def test_models_that_solve_the_same_prompts_share_nothing() -> None:
+def test_recommendation_for_models_that_solve_the_same_prompts() -> None:
     values = {name: {f"p{i}": [i % 2, i % 2] for i in range(8)} for name in ("a", "b")}
-    result = complementarity(of(values), PAPER, "first", [2], seed=0)
+    result = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)
     assert "would rarely open (a 0.0%, b 0.0%); these models solve the same prompts" in result["recommendation"]
 
 
-def test_the_predicted_cost_is_one_row_per_gated_prompt() -> None:
+def test_predicted_cost_is_one_row_per_gated_prompt() -> None:
     values = {"a": {f"p{i}": [0, 0] for i in range(8)}, "b": {f"p{i}": [1, 0] for i in range(8)}}
-    result = complementarity(of(values), PAPER, "first", [2], seed=0)
+    result = complementarity(make_rollouts(values), PAPER, "first", [2], seed=0)
     assert (result["recommended"], result["extra_rows"]) == ("sgt", 0.25)
     assert "at most 25.0% more rows in the loss than under GRPO" in result["recommendation"]
 
@@ -132,8 +132,8 @@ def test_ratios_of_a_peers_tokens_by_hand() -> None:
     assert (row["effective_sample_size"], row["chi_square"]) == (pytest.approx(2 / 3), pytest.approx(0.5))
 
 
-def test_the_activation_profile_by_hand() -> None:
-    rollouts = of(
+def test_activation_profile_by_hand() -> None:
+    rollouts = make_rollouts(
         {
             "a": {"t/train/1/x": [0, 0], "t/train/2/x": [0, 1], "u/train/1/x": [0, 0], "u/train/2/x": [0, 0]},
             "b": {"t/train/1/x": [1, 0], "t/train/2/x": [0, 0], "u/train/1/x": [0, 0], "u/train/2/x": [1, 1]},
@@ -149,31 +149,31 @@ def test_the_activation_profile_by_hand() -> None:
 
 
 def test_xgrpo_by_hand() -> None:
-    # a: rewards 1 0 on both prompts. Local: mean 1/2, deviation sqrt(1/2); pool with b's 0 0: mean 1/4, deviation 1/2
-    rollouts = of({"a": {"p": [1, 0], "q": [1, 0]}, "b": {"p": [0, 0], "q": [1, 0]}})
+    # a: rewards 1 0 on both prompts. Local: mean 1/2, std sqrt(1/2); pool with b's 0 0: mean 1/4, std 1/2
+    rollouts = make_rollouts({"a": {"p": [1, 0], "q": [1, 0]}, "b": {"p": [0, 0], "q": [1, 0]}})
     result = xgrpo_check(rollouts, Scales(), seed=0)
     local = 0.5 / (np.sqrt(0.5) + 1e-4)
     p = np.array([0.75, -0.25]) / (0.5 + 1e-4)
     q = np.array([0.5, -0.5]) / (np.sqrt(1 / 3) + 1e-4)
-    own = np.array([local, -local])
+    local_advantages = np.array([local, -local])
     true = result["rows"][0]["true"]
-    change = np.array([np.abs(p - own).mean(), np.abs(q - own).mean()])
+    change = np.array([np.abs(p - local_advantages).mean(), np.abs(q - local_advantages).mean()])
     assert true["advantage_change"] == pytest.approx(change.mean())
-    assert true["signed_change"] == pytest.approx(((p - own).mean() + (q - own).mean()) / 2)
+    assert true["signed_change"] == pytest.approx(((p - local_advantages).mean() + (q - local_advantages).mean()) / 2)
     assert true["correlation"] == pytest.approx(np.sign(change[1] - change[0]))  # spreads 0 and sqrt(1/2)
     assert (true["sign_flips"], true["sign_changes"]) == (0, 0)
     b = result["rows"][1]["true"]
     assert b["sign_changes"] == 0.5  # p: from 0 to negative for both of its rollouts
 
 
-def test_rewards_between_the_ends_can_flip_a_sign() -> None:
-    rollouts = of({"a": {"p": [0.4, 0.6]}, "b": {"p": [0.9, 0.9]}})
+def test_graded_rewards_can_flip_a_sign() -> None:
+    rollouts = make_rollouts({"a": {"p": [0.4, 0.6]}, "b": {"p": [0.9, 0.9]}})
     assert xgrpo_check(rollouts, Scales(), seed=0)["rows"][0]["true"]["sign_flips"] == 0.5
 
 
 def test_cost_by_hand() -> None:
     lengths = {"a": 3, "b": 5}
-    rollouts = of(
+    rollouts = make_rollouts(
         {"a": {"p": [0, 0], "q": [1, 1]}, "b": {"p": [1, 0], "q": [0, 1]}}, tokens=lambda row: lengths[row["policy"]]
     )
     result = cost(rollouts, PAPER, ModelPool(rollouts, {}), seed=0)
@@ -186,7 +186,7 @@ def test_cost_by_hand() -> None:
 
 
 def test_three_models_by_hand() -> None:
-    rollouts = of(
+    rollouts = make_rollouts(
         {
             "a": {"p1": [1], "p2": [0], "p3": [0], "p4": [1]},
             "b": {"p1": [1], "p2": [1], "p3": [0], "p4": [0]},
@@ -202,27 +202,27 @@ def test_three_models_by_hand() -> None:
     assert [gate["observed"] for gate in result["gate"]] == [1 / 4, 1 / 4, 1 / 4]
 
 
-def test_units_that_not_all_answered_are_left_out_and_ragged_groups_are_kept() -> None:
-    rollouts = of({"a": {"p": [1, 0, 0], "q": [1]}, "b": {"p": [0]}})
+def test_units_not_answered_by_all_are_left_out_and_ragged_groups_are_kept() -> None:
+    rollouts = make_rollouts({"a": {"p": [1, 0, 0], "q": [1]}, "b": {"p": [0]}})
     assert (rollouts.prompt_ids, rollouts.left_out) == (("p",), 1)
     assert rollouts.rewards_M_P_G.shape == (2, 1, 3)
     assert rollouts.present_M_P_G.sum() == 4
     assert observed_gate(rollouts, PAPER, 1)[0]
 
 
-def test_the_same_prompt_in_two_rounds_is_two_units() -> None:
+def test_same_prompt_in_two_rounds_is_two_units() -> None:
     both = pa.concat_tables([table({"a": {"p": [1]}, "b": {"p": [0]}}, r) for r in (0, 3)])
     rollouts = to_arrays(both, "test")
     assert rollouts.rounds.tolist() == [0, 3]
     assert complementarity(rollouts, PAPER, "first", [1], seed=0)["prompts"] == 2
 
 
-#: rewards of 2 to 4 models on 1 to 12 prompts, ragged, unscorable ones among them
+#: rewards of a ragged group, NaN where unscored
 GROUP = st.lists(st.sampled_from([0.0, 1.0, 0.5, 0.1, -1.0, float("nan")]), min_size=1, max_size=4)
 
 
 @st.composite
-def rollouts_of(draw: st.DrawFn, binary: bool = False) -> Rollouts:
+def random_rollouts(draw: st.DrawFn, binary: bool = False) -> Rollouts:
     models = draw(st.integers(2, 4))
     prompts = draw(st.integers(1, 12))
     group = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=4) if binary else GROUP
@@ -234,7 +234,7 @@ def rollouts_of(draw: st.DrawFn, binary: bool = False) -> Rollouts:
 
 
 @settings(max_examples=60, deadline=None)
-@given(rollouts_of())
+@given(random_rollouts())
 def test_identities_of_overlap(rollouts: Rollouts) -> None:
     result = complementarity(rollouts, PAPER, "first", [1, 2], seed=0)
     pairs = {(row["learner"], row["peer"]): row for row in result["pairs"]}
@@ -257,8 +257,8 @@ def test_identities_of_overlap(rollouts: Rollouts) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(rollouts_of(), st.sampled_from(["all", "any"]))
-def test_the_gate_reckoned_at_the_rollouts_that_there_are_is_the_gate_observed(rollouts: Rollouts, rule: Any) -> None:
+@given(random_rollouts(), st.sampled_from(["all", "any"]))
+def test_gate_rate_at_the_actual_number_of_rollouts_is_the_observed_gate(rollouts: Rollouts, rule: Any) -> None:
     counts = rollouts.present_M_P_G.sum(axis=2)
     even = counts.min(axis=0) == counts.max(axis=0)
     for learner in range(len(rollouts.policies)):
@@ -269,21 +269,23 @@ def test_the_gate_reckoned_at_the_rollouts_that_there_are_is_the_gate_observed(r
 
 
 @settings(max_examples=60, deadline=None)
-@given(rollouts_of(), st.sampled_from(["group", "batch", "none"]))
-def test_advantages_are_those_of_the_regime(rollouts: Rollouts, scale: str) -> None:
+@given(random_rollouts(), st.sampled_from(["group", "batch", "none"]))
+def test_advantages_equal_the_regimes(rollouts: Rollouts, scale: str) -> None:
     for learner in range(len(rollouts.policies)):
-        own, peers = rollouts.rewards_M_P_G[learner], rollouts.peer_rewards(learner)
-        pool = np.concatenate([own, peers], axis=1)
-        result = pooled_advantages(own, pool, scale=scale, batch_standard_deviation=0.7)
-        for unit in range(len(own)):
-            here = rollouts.present_M_P_G[learner, unit]
-            expected = pool_advantages(own[unit][here], pool[unit], scale=scale, batch_standard_deviation=0.7)
-            assert result[unit][here] == pytest.approx(expected)
+        learner_rewards, peers = rollouts.rewards_M_P_G[learner], rollouts.peer_rewards(learner)
+        pool = np.concatenate([learner_rewards, peers], axis=1)
+        result = pooled_advantages(learner_rewards, pool, scale=scale, batch_standard_deviation=0.7)
+        for unit in range(len(learner_rewards)):
+            present = rollouts.present_M_P_G[learner, unit]
+            expected = pool_advantages(
+                learner_rewards[unit][present], pool[unit], scale=scale, batch_standard_deviation=0.7
+            )
+            assert result[unit][present] == pytest.approx(expected)
 
 
 @settings(max_examples=60, deadline=None)
-@given(rollouts_of(), st.integers(0, 100))
-def test_the_shuffled_pool_is_the_regimes_and_keeps_the_rewards_of_every_round(rollouts: Rollouts, seed: int) -> None:
+@given(random_rollouts(), st.integers(0, 100))
+def test_shuffled_pool_equals_the_regimes_and_keeps_the_rewards_of_every_round(rollouts: Rollouts, seed: int) -> None:
     for learner, name in enumerate(rollouts.policies):
         peers, order = rollouts.peer_rewards(learner), shuffle(rollouts, name, seed)
         for round_index in np.unique(rollouts.rounds):
@@ -297,8 +299,8 @@ def test_the_shuffled_pool_is_the_regimes_and_keeps_the_rewards_of_every_round(r
 
 
 @settings(max_examples=60, deadline=None)
-@given(rollouts_of(binary=True), st.integers(0, 2**30))
-def test_the_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollouts, seed: int) -> None:
+@given(random_rollouts(binary=True), st.integers(0, 2**30))
+def test_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollouts, seed: int) -> None:
     learners = range(len(rollouts.policies))
     xgrpo = np.stack([usable_values(rollouts, m, Scales()) for m in learners])
     sgt = np.stack([observed_gate(rollouts, PAPER, m) for m in learners])
@@ -309,8 +311,8 @@ def test_the_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollout
     assert sum(row["units"] for row in rows) == sgt.size
 
 
-def test_graded_rewards_can_open_the_gate_without_moving_an_advantage_which_is_a_seventh_row() -> None:
-    rollouts = of({"a": {"p": [0.0]}, "b": {"p": [1.0, -1.0]}})
+def test_open_gate_without_a_changed_advantage_is_a_seventh_row() -> None:
+    rollouts = make_rollouts({"a": {"p": [0.0]}, "b": {"p": [1.0, -1.0]}})
     sgt, xgrpo = observed_gate(rollouts, PAPER, 0)[None], usable_values(rollouts, 0, Scales())[None]
     rows = decomposed(np.zeros_like(sgt), xgrpo, sgt)
     assert [row["units"] for row in rows] == [0] * 6 + [1]
@@ -318,24 +320,24 @@ def test_graded_rewards_can_open_the_gate_without_moving_an_advantage_which_is_a
 
 
 @settings(max_examples=60, deadline=None)
-@given(rollouts_of(binary=True))
+@given(random_rollouts(binary=True))
 def test_teachers_stay_within_the_analytic_bound(rollouts: Rollouts) -> None:
     table_ = rollouts.table.append_column("tokens", pa.array([4] * len(rollouts.table)))
-    same = to_arrays(table_, "test")
-    result = cost(same, PAPER, ModelPool(same, {}), seed=0)
+    with_lengths = to_arrays(table_, "test")
+    result = cost(with_lengths, PAPER, ModelPool(with_lengths, {}), seed=0)
     assert result["sequences"] <= result["bound"] + 1e-9
-    assert result["rows"][2]["ratio"] == pytest.approx(len(same.policies) - 1)
+    assert result["rows"][2]["ratio"] == pytest.approx(len(with_lengths.policies) - 1)
 
 
 @given(st.integers(1, 6), st.data())
-def test_the_estimate_that_all_fail_is_the_share_of_k_subsets_without_a_success(n: int, data: st.DataObject) -> None:
+def test_all_fail_estimate_is_the_fraction_of_k_subsets_without_a_success(n: int, data: st.DataObject) -> None:
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     subsets = list(itertools.combinations([1] * c + [0] * (n - c), k))
     assert all_fail(n, c, k) == pytest.approx(sum(not any(s) for s in subsets) / len(subsets))
     assert all_fail(n, c, n + 1) == pytest.approx((1 - c / n) ** (n + 1))
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+def test_intervals_have_about_their_nominal_coverage() -> None:
     rng = np.random.default_rng(0)
     covered = 0
     for trial in range(200):
@@ -354,7 +356,7 @@ def test_small_statistics() -> None:
     )
 
 
-def test_scale_batch_takes_the_deviation_of_each_round() -> None:
+def test_scale_batch_uses_the_standard_deviation_of_each_round() -> None:
     rounds = [
         {"a": {"p": [1, 0], "q": [1, 1]}, "b": {"p": [0, 0], "q": [1, 0]}},
         {"a": {"p": [0.5, 0.4]}, "b": {"p": [0, 1]}},
@@ -363,39 +365,39 @@ def test_scale_batch_takes_the_deviation_of_each_round() -> None:
     for number, one in enumerate(rounds):
         alone = to_arrays(table(one, number), "test")
         units = np.flatnonzero(both.rounds == number)
-        for whole, part in zip(
+        for combined, separate in zip(
             advantages(both, 0, both.peer_rewards(0), Scales("batch")),
             advantages(alone, 0, alone.peer_rewards(0), Scales("batch")),
             strict=True,
         ):
-            assert whole[units] == pytest.approx(part)
+            assert combined[units] == pytest.approx(separate)
 
 
-def test_rounding_is_no_finding() -> None:
+def test_rounding_errors_are_not_reported() -> None:
     evenly = {"a": {f"p{i}": [0.1, 0.2, 0.3] for i in range(20)}, "b": {f"p{i}": [0.0, 0.0, 0.0] for i in range(20)}}
-    assert xgrpo_check(of(evenly), Scales(), seed=0)["rows"][0]["true"]["sign_flips"] == 0
+    assert xgrpo_check(make_rollouts(evenly), Scales(), seed=0)["rows"][0]["true"]["sign_flips"] == 0
     bags = list(itertools.permutations([0.1, 0.2, 0.7]))
     same = {
         "a": {f"p{i}": [float(i % 2), 0.0, 1.0] for i in range(12)},
         "b": {f"p{i}": list(bags[i % 6]) for i in range(12)},
     }
-    assert np.isnan(xgrpo_check(of(same), Scales(), seed=0)["rows"][0]["true"]["correlation"])
+    assert np.isnan(xgrpo_check(make_rollouts(same), Scales(), seed=0)["rows"][0]["true"]["correlation"])
 
 
-def test_an_unscored_model_is_neither_failing_nor_solving() -> None:
+def test_unscored_rollouts_are_neither_failures_nor_successes() -> None:
     nan = float("nan")
-    rollouts = of({"a": {"p": [nan, nan], "q": [0, nan]}, "b": {"p": [1, 1], "q": [1, 1]}})
+    rollouts = make_rollouts({"a": {"p": [nan, nan], "q": [0, nan]}, "b": {"p": [1, 1], "q": [1, 1]}})
     result = complementarity(rollouts, PAPER, "first", [1, 2], seed=0)["gate"][0]
     assert (result["observed"], result["at"][1]["rate"]) == (0, 0)
     assert result["at"][0]["rate"] == 0.25  # q: one of its two is a failure
 
 
-def test_many_models_and_many_tasks_take_as_many_lines_of_python_as_few_prompts() -> None:
+def test_work_is_linear_in_prompts_with_many_models_and_tasks() -> None:
     rng = np.random.default_rng(0)
     counts = []
     for prompts in (250, 500, 1000):
         row = {f"t{p}/train/{p}/x": [float(rng.random() < 0.5)] for p in range(prompts)}
-        rollouts = of({f"m{m}": row for m in range(8)})
+        rollouts = make_rollouts({f"m{m}": row for m in range(8)})
         counts.append(
             lines_run(lambda r=rollouts: (complementarity(r, PAPER, "first", [1], seed=0), activation(r, PAPER)))
         )

@@ -1,4 +1,4 @@
-"""Diagnostics against versions written again from the definitions: plain loops over plain dictionaries."""
+"""Diagnostics compared with reimplementations of their definitions: plain loops over plain dictionaries."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ rewards_of_pools = st.integers(2, 3).flatmap(
 )
 
 
-def named(rows: list[list[list[float]]]) -> Rewards:
+def make_rewards(rows: list[list[list[float]]]) -> Rewards:
     return {POLICIES[m]: {f"p{i}": group for i, group in enumerate(prompts)} for m, prompts in enumerate(rows)}
 
 
-def arrays(rewards: Rewards, order: int = 0) -> Rollouts:
+def make_rollouts(rewards: Rewards, order: int = 0) -> Rollouts:
     rows = [
         {"policy": policy, "round": 0, "prompt_id": prompt, "rollout": i, "reward": reward}
         for policy, prompts in rewards.items()
@@ -52,34 +52,34 @@ def rate(part: int, total: int) -> float:
     return part / total if total else math.nan
 
 
-def same(one: float, other: float) -> bool:
+def equal_or_nan(one: float, other: float) -> bool:
     return (math.isnan(one) and math.isnan(other)) or one == pytest.approx(other)
 
 
 @given(rewards_of_pools, st.integers(0, 9))
-def test_overlap_and_rescues_are_those_of_sets(rows: list[list[list[float]]], order: int) -> None:
-    rewards = named(rows)
-    result = complementarity(arrays(rewards, order), Thresholds(), "first", [1], seed=0)
+def test_overlap_and_rescues_equal_set_operations(rows: list[list[list[float]]], order: int) -> None:
+    rewards = make_rewards(rows)
+    result = complementarity(make_rollouts(rewards, order), Thresholds(), "first", [1], seed=0)
     prompts = set(next(iter(rewards.values())))
-    solved = {policy: {p for p, group in own.items() if group[0] > 0.8} for policy, own in rewards.items()}
+    solved = {policy: {p for p, group in by_prompt.items() if group[0] > 0.8} for policy, by_prompt in rewards.items()}
     rows_by_pair = {(row["learner"], row["peer"]): row for row in result["pairs"]}
     assert set(rows_by_pair) == set(itertools.permutations(rewards, 2))
     for (learner, peer), row in rows_by_pair.items():
         one, other = solved[learner], solved[peer]
-        assert same(row["learner_success"], rate(len(one), len(prompts)))
-        assert same(row["peer_success"], rate(len(other), len(prompts)))
-        assert same(row["jaccard"], rate(len(one & other), len(one | other)))
-        assert same(row["rescue"], rate(len(other - one), len(prompts - one)))
-    counts = [sum(p in own for own in solved.values()) for p in prompts]
+        assert equal_or_nan(row["learner_success"], rate(len(one), len(prompts)))
+        assert equal_or_nan(row["peer_success"], rate(len(other), len(prompts)))
+        assert equal_or_nan(row["jaccard"], rate(len(one & other), len(one | other)))
+        assert equal_or_nan(row["rescue"], rate(len(other - one), len(prompts - one)))
+    counts = [sum(p in successes for successes in solved.values()) for p in prompts]
     pool = result["pool"]
-    assert same(pool["any"], rate(sum(c > 0 for c in counts), len(prompts)))
-    assert same(pool["all"], rate(sum(c == len(rewards) for c in counts), len(prompts)))
-    assert same(pool["exactly_one"], rate(sum(c == 1 for c in counts), len(prompts)))
+    assert equal_or_nan(pool["any"], rate(sum(c > 0 for c in counts), len(prompts)))
+    assert equal_or_nan(pool["all"], rate(sum(c == len(rewards) for c in counts), len(prompts)))
+    assert equal_or_nan(pool["exactly_one"], rate(sum(c == 1 for c in counts), len(prompts)))
 
 
-def chance_that_the_gate_opens(rewards: Rewards, learner: str, prompt: str, k: int) -> Fraction:
-    """Return the fraction of all choices of k rollouts per policy on which SGT's gate opens: every choice is tried."""
-    choices = {policy: list(itertools.combinations(own[prompt], k)) for policy, own in rewards.items()}
+def gate_probability(rewards: Rewards, learner: str, prompt: str, k: int) -> Fraction:
+    """Return the fraction of all choices of k rollouts per policy on which SGT's gate opens, by enumeration."""
+    choices = {policy: list(itertools.combinations(by_prompt[prompt], k)) for policy, by_prompt in rewards.items()}
     opened = total = 0
     for drawn in itertools.product(*choices.values()):
         groups = dict(zip(choices, drawn, strict=True))
@@ -91,26 +91,26 @@ def chance_that_the_gate_opens(rewards: Rewards, learner: str, prompt: str, k: i
 
 
 @given(rewards_of_pools, st.integers(1, 2))
-def test_the_gate_rate_is_the_mean_over_all_choices_of_k_rollouts(rows: list[list[list[float]]], k: int) -> None:
-    rewards = named(rows)
+def test_gate_rate_is_the_mean_over_all_choices_of_k_rollouts(rows: list[list[list[float]]], k: int) -> None:
+    rewards = make_rewards(rows)
     if k > len(rows[0][0]):
         return
-    result = complementarity(arrays(rewards), Thresholds(), "first", [k], seed=0)
+    result = complementarity(make_rollouts(rewards), Thresholds(), "first", [k], seed=0)
     for gate in result["gate"]:
         learner = gate["learner"]
-        chances = [chance_that_the_gate_opens(rewards, learner, prompt, k) for prompt in rewards[learner]]
+        chances = [gate_probability(rewards, learner, prompt, k) for prompt in rewards[learner]]
         assert gate["at"][0]["rate"] == pytest.approx(float(sum(chances) / len(chances)))
 
 
 @given(rewards_of_pools, st.integers(0, 99))
-def test_the_order_of_rows_changes_nothing(rows: list[list[list[float]]], order: int) -> None:
-    one = complementarity(arrays(named(rows), 0), Thresholds(), "any", [1], seed=0)
-    other = complementarity(arrays(named(rows), order), Thresholds(), "any", [1], seed=0)
+def test_row_order_changes_nothing(rows: list[list[list[float]]], order: int) -> None:
+    one = complementarity(make_rollouts(make_rewards(rows), 0), Thresholds(), "any", [1], seed=0)
+    other = complementarity(make_rollouts(make_rewards(rows), order), Thresholds(), "any", [1], seed=0)
     assert repr(one) == repr(other)
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "message"),
     [
         (lambda rows: [r for r in rows if r["policy"] == "a"], UsageError, "rollouts of one model"),
         (lambda rows: [*rows, rows[0]], DataError, r"policy 'a' has rollout 0 of prompt 'p0' twice"),
@@ -121,7 +121,7 @@ def test_the_order_of_rows_changes_nothing(rows: list[list[list[float]]], order:
         ),
     ],
 )
-def test_tables_that_are_no_rollouts_of_a_pool_are_refused(change: Any, error: type[Exception], words: str) -> None:
+def test_invalid_rollout_tables_are_rejected(change: Any, error: type[Exception], message: str) -> None:
     rows = [
         {"policy": policy, "round": 0, "prompt_id": f"p{p}", "rollout": i, "reward": 1.0}
         for policy in ("a", "b")
@@ -129,5 +129,5 @@ def test_tables_that_are_no_rollouts_of_a_pool_are_refused(change: Any, error: t
         for i in range(2)
     ]
     assert to_arrays(pa.Table.from_pylist(rows), "test").rewards_M_P_G.shape == (2, 2, 2)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         to_arrays(pa.Table.from_pylist(change(rows)), "test")

@@ -1,4 +1,4 @@
-"""Parts of the THL check, worked by hand."""
+"""Parts of the THL check, computed by hand."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mutualrl.diagnostics.thl.traces import relative_error, unit_mass
 from mutualrl.diagnostics.thl.vocabulary import check_vocabularies
 from mutualrl.errors import DataError
 from mutualrl.thl import word_spans
-from thl_tokenizers import byte_bpe, own
+from thl_tokenizers import byte_bpe, synthetic
 
 
-def test_a_token_over_two_words_gives_each_its_characters() -> None:
+def test_token_across_two_words_is_split_by_characters() -> None:
     tokenizer = byte_bpe("b·Ġ", "bĠ·c")  # a | "b c" | d
     ids = tokenizer.encode("ab cd")
     assert unit_mass("ab cd", ids, np.array([-1.0, -3.0, -5.0]), tokenizer).tolist() == pytest.approx([-2.0, -7.0])
@@ -27,13 +27,13 @@ def test_a_token_over_two_words_gives_each_its_characters() -> None:
     )
 
 
-def test_the_relative_error_is_over_all_texts_together() -> None:
+def test_relative_error_is_over_all_texts_together() -> None:
     results, truth = [np.array([-1.0, -3.0]), np.array([-4.0])], [np.array([-2.0, -2.0]), np.array([-4.0])]
     assert relative_error(results, truth) == pytest.approx(2 / 8)
     assert relative_error([np.zeros(1)], [np.zeros(1)]) == 0.0
 
 
-def test_copying_by_position_cuts_and_pads() -> None:
+def test_copying_by_position_truncates_and_pads() -> None:
     assert naive(np.array([-1.0, -2.0, -3.0]), 2).tolist() == [-1.0, -2.0]
     assert naive(np.array([-1.0]), 3).tolist() == [-1.0, 0.0, 0.0]
 
@@ -56,7 +56,7 @@ def test_ratio_figures_by_hand() -> None:
 def test_figures_of_two_tokenizers_by_hand() -> None:
     merged, plain = byte_bpe("a·b", ".·Ċ"), byte_bpe()
     result = check_vocabularies(["ab.\nc"], merged, plain, "span", lambda done: None)
-    # ab | .\n | c | end against a b . \n c end
+    # ab | .\n | c | EOS vs. a b . \n c EOS
     assert result["safe"]
     figures = result["figures"]
     assert (figures["source"]["tokens"], figures["target"]["tokens"]) == (4, 6)
@@ -66,17 +66,17 @@ def test_figures_of_two_tokenizers_by_hand() -> None:
     assert figures["largest_group"] == {"source": 1, "target": 2}
     assert figures["source"]["straddling"] == 0.25  # .\n ends one word and begins the next
     assert figures["target"]["straddling"] == 0.0
-    # the paper: "ab." is ab . and "\nc" is \n c: words 0 0 1 for ab, .\n, c; all of them touched
+    # the paper: "ab." is ab . and "\nc" is \n c: words 0 0 1 for ab, .\n, c; each token touches its word
     assert figures["source"]["paper_drift"] == 0.0
     assert figures["target"]["paper_drift"] == 0.0
 
 
-def test_the_drift_of_the_paper_s_map_by_hand() -> None:
-    r"""a.\n b c d: whole, `a .\n _b _c _d`; by words `a.`, `\n_b`, `_c`, `_d` have 2, 2, 1, 1 tokens: cut to five."""
+def test_drift_of_the_papers_map_by_hand() -> None:
+    r"""The full text is `a .\n _b _c _d`; its words `a.`, `\n_b`, `_c`, `_d` have 2, 2, 1, 1 tokens, cut to five."""
     tokenizer = byte_bpe(".·Ċ", "Ġ·b", "Ġ·c", "Ġ·d")
     assert len(tokenizer.encode("a.\n b c d")) == 5
     result = check_vocabularies(["a.\n b c d"], tokenizer, byte_bpe(), "span", lambda done: None)["figures"]
-    # words by the map 0 0 1 1 2; touched 0, 0-1, 1, 2, 3: the last two are wrong
+    # the map's words are 0 0 1 1 2, the touched ones 0, 0-1, 1, 2, 3: the last two are wrong
     assert result["source"]["paper_drift"] == pytest.approx(2 / 5)
     assert result["source"]["word_drift"] == 0.0
 
@@ -88,7 +88,7 @@ def test_families_of_scripts() -> None:
     assert family("123 + 4") == "other"
 
 
-def test_stretches_are_whole_words_and_begin_again_behind_the_end() -> None:
+def test_stretches_are_whole_words_and_wrap_around() -> None:
     corpus = Corpus(["one two three", "four five\n"])
     assert corpus.text == "one two three\nfour five\n"
     rng = random.Random(0)
@@ -106,13 +106,13 @@ def test_passages_are_picked_by_seed() -> None:
     assert pick(passages, 5, 1) == pick(passages, 5, 1) != pick(passages, 5, 2)
 
 
-def test_the_package_s_text_has_every_family_and_is_carried_by_the_pool() -> None:
+def test_packaged_text_has_every_family_and_survives_the_tiny_pool() -> None:
     passages = load_passages(None)
     assert {family(text) for text in passages} == {"Western", "CJK", "other"}
     assert 3000 < sum(len(text.encode()) for text in passages) < 8000
-    assert check_vocabularies(passages, own("ada"), own("bob"), "span", lambda done: None)["safe"]
+    assert check_vocabularies(passages, synthetic("ada"), synthetic("bob"), "span", lambda done: None)["safe"]
 
 
-def test_a_text_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_missing_text_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="text file not found"):
         load_passages(tmp_path / "none.txt")

@@ -1,4 +1,4 @@
-"""Models that are not whole are refused by name, before their numbers are believed."""
+"""Broken models are rejected by name before their output is used."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def rewrite(model: Path, change: object) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def test_missing_weights_are_not_drawn_at_random(model: Path) -> None:
+def test_missing_weights_are_not_initialized_at_random(model: Path) -> None:
     rewrite(model, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ModelError, match=r"lacks 1 of its weights, such as 'model\.layers\.1\.mlp\.up_proj\.weight'"):
         TransformersEngine.load(str(model))
 
 
-def test_weights_that_are_no_numbers(model: Path) -> None:
+def test_non_finite_logprobs_are_rejected(model: Path) -> None:
     rewrite(model, lambda weights: weights["model.norm.weight"].fill_(torch.nan))
     engine = TransformersEngine.load(str(model))
     with pytest.raises(ModelError, match="returned non-finite log-probs"):
         completion_logprobs(engine.model, [[1]], [[2]])
 
 
-def test_a_token_without_an_embedding(model: Path) -> None:
+def test_token_without_an_embedding_is_rejected(model: Path) -> None:
     engine = TransformersEngine.load(str(model))
     with pytest.raises(ModelError, match=r"token id 100000 has no embedding in model .*ada|model"):
         completion_logprobs(engine.model, [[1]], [[100_000]])
 
 
-def test_a_context_of_one(model: Path) -> None:
+def test_context_length_of_one_is_rejected(model: Path) -> None:
     engine = TransformersEngine.load(str(model))
     engine.model.config.max_position_embeddings = 1
     with pytest.raises(ModelError, match="max_position_embeddings 1 in its config, expected 2 or more"):
@@ -58,7 +58,7 @@ def test_a_context_of_one(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "words"),
+    ("template", "message"),
     [
         ("{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}", "exceeded 0.5 s"),
         ("{{ 'x' * 3000000000 }}", "needed over 2,147,483,648 bytes"),
@@ -68,18 +68,18 @@ def test_a_context_of_one(model: Path) -> None:
         ("{{ messages", "failed: TemplateSyntaxError"),
     ],
 )
-def test_a_chat_template_that_loops_or_allocates_is_named(
-    model: Path, template: str, words: str, monkeypatch: pytest.MonkeyPatch
+def test_chat_template_that_loops_or_allocates_is_rejected(
+    model: Path, template: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mutualrl.tasks.prompting.TEMPLATE_SECONDS", 0.5)
     tokenizer = load_tokenizer(str(model))
     tokenizer.chat_template = template
-    with pytest.raises(ModelError, match="the chat template of .* " + words):
+    with pytest.raises(ModelError, match="the chat template of .* " + message):
         prompt_ids(["2+2:"], tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("file", "key", "value", "words"),
+    ("file", "key", "value", "message"),
     [
         ("config.json", "eos_token_id", "</s>", "eos_token_id: found '</s>', expected a token id below"),
         ("config.json", "eos_token_id", [2, 10**9], "eos_token_id: found .2, 1000000000., expected a token id below"),
@@ -89,17 +89,17 @@ def test_a_chat_template_that_loops_or_allocates_is_named(
         ("generation_config.json", "bos_token_id", True, "bos_token_id: found True"),
     ],
 )
-def test_an_odd_token_id_is_named_before_the_model_is_loaded(
-    model: Path, file: str, key: str, value: object, words: str
+def test_invalid_token_id_is_rejected_before_the_model_is_loaded(
+    model: Path, file: str, key: str, value: object, message: str
 ) -> None:
     path = model / file
     config = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**config, key: value}))
-    with pytest.raises(ModelError, match=words):
+    with pytest.raises(ModelError, match=message):
         require_sound(model)
 
 
-def test_a_pipe_in_a_model_directory_is_named_and_not_waited_for(model: Path) -> None:
+def test_pipe_in_a_model_directory_is_rejected_without_blocking(model: Path) -> None:
     os.mkfifo(model / "tokenizer_extra.json")
     with pytest.raises(ModelError, match=r"tokenizer_extra\.json: not a regular file"):
         load_tokenizer(str(model))
@@ -107,7 +107,7 @@ def test_a_pipe_in_a_model_directory_is_named_and_not_waited_for(model: Path) ->
         require_sound(model)
 
 
-def test_weights_that_are_not_finite_are_named(model: Path) -> None:
+def test_non_finite_weights_are_rejected(model: Path) -> None:
     (file,) = model.glob("*.safetensors")
     tensors = load_file(file)
     name = sorted(tensors)[0]
@@ -117,7 +117,7 @@ def test_weights_that_are_not_finite_are_named(model: Path) -> None:
         require_sound(model)
 
 
-def test_a_chat_template_that_fails(model: Path) -> None:
+def test_failing_chat_template_is_rejected(model: Path) -> None:
     engine = TransformersEngine.load(str(model))
     engine.tokenizer.chat_template = "{{ raise_exception('no user turns') }}"
     with pytest.raises(ModelError, match=r"the chat template of .* failed: TemplateError: no user turns"):

@@ -18,10 +18,10 @@ from conftest import PATIENCE, Cli
 from mutualrl.tasks.boxed import boxed_score
 
 
-def evaluated(cli: Cli, *arguments: str | Path, **environment: str) -> dict[str, Any]:
-    done = cli("eval", *arguments, "--json", "--engine", "transformers", **environment)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+def evaluate(cli: Cli, *arguments: str | Path, **environment: str) -> dict[str, Any]:
+    completed = cli("eval", *arguments, "--json", "--engine", "transformers", **environment)
+    assert completed.returncode == 0, completed.stderr
+    result: dict[str, Any] = json.loads(completed.stdout)
     return result
 
 
@@ -31,8 +31,8 @@ def write(path: Path, *values: object) -> Path:
 
 
 @pytest.mark.slow
-def test_the_pool_is_evaluated_and_every_completion_kept(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
-    result = evaluated(cli_here, "--pool", "tiny", "--out", "o")
+def test_pool_is_evaluated_and_every_completion_is_stored(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+    result = evaluate(cli_here, "--pool", "tiny", "--out", "o")
     assert result["tasks"]["arithmetic"] == {
         "evaluated": "held-out problems",
         "n": 64,
@@ -61,21 +61,19 @@ def test_the_pool_is_evaluated_and_every_completion_kept(cli_here: Cli, tiny: di
 
 
 @pytest.mark.slow
-def test_samples_give_pass_at_k_and_the_same_command_the_same_figures(cli_here: Cli, tiny: dict[str, Path]) -> None:
+def test_samples_give_pass_at_k_and_results_are_reproducible(cli_here: Cli, tiny: dict[str, Path]) -> None:
     arguments = ("--model", "tiny:ada", "--samples", "4", "--limit", "16", "--seed", "7")
-    result = evaluated(cli_here, *arguments)
+    result = evaluate(cli_here, *arguments)
     assert (result["samples"], result["temperature"]) == (4, 1.0)
     passes = result["models"]["tiny:ada"]["pass_at_k"]
     assert result["models"]["tiny:ada"]["accuracy"] == pytest.approx(passes["1"])
     assert passes["1"] <= passes["2"] <= passes["4"]
-    assert evaluated(cli_here, *arguments) == result
+    assert evaluate(cli_here, *arguments) == result
 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_killed_and_started_again_it_goes_on_to_the_same_figures(
-    cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
-) -> None:
+def test_killed_evaluation_resumes_to_the_same_result(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     rows = [
         {"prompt": f"{a}+{b}+{c}:", "answer": str(a + b + c), "group": str(a)}
         for a in range(2, 9)
@@ -100,7 +98,7 @@ def test_killed_and_started_again_it_goes_on_to_the_same_figures(
         "transformers",
         "--json",
     ]
-    whole = evaluated(cli_here, *options[:-3], "--out", "whole")
+    uninterrupted = evaluate(cli_here, *options[:-3], "--out", "whole")
     process = subprocess.Popen(
         [sys.executable, "-m", "mutualrl", "eval", *options, "--out", "cut"],
         cwd=tmp_path,
@@ -114,22 +112,22 @@ def test_killed_and_started_again_it_goes_on_to_the_same_figures(
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    # a part without its marker is made again: the kill came between the two
+    # a part without its marker is generated again: the kill came between the two
     marked = [p.with_name(f"{p.stem[1:]}.parquet") for p in parts.rglob("_*.json")]
-    selected = {p: p.stat().st_mtime_ns for p in marked}
-    assert 2 <= len(selected) < len(list((tmp_path / "whole" / "completions").rglob("*.parquet")))
-    again = evaluated(cli_here, *options[:-3], "--out", "cut")
-    assert again["models"] == whole["models"]
-    assert {p: p.stat().st_mtime_ns for p in selected} == selected
+    mtimes = {p: p.stat().st_mtime_ns for p in marked}
+    assert 2 <= len(mtimes) < len(list((tmp_path / "whole" / "completions").rglob("*.parquet")))
+    resumed = evaluate(cli_here, *options[:-3], "--out", "cut")
+    assert resumed["models"] == uninterrupted["models"]
+    assert {p: p.stat().st_mtime_ns for p in mtimes} == mtimes
     changed = cli_here("eval", *options, "--out", "cut", "--seed", "1")
     assert changed.returncode == 2
     assert "holds another evaluation (it differs in sampling)" in json.loads(changed.stdout)["error"]["message"]
 
 
 @pytest.mark.slow
-def test_pretrained_models_on_real_sets_count_every_prompt(cli_here: Cli, real_data: Path) -> None:
+def test_pretrained_models_on_real_datasets_count_every_prompt(cli_here: Cli, real_data: Path) -> None:
     models = [real_data / "models" / name for name in ("stories260K", "babyllama-tok361")]
-    result = evaluated(
+    result = evaluate(
         cli_here,
         "--model",
         models[0],
@@ -148,7 +146,7 @@ def test_pretrained_models_on_real_sets_count_every_prompt(cli_here: Cli, real_d
         assert model["n"] == 24
         assert model["accuracy"] == 0
         assert {task: figures["n"] for task, figures in model["tasks"].items()} == dict.fromkeys(result["tasks"], 6)
-    # a context of 256 characters holds no passage: such a prompt is counted as wrong and said, never dropped
+    # no passage fits a context of 256 characters: such a prompt is counted as wrong and reported, never dropped
     assert result["models"][str(models[1])]["tasks"]["boolq"]["too_long"] == 1.0
     assert result["tasks"]["arc"]["evaluated"] == "ARC-Easy.validation.jsonl, ARC-Challenge.validation.jsonl"
     assert set(result["models"][str(models[0])]["tasks"]["math500"]["facets"]) == {"level"}
@@ -157,10 +155,10 @@ def test_pretrained_models_on_real_sets_count_every_prompt(cli_here: Cli, real_d
 def test_prompts_are_shown_exactly_as_a_model_sees_them(cli_here: Cli, tmp_path: Path) -> None:
     row = {"goal": "g", "sol1": "\x1b[31m[/bold]", "sol2": "b\u202e", "label": 1}
     path = write(tmp_path / "p.jsonl", row, row | {"goal": "h"})
-    done = cli_here("tasks", "show", "piqa", "--data", path, "--limit", "1", "--json")
-    (prompt,) = json.loads(done.stdout)["prompts"]
+    result = cli_here("tasks", "show", "piqa", "--data", path, "--limit", "1", "--json")
+    (prompt,) = json.loads(result.stdout)["prompts"]
     assert prompt["prompt"].endswith("A. \x1b[31m[/bold]\nB. b\u202e")
-    assert (prompt["answer"], prompt["group"], json.loads(done.stdout)["n"]) == ("B", "piqa", 2)
+    assert (prompt["answer"], prompt["group"], json.loads(result.stdout)["n"]) == ("B", "piqa", 2)
     shown = cli_here("tasks", "show", "piqa", "--data", path)
     assert "[/bold]" in shown.stdout
     assert not set(shown.stdout) & set("\x1b\u202e")
@@ -174,7 +172,7 @@ def test_tasks_are_listed(cli_here: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         ((), 2, "name what to evaluate"),
         (("--pool", "tiny", "--model", "tiny:ada"), 2, "name what to evaluate"),
@@ -194,29 +192,29 @@ def test_tasks_are_listed(cli_here: Cli) -> None:
         (("--model", "nowhere/at/all"), 2, "neither a directory nor a hub id"),
     ],
 )
-def test_a_wrong_request_is_one_clear_error(
-    cli_here: Cli, arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
+def test_invalid_request_gives_one_clear_error(
+    cli_here: Cli, arguments: tuple[str, ...], code: int, message: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "rows.jsonl", {"passage": "p", "question": "q", "answer": True})
     (tmp_path / "empty.jsonl").write_text("\n")
-    done = cli_here("eval", *arguments, "--json")
-    assert done.returncode == code, done.stderr
-    assert words in json.loads(done.stdout)["error"]["message"]
-    assert "Traceback" not in done.stderr
+    result = cli_here("eval", *arguments, "--json")
+    assert result.returncode == code, result.stderr
+    assert message in json.loads(result.stdout)["error"]["message"]
+    assert "Traceback" not in result.stderr
 
 
-def test_vllm_that_is_not_installed_is_said(cli_here: Cli) -> None:
+def test_missing_vllm_is_reported(cli_here: Cli) -> None:
     from importlib.util import find_spec
 
     if find_spec("vllm") is not None:
         pytest.skip("vLLM is installed")
-    done = cli_here("eval", "--pool", "tiny", "--engine", "vllm")
-    assert done.returncode == 4
-    assert "vLLM is not installed; pip install 'mutualrl[node]'" in done.stderr
+    result = cli_here("eval", "--pool", "tiny", "--engine", "vllm")
+    assert result.returncode == 4
+    assert "vLLM is not installed; pip install 'mutualrl[node]'" in result.stderr
 
 
 @pytest.mark.slow
-def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
+def test_pool_with_custom_rewards_is_evaluated_and_compared_by_them(
     cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -227,7 +225,7 @@ def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
         "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
         "task: {name: arithmetic, reward: ['mine.py:short', 'mine.py:right']}\ntrainer: {reward_weights: [2.0, 1.0], max_completion_length: 24}\n"
     )
-    result = evaluated(cli_here, "--pool", "pool.yaml", "--limit", "12", "--out", "o")
+    result = evaluate(cli_here, "--pool", "pool.yaml", "--limit", "12", "--out", "o")
     assert "mine.py:short" in result["tasks"]["arithmetic"]["reward"]
     for name, model in result["models"].items():
         rows = pq.read_table(tmp_path / "o" / "completions" / name).to_pylist()
@@ -235,7 +233,7 @@ def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
         assert [r["reward"] for r in rows] == expected
         assert model["accuracy"] == pytest.approx(sum(expected) / 12)
         assert model["no_box"] is None
-    done = cli_here(
+    completed = cli_here(
         "complementarity",
         "--pool",
         "pool.yaml",
@@ -247,11 +245,11 @@ def test_a_pool_with_rewards_of_its_own_is_evaluated_and_compared_by_them(
         "--engine",
         "transformers",
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["buckets"][0]["mean_reward"] > 0
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)["buckets"][0]["mean_reward"] > 0
 
 
-def test_a_suite_has_one_limit_of_new_tokens_whatever_the_models_come_from(tmp_path: Path) -> None:
+def test_suite_has_one_limit_of_new_tokens_for_every_model_source(tmp_path: Path) -> None:
     from made_runs import add_model, edit_recipe, made_run
     from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest
 
@@ -267,5 +265,5 @@ def test_a_suite_has_one_limit_of_new_tokens_whatever_the_models_come_from(tmp_p
         assert task.max_new_tokens == 3072
         (task,) = EvalRequest.of(EvalFlags(suite="math", data=data, max_new_tokens=7, **flags)).tasks  # type: ignore[arg-type]
         assert task.max_new_tokens == 7
-    (own,) = EvalRequest.of(EvalFlags(run=run)).tasks
-    assert own.max_new_tokens == 20  # a run's own task is evaluated as it was trained
+    (run_task,) = EvalRequest.of(EvalFlags(run=run)).tasks
+    assert run_task.max_new_tokens == 20  # a run's task keeps its training limit

@@ -1,4 +1,4 @@
-"""Strictness of evaluation: requests, prompts, names, processes that were killed."""
+"""Strictness of evaluation: requests, prompts, names and killed processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(path: Path, *rows: object) -> Path:
         {"prompt": "4+3:", "answer": "8", "prompt_id": "p1"},
     ],
 )
-def test_completions_are_never_taken_for_another_prompt(
+def test_completions_are_never_reused_for_another_prompt(
     changed: dict[str, str], cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
 ) -> None:
     arguments = (
@@ -57,22 +57,20 @@ def test_completions_are_never_taken_for_another_prompt(
     write(tmp_path / "d.jsonl", {"prompt": "4+3:", "answer": "7", "prompt_id": "p1"})
     assert cli_here(*arguments).returncode == 0
     write(tmp_path / "d.jsonl", changed)
-    done = cli_here(*arguments)
-    assert done.returncode == 2
-    assert "it differs in tasks" in json.loads(done.stdout)["error"]["message"]
+    result = cli_here(*arguments)
+    assert result.returncode == 2
+    assert "it differs in tasks" in json.loads(result.stdout)["error"]["message"]
 
 
-def test_what_a_killed_writer_left_does_not_stand_in_the_way(
-    cli_here: Cli, tiny: dict[str, Path], tmp_path: Path
-) -> None:
+def test_files_left_by_a_killed_writer_are_ignored(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / ".request.json.1.2.tmp").touch()
-    done = cli_here("eval", "--model", "tiny:ada", "--limit", "2", "--engine", "transformers", "--out", "o", "--json")
-    assert done.returncode == 0, done.stderr
+    result = cli_here("eval", "--model", "tiny:ada", "--limit", "2", "--engine", "transformers", "--out", "o", "--json")
+    assert result.returncode == 0, result.stderr
 
 
-def cpu_seconds_of_starting() -> float:
-    """Return the user CPU seconds of a scorer that has imported its library and waits for its first answer."""
+def startup_cpu_seconds() -> float:
+    """Return the user CPU seconds that a scorer takes to import its library, before its first answer."""
     command = [sys.executable, "-m", "mutualrl.evaluation.verify_worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
         assert worker.stdout is not None
@@ -83,19 +81,19 @@ def cpu_seconds_of_starting() -> float:
 
 
 @pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is not installed")
-def test_scorers_of_a_killed_command_end_by_themselves(tmp_path: Path) -> None:
+def test_scorers_exit_when_their_command_is_killed(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", *({"completion": "\\boxed{9^{9^{9}}}", "answer": "1"} for _ in range(40)))
-    starting = cpu_seconds_of_starting()
+    startup = startup_cpu_seconds()
     process = subprocess.Popen(
         [sys.executable, "-m", "mutualrl", "eval", "--score", str(path), "--also", "math-verify", "--json"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     workers: list[psutil.Process] = []
-    while process.poll() is None:  # until both are at a tower
+    while process.poll() is None:  # until both evaluate a tower
         workers = psutil.Process(process.pid).children()
-        with contextlib.suppress(psutil.NoSuchProcess):  # one met its deadline meanwhile
-            if len(workers) == 2 and all(worker.cpu_times().user > starting + 0.2 for worker in workers):
+        with contextlib.suppress(psutil.NoSuchProcess):  # one has reached its deadline
+            if len(workers) == 2 and all(worker.cpu_times().user > startup + 0.2 for worker in workers):
                 break
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -107,7 +105,7 @@ def test_scorers_of_a_killed_command_end_by_themselves(tmp_path: Path) -> None:
     assert not alive
 
 
-def test_no_name_reaches_the_terminal_raw(cli_here: Cli, tmp_path: Path) -> None:
+def test_names_are_escaped_for_the_terminal(cli_here: Cli, tmp_path: Path) -> None:
     path = write(tmp_path / "g\x1b]0;PWN\x07.jsonl", {"completion": "x", "answer": "1"})
     shown = cli_here("eval", "--score", path)
     assert shown.returncode == 0
@@ -116,7 +114,7 @@ def test_no_name_reaches_the_terminal_raw(cli_here: Cli, tmp_path: Path) -> None
     assert "is:x:not:smile:there.jsonl" in missing.stderr.replace("\n", "")
 
 
-def test_shown_prompts_keep_what_looks_like_a_picture_and_their_roles(cli_here: Cli, tmp_path: Path) -> None:
+def test_shown_prompts_keep_emoji_codes_and_roles(cli_here: Cli, tmp_path: Path) -> None:
     conversation = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "At :100: say :smile:\tnow"}]
     write(tmp_path / "d.jsonl", {"prompt": conversation, "answer": "1"})
     shown = cli_here("tasks", "show", "dataset", "--data", "d.jsonl").stdout
@@ -124,7 +122,7 @@ def test_shown_prompts_keep_what_looks_like_a_picture_and_their_roles(cli_here: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("tasks", "show", "arithmetic", "--template", "{x}"), "are for task 'dataset'"),
         (("tasks", "show", "arithmetic", "--split", "test"), "expected train or validation"),
@@ -135,16 +133,16 @@ def test_shown_prompts_keep_what_looks_like_a_picture_and_their_roles(cli_here: 
         (("eval", "--nonsense"), "No such option: --nonsense"),
     ],
 )
-def test_wrong_flags_are_one_json_object_too(
-    cli_here: Cli, arguments: tuple[str, ...], words: str, tmp_path: Path
+def test_invalid_flags_are_reported_as_one_json_object(
+    cli_here: Cli, arguments: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "s.jsonl", {"completion": "x", "answer": "1"})
-    done = cli_here(*arguments, "--json")
-    assert done.returncode == 2
-    assert words in json.loads(done.stdout)["error"]["message"]
+    result = cli_here(*arguments, "--json")
+    assert result.returncode == 2
+    assert message in json.loads(result.stdout)["error"]["message"]
 
 
-def test_a_task_is_evaluated_once_however_it_is_named(real_data: Path) -> None:
+def test_task_requested_in_several_ways_is_evaluated_once(real_data: Path) -> None:
     request = EvalRequest.of(
         EvalFlags(models=("tiny:ada",), suite="mixture,math,arc", data_dir=real_data, limit=2, engine="transformers")
     )
@@ -153,7 +151,7 @@ def test_a_task_is_evaluated_once_however_it_is_named(real_data: Path) -> None:
     assert {"math", "arc", "piqa"} <= set(names)
 
 
-def test_prompting_is_the_pools_and_the_policys_own(tmp_path: Path) -> None:
+def test_chat_template_kwargs_of_pool_and_policy_are_used(tmp_path: Path) -> None:
     pool = tmp_path / "p.yaml"
     pool.write_text(
         "policies:\n  - {name: a, model: 'tiny:ada', trainer: {chat_template_kwargs: {think: false}}}\n"
@@ -164,32 +162,32 @@ def test_prompting_is_the_pools_and_the_policys_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_tokenizer_without_an_end_is_evaluated(cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
+def test_tokenizer_without_eos_is_evaluated(cli_here: Cli, real_data: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(real_data / "models" / "stories260K", tmp_path / "noeos")
     config = json.loads((copy / "tokenizer_config.json").read_text())
     for key in ("eos_token", "pad_token"):
         config.pop(key, None)
     (copy / "tokenizer_config.json").write_text(json.dumps(config))
     (copy / "special_tokens_map.json").unlink(missing_ok=True)
-    done = cli_here(
+    result = cli_here(
         "eval", "--model", copy, "--limit", "2", "--max-new-tokens", "4", "--engine", "transformers", "--json"
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["models"][str(copy)]["n"] == 2
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["models"][str(copy)]["n"] == 2
 
 
 @pytest.mark.parametrize("command", [["eval"], ["tasks", "show"], ["complementarity"], ["channels"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "mutualrl", *command, "--help"],
         check=True,
         capture_output=True,
         text=True,
         env=os.environ,
     )
-    modules = imported(done.stderr)
+    modules = imported(result.stderr)
     assert not modules & (HEAVY | {"pyarrow", "numpy", "datasets", "matplotlib", "pandas"})
-    assert len(modules) < 700  # 530 today
+    assert len(modules) < 700  # currently 530
 
 
 def test_facets_and_rows_stay_with_their_prompt(cli_here: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
@@ -198,7 +196,7 @@ def test_facets_and_rows_stay_with_their_prompt(cli_here: Cli, tiny: dict[str, P
         for a in range(9)
     ]
     write(tmp_path / "m.jsonl", *rows)
-    done = cli_here(
+    result = cli_here(
         "eval",
         "--model",
         "tiny:ada",
@@ -212,12 +210,12 @@ def test_facets_and_rows_stay_with_their_prompt(cli_here: Cli, tiny: dict[str, P
         "transformers",
         "--json",
     )
-    math = json.loads(done.stdout)["models"]["tiny:ada"]["tasks"]["math"]
+    math = json.loads(result.stdout)["models"]["tiny:ada"]["tasks"]["math"]
     assert {name: group["n"] for name, group in math["groups"].items()} == {"s0": 5, "s1": 4}
     assert {name: group["n"] for name, group in math["facets"]["level"].items()} == {"0": 3, "1": 3, "2": 3}
 
 
-def test_a_reward_that_never_returns_ends_an_evaluation_by_its_name(cli_here: Cli, tmp_path: Path) -> None:
+def test_hanging_reward_ends_the_evaluation_and_is_named(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(
         "import time\n\ndef asks(completions, **kwargs):\n    try:\n        time.sleep(9999)\n"
         "    except Exception:\n        time.sleep(9999)\n    return [1.0 for _ in completions]\n"
@@ -225,6 +223,6 @@ def test_a_reward_that_never_returns_ends_an_evaluation_by_its_name(cli_here: Cl
     pool = "policies: [{name: ada, model: 'tiny:ada'}]\ntask: {name: arithmetic, reward: 'judge.py:asks'}\n"
     (tmp_path / "pool.yaml").write_text(pool)
     arguments = ("--limit", "4", "--max-new-tokens", "4", "--engine", "transformers", "--step-timeout", "0.5")
-    done = cli_here("eval", "--pool", "pool.yaml", *arguments)
-    assert done.returncode == 1, done.stderr
-    assert "judge.py:asks: no progress for 0.5 s" in done.stderr
+    result = cli_here("eval", "--pool", "pool.yaml", *arguments)
+    assert result.returncode == 1, result.stderr
+    assert "judge.py:asks: no progress for 0.5 s" in result.stderr

@@ -1,4 +1,4 @@
-"""Figures of an evaluation, against cases worked by hand."""
+"""Figures of an evaluation, compared with cases computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mutualrl.records import Prompt
 from mutualrl.tasks.scoring import pass_at_k, standard_error
 
 
-def row(prompt: Prompt, reward: float, **more: Any) -> dict[str, Any]:
+def row(prompt: Prompt, reward: float, **fields: Any) -> dict[str, Any]:
     return {
         "prompt_id": prompt.id,
         "reward": reward,
@@ -25,7 +25,7 @@ def row(prompt: Prompt, reward: float, **more: Any) -> dict[str, Any]:
         "no_box": False,
         "too_long": False,
         "tokens": 3,
-        **more,
+        **fields,
     }
 
 
@@ -36,7 +36,7 @@ PROMPTS = [
 ]
 
 
-def test_figures_of_three_greedy_answers() -> None:
+def test_figures_of_three_greedy_completions() -> None:
     rows = [row(PROMPTS[0], 1.0), row(PROMPTS[1], 0.0, no_box=True, ended=False), row(PROMPTS[2], 1.0)]
     result = figures(PROMPTS, rows, 1)
     assert (result["n"], result["accuracy"]) == (3, pytest.approx(2 / 3))
@@ -66,7 +66,7 @@ def test_figures_of_four_samples() -> None:
     }
 
 
-def test_completions_in_another_order_are_refused() -> None:
+def test_completions_in_another_order_are_rejected() -> None:
     with pytest.raises(ValueError, match="order of their prompts"):
         figures(PROMPTS, [row(p, 1.0) for p in PROMPTS[::-1]], 1)
     with pytest.raises(ValueError, match="2 completions for 3 prompts"):
@@ -74,19 +74,19 @@ def test_completions_in_another_order_are_refused() -> None:
 
 
 @given(st.integers(1, 7), st.data())
-def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(samples: int, data: st.DataObject) -> None:
+def test_pass_at_k_is_the_fraction_of_k_subsets_with_a_success(samples: int, data: st.DataObject) -> None:
     hits = data.draw(st.integers(0, samples))
     k = data.draw(st.integers(1, samples))
     subsets = list(itertools.combinations([1] * hits + [0] * (samples - hits), k))
     assert pass_at_k(samples, hits, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-def test_pass_at_k_refuses_more_than_was_sampled() -> None:
+def test_pass_at_k_rejects_k_above_the_number_of_samples() -> None:
     with pytest.raises(ValueError, match="pass@5"):
         pass_at_k(4, 1, 5)
 
 
-def test_the_standard_error_of_one_value_is_not_defined() -> None:
+def test_standard_error_of_one_value_is_undefined() -> None:
     assert standard_error([1.0]) is None
     assert standard_error([1.0, 1.0]) == 0
 
@@ -96,15 +96,15 @@ def test_reported_ks() -> None:
 
 
 @given(st.lists(st.integers(1, 60), max_size=80), st.integers(1, 64), st.integers(1, 40), st.integers(1, 20))
-def test_pieces_hold_every_prompt_once_and_never_run_past_the_context(
+def test_chunks_contain_every_prompt_once_and_fit_the_context(
     lengths: list[int], context: int, new: int, size: int
 ) -> None:
-    cut = chunks(lengths, context, new, size)
-    assert sorted(place for piece in cut for place in piece.places) == list(range(len(lengths)))
-    for piece in cut:
+    pieces = chunks(lengths, context, new, size)
+    assert sorted(position for piece in pieces for position in piece.places) == list(range(len(lengths)))
+    for piece in pieces:
         assert 1 <= len(piece.places) <= size
-        for place in piece.places:
-            assert piece.new_tokens == max(0, min(new, context - lengths[place]))
+        for position in piece.places:
+            assert piece.new_tokens == max(0, min(new, context - lengths[position]))
 
 
 def test_no_two_models_share_a_folder() -> None:

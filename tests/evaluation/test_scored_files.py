@@ -1,4 +1,4 @@
-"""Completions that exist already: exact and lenient scores, hostile ones among them, through the real command line."""
+"""Exact and lenient scores of existing completions, hostile ones included, through the real command line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def scored(cli: Cli, path: Path, *more: str) -> dict[str, Any]:
-    done = cli("eval", "--score", path, "--json", *more)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+def score(cli: Cli, path: Path, *flags: str) -> dict[str, Any]:
+    completed = cli("eval", "--score", path, "--json", *flags)
+    assert completed.returncode == 0, completed.stderr
+    result: dict[str, Any] = json.loads(completed.stdout)
     return result
 
 
-def test_every_gold_solution_is_right_and_shuffled_ones_are_wrong(
+def test_every_gold_solution_is_correct_and_shuffled_ones_are_wrong(
     cli_here: Cli, real_data: Path, tmp_path: Path
 ) -> None:
     gold = []
@@ -34,11 +34,11 @@ def test_every_gold_solution_is_right_and_shuffled_ones_are_wrong(
         with (real_data / "math" / f"{name}.jsonl").open() as file:
             gold += [row for row in map(json.loads, file) if row.get("solution")]
     rows = [{"completion": row["solution"], "answer": row["answer"]} for row in gold]
-    result = scored(cli_here, write(tmp_path / "gold.jsonl", rows))
+    result = score(cli_here, write(tmp_path / "gold.jsonl", rows))
     assert (result["n"], result["correct"], result["accuracy"], result["no_box"]) == (4181, 4181, 1.0, 0.0)
-    moved = [{"completion": row["solution"], "answer": gold[i - 1]["answer"]} for i, row in enumerate(gold)]
+    shifted = [{"completion": row["solution"], "answer": gold[i - 1]["answer"]} for i, row in enumerate(gold)]
     expected = sum(row["answer"].strip() == gold[i - 1]["answer"].strip() for i, row in enumerate(gold))
-    result = scored(cli_here, write(tmp_path / "moved.jsonl", moved))
+    result = score(cli_here, write(tmp_path / "moved.jsonl", shifted))
     assert (result["n"], result["correct"]) == (4181, expected)
     assert result["accuracy"] < 0.03
 
@@ -58,8 +58,8 @@ def test_boxes_of_every_kind(cli_here: Cli, tmp_path: Path) -> None:
         (r"\boxed{12.0}", "12", False),
     ]
     rows = [{"completion": completion, "answer": answer} for completion, answer, _ in cases]
-    result = scored(cli_here, write(tmp_path / "s.jsonl", rows))
-    assert (result["n"], result["correct"]) == (len(cases), sum(right for *_, right in cases))
+    result = score(cli_here, write(tmp_path / "s.jsonl", rows))
+    assert (result["n"], result["correct"]) == (len(cases), sum(correct for *_, correct in cases))
     assert result["no_box"] == 2 / len(cases)
 
 
@@ -80,7 +80,7 @@ HOSTILE = {
 @needs_verify
 def test_hostile_completions_pass_both_scorers_within_the_deadline(cli_here: Cli, tmp_path: Path) -> None:
     path = write(tmp_path / "h.jsonl", [{"completion": text, "answer": "4", "group": "x"} for text in HOSTILE.values()])
-    result = scored(cli_here, path, "--also", "math-verify")
+    result = score(cli_here, path, "--also", "math-verify")
     assert (result["n"], result["correct"]) == (10, 5)
     lenient = result["math_verify"]
     assert (lenient["n"], lenient["correct"]) == (10, 5)
@@ -91,9 +91,9 @@ def test_hostile_completions_pass_both_scorers_within_the_deadline(cli_here: Cli
 
 
 @needs_verify
-def test_the_lenient_score_accepts_what_the_exact_one_does_not(cli_here: Cli, tmp_path: Path) -> None:
+def test_lenient_score_accepts_equivalent_answers(cli_here: Cli, tmp_path: Path) -> None:
     pairs = [(r"\boxed{1/2}", r"\frac{1}{2}"), (r"\boxed{0.5}", r"\frac{1}{2}"), (r"\boxed{3}", "4"), ("nothing", "4")]
-    result = scored(
+    result = score(
         cli_here,
         write(tmp_path / "s.jsonl", [{"completion": c, "answer": a} for c, a in pairs]),
         "--also",
@@ -105,7 +105,7 @@ def test_the_lenient_score_accepts_what_the_exact_one_does_not(cli_here: Cli, tm
 
 @pytest.mark.extended
 @needs_verify
-def test_a_scorer_that_dies_or_hangs_is_replaced_and_leaves_no_process() -> None:
+def test_scorer_that_dies_or_hangs_is_replaced_and_leaves_no_process() -> None:
     import psutil
 
     from mutualrl.evaluation.verify import verdicts
@@ -117,7 +117,7 @@ def test_a_scorer_that_dies_or_hangs_is_replaced_and_leaves_no_process() -> None
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "message"),
     [
         ([{"completion": "x", "answer": "1"}, {"completion": "x"}], "row 2: no field 'answer'"),
         ([{"answer": "1"}], "row 1: no field 'completion'"),
@@ -129,26 +129,26 @@ def test_a_scorer_that_dies_or_hangs_is_replaced_and_leaves_no_process() -> None
         ([], "the file has no rows"),
     ],
 )
-def test_a_row_that_cannot_be_scored_is_named(cli_here: Cli, rows: list[Any], words: str, tmp_path: Path) -> None:
+def test_invalid_row_is_rejected_by_number(cli_here: Cli, rows: list[Any], message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "bad.jsonl", rows)
-    done = cli_here("eval", "--score", path, "--json")
-    assert done.returncode == 2
-    error = json.loads(done.stdout)["error"]
-    assert words in error["message"]
+    result = cli_here("eval", "--score", path, "--json")
+    assert result.returncode == 2
+    error = json.loads(result.stdout)["error"]
+    assert message in error["message"]
     assert "bad.jsonl" in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "message"),
     [
         (("--model", "tiny:ada"), "--model: no effect with --score"),
         (("--suite", "math", "--limit", "3"), "--suite, --limit: no effect with --score"),
         (("--also", "sympy"), "--also sympy: expected math-verify"),
     ],
 )
-def test_flags_that_score_does_not_read_are_refused(
-    cli_here: Cli, flags: tuple[str, ...], words: str, tmp_path: Path
+def test_flags_without_effect_on_score_are_rejected(
+    cli_here: Cli, flags: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    done = cli_here("eval", "--score", write(tmp_path / "s.jsonl", [{"completion": "x", "answer": "1"}]), *flags)
-    assert done.returncode == 2
-    assert words in done.stderr
+    result = cli_here("eval", "--score", write(tmp_path / "s.jsonl", [{"completion": "x", "answer": "1"}]), *flags)
+    assert result.returncode == 2
+    assert message in result.stderr

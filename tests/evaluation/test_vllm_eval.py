@@ -1,4 +1,4 @@
-"""vLLM against transformers: the same greedy answers, and models that its build has no kernel for."""
+"""vLLM compared with transformers: equal greedy completions, and models for which its build has no kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not i
 
 
 def margin(model: Path, row: dict[str, Any], other: list[int]) -> float:
-    """Return log-prob of the first best token less that of the second where two greedy answers part, under
+    """Return the log-prob margin between the two best tokens where two greedy completions diverge, under
     transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -32,7 +32,7 @@ def margin(model: Path, row: dict[str, Any], other: list[int]) -> float:
 @needs_vllm
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_both_engines_give_the_same_greedy_answers(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_both_engines_give_the_same_greedy_completions(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     rows = [
         {"prompt": f"{a}{op}{b}:", "answer": str(a + b if op == "+" else a * b)}
         for op in "+*"
@@ -42,7 +42,7 @@ def test_both_engines_give_the_same_greedy_answers(cli: Cli, tiny: dict[str, Pat
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     answers: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for engine in ("vllm", "transformers"):
-        done = cli(
+        result = cli(
             "eval",
             "--pool",
             "tiny",
@@ -59,8 +59,8 @@ def test_both_engines_give_the_same_greedy_answers(cli: Cli, tiny: dict[str, Pat
             "--json",
             timeout=PATIENCE,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert json.loads(done.stdout)["engine"] == engine
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert json.loads(result.stdout)["engine"] == engine
         answers[engine] = {
             name: pq.read_table(tmp_path / engine / "completions" / name).to_pylist() for name in ("ada", "bob")
         }
@@ -79,14 +79,14 @@ def test_both_engines_give_the_same_greedy_answers(cli: Cli, tiny: dict[str, Pat
 @needs_vllm
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_engine_is_refused_by_name_for_heads_without_a_kernel_and_chosen_by_itself(
+def test_vllm_is_rejected_for_heads_without_a_kernel_and_the_default_falls_back(
     cli: Cli, tiny: dict[str, Path], real_data: Path
 ) -> None:
     stories = real_data / "models" / "stories260K"
-    done = cli("eval", "--model", stories, "--engine", "vllm")
-    assert done.returncode == 2
-    assert "its attention heads have size 8; vLLM's CPU build supports 32, 64" in done.stderr
-    done = cli(
+    completed = cli("eval", "--model", stories, "--engine", "vllm")
+    assert completed.returncode == 2
+    assert "its attention heads have size 8; vLLM's CPU build supports 32, 64" in completed.stderr
+    completed = cli(
         "eval",
         "--model",
         stories,
@@ -99,18 +99,18 @@ def test_the_engine_is_refused_by_name_for_heads_without_a_kernel_and_chosen_by_
         "--json",
         timeout=PATIENCE,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    result = json.loads(completed.stdout)
     assert [m["engine"] for m in result["models"].values()] == ["transformers", "vllm"]
 
 
 @needs_vllm
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_engine_draws_other_noise_for_every_prompt(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_vllm_samples_equal_prompts_differently(cli: Cli, tiny: dict[str, Path], tmp_path: Path) -> None:
     rows = [{"prompt": "4*5*3:", "answer": "60", "prompt_id": f"p{i}"} for i in range(24)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = cli(
+    result = cli(
         "eval",
         "--model",
         "tiny:ada",
@@ -128,6 +128,6 @@ def test_the_engine_draws_other_noise_for_every_prompt(cli: Cli, tiny: dict[str,
         "one",
         timeout=PATIENCE,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     texts = [row["y_text"] for row in pq.read_table(tmp_path / "one" / "completions").to_pylist()]
     assert len({*texts[::2]}) > 3

@@ -1,1 +1,1 @@
-"""Reference implementations written from the formulas alone: they import nothing of the package that they check."""
+"""Reference implementations written from the formulas; they do not import the package that they check."""

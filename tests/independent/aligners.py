@@ -1,4 +1,4 @@
-"""Ways to carry a log-probability trace from one tokenization of a text to another."""
+"""Alignments of a log-prob trace from one tokenization of a text to another."""
 
 import math
 import re
@@ -7,9 +7,9 @@ from collections import Counter
 
 
 def span_align(source_ends: list[int], target_ends: list[int], trace: list[float]) -> list[float | None]:
-    """Divide the mass of each group, closed where both tokenizations end on one byte, over its target tokens."""
+    """Split each group's mass evenly over its target tokens; a group closes where both sides end on the same byte."""
     if len(source_ends) != len(trace):
-        raise ValueError("the trace needs one value a source token")
+        raise ValueError("the trace needs one value per source token")
     aligned: list[float | None] = [None] * len(target_ends)
     source = target = 0
     while source < len(source_ends) and target < len(target_ends):
@@ -30,16 +30,16 @@ def span_align(source_ends: list[int], target_ends: list[int], trace: list[float
 
 
 def _unit_of_each_character(text: str, unit: str) -> list[int]:
-    """Give each character its unit; whitespace goes with what follows it, and at the end with the last unit."""
+    """Assign each character to a unit; whitespace belongs to the next unit, at the end to the last one."""
     if unit not in ("word", "char"):
-        raise ValueError(f"unit is word or char, not {unit!r}")
+        raise ValueError(f"unit: found {unit!r}, expected word or char")
     pieces = re.findall(r"\s*\S+" if unit == "word" else r"\s*\S", text)
     units = [number for number, piece in enumerate(pieces) for _ in piece]
     return units + [max(0, len(pieces) - 1)] * (len(text) - len(units))
 
 
 def _characters_by_token(text: str, ends: list[int], units: list[int]) -> list[Counter[int]]:
-    """Count, for each token, its characters in each unit; a character is the token's that holds its last byte."""
+    """Count each token's characters per unit; a character belongs to the token that contains its last byte."""
     counts: list[Counter[int]] = [Counter() for _ in ends]
     end = 0
     for character, unit in zip(text, units, strict=True):
@@ -53,7 +53,7 @@ def _characters_by_token(text: str, ends: list[int], units: list[int]) -> list[C
 def word_align(
     text: str, source_ends: list[int], target_ends: list[int], trace: list[float], unit: str
 ) -> list[float | None]:
-    """Gather the mass of each word or character, and divide it evenly over the target tokens that touch it."""
+    """Sum the mass of each word or character and split it evenly over the target tokens that touch it."""
     units = _unit_of_each_character(text, unit)
     parts: dict[int, list[float]] = {}
     for counts, value in zip(_characters_by_token(text, source_ends, units), trace, strict=True):
@@ -65,13 +65,13 @@ def word_align(
     tokens_of = Counter(number for counts in touching for number in counts)
     aligned: list[float | None] = []
     for counts in touching:
-        shares = [mass[number] / tokens_of[number] for number in counts if number in mass]
-        aligned.append(math.fsum(shares) if shares else None)
+        masses = [mass[number] / tokens_of[number] for number in counts if number in mass]
+        aligned.append(math.fsum(masses) if masses else None)
     return aligned
 
 
 def position_copy(trace: list[float], targets: int) -> list[float | None]:
-    """Copy the trace by position, with nothing beyond its end."""
+    """Copy the trace by position, with None beyond its end."""
     return [trace[index] if index < len(trace) else None for index in range(targets)]
 
 

@@ -1,7 +1,7 @@
-"""Regimes, aligners and diagnostics against the independent versions beside this file.
+"""Regimes, aligners and diagnostics compared with the independent versions beside this file.
 
-Those are written from the paper's formulas and docs/differences.md, by another hand, and import nothing of ours, which
-the first test sees to.
+Those are written from the paper's formulas and docs/differences.md, and the first test checks that they do not import
+the package.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from mutualrl.regimes.xgrpo import plan as plan_xgrpo
 from mutualrl.thl import align_logprobs, retokenize
 from mutualrl.training.sharing import Sharing
 from regime_views import Peer, view
-from thl_tokenizers import own as embedded
+from thl_tokenizers import synthetic
 
 HERE = Path(__file__).parent
 REWARDS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=5)
 SCALES = st.sampled_from(["group", "batch", "none"])
-DEVIATION = 0.4
+BATCH_STD = 0.4
 
 
 @pytest.mark.parametrize("name", ["aligners", "diagnostics", "regimes", "rivals"])
-def test_the_independent_versions_import_nothing_but_the_standard_library(name: str) -> None:
+def test_independent_versions_import_the_standard_library_only(name: str) -> None:
     imported = set()
     for node in ast.walk(ast.parse((HERE / f"{name}.py").read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -66,49 +66,62 @@ def test_the_independent_versions_import_nothing_but_the_standard_library(name: 
 
 
 @given(REWARDS, REWARDS, SCALES)
-def test_pooled_advantages(mine: list[float], theirs: list[float], scale: str) -> None:
+def test_pooled_advantages(learner_rewards: list[float], peer_rewards: list[float], scale: str) -> None:
     rows = [
         (ExtraRow("p", RowSource("bob", i, 0), (1,), "policy_gradient", mean="pool"), reward)
-        for i, reward in enumerate(theirs)
+        for i, reward in enumerate(peer_rewards)
     ]
-    ours, graded = pool({"p": mine}, rows, scale)
-    expected = regimes.prp_advantages(mine, theirs, scale, standard_deviation([*mine, *theirs]))
-    assert ours["p"] == pytest.approx(expected[0])
-    assert [r.advantage for r in graded] == pytest.approx(expected[1])
+    advantages, peer_rows = pool({"p": learner_rewards}, rows, scale)
+    expected = regimes.prp_advantages(
+        learner_rewards, peer_rewards, scale, standard_deviation([*learner_rewards, *peer_rewards])
+    )
+    assert advantages["p"] == pytest.approx(expected[0])
+    assert [r.advantage for r in peer_rows] == pytest.approx(expected[1])
 
 
 @given(REWARDS, REWARDS, SCALES, st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3), st.data())
-def test_xgrpo(
-    mine: list[float], theirs: list[float], scale: Any, mix: float, correction: float, clip: float, data: Any
+def test_xgrpo_advantages(
+    learner_rewards: list[float],
+    peer_rewards: list[float],
+    scale: Any,
+    mix: float,
+    correction: float,
+    clip: float,
+    data: Any,
 ) -> None:
-    lengths = data.draw(st.lists(st.integers(0, 20), min_size=len(mine), max_size=len(mine)))
-    deviations = standard_deviation(mine), standard_deviation([*mine, *theirs])
+    lengths = data.draw(st.lists(st.integers(0, 20), min_size=len(learner_rewards), max_size=len(learner_rewards)))
+    stds = standard_deviation(learner_rewards), standard_deviation([*learner_rewards, *peer_rewards])
     settings_ = XGRPOSettings(mix=mix, length_correction=correction, advantage_clip=clip, scale=scale)
-    round_ = view([("p", r) for r in mine], {"bob": Peer([("p", r) for r in theirs])}, scale=scale, lengths=lengths)
-    local = regimes.xgrpo_advantages(mine, theirs, lengths, 0.0, 0.0, math.inf, scale, deviations[0])
+    round_ = view(
+        [("p", r) for r in learner_rewards],
+        {"bob": Peer([("p", r) for r in peer_rewards])},
+        scale=scale,
+        lengths=lengths,
+    )
+    local = regimes.xgrpo_advantages(learner_rewards, peer_rewards, lengths, 0.0, 0.0, math.inf, scale, stds[0])
     assert round_.advantages == pytest.approx(local)
-    if scale == "batch" and deviations[0] != deviations[1]:
-        return  # the two parts have batches of their own: the independent version takes one number for both
-    expected = regimes.xgrpo_advantages(mine, theirs, lengths, mix, correction, clip, scale, deviations[0])
+    if scale == "batch" and stds[0] != stds[1]:
+        return  # the local and pooled parts have different batches; the independent version takes one number for both
+    expected = regimes.xgrpo_advantages(learner_rewards, peer_rewards, lengths, mix, correction, clip, scale, stds[0])
     assert plan_xgrpo(round_, settings_).advantages == pytest.approx(expected)
 
 
 @given(REWARDS, st.floats(-1, 1), SCALES, st.booleans())
-def test_noise(rewards: list[float], shift: float, scale: str, exempt: bool) -> None:
-    ours = pool_advantages(
-        rewards, rewards, scale=scale, batch_standard_deviation=DEVIATION, shift=shift, exempt_equal=exempt
+def test_noise_advantages(rewards: list[float], shift: float, scale: str, exempt: bool) -> None:
+    advantages = pool_advantages(
+        rewards, rewards, scale=scale, batch_standard_deviation=BATCH_STD, shift=shift, exempt_equal=exempt
     )
-    assert ours == pytest.approx(regimes.noise_advantages(rewards, shift, scale, DEVIATION, exempt), rel=1e-6)
+    assert advantages == pytest.approx(regimes.noise_advantages(rewards, shift, scale, BATCH_STD, exempt), rel=1e-6)
 
 
 @settings(max_examples=40)
 @given(st.integers(0, 2), st.floats(-3, 0), st.sampled_from([-1.5, 0.5, 2.0]), st.sampled_from([1.5, 3.0, 4.0]))
-def test_the_two_sided_surrogate_of_a_peer_token(token: int, behaviour: float, advantage: float, dual: float) -> None:
-    """Through TRL's loss, as the trainer runs it: a row of the learner's own with advantage 0 beside the peer's."""
+def test_two_sided_surrogate_of_a_peer_token(token: int, behaviour: float, advantage: float, dual: float) -> None:
+    """Compute it through TRL's loss, as the trainer does: a learner row with advantage 0 beside the peer row."""
     behaviour = float(np.float32(behaviour))
     ratio = P[token] / math.exp(behaviour)
     if min(abs(ratio - edge) for edge in (0.8, 1.2, dual)) < 1e-3:
-        return  # at a kink either side is right
+        return  # at a kink either one-sided derivative is valid
     value, gradient = pooled([row((token,), advantage, [behaviour])], own([[2]], [0.0]), bound=PPO(dual))
     expected, slope = regimes.ppo_token_loss(math.log(P[token]), behaviour, advantage, 0.2, 0.2, dual)
     assert value == pytest.approx(expected / 2)  # the mean over both rows
@@ -116,13 +129,13 @@ def test_the_two_sided_surrogate_of_a_peer_token(token: int, behaviour: float, a
 
 
 @given(st.floats(-4, 0), st.floats(-4, 0), st.floats(-2, 2), st.floats(0.05, 0.9))
-def test_the_band(logp: float, behaviour: float, advantage: float, epsilon: float) -> None:
-    at = torch.tensor([[logp]], dtype=torch.float64, requires_grad=True)
+def test_band_loss(logp: float, behaviour: float, advantage: float, epsilon: float) -> None:
+    logps = torch.tensor([[logp]], dtype=torch.float64, requires_grad=True)
     traces, advantages = torch.tensor([[behaviour]], dtype=torch.float64), torch.tensor([[advantage]])
-    loss = band_loss(at, traces, advantages.double(), epsilon, epsilon).sum()
+    loss = band_loss(logps, traces, advantages.double(), epsilon, epsilon).sum()
     loss.backward()
-    assert at.grad is not None
-    assert at.grad.item() == pytest.approx(
+    assert logps.grad is not None
+    assert logps.grad.item() == pytest.approx(
         regimes.band_token_loss(logp, behaviour, advantage, epsilon, epsilon)[1], abs=1e-6
     )
 
@@ -132,9 +145,9 @@ def test_the_band(logp: float, behaviour: float, advantage: float, epsilon: floa
     st.lists(st.sampled_from([0.0, 0.8, 0.9, 1.0, math.nan]), max_size=5),
     st.booleans(),
 )
-def test_the_gate(mine: list[float], theirs: list[float], any_failure: bool) -> None:
-    ours = gate(mine, theirs, SGTSettings(gate="any" if any_failure else "all"))
-    assert ours == regimes.sgt_gate(mine, theirs, 0.8, 0.2, any_failure)
+def test_sgt_gate(learner_rewards: list[float], peer_rewards: list[float], any_failure: bool) -> None:
+    result = gate(learner_rewards, peer_rewards, SGTSettings(gate="any" if any_failure else "all"))
+    assert result == regimes.sgt_gate(learner_rewards, peer_rewards, 0.8, 0.2, any_failure)
 
 
 @given(
@@ -142,55 +155,67 @@ def test_the_gate(mine: list[float], theirs: list[float], any_failure: bool) -> 
     st.integers(4, 9),
     st.sampled_from(["pairs", "prompts"]),
 )
-def test_the_nll_of_pairs(pairs: list[list[float]], prompts: int, normalize: str) -> None:
+def test_nll_of_pairs(pairs: list[list[float]], prompts: int, normalize: str) -> None:
     width = max(map(len, pairs))
     logps = torch.tensor([[*pair, *[0.0] * (width - len(pair))] for pair in pairs], dtype=torch.float64)
     mask = torch.tensor([[True] * len(pair) + [False] * (width - len(pair)) for pair in pairs])
     count = len(pairs) if normalize == "pairs" else prompts
-    ours = nll_loss(row_nll(logps, mask), weight=0.1, count=count, ranks=1).item()
-    assert ours == pytest.approx(regimes.sgt_loss(pairs, 0.1, normalize, prompts))
+    loss = nll_loss(row_nll(logps, mask), weight=0.1, count=count, ranks=1).item()
+    assert loss == pytest.approx(regimes.sgt_loss(pairs, 0.1, normalize, prompts))
 
 
-# ---- the rivals' rules
+# ---- rules of rival methods
 
-SHARES = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=7)
+FRACTIONS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=7)
 
 
-@given(REWARDS, REWARDS, SHARES, SHARES, st.integers(1, 6), st.booleans())
-def test_hacpos_advantages(
-    mine: list[float], theirs: list[float], own_shares: list[float], peer_shares: list[float], window: int, warm: bool
+@given(REWARDS, REWARDS, FRACTIONS, FRACTIONS, st.integers(1, 6), st.booleans())
+def test_hacpo_advantages(
+    learner_rewards: list[float],
+    peer_rewards: list[float],
+    learner_fractions: list[float],
+    peer_fractions: list[float],
+    window: int,
+    warm: bool,
 ) -> None:
-    shares = {"ada": own_shares, "bob": peer_shares}
-    able = {name: rivals.capability(values, window) for name, values in shares.items()}
-    assert {name: hacpo.capability(values, window) for name, values in shares.items()} == pytest.approx(able)
+    fractions = {"ada": learner_fractions, "bob": peer_fractions}
+    capabilities = {name: rivals.capability(values, window) for name, values in fractions.items()}
+    assert {name: hacpo.capability(values, window) for name, values in fractions.items()} == pytest.approx(capabilities)
     settings = hacpo.HACPOSettings(window=window)
-    weight = 1.0 if warm else hacpo.discrepancy(able["ada"], able["bob"], settings)
-    weights = np.array([1.0] * len(mine) + [weight] * len(theirs))
-    got = hacpo.advantages(np.array([*mine, *theirs]), weights, len(mine), "released")
-    expected = rivals.hacpo_advantages({"ada": mine, "bob": theirs}, "ada", able, warm)
-    assert got.tolist() == pytest.approx([*expected["ada"], *expected["bob"]])
+    weight = 1.0 if warm else hacpo.discrepancy(capabilities["ada"], capabilities["bob"], settings)
+    weights = np.array([1.0] * len(learner_rewards) + [weight] * len(peer_rewards))
+    result = hacpo.advantages(np.array([*learner_rewards, *peer_rewards]), weights, len(learner_rewards), "released")
+    expected = rivals.hacpo_advantages({"ada": learner_rewards, "bob": peer_rewards}, "ada", capabilities, warm)
+    assert result.tolist() == pytest.approx([*expected["ada"], *expected["bob"]])
 
 
 LOGPS = st.lists(st.floats(-6, -0.01), min_size=1, max_size=5)
 
 
 @given(LOGPS, LOGPS, st.floats(-2, 2), st.floats(0.1, 10), st.integers(0, 9), st.sampled_from([0.0, 1.0, 2.5]))
-def test_hacpos_rows(
+def test_hacpo_row_loss(
     logps: list[float], source: list[float], advantage: float, weight: float, step: int, alpha: float
 ) -> None:
-    behaviour = float(np.mean(source))  # as the plan puts it below every token
+    behaviour = float(np.mean(source))  # the plan assigns it to every token
     ratio = math.exp(float(np.mean(logps)) - behaviour)
     if min(abs(ratio - edge) for edge in (1.0, min(1.0, 0.8 + 0.025 * step))) < 1e-6:
-        return  # at a kink either side is right
-    at = torch.tensor([logps], dtype=torch.float64, requires_grad=True)
-    given_ = torch.full_like(at, behaviour)
-    graded = torch.tensor([[advantage * weight]], dtype=torch.float64)
-    loss = stepwise_loss(at, given_.detach(), graded, torch.ones_like(at).bool(), Stepwise(alpha=alpha), step).mean()
+        return  # at a kink either one-sided derivative is valid
+    logps_tensor = torch.tensor([logps], dtype=torch.float64, requires_grad=True)
+    behaviour_tensor = torch.full_like(logps_tensor, behaviour)
+    advantages = torch.tensor([[advantage * weight]], dtype=torch.float64)
+    loss = stepwise_loss(
+        logps_tensor,
+        behaviour_tensor.detach(),
+        advantages,
+        torch.ones_like(logps_tensor).bool(),
+        Stepwise(alpha=alpha),
+        step,
+    ).mean()
     loss.backward()
     expected, slope = rivals.hacpo_row_loss(logps, source, advantage, weight, step, alpha=alpha)
     assert loss.item() == pytest.approx(expected, abs=1e-9)
-    assert at.grad is not None
-    assert at.grad.sum().item() == pytest.approx(slope, abs=1e-9)
+    assert logps_tensor.grad is not None
+    assert logps_tensor.grad.sum().item() == pytest.approx(slope, abs=1e-9)
 
 
 @given(
@@ -198,20 +223,20 @@ def test_hacpos_rows(
     st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=3), max_size=2),
     st.sampled_from(["group", "none"]),
 )
-def test_swarms_groups(mine: list[list[float]], theirs: list[list[float]], scale: str) -> None:
-    own_groups = {f"p{i}": group for i, group in enumerate(mine)}
-    external = theirs[: len(mine)]
+def test_swarm_advantages(groups: list[list[float]], peer_groups: list[list[float]], scale: str) -> None:
+    learner_groups = {f"p{i}": group for i, group in enumerate(groups)}
+    external = peer_groups[: len(groups)]
     rows = [(f"p{i}", reward, f"{i}{j}") for i, group in enumerate(external) for j, reward in enumerate(group)]
-    seen = view([(p, r) for p, group in own_groups.items() for r in group], {"bob": Peer(rows)}, scale=scale)
-    made = plan_swarm(seen, SwarmSettings(external=9, verify=False))
-    own_expected, peer_expected = rivals.swarm_advantages(own_groups, external, scale)
-    kept = sum(len(group) for group in own_expected.values()) + sum(map(len, peer_expected))
-    everyone = sum(map(len, mine)) + sum(map(len, peer_expected))
-    factor = everyone / kept if kept else 1.0
-    flat = [a * factor for p, group in own_groups.items() for a in own_expected[p] or [0.0] * len(group)]
-    assert made.advantages == pytest.approx(flat)
+    round_view = view([(p, r) for p, group in learner_groups.items() for r in group], {"bob": Peer(rows)}, scale=scale)
+    planned = plan_swarm(round_view, SwarmSettings(external=9, verify=False))
+    learner_expected, peer_expected = rivals.swarm_advantages(learner_groups, external, scale)
+    kept_rows = sum(len(group) for group in learner_expected.values()) + sum(map(len, peer_expected))
+    all_rows = sum(map(len, groups)) + sum(map(len, peer_expected))
+    factor = all_rows / kept_rows if kept_rows else 1.0
+    flat = [a * factor for p, group in learner_groups.items() for a in learner_expected[p] or [0.0] * len(group)]
+    assert planned.advantages == pytest.approx(flat)
     peers = [a * factor for group in peer_expected for a in group]
-    assert [row.advantage * row.weight for row in made.rows] == pytest.approx(peers)
+    assert [row.advantage * row.weight for row in planned.rows] == pytest.approx(peers)
 
 
 @given(
@@ -219,18 +244,20 @@ def test_swarms_groups(mine: list[list[float]], theirs: list[list[float]], scale
     st.lists(st.sampled_from([0.0, 0.5, 0.75, math.nan]), max_size=4),
     st.sampled_from([0.0, 0.25, 0.3]),
 )
-def test_the_relative_gate(mine: list[float], theirs: list[float], margin: float) -> None:
-    assert gate(mine, theirs, SGTSettings(gate="relative", margin=margin)) == rivals.relative_gate(mine, theirs, margin)
+def test_relative_gate(learner_rewards: list[float], peer_rewards: list[float], margin: float) -> None:
+    assert gate(learner_rewards, peer_rewards, SGTSettings(gate="relative", margin=margin)) == rivals.relative_gate(
+        learner_rewards, peer_rewards, margin
+    )
 
 
 @given(st.sampled_from(["constant", "linear", "cosine"]), st.integers(0, 30), st.integers(1, 20))
-def test_the_schedule_of_the_weight(kind: Any, number: int, rounds: int) -> None:
+def test_weight_schedule(kind: Any, number: int, rounds: int) -> None:
     settings = SGTSettings(weight=0.3, schedule=kind, schedule_rounds=rounds)
     assert weight_at(settings, number) == pytest.approx(rivals.scheduled_weight(0.3, kind, number, rounds))
 
 
 @given(st.lists(st.lists(st.floats(-6, 0), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_fit_and_the_sum_over_tokens(candidates: list[list[float]]) -> None:
+def test_fit_pick_and_sum_over_tokens(candidates: list[list[float]]) -> None:
     fitted = [Fitted(Candidate("bob", i, "", True), (i,)) for i in range(len(candidates))]
     nll = {(i,): -float(np.mean(logps)) for i, logps in enumerate(candidates)}
     key: dict[str, Any] = {"run_seed": 0, "round_index": 0, "prompt_id": "p", "learner": "ada"}
@@ -239,8 +266,8 @@ def test_fit_and_the_sum_over_tokens(candidates: list[list[float]]) -> None:
     width = max(map(len, candidates))
     logps = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in candidates], dtype=torch.float64)
     mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in candidates])
-    ours = nll_loss(row_nll(logps, mask, reduce="sum"), weight=0.1, count=len(candidates), ranks=1).item()
-    assert ours == pytest.approx(rivals.sgt_sum_loss(candidates, 0.1, "pairs", 9))
+    loss = nll_loss(row_nll(logps, mask, reduce="sum"), weight=0.1, count=len(candidates), ranks=1).item()
+    assert loss == pytest.approx(rivals.sgt_sum_loss(candidates, 0.1, "pairs", 9))
 
 
 @given(
@@ -251,33 +278,35 @@ def test_fit_and_the_sum_over_tokens(candidates: list[list[float]]) -> None:
     ),
     st.integers(1, 4),
 )
-def test_what_is_remembered(history: list[list[tuple[str, str, float]]], memory: int) -> None:
-    """Of each peer the newest success on a prompt, the first of a round's."""
+def test_remembered_successes(history: list[list[tuple[str, str, float]]], memory: int) -> None:
+    """The newest success of each peer on a prompt is kept, the first one within a round."""
     settings, state, records = SGTSettings(memory=memory), {}, []
     for number, entries in enumerate(history):
-        peers = {name: Peer([(p, r, "x") for p, who, r in entries if who == name]) for name in ("bob", "cyd")}
-        made = plan_sgt(view([("p", 0.0), ("q", 0.0)], peers, round=number, state=state), settings)
-        state = dict(made.state or {})
+        peers = {
+            name: Peer([(p, r, "x") for p, policy_name, r in entries if policy_name == name]) for name in ("bob", "cyd")
+        }
+        planned = plan_sgt(view([("p", 0.0), ("q", 0.0)], peers, round=number, state=state), settings)
+        state = dict(planned.state or {})
         records.append(
             [
-                (p, name, at, r)
+                (p, name, rollout_index, r)
                 for name in ("bob", "cyd")
-                for at, (p, r) in enumerate((p, r) for p, who, r in entries if who == name)
+                for rollout_index, (p, r) in enumerate((p, r) for p, policy_name, r in entries if policy_name == name)
             ]
         )
     now = len(history) - 1
     expected = rivals.remembered(records, now, memory, 0.8)
-    for prompt, found in expected.items():
+    for prompt, hits in expected.items():
         newest: dict[str, tuple[str, int, int]] = {}
-        for policy, when, rollout in found:
+        for policy, when, rollout in hits:
             newest.setdefault(policy, (policy, when, rollout))
-        ours = [(policy, when, rollout) for policy, rollout, when, *_ in state["memory"][prompt]]
-        assert ours == sorted(newest.values())
-    assert set(state["memory"]) == {prompt for prompt, found in expected.items() if found}
+        memories = [(policy, when, rollout) for policy, rollout, when, *_ in state["memory"][prompt]]
+        assert memories == sorted(newest.values())
+    assert set(state["memory"]) == {prompt for prompt, hits in expected.items() if hits}
 
 
 @given(st.lists(st.tuples(st.floats(-3, 0), st.floats(-3, 0), st.booleans()), min_size=1, max_size=5))
-def test_the_trust_band(tokens: list[tuple[float, float, bool]]) -> None:
+def test_trust_band(tokens: list[tuple[float, float, bool]]) -> None:
     logps, behaviour, covered = (list(column) for column in zip(*tokens, strict=True))
     behaviour = [float(np.float32(value)) for value in behaviour]
     entry = ExtraRow(
@@ -310,7 +339,7 @@ def test_effective_sample_size_and_chi_square(ratios: list[float]) -> None:
         max_size=6,
     )
 )
-def test_dead_prompts_revived(history: list[dict[str, list[float]]]) -> None:
+def test_revived_prompts(history: list[dict[str, list[float]]]) -> None:
     sharing = Sharing(link=None, spec=get_regime("grpo"), settings=get_regime("grpo").settings(), schema=None)  # type: ignore[arg-type]
     counts = []
     for groups in history:
@@ -330,7 +359,7 @@ PAIRS = [("ada", "bob"), ("bob", "sentencepiece"), ("ada", "unigram")]
 
 
 def ends_of(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return ids of an ASCII text, and the byte where each token ends, as the tokenizers library says."""
+    """Return the ids of an ASCII text and the byte at which each token ends, according to the tokenizers library."""
     ids = list(retokenize(text, tokenizer).ids)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     assert encoded["input_ids"] == ids
@@ -340,11 +369,11 @@ def ends_of(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
 @settings(max_examples=60)
 @given(WORDS, st.sampled_from([" ", "  ", "\n"]), st.sampled_from(PAIRS), st.data())
 def test_alignments(words: list[str], space: str, pair: tuple[str, str], data: Any) -> None:
-    text, (source, target) = space.join(words), (embedded(name) for name in pair)
+    text, (source, target) = space.join(words), (synthetic(name) for name in pair)
     try:
         (source_ids, source_ends), (target_ids, target_ends) = ends_of(text, source), ends_of(text, target)
     except AssertionError:
-        return  # a tokenizer that puts a space in front of a text by itself: its offsets are of another text
+        return  # a tokenizer that prepends a space: its offsets refer to another text
     if source_ends[-1:] != [len(text)] or target_ends[-1:] != [len(text)]:
         return
     trace = data.draw(st.lists(st.floats(-9, 0), min_size=len(source_ids), max_size=len(source_ids)))
@@ -353,20 +382,23 @@ def test_alignments(words: list[str], space: str, pair: tuple[str, str], data: A
         ("word", aligners.word_align(text, source_ends, target_ends, trace, "word")),
         ("char", aligners.word_align(text, source_ends, target_ends, trace, "char")),
     ):
-        ours: Any = align_logprobs(
+        alignment: Any = align_logprobs(
             text, source_ids, trace, source, target, target_ids=target_ids, anchor=anchor, unit="word"
         )
-        values = [value if there else None for value, there in zip(ours.logprobs, ours.covered, strict=True)]
+        values = [
+            value if is_covered else None
+            for value, is_covered in zip(alignment.logprobs, alignment.covered, strict=True)
+        ]
         assert [v is None for v in values] == [v is None for v in expected], anchor
         assert [v for v in values if v is not None] == pytest.approx([v for v in expected if v is not None]), anchor
-        assert ours.residual == pytest.approx(aligners.residual(trace, expected), abs=1e-9), anchor
+        assert alignment.residual == pytest.approx(aligners.residual(trace, expected), abs=1e-9), anchor
 
 
-def test_the_alignments_were_compared() -> None:
-    """The cases above are not all left out: of each pair some text has offsets that cover it."""
+def test_some_alignments_are_compared() -> None:
+    """Some cases above are not skipped: the offsets of this text cover it."""
     for pair in PAIRS[:1]:
         text = "So it is, 42 = \\boxed{7}"
-        assert all(ends_of(text, embedded(name))[1][-1] == len(text) for name in pair)
+        assert all(ends_of(text, synthetic(name))[1][-1] == len(text) for name in pair)
 
 
 # ---- diagnostics
@@ -394,32 +426,32 @@ def test_successes_rescues_and_gates(values: list[list[list[float]]]) -> None:
     )
     rollouts, thresholds = to_arrays(table, "test"), Thresholds(0.8, 0.2)
     profile = activation(rollouts, thresholds)
-    for one in profile["rows"]:
-        expected = diagnostics.gate_profile(rewards, one["learner"], 0.8, 0.2)
-        assert (one["gated"], one["gate_rate"]) == (expected["open"], pytest.approx(expected["share"]))
-    for which, solved in (
+    for profile_row in profile["rows"]:
+        expected = diagnostics.gate_profile(rewards, profile_row["learner"], 0.8, 0.2)
+        assert (profile_row["gated"], profile_row["gate_rate"]) == (expected["open"], pytest.approx(expected["share"]))
+    for success, solved in (
         ("first", diagnostics.first_success(rewards, 0.8)),
         ("any", diagnostics.any_success(rewards, 0.8)),
     ):
-        pairs = complementarity(rollouts, thresholds, which, [2], 0)["pairs"]
-        for both in pairs:
-            a, b = solved[both["learner"]], solved[both["peer"]]
-            assert both["learner_success"] == pytest.approx(len(a) / 3)
-            assert both["jaccard"] == pytest.approx(diagnostics.overlap(a, b)["jaccard"], nan_ok=True)
+        pairs = complementarity(rollouts, thresholds, success, [2], 0)["pairs"]
+        for pair in pairs:
+            a, b = solved[pair["learner"]], solved[pair["peer"]]
+            assert pair["learner_success"] == pytest.approx(len(a) / 3)
+            assert pair["jaccard"] == pytest.approx(diagnostics.overlap(a, b)["jaccard"], nan_ok=True)
             expected_rescues = diagnostics.rescue_rate(a, b, set(rewards["a"]))
-            assert both["rescue"] == pytest.approx(expected_rescues, nan_ok=True)
+            assert pair["rescue"] == pytest.approx(expected_rescues, nan_ok=True)
 
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=20))
-def test_changes_of_advantages(pairs: list[tuple[float, float]]) -> None:
+def test_advantage_changes(pairs: list[tuple[float, float]]) -> None:
     before, after = [a for a, _ in pairs], [b for _, b in pairs]
-    ours = advantage_metrics("x", before, after)
-    assert ours["x/sign_flips"] == pytest.approx(diagnostics.sign_flips(before, after))
-    assert ours["x/advantage_change"] == pytest.approx(diagnostics.mean_abs_change(before, after))
+    metrics = advantage_metrics("x", before, after)
+    assert metrics["x/sign_flips"] == pytest.approx(diagnostics.sign_flips(before, after))
+    assert metrics["x/advantage_change"] == pytest.approx(diagnostics.mean_abs_change(before, after))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=30))
-def test_the_channels(units: list[tuple[bool, bool, bool]]) -> None:
+def test_channels(units: list[tuple[bool, bool, bool]]) -> None:
     names = [diagnostics.channel(*unit) for unit in units]
-    ours = decomposed(*(np.array(column)[None] for column in zip(*units, strict=True)))
-    assert {row["usable"]: row["units"] for row in ours if row["units"]} == {n: names.count(n) for n in names}
+    channel_rows = decomposed(*(np.array(column)[None] for column in zip(*units, strict=True)))
+    assert {row["usable"]: row["units"] for row in channel_rows if row["units"]} == {n: names.count(n) for n in names}

@@ -1,4 +1,4 @@
-"""Bad input is a named error, never a shifted value."""
+"""Bad input raises a specific error and never shifts a value."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ IDS = list(retokenize("ab c", A).ids)
 TRACE = [-1.0, -2.0, -3.0]
 
 
-def align(text: str = "ab c", ids: Any = IDS, trace: Any = TRACE, source: Any = A, target: Any = B, **more: Any) -> Any:
-    return align_logprobs(text, ids, trace, source, target, **more)
+def align(
+    text: str = "ab c", ids: Any = IDS, trace: Any = TRACE, source: Any = A, target: Any = B, **kwargs: Any
+) -> Any:
+    return align_logprobs(text, ids, trace, source, target, **kwargs)
 
 
-def test_good_input_is_taken_as_lists_and_arrays() -> None:
+def test_lists_and_arrays_are_accepted() -> None:
     assert align().logprobs.tolist() == [-0.5, -0.5, -2.0, -3.0]
     assert align(ids=np.array(IDS), trace=np.array(TRACE, dtype=np.float32)).logprobs.tolist() == [
         -0.5,
@@ -33,7 +35,7 @@ def test_good_input_is_taken_as_lists_and_arrays() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 100_000])
-def test_an_id_outside_the_vocabulary(bad: int) -> None:
+def test_token_id_outside_the_vocabulary_is_rejected(bad: int) -> None:
     with pytest.raises(TokenError, match=rf"token id {bad} at position 1 is not in the vocabulary \(ids 0 to 257\)"):
         align(ids=[IDS[0], bad, IDS[2]])
     with pytest.raises(TokenError, match=f"token id {bad} at position 0"):
@@ -43,24 +45,24 @@ def test_an_id_outside_the_vocabulary(bad: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [[1.5, 2.0, 3.0], ["a", "b", "c"], [[1, 2, 3]], [True, False, True]])
-def test_ids_that_are_no_flat_list_of_integers(bad: Any) -> None:
+def test_ids_must_be_a_flat_list_of_integers(bad: Any) -> None:
     with pytest.raises(TokenError, match="expected a flat list of integers"):
         align(ids=bad)
 
 
 @pytest.mark.parametrize("bad", [[], [-1.0, -2.0], [-1.0] * 4, [[-1.0, -2.0, -3.0]], ["a", "b", "c"], [None, 1, [2]]])
-def test_a_trace_that_is_not_one_number_a_token(bad: Any) -> None:
+def test_trace_must_have_one_number_per_token(bad: Any) -> None:
     with pytest.raises(TraceError, match="log-probs"):
         align(trace=bad)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_log_prob_that_is_no_number(bad: float) -> None:
+def test_logprobs_must_be_numbers(bad: float) -> None:
     with pytest.raises(TraceError, match="at position 1, expected a number"):
         align(trace=[-1.0, bad, -3.0])
 
 
-def test_a_text_that_the_ids_do_not_decode_to() -> None:
+def test_text_must_match_the_decoded_ids() -> None:
     with pytest.raises(TextMismatchError, match="at character 3 they give 'c', expected 'd'"):
         align(text="ab d")
     with pytest.raises(TextMismatchError, match="at character 4 they give '', expected '!'"):
@@ -69,12 +71,12 @@ def test_a_text_that_the_ids_do_not_decode_to() -> None:
         align(target_ids=retokenize("x", B).ids)
     with pytest.raises(TextMismatchError):
         token_offsets(IDS, A, "other")
-    pieces = sentencepiece_like()  # its decoder strips a blank, and nothing else
+    pieces = sentencepiece_like()  # its decoder strips one space and nothing else
     with pytest.raises(TextMismatchError, match="at character 0 they give 'xso', expected 'so'"):
         token_offsets(retokenize("xso", pieces).ids, pieces, "so")
 
 
-def test_half_a_character() -> None:
+def test_lone_surrogate_is_rejected() -> None:
     with pytest.raises(TextMismatchError, match="lone surrogate at character 1"):
         align(text="a\ud800")
     with pytest.raises(TextMismatchError, match="lone surrogate"):
@@ -82,7 +84,7 @@ def test_half_a_character() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "message"),
+    ("option", "message"),
     [
         ({"anchor": "sentence"}, "anchor: found 'sentence', expected one of: paper, paper-fallback, word, span, char"),
         ({"unit": "line"}, "unit: found 'line', expected one of: auto, word, char"),
@@ -90,13 +92,13 @@ def test_half_a_character() -> None:
         ({"bound": np.nan}, "bound: found nan, expected a number above 0"),
     ],
 )
-def test_a_choice_that_is_none(choice: Any, message: str) -> None:
+def test_invalid_option_is_rejected(option: Any, message: str) -> None:
     with pytest.raises(AlignmentError, match=message):
-        align(**choice)
+        align(**option)
 
 
 class Slow:
-    """Tokenizer as one written in Python looks from outside."""
+    """Stand-in for a slow (pure-Python) tokenizer."""
 
     is_fast = False
     name_or_path = "old-model"
@@ -106,12 +108,12 @@ class Slow:
         return 3
 
 
-def test_a_slow_tokenizer() -> None:
+def test_slow_tokenizer_is_rejected() -> None:
     with pytest.raises(TokenizerError, match=r"'old-model' is slow \(Slow\), expected a fast one"):
         align(source=Slow())
 
 
-def test_a_decoder_that_is_not_known() -> None:
+def test_unsupported_decoder_is_rejected() -> None:
     plain = Tokenizer(models.WordLevel({"a": 0, "##b": 1}, unk_token="a"))
     for decoder in (None, decoders.WordPiece(), decoders.BPEDecoder()):
         if decoder is not None:
@@ -122,14 +124,14 @@ def test_a_decoder_that_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("step", [decoders.Strip(" ", 1, 0), decoders.Replace("h", "H"), decoders.ByteFallback()])
-def test_a_step_before_a_byte_level_that_changes_tokens(step: Any) -> None:
-    tokenizer = byte_bpe("<·0", "<0·x", "<0x·4", "<0x4·1", "<0x41·>")  # a token that a byte fallback reads as "A"
+def test_decoder_step_that_changes_tokens_before_byte_level_is_rejected(step: Any) -> None:
+    tokenizer = byte_bpe("<·0", "<0·x", "<0x·4", "<0x4·1", "<0x41·>")  # ByteFallback decodes the last one to "A"
     tokenizer.backend_tokenizer.decoder = decoders.Sequence([step, decoders.ByteLevel()])
     with pytest.raises(TokenizerError, match="after steps that change none of its tokens"):
         token_offsets([1], tokenizer)
 
 
-def test_a_decoder_that_is_known_by_name_but_reads_otherwise() -> None:
+def test_decoder_with_a_known_name_but_other_output_is_rejected() -> None:
     class Odd(PreTrainedTokenizerFast):  # type: ignore[misc]
         def decode(self, *args: Any, **kwargs: Any) -> str:
             return str(super().decode(*args, **kwargs)).upper()
@@ -138,14 +140,14 @@ def test_a_decoder_that_is_known_by_name_but_reads_otherwise() -> None:
         token_offsets([1], Odd(tokenizer_object=A.backend_tokenizer))
 
 
-def test_no_end_of_sequence_token_where_one_is_needed() -> None:
+def test_eos_token_is_required_only_for_ended_responses() -> None:
     endless = PreTrainedTokenizerFast(tokenizer_object=B.backend_tokenizer)
     assert align(target=endless).covered.all()
     with pytest.raises(TokenizerError, match="no end-of-sequence token"):
         align(ids=[*IDS, A.eos_token_id], trace=[*TRACE, -1.0], target=endless)
 
 
-def test_a_batch_names_the_row_and_the_list() -> None:
+def test_batch_errors_name_the_row_and_the_argument() -> None:
     with pytest.raises(TraceError) as caught:
         align_batch(["ab c", "ab c"], [IDS, IDS], [TRACE, [-1.0]], A, B)
     assert caught.value.__notes__ == ["in row 1 of the batch"]
@@ -156,7 +158,7 @@ def test_a_batch_names_the_row_and_the_list() -> None:
     assert caught.value.__notes__ == ["in row 1 of the batch"]
 
 
-def test_an_empty_batch_and_an_empty_response() -> None:
+def test_empty_batch_and_empty_response() -> None:
     assert align_batch([], [], [], A, B).logprobs.shape == (0, 0)
     empty = align("", [], [])
     assert (empty.target_ids, empty.residual, empty.groups) == ((), 0.0, ())
@@ -164,9 +166,9 @@ def test_an_empty_batch_and_an_empty_response() -> None:
     assert batch.tokens.sum(axis=1).tolist() == [0, 4]
 
 
-def test_a_tokenizer_set_up_to_truncate_does_not_cut_a_text() -> None:
+def test_truncation_settings_of_the_tokenizer_are_ignored() -> None:
     tokenizer = sentencepiece_like()
-    whole = retokenize("Once upon a time", tokenizer).ids
+    full = retokenize("Once upon a time", tokenizer).ids
     tokenizer("Once upon a time", truncation=True, max_length=2)
     assert tokenizer.backend_tokenizer.truncation is not None
-    assert retokenize("Once upon a time", tokenizer).ids == whole
+    assert retokenize("Once upon a time", tokenizer).ids == full

@@ -1,4 +1,4 @@
-"""Anchor `paper` against an independent transcription of the paper's three algorithms."""
+"""Anchor `paper` compared with an independent transcription of the paper's three algorithms."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def assert_equal(text: str, source: Any, target: Any, rng: random.Random, ended:
     aligned = align_logprobs(text, ids, logprobs, source, target, anchor="paper")
     expected = transcribed_align(text, logprobs, len(aligned.target_ids), source, target)
     results = [IGNORE if math.isnan(value) else value for value in aligned.logprobs.tolist()]
-    assert results == expected  # to the last bit
+    assert results == expected  # bit for bit
     return sum(value != IGNORE for value in results)
 
 
@@ -100,20 +100,20 @@ def assert_equal(text: str, source: Any, target: Any, rng: random.Random, ended:
 @pytest.mark.parametrize("target", ALL)
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(text=any_text, seed=st.integers(0, 99), ended=st.booleans())
-def test_the_anchor_paper_is_the_paper_s_algorithm_to_the_last_bit(
+def test_anchor_paper_equals_the_papers_algorithm_bit_for_bit(
     source: str, target: str, text: str, seed: int, ended: bool
 ) -> None:
     assert_equal(text, any_tokenizer(source), any_tokenizer(target), random.Random(seed), ended)
 
 
-def test_on_math_solutions_too(real_data: Path) -> None:
+def test_anchor_paper_equals_the_papers_algorithm_on_math_solutions(real_data: Path) -> None:
     lines = (real_data / "math" / "math500.jsonl").read_text().splitlines()[:40]
     rng = random.Random(0)
     for line in lines:
         assert assert_equal(json.loads(line)["solution"], real("qwen3"), real("llama3"), rng, True) > 10
 
 
-def test_word_spans_are_the_paper_s() -> None:
+def test_word_spans_equal_the_papers() -> None:
     for text in TEXTS:
         assert word_spans(text, "word") == transcribed_word_spans(text)
     assert word_spans(" ab  c\n") == [(1, 3), (5, 6)]
@@ -124,21 +124,21 @@ def test_word_spans_are_the_paper_s() -> None:
         word_spans("a", "line")  # type: ignore[arg-type]
 
 
-def test_the_paper_s_map_drifts_where_ours_does_not() -> None:
-    r"""`a.\nb`: `.\n` is one token of the whole text but two across words, so the map is off by one from there."""
+def test_papers_map_drifts_where_span_does_not() -> None:
+    r"""In `a.\nb`, `.\n` is one token of the full text but two across words, so the map is off by one after it."""
     source, target = byte_bpe(".·Ċ"), byte_bpe()
     ids = retokenize("a.\nb c", source).ids
-    assert len(ids) == 5  # a | .\n | b | blank | c
+    assert len(ids) == 5  # a | .\n | b | space | c
     logprobs = [-1.0, -2.0, -4.0, -8.0, -16.0]
     paper = align_logprobs("a.\nb c", ids, logprobs, source, target, anchor="paper")
-    # the paper's segments "a." "\nb" " c" count 2, 2 and 2 tokens: cut to five, words 0 0 1 1 2 for a .\n b blank c
+    # the paper's segments "a." "\nb" " c" have 2 tokens each; cut to five, the words are 0 0 1 1 2 for a .\n b space c
     assert paper.logprobs.tolist() == [-1.5, -1.5, -6.0, -6.0, -8.0, -8.0]
     span = align_logprobs("a.\nb c", ids, logprobs, source, target, anchor="span")
     assert span.logprobs.tolist() == [-1.0, -1.0, -1.0, -4.0, -8.0, -16.0]
 
 
-def test_the_paper_s_edges() -> None:
-    """Leading and trailing whitespace, and the end, are outside its map: their mass is in the residual."""
+def test_papers_map_excludes_outer_whitespace_and_eos() -> None:
+    """The mass of leading and trailing whitespace and of EOS is in the residual."""
     tokenizer = byte_bpe()
     eos = tokenizer.eos_token_id
     ids = [*retokenize(" ab ", tokenizer).ids, eos]
@@ -149,18 +149,18 @@ def test_the_paper_s_edges() -> None:
     assert aligned.mismatched == 3
 
 
-def test_the_fallback_is_the_paper_s_map_where_no_token_straddles_and_words_where_one_does() -> None:
+def test_paper_fallback_is_word_where_a_token_straddles_and_paper_elsewhere() -> None:
     tokenizer = byte_bpe(".·Ċ")  # `.\n` is one token, across two words
     for text, straddles in (("a b c", False), ("a.\nb c", True)):
         ids = list(retokenize(text, tokenizer).ids)
         built = [token for part in re.findall(r"\s*\S+", text) for token in tokenizer.encode(part)]
-        assert (built != ids) == straddles  # the premise, without our code
+        assert (built != ids) == straddles  # the premise, computed without the package
         logprobs = [-1.5 - n for n in range(len(ids))]
         aligned = {
             anchor: align_logprobs(text, ids, logprobs, tokenizer, tokenizer, anchor=anchor)  # type: ignore[arg-type]
             for anchor in ("paper", "paper-fallback", "word")
         }
-        same = "word" if straddles else "paper"
-        assert aligned["paper-fallback"].logprobs.tolist() == aligned[same].logprobs.tolist()
+        expected = "word" if straddles else "paper"
+        assert aligned["paper-fallback"].logprobs.tolist() == aligned[expected].logprobs.tolist()
         assert aligned["paper-fallback"].anchor == "paper-fallback"
     assert aligned["paper"].logprobs.tolist() != aligned["word"].logprobs.tolist()

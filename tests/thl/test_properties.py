@@ -1,4 +1,4 @@
-"""Properties of an alignment, for every pair of tokenizers, over texts of many scripts, canonical ids and others."""
+"""Properties of alignments for every pair of tokenizers, on texts in many scripts, with canonical and other ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mutualrl.thl import (
     token_offsets,
     word_spans,
 )
-from thl_tokenizers import ALL, CHANGING, any_tokenizer, independent_bytes, resplit, vocabulary_of
+from thl_tokenizers import ALL, LOSSY, any_tokenizer, independent_bytes, resplit, vocabulary_of
 
 TEXTS = (
     "",
@@ -56,7 +56,7 @@ def pair_name(pair: tuple[str, str]) -> str:
 
 
 class Case:
-    """Response of the source: its ids (canonical, or split at random), their text, log-probs; the target's ids."""
+    """Response of the source: ids (canonical or re-split at random), text and log-probs; and the target's ids."""
 
     def __init__(self, pair: tuple[str, str], text: str, seed: int) -> None:
         self.source, self.target = map(any_tokenizer, pair)
@@ -71,14 +71,14 @@ class Case:
         target_ids = list(retokenized.ids)
         self.target_ids = resplit(target_ids, self.target, rng) if retokenized.exact and seed % 4 > 1 else None
 
-    def align(self, anchor: str, **more: Any) -> Any:
+    def align(self, anchor: str, **kwargs: Any) -> Any:
         if self.target_ids is not None:
-            more.setdefault("target_ids", self.target_ids)
-        return align_logprobs(self.text, self.ids, self.logprobs, self.source, self.target, anchor=anchor, **more)
+            kwargs.setdefault("target_ids", self.target_ids)
+        return align_logprobs(self.text, self.ids, self.logprobs, self.source, self.target, anchor=anchor, **kwargs)
 
 
 def byte_ends(ids: Any, tokenizer: Any, text: str) -> list[int]:
-    """Return byte where each token ends, worked out apart from the library; the blank that a decoder strips is not
+    """Return the byte at which each token ends, computed without the package; the space that a decoder strips is not
     counted."""
     ends = list(accumulate(len(independent_bytes(i, tokenizer)) for i in ids))
     extra = (ends[-1] if ends else 0) - len(text.encode())
@@ -86,8 +86,8 @@ def byte_ends(ids: Any, tokenizer: Any, text: str) -> list[int]:
     return [max(0, end - extra) for end in ends]
 
 
-def running(ends: list[int], values: Any) -> dict[int, float]:
-    """Return the sum of the values of all tokens up to a byte, at each byte where one ends."""
+def cumulative(ends: list[int], values: Any) -> dict[int, float]:
+    """Map the byte at which each token ends to the sum of all values up to it."""
     return dict(zip(ends, np.cumsum(values).tolist(), strict=True))
 
 
@@ -104,7 +104,7 @@ quick = settings(max_examples=6, deadline=None, suppress_health_check=[HealthChe
 @example(text=TEXTS[3] + TEXTS[6], seed=0)
 @example(text=TEXTS[4] + TEXTS[10], seed=3)
 @example(text=TEXTS[11] + TEXTS[5], seed=2)
-def test_mass_is_conserved_and_placed_where_it_was(pair: tuple[str, str], text: str, seed: int) -> None:
+def test_mass_is_conserved_and_keeps_its_position(pair: tuple[str, str], text: str, seed: int) -> None:
     case = Case(pair, text, seed)
     total = sum(case.logprobs)
     for anchor in ANCHORS:
@@ -118,8 +118,8 @@ def test_mass_is_conserved_and_placed_where_it_was(pair: tuple[str, str], text: 
         assert aligned.residual == 0.0
         assert aligned.mismatched == 0
         assert aligned.covered.all()
-        before = running(byte_ends(case.ids, case.source, case.text), case.logprobs)
-        after = running(byte_ends(aligned.target_ids, case.target, case.text), aligned.logprobs)
+        before = cumulative(byte_ends(case.ids, case.source, case.text), case.logprobs)
+        after = cumulative(byte_ends(aligned.target_ids, case.target, case.text), aligned.logprobs)
         shared = set(before) & set(after)
         if anchor != "span":
             unit = r"\S" if anchor == "char" or has_cjk(case.text) else r"\S+"
@@ -130,10 +130,10 @@ def test_mass_is_conserved_and_placed_where_it_was(pair: tuple[str, str], text: 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 @quick
 @given(head=any_text, tails=st.tuples(any_text, any_text), seed=st.integers(0, 7))
-def test_a_change_behind_a_closed_group_moves_nothing_before_it(
+def test_changing_the_tail_leaves_values_before_a_closed_group_unchanged(
     pair: tuple[str, str], head: str, tails: tuple[str, str], seed: int
 ) -> None:
-    """The earlier ids of both sides stay as they are; under `word` a word's end closes it when a blank follows."""
+    """Earlier ids of both sides are unchanged; under `word`, a group closes at a word's end if whitespace follows."""
     case = Case(pair, head, seed)
     target_ids = list(retokenize(case.text, case.target).ids)
     if not case.exact:
@@ -141,9 +141,9 @@ def test_a_change_behind_a_closed_group_moves_nothing_before_it(
     for anchor in ("span", "word"):
         values = []
         for tail in tails:
-            behind = "" if anchor == "span" else " "
-            more_source, more_target = (list(retokenize(behind + tail, t).ids) for t in (case.source, case.target))
-            text = case.text + behind + tail
+            separator = "" if anchor == "span" else " "
+            more_source, more_target = (list(retokenize(separator + tail, t).ids) for t in (case.source, case.target))
+            text = case.text + separator + tail
             source_ids, all_target = case.ids + more_source, target_ids + more_target
             if decode_completion(source_ids, case.source) != text or decode_completion(all_target, case.target) != text:
                 return
@@ -165,7 +165,7 @@ def test_a_change_behind_a_closed_group_moves_nothing_before_it(
 @pytest.mark.parametrize("name", ALL)
 @settings(quick, max_examples=30)
 @given(text=any_text, seed=st.integers(0, 7), ended=st.booleans())
-def test_the_same_ids_on_both_sides_are_the_identity(name: str, text: str, seed: int, ended: bool) -> None:
+def test_same_ids_on_both_sides_give_the_identity(name: str, text: str, seed: int, ended: bool) -> None:
     case = Case((name, name), text, seed)
     ids = [*case.ids, case.source.eos_token_id] if ended else case.ids
     logprobs = [*case.logprobs, -0.5] if ended else case.logprobs
@@ -174,12 +174,12 @@ def test_the_same_ids_on_both_sides_are_the_identity(name: str, text: str, seed:
     words = align_logprobs(case.text, ids, logprobs, case.source, case.source, target_ids=ids, anchor="word")
     ends = byte_ends(ids, case.source, case.text)
     at_words = {len(case.text[:end].encode()) for _, end in word_spans(case.text)} & set(ends)
-    before, after = running(ends, logprobs), running(ends, words.logprobs)
+    before, after = cumulative(ends, logprobs), cumulative(ends, words.logprobs)
     assert all(close(before[byte], after[byte], sum(logprobs)) for byte in at_words)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
-def test_an_end_goes_to_the_end_and_is_never_added(pair: tuple[str, str]) -> None:
+def test_eos_maps_to_eos_and_is_never_added(pair: tuple[str, str]) -> None:
     case = Case(pair, "So it is 42.", 0)
     eos, target_eos = case.source.eos_token_id, case.target.eos_token_id
     for anchor in ("span", "word", "char"):
@@ -201,7 +201,7 @@ def test_an_end_goes_to_the_end_and_is_never_added(pair: tuple[str, str]) -> Non
 @pytest.mark.parametrize("name", ALL)
 @settings(quick, max_examples=30)
 @given(text=any_text, seed=st.integers(0, 7))
-def test_offsets_partition_the_text_and_equal_those_worked_out_apart(name: str, text: str, seed: int) -> None:
+def test_offsets_partition_the_text_and_equal_independent_ones(name: str, text: str, seed: int) -> None:
     case = Case((name, name), text, seed)
     offsets = token_offsets(case.ids, case.source, case.text)
     assert offsets[:, 1].tolist() == byte_ends(case.ids, case.source, case.text)
@@ -212,19 +212,17 @@ def test_offsets_partition_the_text_and_equal_those_worked_out_apart(name: str, 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_name)
 @settings(quick, max_examples=3)
 @given(texts=st.lists(any_text, min_size=1, max_size=3), seed=st.integers(0, 7))
-def test_the_batched_form_is_the_single_one_padded_and_filled(
-    pair: tuple[str, str], texts: list[str], seed: int
-) -> None:
+def test_batch_equals_single_alignments_padded_and_filled(pair: tuple[str, str], texts: list[str], seed: int) -> None:
     cases = [Case(pair, text, seed + i) for i, text in enumerate(texts)]
     singles = [case.align("span", target_ids=None) for case in cases]
-    own = [[-0.25] * len(single.target_ids) for single in singles]
+    learner_logprobs = [[-0.25] * len(single.target_ids) for single in singles]
     batch = align_batch(
         [c.text for c in cases],
         [c.ids for c in cases],
         [c.logprobs for c in cases],
         cases[0].source,
         cases[0].target,
-        own_logprobs=own,
+        own_logprobs=learner_logprobs,
         anchor="span",
         pad_id=7,
     )
@@ -239,7 +237,7 @@ def test_the_batched_form_is_the_single_one_padded_and_filled(
         assert batch.residual[row] == single.residual
 
 
-@pytest.mark.parametrize("name", CHANGING)
-def test_a_tokenizer_that_changes_text_is_seen_in_the_texts_of_this_module(name: str) -> None:
-    """Else the branch for such tokenizers would not be under test above."""
+@pytest.mark.parametrize("name", LOSSY)
+def test_texts_of_this_module_exercise_every_lossy_tokenizer(name: str) -> None:
+    """Otherwise the branch for such tokenizers would not be tested above."""
     assert not all(retokenize(text, any_tokenizer(name)).exact for text in TEXTS)

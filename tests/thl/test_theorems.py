@@ -1,4 +1,4 @@
-"""Identities that the paper proves for THL, on real alignments; one test each, named after the theorem."""
+"""Theorems of the paper about THL, checked on real alignments; each test is named after its theorem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mutualrl.thl import (
     retokenize,
     second_moment_bound,
 )
-from thl_tokenizers import own, sentencepiece_like
+from thl_tokenizers import sentencepiece_like, synthetic
 
 SENTENCES = [
     "So \\boxed{42} it is.\n",
@@ -42,15 +42,15 @@ PAIRS = [
 ]
 
 
-Shape = Callable[..., Alignment]
+Align = Callable[..., Alignment]
 
 
-def cases() -> list[tuple[np.ndarray, Shape]]:
-    """Return traces, each with what aligns it: with and without an end, with a special token inside, with changed
-    text."""
+def cases() -> list[tuple[np.ndarray, Align]]:
+    """Return traces, each with the function that aligns it: with and without EOS, with a special token inside, with
+    changed text."""
     rng = random.Random(0)
-    results: list[tuple[np.ndarray, Shape]] = []
-    for source, target in [(own(a), own(b)) for a, b in PAIRS]:
+    results: list[tuple[np.ndarray, Align]] = []
+    for source, target in [(synthetic(a), synthetic(b)) for a, b in PAIRS]:
         for number, sentence in enumerate(SENTENCES):
             ids = list(retokenize(sentence, source).ids)
             if number % 3 == 0:
@@ -60,16 +60,16 @@ def cases() -> list[tuple[np.ndarray, Shape]]:
             text = decode_completion(ids, source)
             trace = -np.array([rng.expovariate(0.5) for _ in ids])
 
-            def shape(trace: np.ndarray, text=text, ids=ids, source=source, target=target, **keys: Any) -> Alignment:  # type: ignore[no-untyped-def]
-                return align_logprobs(text, ids, trace, source, target, **keys)
+            def align(trace: np.ndarray, text=text, ids=ids, source=source, target=target, **kwargs: Any) -> Alignment:  # type: ignore[no-untyped-def]
+                return align_logprobs(text, ids, trace, source, target, **kwargs)
 
-            results.append((trace, shape))
+            results.append((trace, align))
     return results
 
 
 def alignments() -> list[tuple[np.ndarray, Alignment]]:
     """Return traces and their alignments under every anchor."""
-    return [(trace, shape(trace, anchor=anchor)) for trace, shape in cases() for anchor in ANCHORS]
+    return [(trace, align(trace, anchor=anchor)) for trace, align in cases() for anchor in ANCHORS]
 
 
 def aligned_sum(alignment: Alignment) -> float:
@@ -110,38 +110,38 @@ def test_thl_ratio_envelope() -> None:
 
 
 def bandit() -> tuple[Any, ...]:
-    """Return a learner and a peer on one prompt, whose responses are texts of real tokenizers.
+    """Return a learner and a peer on one prompt; the responses are texts of real tokenizers.
 
     mu: the peer's probabilities; each trace is scaled so that its log-probs sum to log mu. rho = pi / mu; rho~ divides
-    pi by what the alignment gives the learner's tokens, so that only `residual` ties it to the bounds.
+    pi by the aligned probability of the learner's tokens, so only `residual` relates it to the bounds.
     """
     rng = np.random.default_rng(2)
-    drawn = cases()
-    mu = rng.dirichlet(np.full(len(drawn), 5.0))
-    pi = mu * np.exp(rng.normal(0, 0.7, len(drawn)))
+    responses = cases()
+    mu = rng.dirichlet(np.full(len(responses), 5.0))
+    pi = mu * np.exp(rng.normal(0, 0.7, len(responses)))
     pi /= pi.sum()
     sums, residuals = [], []
-    for probability, (trace, shape) in zip(mu, drawn, strict=True):
-        aligned = shape(trace * math.log(probability) / trace.sum())
+    for probability, (trace, align) in zip(mu, responses, strict=True):
+        aligned = align(trace * math.log(probability) / trace.sum())
         sums.append(aligned_sum(aligned))
         residuals.append(aligned.residual)
     advantages = rng.uniform(-2, 2, len(mu))
     scores = rng.normal(size=(len(mu), 5))
     assert min(residuals) < 0
-    ratio, moved = pi / mu, pi / np.exp(sums)
-    assert not np.allclose(ratio, moved)
-    return mu, ratio, moved, advantages[:, None] * scores, advantages, scores, np.array(residuals)
+    ratio, aligned_ratio = pi / mu, pi / np.exp(sums)
+    assert not np.allclose(ratio, aligned_ratio)
+    return mu, ratio, aligned_ratio, advantages[:, None] * scores, advantages, scores, np.array(residuals)
 
 
 def test_prp_clipped_bias_under_thl() -> None:
     """Theorem "PRP bias-variance decomposition": |g_clip,THL - g_clip| <= A_max G (exp(delta_bar) - 1)."""
     mu, ratio, aligned, h, advantages, scores, residuals = bandit()
     for epsilon in (0.1, 0.2, 0.5):
-        moved = (mu * (np.clip(aligned, 1 - epsilon, 1 + epsilon) - np.clip(ratio, 1 - epsilon, 1 + epsilon))) @ h
+        difference = (mu * (np.clip(aligned, 1 - epsilon, 1 + epsilon) - np.clip(ratio, 1 - epsilon, 1 + epsilon))) @ h
         limit = clipped_bias_bound(
             np.abs(residuals).max(), np.abs(advantages).max(), np.linalg.norm(scores, axis=1).max()
         )
-        assert 0 < np.linalg.norm(moved) <= limit
+        assert 0 < np.linalg.norm(difference) <= limit
 
 
 def test_prp_second_moment_under_thl() -> None:
@@ -158,8 +158,8 @@ def test_prp_second_moment_under_thl() -> None:
 
 
 def test_refinement_preserves_every_word() -> None:
-    """The same theorem, last display: with C_w > 0 the target tokens of a word carry the source's mass of it."""
-    source, target = own("ada"), sentencepiece_like()
+    """The same theorem, last display: with C_w > 0 the target tokens of a word carry the word's source mass."""
+    source, target = synthetic("ada"), sentencepiece_like()
     text = "So it is 42 as well"
     ids = retokenize(text, source).ids
     trace = -np.arange(1.0, len(ids) + 1)

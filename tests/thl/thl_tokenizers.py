@@ -1,4 +1,4 @@
-"""Tokenizers that the THL tests share: made by hand, trained on the spot, and real ones where they are at hand."""
+"""Tokenizers shared by the THL tests: built by hand, trained here, and real ones where their files exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BYTES = [f"<0x{i:02X}>" for i in range(256)]
 
 
 def byte_bpe(*merges: str, add_prefix_space: bool = False) -> Any:
-    """Return a byte-level BPE with just these merges, each written as its two parts with a dot between, in bytes'
+    """Return a byte-level BPE with these merges only, each written as two parts separated by a dot, in GPT-2's byte
     alphabet."""
     alphabet = sorted(bytes_to_unicode().values())
     pairs = [tuple(merge.split("·")) for merge in merges]
@@ -43,7 +43,7 @@ def byte_bpe(*merges: str, add_prefix_space: bool = False) -> Any:
 
 
 def byte_level_from_gguf() -> Any:
-    """Return a byte-level BPE with the decoder that transformers gives one that it reads from a GGUF file."""
+    """Return a byte-level BPE with the decoder that transformers builds for one read from a GGUF file."""
     tokenizer = build_tokenizer(POLICIES["bob"])
     steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
     tokenizer.backend_tokenizer.decoder = decoders.Sequence(steps)
@@ -58,7 +58,7 @@ def _wrapped(tokenizer: Tokenizer) -> Any:
 
 @cache
 def sentencepiece_like(normalizer: str = "") -> Any:
-    """Return a metaspace BPE with byte fallback, as SentencePiece models look after conversion."""
+    """Return a metaspace BPE with byte fallback, like a converted SentencePiece model."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     if normalizer == "Doubled":
         tokenizer.normalizer = normalizers.Replace("t", "tt")
@@ -86,7 +86,7 @@ def _with_bytes(tokenizer: Tokenizer) -> Tokenizer:
 
 @cache
 def unigram(byte_fallback: bool = True) -> Any:
-    """Return a Unigram model with metaspaces, with a byte fallback or with <unk> for what it lacks."""
+    """Return a Unigram model with metaspaces, with byte fallback or <unk> for unknown characters."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -102,8 +102,8 @@ def unigram(byte_fallback: bool = True) -> Any:
 
 
 @cache
-def own(name: str) -> Any:
-    """Return a tokenizer that needs no file: the embedded pool's two, or one of the SentencePiece kind."""
+def synthetic(name: str) -> Any:
+    """Return a tokenizer that needs no file: one of the embedded pool, or one built here."""
     if name in POLICIES:
         return build_tokenizer(POLICIES[name])
     kinds = {
@@ -117,25 +117,25 @@ def own(name: str) -> Any:
     return kinds[name]()
 
 
-OWN = ("ada", "bob", "gguf", "sentencepiece", "unigram")
-CHANGING = ("unigram-unk", "lowercase", "nfc")
+SYNTHETIC = ("ada", "bob", "gguf", "sentencepiece", "unigram")
+LOSSY = ("unigram-unk", "lowercase", "nfc")
 REAL = ("qwen2.5", "qwen3", "llama3", "mistral-tekken-240911", "phi4-mini-style", "gpt2")
 REAL_MODELS = ("stories260K", "babyllama-tok361")
 
 
 @cache
 def real(name: str, root: Path = REAL_DATA) -> Any:
-    """Return a real tokenizer of the data beside the repository."""
+    """Return a real tokenizer from the data directory beside the repository."""
     return load_tokenizer(str(root / ("models" if name in REAL_MODELS else "tokenizers") / name))
 
 
 def any_tokenizer(name: str) -> Any:
     """Return one of this module's tokenizers by name."""
-    return real(name) if name in REAL + REAL_MODELS else own(name)
+    return real(name) if name in REAL + REAL_MODELS else synthetic(name)
 
 
-#: all that can be had here: those made on the spot, and the real ones where the data is
-ALL = (*OWN, *CHANGING, *((*REAL, *REAL_MODELS) if REAL_DATA.is_dir() else ()))
+#: every available tokenizer: the synthetic ones, and the real ones where the data exists
+ALL = (*SYNTHETIC, *LOSSY, *((*REAL, *REAL_MODELS) if REAL_DATA.is_dir() else ()))
 
 _TO_BYTE = {character: byte for byte, character in bytes_to_unicode().items()}
 
@@ -154,7 +154,7 @@ def _kind(tokenizer: Any) -> str:
 
 
 def independent_bytes(token: int, tokenizer: Any) -> bytes:
-    """Return bytes of a token, worked out apart from the library: GPT-2's alphabet, metaspaces, byte tokens."""
+    """Return the bytes of a token, computed without the package: GPT-2's alphabet, metaspaces, byte tokens."""
     _, pieces, controls = vocabulary_of(tokenizer)
     piece = pieces[token]
     if token in controls:
@@ -167,7 +167,7 @@ def independent_bytes(token: int, tokenizer: Any) -> bytes:
 
 
 def resplit(ids: Sequence[int], tokenizer: Any, rng: random.Random, chance: float = 0.3) -> list[int]:
-    """Return the same text in other tokens: some are split, where the vocabulary allows, down to single bytes."""
+    """Return other ids of the same text: some tokens are split, where the vocabulary allows, down to single bytes."""
     known, pieces, _ = vocabulary_of(tokenizer)
     result: list[int] = []
     for token in ids:

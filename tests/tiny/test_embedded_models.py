@@ -1,9 +1,8 @@
-"""Shipped weights are what the script makes, within the spread that another order of summation gives.
+"""The script reproduces the shipped weights, within the spread caused by another order of summation.
 
-Measured: from weights that differ by 1e-7, or on another kind of CPU, `bob` ends 1.4 to 4.5 % away (relative norm), its
-held-out NLL within .02 nats for the skill that it was taught and within .15 for the other, on which it has little to go
-by. `ada`, trained for longer, ends 29 % away and within .2 nats. An untrained model is 100 % away or more, and its NLL
-4 nats.
+Measured: from weights that differ by 1e-7, or on another type of CPU, `bob` ends 1.4 to 4.5 % away (relative norm), its
+held-out NLL within .02 nats for its own skill and within .15 for the other, for which it has little training data.
+`ada`, trained longer, ends 29 % away and within .2 nats. An untrained model is at least 100 % and 4 nats away.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ EXAMPLES = {
 
 
 def flat(directory: Path) -> torch.Tensor:
-    """Return all weights in one vector, by name."""
+    """Concatenate all weights, sorted by name."""
     return torch.cat([tensor.flatten() for _, tensor in sorted(load_file(directory / "model.safetensors").items())])
 
 
 def held_out_nll(directory: Path, skill: str) -> float:
-    """Return the mean NLL per token of the correct solutions of held-out problems, nats: of an operation, or of
-    countdown in a style."""
+    """Return the mean NLL per token, in nats, of correct solutions of held-out problems: of an arithmetic operation or a
+    countdown style."""
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     ids, labels = batch(EXAMPLES[skill], tokenizer)
@@ -51,13 +50,13 @@ def held_out_nll(directory: Path, skill: str) -> float:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_shipped_tokenizer_is_what_the_script_makes_byte_for_byte(name: str, tmp_path: Path) -> None:
+def test_script_reproduces_the_shipped_tokenizer_byte_for_byte(name: str, tmp_path: Path) -> None:
     build_tokenizer(POLICIES[name]).save_pretrained(tmp_path)
     assert (tmp_path / "tokenizer.json").read_bytes() == (path_of(name) / "tokenizer.json").read_bytes()
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_shipped_model_is_strong_at_its_own_skill_only_as_far_as_its_spec_says(name: str) -> None:
+def test_shipped_model_has_the_strengths_of_its_spec(name: str) -> None:
     warm_up = POLICIES[name].warm_up
     if isinstance(warm_up, Countdown):
         strong, weak, alike = warm_up.style, "mirrored" if warm_up.style == "solution" else "solution", False
@@ -69,23 +68,23 @@ def test_a_shipped_model_is_strong_at_its_own_skill_only_as_far_as_its_spec_says
 
 
 @pytest.mark.slow
-def test_shipped_weights_are_what_the_script_makes(tmp_path: Path) -> None:
-    name, weights, nats = "bob", 0.2, {"*": 0.1, "+": 0.4}
+def test_script_reproduces_the_shipped_weights(tmp_path: Path) -> None:
+    name, weight_tolerance, nll_tolerances = "bob", 0.2, {"*": 0.1, "+": 0.4}
     main([str(tmp_path), name])
     shipped, created = path_of(name), tmp_path / name
     tokenizer = build_tokenizer(POLICIES[name])
     for part in (build_model(POLICIES[name], tokenizer), tokenizer):
         part.save_pretrained(tmp_path / "untrained")
     size = flat(shipped).norm()
-    assert (flat(created) - flat(shipped)).norm() / size < weights
-    assert (flat(tmp_path / "untrained") - flat(shipped)).norm() / size > weights, "the tolerance tells nothing"
-    for skill, tolerance in nats.items():
+    assert (flat(created) - flat(shipped)).norm() / size < weight_tolerance
+    assert (flat(tmp_path / "untrained") - flat(shipped)).norm() / size > weight_tolerance, "the tolerance is too loose"
+    for skill, tolerance in nll_tolerances.items():
         assert held_out_nll(created, skill) == pytest.approx(held_out_nll(shipped, skill), abs=tolerance)
         assert held_out_nll(tmp_path / "untrained", skill) > held_out_nll(shipped, skill) + tolerance
     assert (created / "config.json").read_text() == (shipped / "config.json").read_text()
 
 
-def test_an_unknown_embedded_model_is_refused_with_those_there_are() -> None:
+def test_unknown_embedded_model_is_rejected_with_the_known_names() -> None:
     with pytest.raises(UsageError, match="expected one of: ada, bob"):
         located("tiny:zoe")
     assert located("owner/name") == "owner/name"
