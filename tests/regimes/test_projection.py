@@ -41,7 +41,12 @@ def test_only_used_columns_and_texts_are_decoded(
     shard = peer(tmp_path)
     texts: list[int] = []
     read = Shard.texts
-    monkeypatch.setattr(Shard, "texts", lambda self, rows: (texts.extend(rows), read(self, rows))[1])
+
+    def record_texts(self: Shard, rows: list[int]) -> Any:
+        texts.extend(rows)
+        return read(self, rows)
+
+    monkeypatch.setattr(Shard, "texts", record_texts)
     spec = get_regime(regime)
     assert spec.plan is not None
     result = spec.plan(view(OWN, {"bob": shard}), spec.settings())  # type: ignore[dict-item]

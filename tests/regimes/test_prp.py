@@ -112,7 +112,7 @@ def test_plan_does_not_depend_on_the_order_of_peers() -> None:
 
 
 def test_band_loss_and_gradient_match_hand_computed_values() -> None:
-    # Probabilities 1/8, 2/8, 5/8; the peer's 1/4 for each token sampled. Ratios 1/2, 1, 5/2; eps .2 cuts to .8, 1, 1.2.
+    # Probabilities 1/8, 2/8, 5/8; the peer's are 1/4 each. Ratios 1/2, 1, 5/2; eps .2 clips to .8, 1, 1.2.
     logits = torch.log(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)).requires_grad_()
     logps = torch.log_softmax(logits, dim=0)[None]
     behaviour = torch.full((1, 3), math.log(0.25), dtype=torch.float64)

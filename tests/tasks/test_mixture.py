@@ -91,12 +91,12 @@ def test_default_members_match_the_paper_and_are_read_from_one_directory(tmp_pat
 
 
 def test_recipe_sets_members_and_weights_and_validates_each_member(tmp_path: Path) -> None:
-    own = write(tmp_path / "own.jsonl", *({"q": f"{i}?", "a": i, "prompt": None} for i in range(200)))
+    data_file = write(tmp_path / "own.jsonl", *({"q": f"{i}?", "a": i, "prompt": None} for i in range(200)))
     recipe = resolve(
         Request(
             task="mixture",
             assignments=(
-                f"task.members={{arithmetic: {{weight: 1}}, dataset: {{data: {own}, template: 'Q {{q}}', answer: a, weight: 1}}}}",
+                f"task.members={{arithmetic: {{weight: 1}}, dataset: {{data: {data_file}, template: 'Q {{q}}', answer: a, weight: 1}}}}",
                 "run.validation_limit=6",
             ),
         )
