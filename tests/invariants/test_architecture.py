@@ -1,4 +1,4 @@
-"""Rules of the house: imports point down, nothing unsafe, nothing unfinished."""
+"""Architecture rules: imports point down, no unsafe or unfinished code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conftest import REPOSITORY
 
 SOURCE = Path(mutualrl.__file__).parent
 
-#: from the top down; a module may import from its own layer and those below it
+#: from top to bottom; a module may import from its own layer and the layers below it
 LAYERS: list[set[str]] = [
     {"cli", "__main__"},
     {"study"},
@@ -56,7 +56,7 @@ def test_imports_point_down() -> None:
     assert not upward
 
 
-#: of `training`, what holds no TRL: diagnostics rehearse a regime with it
+#: modules of `training` without TRL: diagnostics rehearse a regime with them
 WITHOUT_TRL = {"mutualrl.training.transfer"}
 
 
@@ -66,20 +66,20 @@ def test_evaluation_and_diagnostics_never_import_training() -> None:
 
 
 def module_imports() -> dict[str, set[str]]:
-    """Return the modules that each module imports, inside functions too; what only a type checker sees is left out."""
+    """Return the modules that each module imports, also inside functions, but not under TYPE_CHECKING."""
     paths = {}
     for path in SOURCE.rglob("*.py"):
         name = ".".join(("mutualrl", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
         paths[name] = path
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
-        tree, unseen, targets = ast.parse(path.read_text()), set(), set()
+        tree, type_only, targets = ast.parse(path.read_text()), set(), set()
         for node in ast.walk(tree):
             if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
                 for child in node.body:
-                    unseen.update(ast.walk(child))
+                    type_only.update(ast.walk(child))
         for node in ast.walk(tree):
-            if node in unseen:
+            if node in type_only:
                 continue
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mutualrl."):
                 for alias in node.names:
@@ -91,68 +91,68 @@ def module_imports() -> dict[str, set[str]]:
     return graph
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     graph = module_imports()
-    done: set[str] = set()
+    visited: set[str] = set()
 
-    def visit(name: str, way: tuple[str, ...]) -> None:
-        assert name not in way, f"circle: {' -> '.join((*way[way.index(name) :], name))}"
-        if name not in done:
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"cycle: {' -> '.join((*path[path.index(name) :], name))}"
+        if name not in visited:
             for target in sorted(graph[name]):
-                visit(target, (*way, name))
-            done.add(name)
+                visit(target, (*path, name))
+            visited.add(name)
 
     for name in sorted(graph):
         visit(name, ())
 
 
-def test_the_root_of_the_package_holds_nouns_and_errors() -> None:
+def test_package_root_has_only_shared_modules() -> None:
     modules = {path.name for path in SOURCE.iterdir() if not (path / "__init__.py").exists() and path.suffix == ".py"}
     assert modules == {"__init__.py", "__main__.py", "errors.py", "plugins.py", "records.py", "seeds.py"}
 
 
-#: the diagnostics that are about one regime, and TRL's own loss called like our baseline
-ABOUT_ONE = {"diagnostics/sgt_check.py", "diagnostics/xgrpo_check.py"}
+#: diagnostics of a single regime, and modules that use TRL's loss type with the name of our baseline
+ONE_REGIME = {"diagnostics/sgt_check.py", "diagnostics/xgrpo_check.py"}
 LOSS_TYPES = {"recipes/trainer_keys.py", "recipes/resolve.py", "regimes/losses.py"}
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield string constants of a module, docstrings left out."""
+    """Yield the string constants of a module, without docstrings."""
     tree = ast.parse(path.read_text())
-    prose = set()
+    docstrings = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            prose.add(node.value)
+            docstrings.add(node.value)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield node.lineno, node.value
 
 
-def test_nothing_outside_the_regimes_spells_a_regime_s_name_or_metric() -> None:
+def test_no_regime_name_or_metric_is_hard_coded_outside_regimes() -> None:
     from mutualrl.regimes import regimes
 
     names = set(regimes())
     keys = {metric.key for spec in regimes().values() for metric in spec.metrics}
     prefixes = tuple(sorted({key.partition("/")[0] + "/" for key in keys}))
-    spelt = []
+    matches = []
     for path in SOURCE.rglob("*.py"):
-        where = path.relative_to(SOURCE).as_posix()
-        if where.startswith("regimes/") or where in ABOUT_ONE:
+        module = path.relative_to(SOURCE).as_posix()
+        if module.startswith("regimes/") or module in ONE_REGIME:
             continue
         for line, text in strings(path):
-            trl_loss = text == "grpo" and where in LOSS_TYPES
+            trl_loss = text == "grpo" and module in LOSS_TYPES
             if (text in names and not trl_loss) or text.startswith(prefixes):
-                spelt.append(f"{where}:{line}: {text!r}")
-    assert not spelt
+                matches.append(f"{module}:{line}: {text!r}")
+    assert not matches
 
 
-def test_the_blind_check_would_see_a_name(tmp_path: Path) -> None:
+def test_string_scan_finds_names_and_metrics_but_not_docstrings(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text('"""About sgt."""\nif name == "sgt":\n    key = "sgt/pairs"\n')
     assert [text for _, text in strings(path)] == ["sgt", "sgt/pairs"]
 
 
-def test_no_upward_edge_would_go_unnoticed() -> None:
+def test_every_package_is_in_a_layer() -> None:
     packages = {
         p.name.removesuffix(".py") for p in SOURCE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
     }
@@ -169,18 +169,18 @@ FORBIDDEN = {
 }
 
 
-def test_nothing_unsafe_and_nothing_unfinished_in_the_source() -> None:
+def test_source_has_no_unsafe_or_unfinished_code() -> None:
     results = [
-        f"{path.relative_to(SOURCE)}:{number}: {what}"
+        f"{path.relative_to(SOURCE)}:{number}: {problem}"
         for path in SOURCE.rglob("*.py")
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        for pattern, what in FORBIDDEN.items()
+        for pattern, problem in FORBIDDEN.items()
         if re.search(pattern, line) and ".eval()" not in line
     ]
     assert not results
 
 
-def test_recipes_are_in_the_source_tree_and_the_wheel_s_configuration() -> None:
+def test_wheel_configuration_includes_the_recipes() -> None:
     import tomllib
 
     root = SOURCE.parents[1]
@@ -192,7 +192,7 @@ def test_recipes_are_in_the_source_tree_and_the_wheel_s_configuration() -> None:
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"recipes": "mutualrl/_recipes"}
 
 
-def test_every_guarantee_names_a_test_that_is_there() -> None:
+def test_every_guarantee_names_an_existing_test() -> None:
     page = REPOSITORY / "SECURITY.md"
     if not page.is_file():
         pytest.skip("not in a source tree")
@@ -202,30 +202,30 @@ def test_every_guarantee_names_a_test_that_is_there() -> None:
     assert len(rows) > 20
     before: list[str] = []
     for row in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)`", row) or (before if "the same" in row else [])
-        assert named, row
-        assert all((page.parent / name).is_file() for name in named), row
-        before = named
+        tests = re.findall(r"`(tests/[\w/]+\.py)`", row) or (before if "the same" in row else [])
+        assert tests, row
+        assert all((page.parent / name).is_file() for name in tests), row
+        before = tests
 
 
-def test_the_lock_has_the_pinned_versions_with_hashes() -> None:
+def test_lock_file_has_the_pinned_versions_with_hashes() -> None:
     text = (REPOSITORY / "requirements.lock").read_text().replace("\\\n", "")
     locked = [line for line in text.splitlines() if line and not line.startswith("#")]
     constraints = (REPOSITORY / "constraints.txt").read_text().splitlines()
     pinned = {line for line in constraints if not line.startswith(("#", "torch=="))}
-    assert {line.split()[0] for line in locked} == pinned  # torch's build is the machine's
+    assert {line.split()[0] for line in locked} == pinned  # the torch build depends on the machine
     for line in locked:
         assert re.fullmatch(r"\S+==\S+( +--hash=sha256:[0-9a-f]{64})+", line), line
 
 
-def test_the_pinned_versions_are_within_the_bounds_of_the_package() -> None:
+def test_pinned_versions_satisfy_the_requirements_of_the_package() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     extras = project["optional-dependencies"]
-    wanted = [
+    requirements = [
         Requirement(text) for text in (*project["dependencies"], *extras["test"], *extras["docs"], *extras["dev"])
     ]
-    names = [each for each in wanted if each.name != "mutualrl" and (each.marker is None or each.marker.evaluate())]
-    for each in names:
-        assert each.specifier.contains(pinned[canonicalize_name(each.name)]), each
+    applicable = [r for r in requirements if r.name != "mutualrl" and (r.marker is None or r.marker.evaluate())]
+    for requirement in applicable:
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement

@@ -1,4 +1,4 @@
-"""Stores of the exchange's benchmark keep what they are given."""
+"""Stores of the exchange benchmark read back the rows they are given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import exchange
 
 
 @pytest.mark.parametrize("name", ["mutualrl", "pickle file", "SQLite (WAL, full)"])
-def test_a_store_of_the_benchmark_keeps_a_round(tmp_path: Path, name: str) -> None:
+def test_benchmark_store_reads_back_a_round(tmp_path: Path, name: str) -> None:
     store = exchange.STORES[name](tmp_path)
     rows = exchange.records(2, 2, 5, 0)
     store.publish(0, rows)

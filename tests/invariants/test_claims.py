@@ -1,4 +1,4 @@
-"""Quoted figures are those of the result files, and words about a comparison do not exceed its interval."""
+"""Quoted figures match the result files, and wording about a comparison does not exceed its interval."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), *
 NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?"
 #: measured figures: decimals below 1 of two digits or more, with or without a sign, and factors (`1.4x`)
 FIGURE = re.compile(r"(?<![\w.,/])[+-]?0\.\d{2,}(?![\w.]|x\b)|(?<![\w.])\d+\.\d+x")
-#: words that say how two things compare, or that a comparison has no answer
+#: words for the outcome of a comparison, or for an undecided one
 VERDICT = re.compile(
     r"\b(better|worse|outperforms?|beats?|does harm|did harm|no difference|as good as|as well as|is GRPO\b|ends? (?:above|below)|"
     r"is (?:above|below)|are (?:above|below)|not decided|the same accuracy|costs? accuracy)\b"
 )
-#: pages on which every verdict must stand in a quote of the ledger
+#: pages on which every verdict must be in a quote of the ledger
 REPORTS = ("README.md", "docs/study.md", "docs/results.md", "docs/tutorial.md")
 
 
@@ -32,12 +32,12 @@ def relative(path: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text with its line breaks as single spaces."""
+    """Return a text with whitespace collapsed to single spaces."""
     return " ".join(text.split())
 
 
 def prose(page: str) -> list[str]:
-    """Return paragraphs and list items of a page: no code, no table, no heading."""
+    """Return the paragraphs and list items of a page, without code, tables and headings."""
     page = re.sub(r"```.*?```|<!--.*?-->", "", page, flags=re.DOTALL)
     blocks = []
     for block in page.split("\n\n"):
@@ -51,8 +51,8 @@ def result(name: str) -> Any:
     return json.loads((REPOSITORY / "benchmarks" / "results" / name).read_text())
 
 
-def at(name: str, key: str) -> Any:
-    """Return what stands under a dotted key of a result file; the parts of a key may hold dots themselves."""
+def value_at(name: str, key: str) -> Any:
+    """Return the value at a dotted key of a result file; parts of a key may contain dots."""
     value, rest = result(name), key
     while rest:
         if isinstance(value, list):
@@ -60,13 +60,13 @@ def at(name: str, key: str) -> Any:
             value = value[int(head)]
             continue
         head = max((k for k in value if rest == k or rest.startswith(f"{k}.")), key=len, default=None)
-        assert head is not None, f"{name} has no key {key!r}: at {rest!r} there are {sorted(value)[:20]}"
+        assert head is not None, f"{name} has no key {key!r}: at {rest!r} the keys are {sorted(value)[:20]}"
         value, rest = value[head], rest[len(head) + 1 :]
     return value
 
 
 def shown(value: float, like: str) -> str:
-    """Return a number written as the quoted one is: its digits, its sign, its thousands."""
+    """Format a number like the quoted one: digits, sign, thousands separator."""
     digits = len(like.rstrip("x").partition(".")[2])
     comma = "," if "," in like else ""
     return f"{value:{'+' if like[0] in '+-' else ''}{comma}.{digits}f}" + ("x" if like.endswith("x") else "")
@@ -76,10 +76,10 @@ def number_of(name: str, key: str) -> float:
     """Return the value of a key, `abs KEY` or `percent KEY`."""
     kind, _, rest = key.partition(" ")
     if kind == "abs":
-        return abs(float(at(name, rest)))
+        return abs(float(value_at(name, rest)))
     if kind == "percent":
-        return 100 * float(at(name, rest))
-    return float(at(name, key))
+        return 100 * float(value_at(name, rest))
+    return float(value_at(name, key))
 
 
 def intervals(entry: dict[str, Any]) -> list[str]:
@@ -87,14 +87,14 @@ def intervals(entry: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("entry", LEDGER, ids=lambda entry: plain(entry["quote"])[:50])
-def test_every_quote_has_a_result_or_a_reason_why_there_is_none(entry: dict[str, Any]) -> None:
+def test_every_quote_has_a_result_or_a_reason_for_none(entry: dict[str, Any]) -> None:
     assert plain(entry["quote"]) in plain((REPOSITORY / entry["page"]).read_text())
     assert ("result" in entry) != ("why" in entry)
     assert "why" in entry or "values" in entry or intervals(entry)
 
 
 @pytest.mark.parametrize("entry", [e for e in LEDGER if "result" in e], ids=lambda entry: plain(entry["quote"])[:50])
-def test_a_quote_stands_in_its_page_with_the_figures_of_its_keys(entry: dict[str, Any]) -> None:
+def test_quote_is_in_its_page_with_the_figures_of_its_keys(entry: dict[str, Any]) -> None:
     quote, name = plain(entry["quote"]), entry["result"]
     assert quote in plain((REPOSITORY / entry["page"]).read_text())
     if "values" in entry:
@@ -105,25 +105,25 @@ def test_a_quote_stands_in_its_page_with_the_figures_of_its_keys(entry: dict[str
         return
     known = []
     for key in intervals(entry):
-        value = at(name, key)
+        value = value_at(name, key)
         known.append(f"{value['mean']:+.3f} [{value['low']:+.3f}, {value['high']:+.3f}]")
     quoted = re.findall(r"[+-]0\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\]", quote)
-    assert set(quoted) <= set(known), "an interval is quoted that none of the keys has"
-    # in the order of the keys, so that no two are exchanged
+    assert set(quoted) <= set(known), "the quote has an interval that is under none of the keys"
+    # in the order of the keys, to detect swapped ones
     assert [known.index(interval) for interval in quoted] == sorted(known.index(interval) for interval in quoted)
-    left = re.sub(r"[+-]0\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\]|`[^`]*`|weight [\d.]+", "", quote)
-    assert not FIGURE.findall(left), left
+    remaining = re.sub(r"[+-]0\.\d{3} \[[+-]\d\.\d{3}, [+-]\d\.\d{3}\]|`[^`]*`|weight [\d.]+", "", quote)
+    assert not FIGURE.findall(remaining), remaining
 
 
 @pytest.mark.parametrize("entry", [e for e in LEDGER if intervals(e)], ids=lambda entry: plain(entry["quote"])[:50])
-def test_words_of_a_quote_say_what_its_intervals_say(entry: dict[str, Any]) -> None:
+def test_wording_of_a_quote_matches_its_intervals(entry: dict[str, Any]) -> None:
     name = entry["result"]
     for key in entry.get("above", ()):
-        assert at(name, key)["low"] > 0, key
+        assert value_at(name, key)["low"] > 0, key
     for key in entry.get("below", ()):
-        assert at(name, key)["high"] < 0, key
+        assert value_at(name, key)["high"] < 0, key
     for key in entry.get("open", ()):
-        assert at(name, key)["low"] <= 0 <= at(name, key)["high"], key
+        assert value_at(name, key)["low"] <= 0 <= value_at(name, key)["high"], key
     quote = plain(entry["quote"])
     if entry.get("open") and not entry.get("above"):
         assert "not decided" in quote, quote
@@ -132,12 +132,12 @@ def test_words_of_a_quote_say_what_its_intervals_say(entry: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
-def test_every_quoted_figure_has_its_key(path: Path) -> None:
+def test_every_quoted_figure_has_a_key(path: Path) -> None:
     page = relative(path)
     quotes = [plain(entry["quote"]) for entry in LEDGER if entry["page"] == page]
     measured = [plain(file.read_text()) for file in (REPOSITORY / "benchmarks" / "results").glob("*.md")]
     for block in prose(path.read_text()):
-        if any(block in table for table in measured):  # a command's own words, quoted whole
+        if any(block in table for table in measured):  # output of a command, quoted in full
             continue
         rest = block
         for quote in quotes:
@@ -148,22 +148,22 @@ def test_every_quoted_figure_has_its_key(path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", REPORTS)
-def test_every_verdict_on_a_comparison_has_its_interval(page: str) -> None:
+def test_every_verdict_on_a_comparison_has_an_interval(page: str) -> None:
     quotes = [plain(entry["quote"]) for entry in LEDGER if entry["page"] == page and intervals(entry)]
     for block in prose((REPOSITORY / page).read_text()):
         rest = block
         for quote in quotes:
             rest = rest.replace(quote, "")
-        words = VERDICT.findall(re.sub(r'\*[^*]+\*|"[^"]+"', "", rest))  # a word that is explained claims nothing
-        assert not words, f"{page}: {words} stand outside the quotes of docs/figures.yaml: {rest[:300]}"
+        words = VERDICT.findall(re.sub(r'\*[^*]+\*|"[^"]+"', "", rest))  # a word in emphasis or quotes is not a claim
+        assert not words, f"{page}: {words} are outside the quotes of docs/figures.yaml: {rest[:300]}"
 
 
-def test_the_check_notices_a_changed_figure_a_wrong_word_and_a_figure_without_a_key() -> None:
+def test_checks_detect_a_changed_figure_a_wrong_word_and_a_figure_without_a_key() -> None:
     entry = next(entry for entry in LEDGER if entry["quote"].startswith("XGRPO is below GRPO"))
     with pytest.raises(AssertionError):
-        test_a_quote_stands_in_its_page_with_the_figures_of_its_keys({**entry, "below": ["effects.tiny.sgt - grpo.kl"]})
+        test_quote_is_in_its_page_with_the_figures_of_its_keys({**entry, "below": ["effects.tiny.sgt - grpo.kl"]})
     with pytest.raises(AssertionError):
-        test_words_of_a_quote_say_what_its_intervals_say({**entry, "above": entry["below"], "below": []})
+        test_wording_of_a_quote_matches_its_intervals({**entry, "above": entry["below"], "below": []})
     assert shown(0.12345, "+0.123") == "+0.123"
     assert shown(1234.5, "1,234.5") == "1,234.5"
     assert shown(1.394, "1.39x") == "1.39x"

@@ -1,4 +1,4 @@
-"""README is one page, its tables are those that were measured, and the commands that the pages name exist."""
+"""README is one page, its tables are the measured ones, and commands on the pages exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESULTS = sorted((REPOSITORY / "benchmarks" / "results").glob("*.md"))
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_every_measured_table_stands_in_readme_or_a_note_beside_its_script(path: Path) -> None:
+def test_every_measured_table_is_on_a_page_with_its_script(path: Path) -> None:
     table = path.read_text().strip()
     pages = [page for page in (README, *NOTES.values()) if table in page]
     assert pages
@@ -33,7 +33,7 @@ def test_every_measured_table_stands_in_readme_or_a_note_beside_its_script(path:
     assert json.loads(path.with_suffix(".json").read_text())["command"] == f"python benchmarks/{path.stem}.py"
 
 
-def test_the_readme_is_one_page() -> None:
+def test_readme_is_one_page() -> None:
     words = len(README.split())
     tables = re.findall(r"(?m)^\|[ -]*-{3}", README)
     images = re.findall(r"<picture>|!\[", README)
@@ -42,25 +42,25 @@ def test_the_readme_is_one_page() -> None:
     assert len(images) == 2  # the diagram, and one rescue
 
 
-def test_the_table_of_drift_is_the_measured_one() -> None:
+def test_drift_table_is_the_measured_one() -> None:
     rows = [line for line in MEASURED.splitlines() if line.startswith("| ") and "→" in line]
     assert len(rows) == 5
     assert "\n".join(rows) in (REPOSITORY / "benchmarks" / "results" / "thl.md").read_text()
 
 
-def test_files_and_links_that_the_readme_names_exist() -> None:
-    named = set(re.findall(r"\]\(([\w./-]+)\)", README)) | set(re.findall(r"benchmarks/[\w./]+\w", README))
-    assert len(named) > 5
-    assert all((REPOSITORY / name).exists() for name in named)
+def test_files_and_links_in_the_readme_exist() -> None:
+    names = set(re.findall(r"\]\(([\w./-]+)\)", README)) | set(re.findall(r"benchmarks/[\w./]+\w", README))
+    assert len(names) > 5
+    assert all((REPOSITORY / name).exists() for name in names)
 
 
-def test_the_first_screen_has_the_two_commands() -> None:
+def test_first_screen_has_the_two_commands() -> None:
     first = "\n".join(README.splitlines()[:30])
     assert "pip install . && mutualrl train --regime sgt --pool tiny" in first
     assert "pip install '.[test]' && pytest" in first
 
 
-def test_subcommands_of_the_readme_exist() -> None:
+def test_subcommands_in_the_readme_exist() -> None:
     from typer.main import get_command
 
     from mutualrl.cli.app import app
@@ -69,7 +69,7 @@ def test_subcommands_of_the_readme_exist() -> None:
     assert set(re.findall(r"`?mutualrl ([a-z-]+)", README)) <= known
 
 
-def test_the_tables_of_the_diagnostics_are_lines_of_measured_ones() -> None:
+def test_diagnostics_tables_consist_of_measured_lines() -> None:
     known = {line for path in RESULTS for line in path.read_text().splitlines()}
     known |= {f"{line}" for path in RESULTS for line in path.read_text().split("\n\n")}
     section = MEASURED.split("## Diagnostics of the tiny pool")[1].split("## Evaluation")[0]
@@ -85,15 +85,15 @@ def test_eval_adds_at_most_a_fifth_to_bare_generation() -> None:
 
 
 @pytest.mark.parametrize("path", list(PAGES), ids=lambda path: path.name)
-def test_scripts_results_and_links_that_a_page_names_exist(path: Path) -> None:
-    named = set(re.findall(r"\]\(([^)#:]+)\)", PAGES[path]))
-    assert all((path.parent / name).exists() for name in named), named
+def test_scripts_results_and_links_on_a_page_exist(path: Path) -> None:
+    links = set(re.findall(r"\]\(([^)#:]+)\)", PAGES[path]))
+    assert all((path.parent / name).exists() for name in links), links
     for name in re.findall(r"\b((?:benchmarks|tests|design|docs|recipes)/[\w./-]+\w)", PAGES[path]):
         assert (REPOSITORY / name).exists(), name
 
 
 @pytest.mark.parametrize("path", list(PAGES), ids=lambda path: path.name)
-def test_commands_and_flags_that_a_page_shows_exist(path: Path) -> None:
+def test_commands_and_flags_on_a_page_exist(path: Path) -> None:
     from typer.main import get_command
 
     from mutualrl.cli.app import app
@@ -117,22 +117,22 @@ def test_commands_and_flags_that_a_page_shows_exist(path: Path) -> None:
         assert name in recipes, name
 
 
-def test_every_public_command_is_told_of_somewhere() -> None:
+def test_every_public_command_is_documented() -> None:
     from typer.main import get_command
 
     from mutualrl.cli.app import app
 
-    everything = "\n".join([README, *NOTES.values()])
-    assert not [name for name in get_command(app).commands if f"mutualrl {name}" not in everything]  # type: ignore[attr-defined]
+    text = "\n".join([README, *NOTES.values()])
+    assert not [name for name in get_command(app).commands if f"mutualrl {name}" not in text]  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="the extra `docs` is not installed")
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_site_builds_without_warnings(tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
     environment = {**os.environ, "DISABLE_MKDOCS_2_WARNING": "true", "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, env=environment)
+    assert result.returncode == 0, result.stderr[-3000:]
     reference = (site / "docs" / "api.html").read_text()
     for name in ("MutualGRPOTrainer", "ExtraRow", "ExchangeStore", "align_logprobs", "WaitTimeouts"):
         assert name in reference

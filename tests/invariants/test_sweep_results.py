@@ -1,4 +1,4 @@
-"""Committed results of sweeps are what their raw values give, and are drawn and averaged as they say."""
+"""Committed sweep results follow from their raw values, and their figures and means match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATER = "2099-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_the_committed_results_are_what_their_pieces_give(name: str) -> None:
+def test_committed_results_follow_from_their_pieces(name: str) -> None:
     before = sweeps.stored(name.replace("-", "_"))
     after, comparison = sweeps.of_results(name.replace("-", "_"), CLAIMS[name])
     assert markdown(comparison) == (sweeps.RESULTS / f"{name.replace('-', '_')}.md").read_text().strip()
@@ -43,7 +43,7 @@ def outcomes() -> Outcomes:
     return Outcomes(pieces)
 
 
-def test_differences_are_from_each_reference_in_the_pools_that_have_it(outcomes: Outcomes) -> None:
+def test_differences_are_computed_against_each_reference_in_the_pools_that_have_it(outcomes: Outcomes) -> None:
     against = sweeps.differences(outcomes, ["grpo", "sgt"])
     assert against["sgt"]["p"]["grpo"]["accuracy"]["mean"] == pytest.approx(-0.1)
     assert against["grpo"]["p"]["sgt"]["accuracy"]["mean"] == pytest.approx(0.1)
@@ -56,37 +56,39 @@ def test_gate_rates_are_means_over_seeds(outcomes: Outcomes) -> None:
     assert gates["q"] == {}
 
 
-def test_figures_show_every_pool_and_what_the_table_has(outcomes: Outcomes, tmp_path: Path) -> None:
+def test_figures_show_every_pool_and_the_values_of_the_table(outcomes: Outcomes, tmp_path: Path) -> None:
     curves = sweeps.curves(outcomes, "c", ["grpo", "sgt"])
     assert [[line.label for line in panel.lines] for panel in curves.panels] == [["grpo", "sgt"], ["grpo"]]
     assert curves.panels[0].lines[1].y == pytest.approx((0.25, 0.51))
     bars = sweeps.gains(compare(outcomes, "grpo"), "g").panels[0].bars
     assert [(bar.label, bar.categories) for bar in bars] == [("p", ("sgt",)), ("q", ())]
-    assert bars[0].errors == pytest.approx((1 / 64,))  # equal differences: not narrower than a problem
+    assert bars[0].errors == pytest.approx((1 / 64,))  # equal differences: at least as wide as one problem
     sweeps.draw([curves], tmp_path)
     assert (tmp_path / "c.svg").is_file()
     assert (REPOSITORY / "benchmarks" / "results" / "study_gains.svg").is_file()
 
 
-def test_a_grid_made_in_parts_is_added_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One piece made again, one new: the others stay, the comparison is made again, and the parts are named."""
+def test_grid_run_in_parts_is_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Merge one rerun piece and one new one: the others stay, the comparison is redone, and the parts are listed."""
     before = sweeps.stored("paper")
     before["pieces"] = before["pieces"][:-2]
     monkeypatch.setattr(sweeps, "stored", lambda name: before)
     claims = read_claims(CLAIMS["paper"])
-    again = json.loads(json.dumps(before["pieces"][0]))
-    again["policies"]["ada"]["after"]["all"] = 0.125
-    new = {**json.loads(json.dumps(before["pieces"][1])), "seed": 99}
+    rerun = json.loads(json.dumps(before["pieces"][0]))
+    rerun["policies"]["ada"]["after"]["all"] = 0.125
+    new_piece = {**json.loads(json.dumps(before["pieces"][1])), "seed": 99}
     pieces_before = len(before["pieces"])
     pools, arms = (tuple(dict.fromkeys(piece[key] for piece in before["pieces"])) for key in ("pool", "arm"))
-    monkeypatch.setattr(sweeps, "of_sweep", lambda runs: ({"versions": {}, "pieces": [again, new]}, None))
+    monkeypatch.setattr(sweeps, "of_sweep", lambda runs: ({"versions": {}, "pieces": [rerun, new_piece]}, None))
     later = claims_of(claims.text, claims.name, LATER)
     monkeypatch.setattr(sweeps, "registered_claims", lambda runs: later)
     monkeypatch.setattr(sweeps, "stored_grid", lambda runs: Grid(pools, arms, (0, 99), "grpo"))
     value, comparison = sweeps.added_to("paper", tmp_path)
     assert len(value["pieces"]) == pieces_before + 1
-    found = next(piece for piece in value["pieces"] if (piece["arm"], piece["seed"]) == (again["arm"], again["seed"]))
-    assert found["policies"]["ada"]["after"]["all"] == 0.125
+    merged_piece = next(
+        piece for piece in value["pieces"] if (piece["arm"], piece["seed"]) == (rerun["arm"], rerun["seed"])
+    )
+    assert merged_piece["policies"]["ada"]["after"]["all"] == 0.125
     declared = len(pools) * len(arms) * claims.file.seeds
     assert f"{declared - len(value['pieces'])} of {declared} pieces are not there" in comparison.notes
     assert any("were made by an earlier part" in note for note in comparison.notes)

@@ -1,4 +1,4 @@
-"""What all policies of a run must agree on, and what is refused before the first step."""
+"""Agreement between the policies of a run, and checks before the first step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prompts(n: int, answer: str = "7", solution: str | None = r"so \boxed{7}") -
     return [Prompt(f"p{i}", f"q{i}", answer, "g", solution=solution) for i in range(n)]
 
 
-def test_a_fingerprint_follows_the_prompts_their_order_and_the_seed() -> None:
+def test_fingerprint_depends_on_the_prompts_their_order_and_the_seed() -> None:
     base = fingerprint(recipe(), PLAN, prompts(5), prompts(2))
     assert base == fingerprint(recipe(), PLAN, prompts(5), prompts(2))
     assert base["prompts"] == 5
@@ -52,48 +52,48 @@ def test_a_fingerprint_follows_the_prompts_their_order_and_the_seed() -> None:
     assert {key for key in base if base[key] != other_seed[key]} == {"seed"}
 
 
-def test_code_of_ones_own_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+def test_fingerprint_includes_the_code_of_a_user_regime(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     source = (Path(__file__).parents[2] / "examples" / "own_regime.py").read_text()
     file.write_text(source)
-    own = resolve(Request(pool="tiny", regime=f"{file}:SPEC"))
-    before = fingerprint(own, PLAN, prompts(5), prompts(2))
+    user_recipe = resolve(Request(pool="tiny", regime=f"{file}:SPEC"))
+    before = fingerprint(user_recipe, PLAN, prompts(5), prompts(2))
     file.write_text(source + "# changed\n")
-    after = fingerprint(own, PLAN, prompts(5), prompts(2))
+    after = fingerprint(user_recipe, PLAN, prompts(5), prompts(2))
     assert {key for key in before if before[key] != after[key]} == {"regime_sha256"}
 
 
-def test_the_source_of_a_reward_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+def test_fingerprint_includes_the_source_of_a_reward(tmp_path: Path) -> None:
     file = tmp_path / "judge.py"
     file.write_text("def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
-    own = recipe(f"task.reward={file}:score")
-    before = fingerprint(own, PLAN, prompts(5), prompts(2))
+    user_recipe = recipe(f"task.reward={file}:score")
+    before = fingerprint(user_recipe, PLAN, prompts(5), prompts(2))
     file.write_text(file.read_text().replace("1.0", "0.0"))
-    after = fingerprint(own, PLAN, prompts(5), prompts(2))
+    after = fingerprint(user_recipe, PLAN, prompts(5), prompts(2))
     assert {key for key in before if before[key] != after[key]} == {f"reward {file.name}:score"}
 
 
-def test_the_same_code_in_another_directory_is_the_same_run(tmp_path: Path) -> None:
-    """The policies of a run may train on several machines, each with its own copy of the user's code."""
-    made = []
+def test_fingerprint_ignores_the_directory_of_user_code(tmp_path: Path) -> None:
+    """Policies of a run may train on several machines, each with its own copy of the user's code."""
+    results = []
     for name in ("here", "there"):
         judge = tmp_path / name / "judge.py"
         judge.parent.mkdir()
         judge.write_text("def score(completions, **kwargs):\n    return [1.0 for _ in completions]\n")
-        own = recipe(f"task.reward=[{judge}:score, boxed]")
-        made.append((fingerprint(own, PLAN, prompts(5), prompts(2)), decisive(own)))
-    assert made[0] == made[1]
+        user_recipe = recipe(f"task.reward=[{judge}:score, boxed]")
+        results.append((fingerprint(user_recipe, PLAN, prompts(5), prompts(2)), decisive(user_recipe)))
+    assert results[0] == results[1]
     other = recipe("task.reward=[boxed]")
-    assert decisive(other) != made[0][1]
+    assert decisive(other) != results[0][1]
 
 
-def test_another_base_model_is_named_and_one_that_is_not_known_is_not_compared() -> None:
+def test_changed_base_model_is_rejected_and_unknown_ones_are_not_compared() -> None:
     compare_models({"ada": "sha256:aa", "bob": ""}, {"ada": "sha256:aa", "bob": "commit:1"})
     with pytest.raises(PlanMismatchError, match="policy 'bob': the files of its base model have changed"):
         compare_models({"ada": "sha256:aa", "bob": "commit:2"}, {"ada": "sha256:aa", "bob": "commit:1"})
 
 
-def test_every_difference_is_named_with_both_values_and_rollouts_may_differ() -> None:
+def test_differences_are_reported_with_both_values_and_rollouts_may_differ() -> None:
     base = fingerprint(recipe(), PLAN, prompts(5), prompts(2))
     compare("bob", {**base, "rollouts_per_prompt": 99}, base)
     with pytest.raises(PlanMismatchError) as caught:
@@ -102,19 +102,19 @@ def test_every_difference_is_named_with_both_values_and_rollouts_may_differ() ->
     assert "prompts: 4, the run has 5; seed: 3, the run has 0" in str(caught.value)
 
 
-def test_too_few_prompts_for_a_round_are_refused() -> None:
+def test_too_few_prompts_for_a_round_are_rejected() -> None:
     require_enough(prompts(4), PLAN.prompts)
     with pytest.raises(DataError, match=r"3 training prompts remain, a round needs 4.*lower round.prompts"):
         require_enough(prompts(3), PLAN.prompts)
 
 
-def test_solutions_are_read_only_where_a_policy_learns_them() -> None:
+def test_solutions_are_read_only_if_a_policy_trains_on_them() -> None:
     assert solutions(recipe(), "ada", prompts(3)) == {}
     gold = solutions(recipe("regime.teacher=gold"), "ada", prompts(3))
     assert gold == dict.fromkeys(("p0", "p1", "p2"), r"so \boxed{7}")
 
 
-def test_a_solution_that_does_not_earn_the_reward_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_solution_that_does_not_earn_the_reward_is_dropped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rows = [*prompts(19), Prompt("bad", "q", "7", "g", solution=r"so \boxed{8}")]
     with caplog.at_level(logging.WARNING):
         gold = solutions(recipe("regime.teacher=gold"), "ada", rows)
@@ -124,31 +124,31 @@ def test_a_solution_that_does_not_earn_the_reward_is_left_out_with_a_warning(cap
 
 
 @pytest.mark.parametrize(
-    ("lacking", "refused"), [(prompts(2, solution=None), True), (prompts(2, solution="  "), True), ([], False)]
+    ("lacking", "rejected"), [(prompts(2, solution=None), True), (prompts(2, solution="  "), True), ([], False)]
 )
-def test_more_than_one_prompt_in_ten_without_a_solution_is_refused(lacking: list[Prompt], refused: bool) -> None:
+def test_more_than_one_prompt_in_ten_without_solution_is_rejected(lacking: list[Prompt], rejected: bool) -> None:
     rows = [Prompt(f"g{i}", "q", "7", "g", solution=r"\boxed{7}") for i in range(10)] + [
         Prompt(f"l{i}", p.text, p.answer, "g", solution=p.solution) for i, p in enumerate(lacking)
     ]
-    if not refused:
+    if not rejected:
         assert len(solutions(recipe("regime.teacher=gold"), "ada", rows)) == 10
         return
     with pytest.raises(DataError, match=r"of 12 training prompts of task 'arithmetic', 2 have none.*field 'solution'"):
         solutions(recipe("regime.teacher=gold"), "ada", rows)
 
 
-def test_validation_is_cut_evenly_over_the_groups() -> None:
+def test_validation_limit_samples_groups_evenly() -> None:
     cut = load_recipe_prompts(recipe("run.validation_limit=8"), "validation")
-    whole = load_recipe_prompts(recipe("run.validation_limit=1000"), "validation")
+    uncut = load_recipe_prompts(recipe("run.validation_limit=1000"), "validation")
     assert len(cut) == 8
-    assert {p.group for p in cut} == {p.group for p in whole} == {"+", "*"}
-    assert [p.id for p in whole if p.id in {c.id for c in cut}] == [c.id for c in cut]
+    assert {p.group for p in cut} == {p.group for p in uncut} == {"+", "*"}
+    assert [p.id for p in uncut if p.id in {c.id for c in cut}] == [c.id for c in cut]
 
 
-def test_each_policy_learns_the_column_that_it_names() -> None:
+def test_each_policy_trains_on_its_own_solution_column() -> None:
     rows = [
-        replace(each, columns={"short": f"\\boxed{{{each.answer}}}" if n < 2 else ""})
-        for n, each in enumerate(prompts(9))
+        replace(prompt, columns={"short": f"\\boxed{{{prompt.answer}}}" if n < 2 else ""})
+        for n, prompt in enumerate(prompts(9))
     ]
     chosen = recipe("regime.teacher=gold", "policies.bob.regime.solution=short")
     assert solutions(chosen, "ada", rows) == {f"p{i}": r"so \boxed{7}" for i in range(9)}
@@ -158,15 +158,15 @@ def test_each_policy_learns_the_column_that_it_names() -> None:
         solutions(missing, "ada", rows)
 
 
-def test_parts_of_a_regime_that_learn_several_columns_are_refused() -> None:
+def test_combined_regimes_with_several_solution_columns_are_rejected() -> None:
     from mutualrl.errors import RegimeError
     from mutualrl.regimes.channels import combined
     from mutualrl.regimes.sgt import SPEC as SGT
     from mutualrl.regimes.sgt import SGTSettings
 
     other = replace(SGT, name="other", solution_column=lambda settings: "short", moves_advantages=False)
-    both = combined([SGT, other])
-    learning = both.settings(sgt=SGTSettings(teacher="gold"), other=SGTSettings())
+    combination = combined([SGT, other])
+    learning = combination.settings(sgt=SGTSettings(teacher="gold"), other=SGTSettings())
     with pytest.raises(RegimeError, match="several columns of the data: short, solution"):
-        both.solution_column(learning)
-    assert both.solution_column(both.settings()) == "short"
+        combination.solution_column(learning)
+    assert combination.solution_column(combination.settings()) == "short"

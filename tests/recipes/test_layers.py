@@ -1,4 +1,4 @@
-"""Merging of layers, YAML 1.2, settings that bias a ratio, and batch plans as equations."""
+"""Merging of layers, YAML 1.2, settings that bias an importance ratio, and batch plans."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from mutualrl.recipes.ratios import (
 )
 
 
-def test_mappings_merge_and_everything_else_replaces() -> None:
+def test_mappings_are_merged_and_other_values_replaced() -> None:
     layers = Layers()
     layers.add({"a": {"x": 1, "y": [1, 2]}, "b": 1}, "first")
     layers.add({"a": {"y": [3]}, "b": {"c": 2}}, "second")
     assert layers.value == {"a": {"x": 1, "y": [3]}, "b": {"c": 2}}
     assert layers.source_of(("a", "x")) == "first"
-    assert layers.source_of(("a", "y", "0")) == "second"  # the nearest key above it
+    assert layers.source_of(("a", "y", "0")) == "second"  # the nearest parent key
     assert layers.source_of(("zzz",)) is None
 
 
 @pytest.mark.parametrize(("first", "second"), [("steps", "epochs"), ("epochs", "steps")])
-def test_of_steps_and_epochs_the_later_one_counts(first: str, second: str) -> None:
+def test_later_of_steps_and_epochs_wins(first: str, second: str) -> None:
     layers = Layers()
     layers.add({"run": {first: 3}}, "file")
     layers.add({"run": {second: 2}}, "--set")
     assert layers.value["run"] == {second: 2}
 
 
-def test_set_writes_names_out_and_keeps_the_rest() -> None:
+def test_set_expands_names_and_keeps_other_keys() -> None:
     layers = Layers()
     layers.set("regime=sgt")
     layers.set("regime.weight=0.5")
@@ -47,7 +47,9 @@ def test_set_writes_names_out_and_keeps_the_rest() -> None:
     assert layers.source_of(("regime", "weight")) == "--set regime.weight=0.5"
 
 
-def test_paths_beside_a_file_are_its_own_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_next_to_a_file_are_resolved_and_others_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "rows.jsonl").write_text("")
     (tmp_path / "there" / "model").mkdir()
@@ -65,7 +67,7 @@ def test_paths_beside_a_file_are_its_own_and_others_stay(tmp_path: Path, monkeyp
     assert layers.value["task"]["validation_data"] == "elsewhere.jsonl"
 
 
-def test_a_shipped_recipe_is_meant_unless_a_file_of_that_name_is_there(
+def test_shipped_recipe_is_used_unless_a_file_of_that_name_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -108,20 +110,20 @@ def test_yaml_is_version_1_2(text: str, value: object) -> None:
     assert type(read) is type(value)
 
 
-words = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), max_size=12)
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+texts = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), max_size=12)
+yaml_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(words, plain, max_size=4))
-def test_what_is_dumped_is_read_back(value: dict[str, object]) -> None:
+@given(st.dictionaries(texts, yaml_values, max_size=4))
+def test_dumped_yaml_is_read_back(value: dict[str, object]) -> None:
     assert yaml_file.parse(yaml_file.dump(value), "dumped") == value
 
 
-def test_a_recipe_is_a_page(tmp_path: Path) -> None:
+def test_oversized_and_undecodable_recipes_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "big.yaml"
     file.write_text("a: " + "x" * yaml_file.MAX_BYTES)
     with pytest.raises(RecipeError, match="over 250,000 bytes"):
@@ -132,36 +134,38 @@ def test_a_recipe_is_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "bent"),
+    ("settings", "reported"),
     [
         ({}, {}),
         ({"top_p": 1.0, "top_k": 0, "min_p": None}, {}),
         ({"top_p": 0.9}, {"top_p": 0.9}),
-        ({"top_p": 0.9, "generation_kwargs": {"top_p": 1.0}}, {}),  # the latter wins, as in TRL
+        ({"top_p": 0.9, "generation_kwargs": {"top_p": 1.0}}, {}),  # generation_kwargs win, as in TRL
         ({"generation_kwargs": {"typical_p": 0.5, "stop": ["x"]}}, {"typical_p": 0.5}),
         ({"top_k": -1, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
     ],
 )
-def test_what_cuts_the_sampling_distribution_is_found(settings: dict[str, object], bent: dict[str, object]) -> None:
-    assert non_default_sampling(settings) == bent
-    assert [key for key, _ in ratio_problems(settings, traced=True)] == list(bent)
+def test_settings_that_change_the_sampling_distribution_are_reported(
+    settings: dict[str, object], reported: dict[str, object]
+) -> None:
+    assert non_default_sampling(settings) == reported
+    assert [key for key, _ in ratio_problems(settings, traced=True)] == list(reported)
     assert ratio_problems(settings, traced=False) == []
     with_vllm = ratio_problems({**settings, "use_vllm": True}, traced=False)
-    assert [key for key, _ in with_vllm] == list(bent)
-    assert all("vllm_importance_sampling_correction: false" in words for _, words in with_vllm)
+    assert [key for key, _ in with_vllm] == list(reported)
+    assert all("vllm_importance_sampling_correction: false" in message for _, message in with_vllm)
     off = {**settings, "use_vllm": True, "vllm_importance_sampling_correction": False}
     assert ratio_problems(off, traced=False) == []
 
 
-def test_rewards_normalised_before_they_are_summed_are_refused_where_a_regime_shares_rewards() -> None:
+def test_normalize_then_sum_is_rejected_if_a_regime_shares_rewards() -> None:
     settings = {"multi_objective_aggregation": "normalize_then_sum"}
     assert aggregation_problem(settings, moves_advantages=False) == []
-    ((key, words),) = aggregation_problem(settings, moves_advantages=True)
+    ((key, message),) = aggregation_problem(settings, moves_advantages=True)
     assert key == "multi_objective_aggregation"
-    assert "expected 'sum_then_normalize'" in words
+    assert "expected 'sum_then_normalize'" in message
 
 
-def test_two_policies_on_one_vllm_server_are_named() -> None:
+def test_policies_on_the_same_vllm_server_are_reported() -> None:
     server = {"use_vllm": True, "vllm_mode": "server"}
     assert server_problems({"a": server, "b": {**server, "vllm_server_port": 8001}}) == []
     assert server_problems({"a": server, "b": {"use_vllm": True, "vllm_mode": "colocate"}}) == []
@@ -176,7 +180,7 @@ def test_two_policies_on_one_vllm_server_are_named() -> None:
     steps=st.integers(1, 4),
     processes=st.sampled_from([1, 2, 4]),
 )
-def test_a_batch_plan_is_an_equation_or_an_error(
+def test_batch_plan_divides_evenly_or_is_an_error(
     prompts: int, rollouts: int, per_device: int, steps: int, processes: int
 ) -> None:
     """rows = prompts * rollouts = per_device * processes * micro_batches * optimizer_steps, in whole numbers."""
@@ -209,7 +213,7 @@ def test_a_batch_plan_is_an_equation_or_an_error(
     assert plan_batch(own_keys, "ada", processes) == plan
 
 
-def test_set_reaches_one_policy_by_its_name(tmp_path: Path) -> None:
+def test_set_targets_one_policy_by_name(tmp_path: Path) -> None:
     pool = tmp_path / "p.yaml"
     pool.write_text(
         'policies: [{name: q2.5-3b, model: "tiny:ada"}, {name: q2, model: "tiny:bob", regime: {weight: 0.2}}]'
@@ -229,21 +233,21 @@ def test_set_reaches_one_policy_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["policies.zoe.regime.weight", "policies.ada", "policies.ad.regime.weight"])
-def test_a_policy_that_is_not_there_is_refused_with_those_there_are(key: str) -> None:
+def test_unknown_policy_is_rejected_listing_the_known_ones(key: str) -> None:
     with pytest.raises(RecipeError, match="expected a policy and a key: ada, bob"):
         resolve(Request(regime="sgt", pool="tiny", assignments=(f"{key}=1",)))
 
 
-def test_reward_files_of_a_pool_lie_beside_it(tmp_path: Path) -> None:
-    """As its data and models do; what is not there is left for the working directory."""
-    there = tmp_path / "there"
-    there.mkdir()
-    (there / "judge.py").write_text("def score(completions, **columns):\n    return [0.0 for _ in completions]\n")
-    (there / "pool.yaml").write_text(
+def test_reward_files_next_to_a_pool_file_are_resolved(tmp_path: Path) -> None:
+    """Resolve rewards like data and models; missing files are left to the working directory."""
+    directory = tmp_path / "there"
+    directory.mkdir()
+    (directory / "judge.py").write_text("def score(completions, **columns):\n    return [0.0 for _ in completions]\n")
+    (directory / "pool.yaml").write_text(
         "policies: [{name: a, model: 'tiny:ada'}, {name: b, model: 'tiny:bob'}]\n"
         "task: {name: arithmetic, reward: [judge.py:score, elsewhere.py:score, boxed, package.module:score]}\n"
     )
     layers = Layers()
-    layers.add_file(there / "pool.yaml")
-    rewards = [f"{there / 'judge.py'}:score", "elsewhere.py:score", "boxed", "package.module:score"]
+    layers.add_file(directory / "pool.yaml")
+    rewards = [f"{directory / 'judge.py'}:score", "elsewhere.py:score", "boxed", "package.module:score"]
     assert layers.value["task"]["reward"] == rewards

@@ -1,4 +1,4 @@
-"""Every recipe of the paper against a table of the paper's values (Sections "Hyperparameters", "Policy pools")."""
+"""Paper recipes against tables of the paper's values (Sections "Hyperparameters", "Policy pools")."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mutualrl.recipes import Recipe, Request, resolve, shipped
 PAPER = sorted(name for kind, name, _ in shipped() if kind == "paper")
 EIGHT = Machine(tuple(map(str, range(8))), 96)
 
-#: paper, Section "Hyperparameters": what every training run has
+#: paper, Section "Hyperparameters": settings of every training run
 TRAINER: dict[str, Any] = {
     "num_generations": 5,
     "temperature": 1.0,
@@ -27,14 +27,14 @@ TRAINER: dict[str, Any] = {
     "weight_decay": 0.01,
     "max_grad_norm": 1.0,
     "beta": 1e-3,
-    "use_bias_correction_kl": False,  # TRL's default weighs the KL estimate by the importance ratio
+    "use_bias_correction_kl": False,  # TRL's default weights the KL estimate by the importance ratio
     "vllm_importance_sampling_correction": False,  # TRL's default drops sequences; the paper corrects nothing
     "delta": 3.0,  # VERL's dual clip
     "entropy_coef": 0.0,
     "full_determinism": True,
     "vllm_gpu_memory_utilization": 0.9,
 }
-#: paper, Section "Hyperparameters", last paragraph: what each regime has
+#: paper, Section "Hyperparameters", last paragraph: settings of each regime
 REGIME: dict[str, dict[str, Any]] = {
     "grpo": {},
     "grpo-noise": {"equal_groups": "perturbed"},
@@ -56,13 +56,13 @@ def recipe_of(name: str) -> Recipe:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_training_is_the_papers(name: str) -> None:
+def test_trainer_settings_match_the_paper(name: str) -> None:
     recipe = recipe_of(name)
     for policy in recipe.policies:
         settings = recipe.trainer_settings(policy.name)
         assert {key: settings.get(key) for key in TRAINER} == TRAINER
         assert settings["epsilon"] == 0.2
-        assert settings["vllm_enable_sleep_mode"]  # else the 90 % of a GPU's memory would leave none for training
+        assert settings["vllm_enable_sleep_mode"]  # without it, vLLM's 90 % of GPU memory leaves none for training
     assert (recipe.round.prompts, recipe.round.optimizer_steps) == (1024, 4)  # four mini-batches of 256 prompts
     assert recipe.task.max_prompt_tokens == 1024
     assert recipe.run.save_every == 20 * 4  # the paper counts a round of four optimizer steps as one step
@@ -70,7 +70,7 @@ def test_the_training_is_the_papers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_epochs_and_validation_are_the_papers_or_say_why_not(name: str) -> None:
+def test_epochs_and_validation_match_the_paper(name: str) -> None:
     recipe = recipe_of(name)
     if name.startswith(
         "qa-"
@@ -82,7 +82,7 @@ def test_epochs_and_validation_are_the_papers_or_say_why_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_regime_and_its_settings_are_the_papers(name: str) -> None:
+def test_regime_and_its_settings_match_the_paper(name: str) -> None:
     recipe = recipe_of(name)
     regime = recipe.regime_name
     arm = name.removeprefix("qa-").removeprefix(recipe.pool or "").removeprefix("-")
@@ -101,7 +101,7 @@ def test_the_regime_and_its_settings_are_the_papers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_a_micro_batch_is_two_prompts_per_gpu_and_a_node_holds_the_pool(name: str) -> None:
+def test_micro_batch_is_two_prompts_per_gpu_and_the_pool_fits_one_node(name: str) -> None:
     recipe = recipe_of(name)
     placement = place(recipe, EIGHT)
     used = [gpu for allocation in placement.allocations for gpu in allocation.gpus]
@@ -115,13 +115,13 @@ def test_a_micro_batch_is_two_prompts_per_gpu_and_a_node_holds_the_pool(name: st
 
 
 @pytest.mark.parametrize("pool", sorted(MODELS))
-def test_the_pools_are_the_papers(pool: str) -> None:
+def test_pools_match_the_paper(pool: str) -> None:
     models = [policy.model for policy in resolve(Request(pool=pool)).policies]
     assert len(models) == len(MODELS[pool])
     assert all(expected in model for expected, model in zip(MODELS[pool], models, strict=True)), models
 
 
-def test_the_pool_of_four_has_four_kinds_of_qwen() -> None:
+def test_4qwen_has_four_kinds_of_qwen() -> None:
     models = [policy.model for policy in resolve(Request(pool="4qwen")).policies]
     assert len(set(models)) == 4
     assert all("Qwen2.5" in model or "Qwen3" in model for model in models)

@@ -31,7 +31,7 @@ def test_every_shipped_recipe_resolves_and_survives_a_round_trip(kind: str, name
     assert load(tmp_path / "recipe.yaml") == recipe
 
 
-def test_the_paper_s_pools_ship() -> None:
+def test_paper_pools_ship() -> None:
     models = {
         name: [p.model for p in resolve(Request(pool=name, regime="sgt")).policies]
         for kind, name, _ in shipped()
@@ -41,21 +41,21 @@ def test_the_paper_s_pools_ship() -> None:
     assert [len(models[n]) for n in ("tiny", "3qwen", "4qwen", "llama-mist", "qwen-phi4")] == [2, 3, 4, 2, 2]
 
 
-def test_layers_go_from_general_to_particular(tmp_path: Path) -> None:
+def test_more_specific_layers_take_precedence(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         PAIR + "regime: sgt\nrun: {steps: 7, seed: 5}\ntrainer: {learning_rate: 3e-4}\n"
     )
     recipe = resolve(Request(recipe=tmp_path / "mine.yaml", seed=9, assignments=("regime.weight=0.3",)))
     assert (recipe.run.steps, recipe.run.seed) == (7, 9)
-    assert recipe.trainer["learning_rate"] == 3e-4  # YAML 1.2: a number, not the text '3e-4'
+    assert recipe.trainer["learning_rate"] == 3e-4  # YAML 1.2: a number, not a string
     assert recipe.trainer["loss_type"] == "grpo"
     settings = recipe.regime_settings("a")
     assert isinstance(settings, SGTSettings)
     assert settings.weight == 0.3
 
 
-def test_a_kept_recipe_of_one_s_own_pool_runs_again(tmp_path: Path) -> None:
-    """The pool's name is a label then: a file called like a shipped pool must not drag that one in."""
+def test_dumped_recipe_of_a_user_pool_resolves_again(tmp_path: Path) -> None:
+    """Treat the pool's name as a label: a file named like a shipped pool must not load that pool."""
     (tmp_path / "2qwen.yaml").write_text(PAIR)
     first = resolve(Request(pool=str(tmp_path / "2qwen.yaml"), regime="sgt"))
     assert first.pool == "2qwen"
@@ -65,24 +65,24 @@ def test_a_kept_recipe_of_one_s_own_pool_runs_again(tmp_path: Path) -> None:
     assert resolve(Request(recipe=tmp_path / "other.yaml")).policies == first.policies
 
 
-def test_a_pool_s_label_cannot_name_a_place(tmp_path: Path) -> None:
+def test_pool_label_cannot_be_a_path(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("pool: ../../up\n" + PAIR)
     (line,) = problems(recipe=tmp_path / "r.yaml")
     assert "pool: found '../../up'" in line
 
 
-def test_regime_on_the_command_line_leaves_the_file_s_settings_behind(tmp_path: Path) -> None:
+def test_regime_option_discards_the_files_regime_settings(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(dump(resolve(Request(regime="sgt"))))
     assert resolve(Request(recipe=tmp_path / "recipe.yaml", regime="grpo")).regime == {"name": "grpo"}
     assert resolve(Request(recipe=tmp_path / "recipe.yaml")).regime["weight"] == 0.1
 
 
-def test_set_can_name_regime_and_pool() -> None:
+def test_set_can_select_regime_and_pool() -> None:
     assert sets("regime=sgt").regime["weight"] == 0.1
     assert sets("pool=2qwen").hardware.gpus == 8
 
 
-def test_a_policy_overrides_trainer_and_regime(tmp_path: Path) -> None:
+def test_policy_overrides_trainer_and_regime_settings(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(
         'policies:\n  - {name: a, model: "tiny:ada", trainer: {learning_rate: 1e-4}, regime: {weight: 0.5}}\n'
         '  - {name: b, model: "tiny:bob"}\n'
@@ -94,7 +94,7 @@ def test_a_policy_overrides_trainer_and_regime(tmp_path: Path) -> None:
     assert recipe.regime_settings("b").weight == 0.1  # type: ignore[attr-defined]
 
 
-def test_models_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_next_to_the_pool_file_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pool" / "m").mkdir(parents=True)
     (tmp_path / "pool" / "m" / "config.json").write_text("{}")
     (tmp_path / "pool" / "p.yaml").write_text("policies: [{name: a, model: m}]")
@@ -103,7 +103,7 @@ def test_models_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("assignment", "words"),
+    ("assignment", "message"),
     [
         ("trainer.learning_rat=1", "did you mean 'learning_rate'?"),
         ("trainer.learning_rate=-1e-3", "expected at least 0"),
@@ -138,24 +138,24 @@ def test_models_beside_the_file_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         ("regime=[1]", "expected a name"),
         ("regime.name=7", "expected a name"),
         ("task=mth", "did you mean 'math'?"),
-        ("regime.weight=1", "unknown key"),  # the regime is grpo: it has no weight
+        ("regime.weight=1", "unknown key"),  # the regime is grpo, which has no weight
         ("nothing", "expected key=value"),
         ("=1", "expected key=value"),
         ("a: b", "expected key=value"),
         ("run.steps=[1", "--set run.steps=[1"),
     ],
 )
-def test_a_wrong_key_is_refused_with_what_was_expected(assignment: str, words: str) -> None:
-    assert any(words in line for line in problems(assignment)), problems(assignment)
+def test_invalid_setting_is_rejected_with_the_expected_value(assignment: str, message: str) -> None:
+    assert any(message in line for line in problems(assignment)), problems(assignment)
 
 
 @pytest.mark.parametrize("value", [".nan", "-0.1", "big", "null"])
-def test_a_wrong_regime_setting_is_refused(value: str) -> None:
+def test_invalid_regime_setting_is_rejected(value: str) -> None:
     (line,) = problems(f"regime.weight={value}", regime="sgt")
     assert line.startswith(f"--set regime.weight={value}: regime.weight: ")
 
 
-def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
+def test_all_problems_are_reported_together_with_their_sources(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(PAIR + "run: {stepz: 1}\ntrainer: {betta: 1}\n")
     lines = problems("regime.weight=-1", recipe=path, regime="sgt")
@@ -164,7 +164,7 @@ def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('policies: [{name: "A b", model: "tiny:ada"}]', "string should match pattern"),
         ('policies: [{name: "../up", model: "tiny:ada"}]', "string should match pattern"),
@@ -189,13 +189,13 @@ def test_all_problems_come_at_once_each_with_its_source(tmp_path: Path) -> None:
         ("1: 2", "a key must be a string"),
     ],
 )
-def test_a_wrong_pool_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_pool_file_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "p.yaml").write_text(text)
     lines = problems(pool=str(tmp_path / "p.yaml"))
-    assert any(words.lower() in line.lower() for line in lines), lines
+    assert any(message.lower() in line.lower() for line in lines), lines
 
 
-def test_a_pool_of_one_cannot_share(tmp_path: Path) -> None:
+def test_pool_of_one_is_rejected_for_regimes_with_peers(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text('policies: [{name: a, model: "tiny:ada"}]')
     assert resolve(Request(pool=str(tmp_path / "p.yaml"), regime="grpo")).policies[0].name == "a"
     (line,) = problems(pool=str(tmp_path / "p.yaml"), regime="sgt")
@@ -244,19 +244,19 @@ def test_batch_plan(assignments: tuple[str, ...], processes: int, expected: Batc
 
 
 @pytest.mark.parametrize("key", ["gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"])
-def test_two_sizes_of_a_round_are_refused(key: str) -> None:
+def test_two_settings_for_the_round_size_are_rejected(key: str) -> None:
     recipe = sets(f"trainer.{key}=2")
     with pytest.raises(RecipeError, match=f"trainer.{key} and round.prompts both set"):
         plan_batch(recipe, "ada", 1)
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
+def test_indivisible_batch_is_rejected() -> None:
     recipe = sets("round.prompts=7", "trainer.per_device_train_batch_size=128")
     with pytest.raises(RecipeError, match="do not divide"):
         plan_batch(recipe, "ada", 1)
 
 
-def test_the_shipped_table_of_trainer_keys_is_the_installed_trl_s() -> None:
+def test_shipped_table_of_trainer_keys_matches_the_installed_trl() -> None:
     import json
 
     from mutualrl.recipes.trainer_table import build
@@ -272,7 +272,7 @@ def test_guarded_keys_exist_in_trl() -> None:
 
 
 @pytest.mark.parametrize(
-    ("regime", "assignments", "words"),
+    ("regime", "assignments", "message"),
     [
         ("prp", ["regime.denominator=snapshot", "regime.anchor=paper"], "regime.anchor: found 'paper'"),
         ("prp", ["regime.clip=band", "regime.delta=3.0"], "regime.delta: found 3.0, which has no effect"),
@@ -281,9 +281,9 @@ def test_guarded_keys_exist_in_trl() -> None:
         ("xgrpo", ["regime.mix=0.0", "regime.pool=shuffled"], "with which regime.pool has no effect"),
     ],
 )
-def test_settings_that_do_nothing_are_refused(regime: str, assignments: list[str], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
+def test_settings_without_effect_are_rejected(regime: str, assignments: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         resolve(Request(regime=regime, pool="tiny", assignments=tuple(assignments)))
-    for one in assignments:
-        if "denominator" in one or "clip" in one or "teacher" in one:
-            resolve(Request(regime=regime, pool="tiny", assignments=(one,)))
+    for assignment in assignments:
+        if "denominator" in assignment or "clip" in assignment or "teacher" in assignment:
+            resolve(Request(regime=regime, pool="tiny", assignments=(assignment,)))

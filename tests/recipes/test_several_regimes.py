@@ -1,4 +1,4 @@
-"""Several regimes in a recipe: a list, or names joined by `+`; their settings stand below their names."""
+"""Several regimes in a recipe: a list, or names joined by `+`; settings are nested under the names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def recipe(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_list_and_names_joined_by_a_plus_are_one_thing(tmp_path: Path) -> None:
+def test_list_and_plus_joined_names_are_equivalent(tmp_path: Path) -> None:
     listed = resolve(Request(recipe=recipe(tmp_path, "regime: [xgrpo, {name: sgt, weight: 0.05}]\n")))
     joined = resolve(Request(pool="tiny", regime="xgrpo+sgt", assignments=("regime.sgt.weight=0.05",)))
     assert listed.regime == joined.regime
@@ -29,20 +29,20 @@ def test_a_list_and_names_joined_by_a_plus_are_one_thing(tmp_path: Path) -> None
     assert (settings["sgt"]["weight"], settings["xgrpo"]["mix"]) == (0.05, 0.2)
 
 
-def test_a_list_of_one_is_that_regime(tmp_path: Path) -> None:
+def test_list_of_one_is_that_regime(tmp_path: Path) -> None:
     listed = resolve(Request(recipe=recipe(tmp_path, "regime: [{name: sgt, weight: 0.3}]\n")))
-    plain = resolve(Request(recipe=recipe(tmp_path, "regime: {name: sgt, weight: 0.3}\n")))
-    assert listed == plain
+    single = resolve(Request(recipe=recipe(tmp_path, "regime: {name: sgt, weight: 0.3}\n")))
+    assert listed == single
 
 
-def test_a_resolved_recipe_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_resolved_recipe_survives_a_round_trip(tmp_path: Path) -> None:
     resolved = resolve(Request(pool="tiny", regime="sgt+guided", assignments=("regime.guided.share=0.25",)))
     path = tmp_path / "resolved.yaml"
     path.write_text(dump(resolved))
     assert load(path) == resolved
 
 
-def test_what_ships_of_each_part_sets_the_trainer_too() -> None:
+def test_shipped_trainer_settings_of_each_part_apply() -> None:
     resolved = resolve(Request(pool="tiny", regime="hacpo+sgt"))
     assert resolved.trainer["importance_sampling_level"] == "sequence"
     assert resolved.trainer["epsilon_high"] == 4e-4
@@ -50,7 +50,7 @@ def test_what_ships_of_each_part_sets_the_trainer_too() -> None:
     assert alone.trainer == resolved.trainer
 
 
-def test_a_policys_own_settings_replace_key_by_key(tmp_path: Path) -> None:
+def test_policy_settings_override_key_by_key(tmp_path: Path) -> None:
     text = """policies:
   - {name: ada, model: "tiny:ada", regime: {sgt: {weight: 0.4}}}
   - {name: bob, model: "tiny:bob"}
@@ -65,7 +65,7 @@ regime: [xgrpo, {name: sgt, weight: 0.05, failure_below: 0.1}]
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "message"),
     [
         ("regime: [xgrpo, {name: sgt, weigt: 1}]", "regime.sgt.weigt: unknown key; expected one of: weight, "),
         ("regime: [xgrpo, {weight: 1}]", "regime: found {'weight': 1} in the list, expected a name"),
@@ -76,13 +76,13 @@ regime: [xgrpo, {name: sgt, weight: 0.05, failure_below: 0.1}]
         ("regime: {name: sgt, schedule: linear}", "schedule: linear expects schedule_rounds"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(RecipeError) as refused:
+def test_invalid_setting_is_reported_by_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(RecipeError) as error:
         resolve(Request(recipe=recipe(tmp_path, f"{text}\n")))
-    assert problem in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_what_cannot_be_combined_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_invalid_combination_is_rejected_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RegimeError, match="'prp' would discard the advantages of 'xgrpo'; put it first"):
         resolve(Request(recipe=recipe(tmp_path, "regime: [xgrpo, prp]\n")))
     with pytest.raises(RecipeError, match="this pool has one"):
@@ -94,7 +94,7 @@ def test_what_cannot_be_combined_is_refused_with_its_reason(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "text", ["[xgrpo, {name: 'mine.py:SPEC', weight: 0.3}]", "[{name: 'mine.py:SPEC', weight: 0.3}, xgrpo]"]
 )
-def test_a_file_of_ones_own_may_be_a_part(tmp_path: Path, text: str) -> None:
+def test_user_regime_file_can_be_a_part(tmp_path: Path, text: str) -> None:
     source = Path(__file__).parents[2] / "examples" / "own_regime.py"
     (tmp_path / "mine.py").write_text(source.read_text())
     resolved = resolve(Request(recipe=recipe(tmp_path, f"regime: {text}\n")))
@@ -109,7 +109,7 @@ def test_a_file_of_ones_own_may_be_a_part(tmp_path: Path, text: str) -> None:
     assert changed.pop().startswith("regime ")
 
 
-def test_a_recipe_that_is_only_looked_at_imports_nothing(tmp_path: Path) -> None:
+def test_validation_without_running_code_imports_nothing(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nSPEC = None\n")
     for text in (
         f"[{{name: '{tmp_path}/evil.py:SPEC', weight: 1}}]",
@@ -123,7 +123,7 @@ def test_a_recipe_that_is_only_looked_at_imports_nothing(tmp_path: Path) -> None
         assert not (tmp_path / "ran").exists()
 
 
-def test_an_idle_setting_of_one_policy_is_named_where_it_stands(tmp_path: Path) -> None:
+def test_idle_setting_of_one_policy_is_reported_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(
         """policies:

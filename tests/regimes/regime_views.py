@@ -1,4 +1,4 @@
-"""Helpers of the regimes' tests: peers in memory, a learner's view of a round."""
+"""Helpers for regime tests: in-memory peers and a learner's view of a round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutualrl.regimes.round import Aligned
 
 
 class Peer:
-    """Peer's round in memory: rows of (prompt, reward, text, ids, trace, ended)."""
+    """In-memory peer round: rows of (prompt, reward, text, ids, trace, ended)."""
 
     def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
         self.rows = [(*row, *(None, None, None, True)[len(row) - 2 :]) for row in rows]
@@ -22,36 +22,36 @@ class Peer:
         """Return a column of the exchange."""
         if name == "rollout":
             return list(range(len(self.rows)))
-        at = ("prompt_id", "reward", "y_text", "token_ids", "logprobs", "ended").index(name)
-        return [row[at] for row in self.rows]
+        index = ("prompt_id", "reward", "y_text", "token_ids", "logprobs", "ended").index(name)
+        return [row[index] for row in self.rows]
 
     def texts(self, rows: Sequence[int]) -> list[str | None]:
-        """Return texts of the rows."""
+        """Return the texts of the rows."""
         return [self.rows[i][2] for i in rows]
 
 
 def same_tokens(trace: Trace, ids: Sequence[int], anchor: str) -> Aligned:
-    """Return the alignment of two policies with one tokenizer: a copy."""
+    """Return the alignment between policies that share a tokenizer: a copy."""
     return Aligned(np.array(trace.logprobs, dtype=np.float64), np.ones(len(ids), dtype=np.bool_))
 
 
 class TextTransfer:
-    """Tokenizer layer in memory: `fit` from text to ids, `align` from traces to ids."""
+    """In-memory tokenizer layer: `fit` maps text to ids, `align` aligns traces with ids."""
 
     def __init__(self, fit: Any = None, align: Any = None) -> None:
         self.to_learner_ids = fit or (lambda text, ended: tuple(text.encode()))
         self.align = align or same_tokens
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return the bytes as text."""
+        """Decode the ids as bytes."""
         return bytes(ids).decode()
 
 
-def view(own: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None, **changes: Any) -> RoundView:
-    """Return a learner's round; its texts are bytes, its advantages the group's, its lengths 1 unless told."""
+def view(rows: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None, **changes: Any) -> RoundView:
+    """Build a learner's round. Texts are bytes; by default, advantages are within groups and lengths are 1."""
     from mutualrl.regimes.advantages import by_prompt, in_rows, pool_advantages, standard_deviation
 
-    ids, rewards = [p for p, _ in own], [r for _, r in own]
+    ids, rewards = [p for p, _ in rows], [r for _, r in rows]
     scale = changes.get("scale", "group")
     local = {
         p: pool_advantages(r, r, scale=scale, batch_standard_deviation=standard_deviation(rewards))
@@ -61,7 +61,7 @@ def view(own: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None,
     lengths = changes.pop("lengths", [1] * len(ids))
     rollouts = [
         Rollout(p, index, r, True, length=length, advantage=a, token_ids=tuple(b"own"))
-        for index, ((p, r), a, length) in enumerate(zip(own, advantages, lengths, strict=True))
+        for index, ((p, r), a, length) in enumerate(zip(rows, advantages, lengths, strict=True))
     ]
     transfer = TextTransfer(changes.pop("fit", None), changes.pop("align", None))
     defaults: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Several regimes at once."""
+"""Combinations of regimes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ OWN = [("p", 0.0), ("p", 0.0), ("q", 1.0), ("q", 0.0)]
 PEERS = {"bob": Peer([("p", 1.0, "yes"), ("p", 0.0, None), ("q", 0.0, None), ("q", 0.0, None)])}
 
 
-def test_advantages_are_combined_in_order_and_rows_put_together() -> None:
+def test_combined_plan_chains_advantages_and_concatenates_rows() -> None:
     both = get_regime("xgrpo+sgt")
     settings = both.settings(sgt={"weight": 0.3, "max_uses_per_prompt": 5})
     assert both.plan is not None
-    made = both.plan(view(OWN, PEERS), settings)
-    alone = {name: get_regime(name).plan for name in ("xgrpo", "sgt")}
-    assert alone["xgrpo"] is not None
-    assert alone["sgt"] is not None
-    graded = alone["xgrpo"](view(OWN, PEERS), XGRPOSettings())
-    rescued = alone["sgt"](view(OWN, PEERS), SGTSettings(weight=0.3, max_uses_per_prompt=5))
-    assert made.advantages == graded.advantages
-    assert made.rows == rescued.rows or [r.text for r in made.rows] == [r.text for r in rescued.rows]
-    assert made.rows[0].weight == 0.3
-    assert made.metrics == {**graded.metrics, **rescued.metrics}
-    assert made.state == {"sgt": {"uses": {"p": 1}}}
-    again = both.plan(view(OWN, PEERS, state=made.state), settings)
-    assert again.state == {"sgt": {"uses": {"p": 2}}}
+    result = both.plan(view(OWN, PEERS), settings)
+    plans = {name: get_regime(name).plan for name in ("xgrpo", "sgt")}
+    assert plans["xgrpo"] is not None
+    assert plans["sgt"] is not None
+    xgrpo_result = plans["xgrpo"](view(OWN, PEERS), XGRPOSettings())
+    sgt_result = plans["sgt"](view(OWN, PEERS), SGTSettings(weight=0.3, max_uses_per_prompt=5))
+    assert result.advantages == xgrpo_result.advantages
+    assert result.rows == sgt_result.rows or [r.text for r in result.rows] == [r.text for r in sgt_result.rows]
+    assert result.rows[0].weight == 0.3
+    assert result.metrics == {**xgrpo_result.metrics, **sgt_result.metrics}
+    assert result.state == {"sgt": {"uses": {"p": 1}}}
+    second_round = both.plan(view(OWN, PEERS, state=result.state), settings)
+    assert second_round.state == {"sgt": {"uses": {"p": 2}}}
 
 
-def test_a_regime_sees_the_advantages_of_the_one_before_it() -> None:
+def test_each_regime_receives_the_advantages_of_the_previous_one() -> None:
     both = get_regime("prp+xgrpo")
     trace = ((1,), (-1.0,), True)
     peers = {"bob": Peer([(p, r, "x", *trace) for p, r in [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]])}
@@ -49,22 +49,22 @@ def test_a_regime_sees_the_advantages_of_the_one_before_it() -> None:
     assert both.plan(view(OWN, peers), both.settings()).advantages == pytest.approx(expected)
 
 
-def test_each_gets_the_answers_to_what_it_asked() -> None:
+def test_each_regime_gets_the_answers_to_its_own_requests() -> None:
     both = get_regime("swarm+sgt")
     settings = both.settings(swarm={"external": 1}, sgt={"pick": "fit"})
     peers = {"bob": Peer([("p", 1.0, "long"), ("p", 1.0, "yes"), ("q", 1.0, "a"), ("q", 0.0, "b")])}
-    seen: RoundView = view(OWN, peers)
-    needs = both.needs(seen, settings)
+    round_view: RoundView = view(OWN, peers)
+    needs = both.needs(round_view, settings)
     assert [text for _, text, _ in needs.rewards] == ["a", "b"]
     assert [bytes(ids) for _, ids in needs.nll] == [b"long", b"yes"]
     assert both.plan is not None
-    made = both.plan(replace(seen, answers=Answers(nll=(0.1, 0.2), rewards=(1.0, 0.0))), settings)
-    assert [row.text for row in made.rows if row.loss == "nll"] == ["long"]  # of lower NLL, though longer
-    assert made.metrics["swarm/external"] == 1.0
+    result = both.plan(replace(round_view, answers=Answers(nll=(0.1, 0.2), rewards=(1.0, 0.0))), settings)
+    assert [row.text for row in result.rows if row.loss == "nll"] == ["long"]  # lower NLL, although longer
+    assert result.metrics["swarm/external"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"),
+    ("name", "message"),
     [
         ("xgrpo+prp", "'prp' would discard the advantages of 'xgrpo'; put it first"),
         ("prp+hacpo", "'prp' and 'hacpo' each build the whole batch; expected one of them"),
@@ -76,13 +76,13 @@ def test_each_gets_the_answers_to_what_it_asked() -> None:
         ("sgt+nothing", "unknown regime 'nothing'"),
     ],
 )
-def test_what_cannot_be_combined_is_refused_by_name(name: str, problem: str) -> None:
-    with pytest.raises(RegimeError) as refused:
+def test_invalid_combinations_are_rejected_naming_the_regimes(name: str, message: str) -> None:
+    with pytest.raises(RegimeError) as error:
         get_regime(name)
-    assert problem in str(refused.value)
+    assert message in str(error.value)
 
 
-def test_settings_stand_below_the_names_and_labels_show_what_acts() -> None:
+def test_settings_are_nested_by_regime_and_labels_show_non_defaults() -> None:
     both = get_regime("xgrpo+sgt")
     assert both.describe(both.settings()) == "xgrpo+sgt"
     assert both.describe(both.settings(sgt={"weight": 0.3})) == "xgrpo+sgt (sgt.weight=0.3)"

@@ -1,4 +1,4 @@
-"""Plans from outside: made plain, so that a checkpoint gives back what was trained on, or refused by name."""
+"""Plans of user regimes: converted to plain values that a checkpoint restores exactly, or rejected by row."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mutualrl.regimes.losses import bounded_loss, nll_loss, row_nll, sequence_lo
 from mutualrl.training.state import pack, unpack
 from regime_views import view
 
-SEEN = view([("p", 1.0), ("p", 0.0)])
+ROUND_VIEW = view([("p", 1.0), ("p", 0.0)])
 
 
 def row(**changes: Any) -> ExtraRow:
-    plain: dict[str, Any] = {"prompt_id": "p", "source": RowSource("bob", 0, 0), "token_ids": (1, 2), "loss": "nll"}
-    return ExtraRow(**{**plain, **changes})
+    defaults: dict[str, Any] = {"prompt_id": "p", "source": RowSource("bob", 0, 0), "token_ids": (1, 2), "loss": "nll"}
+    return ExtraRow(**{**defaults, **changes})
 
 
 @pytest.mark.parametrize(
-    "given",
+    "extra_row",
     [
         row(token_ids=tuple(np.array([3, 4])), weight=np.float32(0.1), source=("bob", np.int64(2), 5)),
         row(
@@ -43,27 +43,27 @@ def row(**changes: Any) -> ExtraRow:
         row(loss="policy_gradient", mean="pool", bound=SequenceLevel(0.1, 0.2)),
     ],
 )
-def test_a_checked_row_survives_a_checkpoint_bit_for_bit(given: ExtraRow, tmp_path: Path) -> None:
-    (checked,) = check_plan(Plan(rows=(given,)), SEEN, "own").rows
+def test_checked_row_survives_a_checkpoint_bit_for_bit(extra_row: ExtraRow, tmp_path: Path) -> None:
+    (checked,) = check_plan(Plan(rows=(extra_row,)), ROUND_VIEW, "own").rows
     torch.save(pack(checked), tmp_path / "row.pt")
-    back = unpack(torch.load(tmp_path / "row.pt", weights_only=True))
+    restored = unpack(torch.load(tmp_path / "row.pt", weights_only=True))
     for name in ("prompt_id", "source", "token_ids", "loss", "weight", "advantage", "bound", "mean", "text"):
-        assert getattr(back, name) == getattr(checked, name), name
-        assert type(getattr(back, name)) is type(getattr(checked, name)), name
+        assert getattr(restored, name) == getattr(checked, name), name
+        assert type(getattr(restored, name)) is type(getattr(checked, name)), name
     for name in ("mask", "logprobs"):
-        one, other = getattr(checked, name), getattr(back, name)
+        one, other = getattr(checked, name), getattr(restored, name)
         assert (one is None) == (other is None)
         assert one is None or (one.dtype == other.dtype and np.array_equal(one, other))
-    assert checked.advantage == float(given.advantage)
-    assert isinstance(back.source, RowSource)
+    assert checked.advantage == float(extra_row.advantage)
+    assert isinstance(restored.source, RowSource)
 
 
 class Odd(PPO):
-    """Bound that nobody can carry out."""
+    """Bound without an implementation."""
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("changes", "message"),
     [
         ({"prompt_id": "q"}, "'q' is not in the round"),
         ({"token_ids": ()}, "has no token ids"),
@@ -76,31 +76,31 @@ class Odd(PPO):
         ({"source": ("bob",)}, "not enough values"),
     ],
 )
-def test_a_row_that_cannot_be_carried_out_is_named(wrong: dict[str, Any], words: str) -> None:
+def test_invalid_row_is_rejected_by_index(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RegimeError, match="regime 'own': row 0") as error:
-        check_plan(Plan(rows=(row(**wrong),)), SEEN, "own")
-    assert words in str(error.value)
+        check_plan(Plan(rows=(row(**changes),)), ROUND_VIEW, "own")
+    assert message in str(error.value)
 
 
-def test_a_state_is_what_a_checkpoint_would_give_back() -> None:
+def test_state_must_survive_a_checkpoint_unchanged() -> None:
     assert plain_state({"a": [1, 2.5, None, {"b": "c"}]}, "own") == {"a": [1, 2.5, None, {"b": "c"}]}
     for state in ({"a": (1,)}, {1: 2}, {"a": float("nan")}, {"a": {1}}):
         with pytest.raises(RegimeError, match="regime 'own'"):
             plain_state(state, "own")
 
 
-def test_schemas_of_a_pool_join_and_withhold() -> None:
+def test_union_of_schemas_has_all_fields_and_withholds_low_reward_texts() -> None:
     texts = [PublishSchema.of("text", text_above=above) for above in (0.8, 0.5)]
-    both = PublishSchema.union([*texts, PublishSchema.of("token_ids", "logprobs")])
-    assert both.fields == {"text", "token_ids", "logprobs"}
-    assert (both.text_above, both.traced) == (0.5, True)
+    union = PublishSchema.union([*texts, PublishSchema.of("token_ids", "logprobs")])
+    assert union.fields == {"text", "token_ids", "logprobs"}
+    assert (union.text_above, union.traced) == (0.5, True)
     rollout = Rollout("p", 0, 0.4, True, 2, 1.0, "?", "no", (1, 2), (-1.0, -1.0))
-    (selected,) = both.select([rollout])
+    (selected,) = union.select([rollout])
     assert selected == replace(rollout, advantage=None, prompt=None, text=None)
-    assert both.select([replace(rollout, reward=0.6)])[0].text == "no"
-    assert both.select([replace(rollout, reward=math.nan)])[0].text is None
+    assert union.select([replace(rollout, reward=0.6)])[0].text == "no"
+    assert union.select([replace(rollout, reward=math.nan)])[0].text is None
     assert not PublishSchema().publishes_text(9.0)
-    everything = both.complete()
+    everything = union.complete()
     assert everything.select([rollout]) == [rollout]
     with pytest.raises(ValueError, match="found 'colour'"):
         PublishSchema.of("colour")
@@ -112,19 +112,19 @@ BEHAVIOUR = torch.log(torch.tensor([[0.25, 0.5]], dtype=torch.float64))
 MASK = torch.ones((1, 2), dtype=torch.bool)
 
 
-def test_upper_bound_by_hand() -> None:
+def test_upper_bound_loss_matches_hand_computed_values() -> None:
     loss = upper_bound_loss(LOGPS, BEHAVIOUR, torch.tensor([[3.0]]), cap=1.0)
     assert loss[0].tolist() == pytest.approx([-1.0 * 3 * math.log(0.5), -0.25 * 3 * math.log(0.125)])
 
 
-def test_sequence_level_by_hand() -> None:
-    # mean log-ratio (ln 2 - ln 4) / 2 = -ln 2 / 2: s = 1 / sqrt 2, cut from below at .9 where A < 0
+def test_sequence_level_loss_matches_hand_computed_values() -> None:
+    # mean log-ratio (ln 2 - ln 4) / 2 = -ln 2 / 2: s = 1 / sqrt 2, clipped from below at .9 if A < 0
     for advantage, expected in ((3.0, -3 / math.sqrt(2)), (-3.0, 3 * 0.9)):
         loss = sequence_loss(LOGPS, BEHAVIOUR, torch.tensor([[advantage]]), MASK, 0.1, 0.2)
         assert loss[0].tolist() == pytest.approx([expected] * 2)
 
 
-def test_each_bound_has_its_loss_and_trls_own_is_not_ours() -> None:
+def test_each_bound_has_a_loss_except_ppo_which_is_trls() -> None:
     advantages = torch.tensor([[1.0]])
     for bound in (Band(), UpperBound(1.5), SequenceLevel()):
         assert bounded_loss(bound, LOGPS, BEHAVIOUR, advantages, MASK, low=0.2, high=0.2).shape == (1, 2)
@@ -132,7 +132,7 @@ def test_each_bound_has_its_loss_and_trls_own_is_not_ours() -> None:
         bounded_loss(PPO(), LOGPS, BEHAVIOUR, advantages, MASK, low=0.2, high=0.2)
 
 
-def test_rows_weigh_as_they_say_and_sums_are_over_tokens() -> None:
+def test_nll_loss_applies_row_weights_and_sum_reduces_over_tokens() -> None:
     logps = torch.tensor([[-1.0, -3.0], [-4.0, -9.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True], [True, False]])
     assert row_nll(logps, mask).tolist() == [2.0, 4.0]

@@ -1,4 +1,4 @@
-"""Columns that a regime decodes of a peer's shard: no column, and no text, that it has no use for."""
+"""Regimes decode only the columns and texts of a peer's shard that they use."""
 
 from __future__ import annotations
 
@@ -35,16 +35,23 @@ def peer(root: Path) -> Shard:
         ("prp", {"prompt_id", "reward", "rollout", "ended", "y_text", "token_ids", "logprobs"}),
     ],
 )
-def test_only_what_is_used_is_decoded(tmp_path: Path, regime: str, allowed: set[str], monkeypatch: Any) -> None:
+def test_only_used_columns_and_texts_are_decoded(
+    tmp_path: Path, regime: str, allowed: set[str], monkeypatch: Any
+) -> None:
     shard = peer(tmp_path)
     texts: list[int] = []
     read = Shard.texts
-    monkeypatch.setattr(Shard, "texts", lambda self, rows: (texts.extend(rows), read(self, rows))[1])
+
+    def record_texts(self: Shard, rows: list[int]) -> Any:
+        texts.extend(rows)
+        return read(self, rows)
+
+    monkeypatch.setattr(Shard, "texts", record_texts)
     spec = get_regime(regime)
     assert spec.plan is not None
-    created = spec.plan(view(OWN, {"bob": shard}), spec.settings())  # type: ignore[dict-item]
+    result = spec.plan(view(OWN, {"bob": shard}), spec.settings())  # type: ignore[dict-item]
     assert set(shard._columns) <= allowed
     if regime == "sgt":
-        assert [row.prompt_id for row in created.rows] == ["p0"]
+        assert [row.prompt_id for row in result.rows] == ["p0"]
         assert len(texts) >= 1
-        assert {shard.column("prompt_id")[row] for row in texts} == {"p0"}  # the gated prompt's alone
+        assert {shard.column("prompt_id")[row] for row in texts} == {"p0"}  # only the gated prompt's

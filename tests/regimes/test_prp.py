@@ -26,10 +26,10 @@ BOB = [
 ]
 
 
-def test_own_and_peer_rows_are_graded_as_one_pool_by_hand() -> None:
+def test_own_and_peer_rows_share_one_advantage_pool() -> None:
     got = plan(view(OWN, {"bob": Peer(BOB)}), PRPSettings())
-    half = 0.5 / (math.sqrt(1 / 3) + 1e-4)  # p: 1, 0, 1, 0; mean 1/2, sample deviation sqrt(1/3)
-    low, high = -0.25 / 0.5001, 0.75 / 0.5001  # q: 0, 0, 1, 0; mean 1/4, deviation 1/2
+    half = 0.5 / (math.sqrt(1 / 3) + 1e-4)  # p: 1, 0, 1, 0; mean 1/2, sample standard deviation sqrt(1/3)
+    low, high = -0.25 / 0.5001, 0.75 / 0.5001  # q: 0, 0, 1, 0; mean 1/4, standard deviation 1/2
     assert got.advantages == pytest.approx([half, -half, low, low])
     assert [row.advantage for row in got.rows] == pytest.approx([half, -half, high, low])
     assert [(row.prompt_id, row.source.policy, row.source.rollout, row.token_ids) for row in got.rows] == [
@@ -43,37 +43,37 @@ def test_own_and_peer_rows_are_graded_as_one_pool_by_hand() -> None:
     assert got.metrics["prp/extra_tokens"] == 6
 
 
-def test_snapshot_needs_no_trace() -> None:
+def test_snapshot_denominator_needs_no_trace() -> None:
     got = plan(view(OWN, {"bob": Peer([row[:3] for row in BOB])}), PRPSettings(denominator="snapshot"))
     assert [row.logprobs for row in got.rows] == [None] * 4
     with pytest.raises(DataError, match="'bob' published no text, ids or trace of rollout 0 on 'p'"):
         plan(view(OWN, {"bob": Peer([row[:3] for row in BOB])}), PRPSettings())
 
 
-def test_rows_that_do_not_fit_or_were_not_scored_leave_the_pool_and_are_counted() -> None:
+def test_unfit_and_non_finite_rows_leave_the_pool_and_are_counted() -> None:
     peer = Peer([*BOB[:3], ("q", 0.0, "f", [102], [math.nan])])
     fit = lambda text, ended: None if text == "ab" else tuple(text.encode())  # noqa: E731
     got = plan(view(OWN, {"bob": peer}, fit=fit), PRPSettings())
     assert got.metrics["prp/unfit"] == 2
     assert [row.source.rollout for row in got.rows] == [1, 2]
     assert got.advantages is not None
-    assert sum(got.advantages[:2]) + got.rows[0].advantage == pytest.approx(0)  # p's pool without the lost success
+    assert sum(got.advantages[:2]) + got.rows[0].advantage == pytest.approx(0)  # p's pool without the dropped success
 
 
-def test_a_trace_that_is_not_read_may_be_anything() -> None:
+def test_snapshot_denominator_ignores_the_trace() -> None:
     peer = Peer([(*row[:4], [math.nan] * len(row[3])) for row in BOB])
     assert len(plan(view(OWN, {"bob": peer}), PRPSettings(denominator="snapshot")).rows) == 4
     assert plan(view(OWN, {"bob": peer}), PRPSettings()).metrics["prp/unfit"] == 4
 
 
-def test_truncated_rows_are_masked_where_the_trainer_masks_its_own() -> None:
+def test_truncated_rows_are_masked_if_the_trainer_masks_truncated_completions() -> None:
     peer = Peer([(*BOB[0], False), *BOB[1:]])
     for masked, tokens in ((True, 0), (False, 2)):
         rows = plan(view(OWN, {"bob": peer}, mask_truncated=masked), PRPSettings()).rows
         assert [int(row.covered.sum()) for row in rows] == [tokens, 1, 2, 1]  # still in the pool
 
 
-def test_without_peers_nothing_changes() -> None:
+def test_plan_without_peers_is_empty() -> None:
     got = plan(view(OWN), PRPSettings())
     assert got.advantages is None
     assert got.rows == ()
@@ -82,20 +82,20 @@ def test_without_peers_nothing_changes() -> None:
 def test_uncovered_tokens_are_masked_and_counted() -> None:
     def half(trace: Any, ids: Any, anchor: str) -> Aligned:
         covered = np.arange(len(ids)) % 2 == 0
-        lost = [value for value, kept in zip(trace.logprobs, covered, strict=True) if not kept]
-        return Aligned(np.where(covered, trace.logprobs, 0.0), covered, sum(lost), len(lost), -0.25)
+        uncovered = [value for value, is_covered in zip(trace.logprobs, covered, strict=True) if not is_covered]
+        return Aligned(np.where(covered, trace.logprobs, 0.0), covered, sum(uncovered), len(uncovered), -0.25)
 
     got = plan(view(OWN, {"bob": Peer(BOB)}, align=half), PRPSettings())
     assert got.rows[0].covered.tolist() == [True, False]
     assert got.metrics["prp/uncovered"] == pytest.approx(2 / 6)
-    lost = [abs(sum(row[4][1::2])) for row in BOB]
-    assert got.metrics["prp/delta_thl"] == pytest.approx(sum(lost) / len(BOB))
+    uncovered = [abs(sum(row[4][1::2])) for row in BOB]
+    assert got.metrics["prp/delta_thl"] == pytest.approx(sum(uncovered) / len(BOB))
     assert got.metrics["prp/mismatched"] == pytest.approx(sum(len(row[4][1::2]) for row in BOB) / len(BOB))
     assert got.metrics["prp/clipped_mass"] == pytest.approx(0.25)
     assert "prp/delta_thl" not in plan(view(OWN, {"bob": Peer(BOB)}), PRPSettings(denominator="snapshot")).metrics
 
 
-def test_the_order_of_peers_changes_nothing() -> None:
+def test_plan_does_not_depend_on_the_order_of_peers() -> None:
     eve = [(p, 1 - r, *rest) for p, r, *rest in BOB]
     plans = [
         plan(view(OWN, {name: Peer(BOB if name == "bob" else eve) for name in order}), PRPSettings())
@@ -111,8 +111,8 @@ def test_the_order_of_peers_changes_nothing() -> None:
         )
 
 
-def test_band_loss_and_gradient_on_three_tokens_by_hand() -> None:
-    # Probabilities 1/8, 2/8, 5/8; the peer's 1/4 for each token sampled. Ratios 1/2, 1, 5/2; eps .2 cuts to .8, 1, 1.2.
+def test_band_loss_and_gradient_match_hand_computed_values() -> None:
+    # Probabilities 1/8, 2/8, 5/8; the peer's are 1/4 each. Ratios 1/2, 1, 5/2; eps .2 clips to .8, 1, 1.2.
     logits = torch.log(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)).requires_grad_()
     logps = torch.log_softmax(logits, dim=0)[None]
     behaviour = torch.full((1, 3), math.log(0.25), dtype=torch.float64)
@@ -126,9 +126,7 @@ def test_band_loss_and_gradient_on_three_tokens_by_hand() -> None:
 
 
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.floats(-2, 2))
-def test_band_gradient_is_the_finite_difference_of_its_frozen_weight_loss(
-    values: list[float], advantage: float
-) -> None:
+def test_band_gradient_matches_finite_differences_with_frozen_weights(values: list[float], advantage: float) -> None:
     behaviour = torch.tensor([[-0.3, -1.2, -2.5]], dtype=torch.float64)
     logits = torch.tensor(values, dtype=torch.float64, requires_grad=True)
     weight = (torch.log_softmax(logits, 0).detach()[None] - behaviour).exp().clamp(0.8, 1.2)
@@ -159,12 +157,12 @@ VALUES = torch.tensor([[1.0, 2.0, 3.0], [10.0, math.nan, math.inf]])
         ("cispo", 16 / 32),
     ],
 )
-def test_each_loss_types_mean_by_hand(loss_type: str, expected: float) -> None:
+def test_mean_of_each_loss_type_matches_hand_computed_values(loss_type: str, expected: float) -> None:
     got = aggregate(VALUES, MASK, loss_type, accumulation=4, max_length=20, step_items=32)
-    assert got.item() == pytest.approx(expected)  # what is masked may be anything
+    assert got.item() == pytest.approx(expected)  # masked values may be anything
 
 
-def test_an_unknown_loss_type_is_refused() -> None:
+def test_unknown_loss_type_is_rejected() -> None:
     with pytest.raises(ValueError, match="unknown loss type 'other'"):
         aggregate(VALUES, MASK, "other", accumulation=1, max_length=1, step_items=1)
 
@@ -177,10 +175,10 @@ def test_an_unknown_loss_type_is_refused() -> None:
     st.integers(0, 17),
     st.randoms(use_true_random=False),
 )
-def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
+def test_losses_of_ranks_micro_batches_and_chunks_sum_to_the_pool_mean(
     loss_type: str, ranks: int, micro: int, size: int, peers: int, random: Any
 ) -> None:
-    """Each row is one token, so that the pool's loss is the plain mean over all rows of the step."""
+    """Use one-token rows, so that the pool's loss is the plain mean over all rows of the step."""
     from mutualrl.regimes.microbatches import assign_to_microbatches
 
     own = [random.uniform(-1, 1) for _ in range(ranks * micro * size)]
@@ -192,38 +190,38 @@ def test_shares_of_ranks_micro_batches_and_chunks_add_up_to_the_pools_mean(
         return aggregate(tensor, torch.ones_like(tensor, dtype=torch.bool), loss_type, **rules).item()
 
     total = 0.0
-    share = {"own": len(own), "extra": peers, "micro_batches": micro, "ranks": ranks}
+    counts = {"own": len(own), "extra": peers, "micro_batches": micro, "ranks": ranks}
     for number, slot in enumerate(assign_to_microbatches(peers, steps=1, micro_batches=micro, ranks=ranks).values()):
-        total += mean(own[number * size : (number + 1) * size], normalizer_factors(loss_type, **share).own) / ranks
+        total += mean(own[number * size : (number + 1) * size], normalizer_factors(loss_type, **counts).own) / ranks
         for start in range(0, len(slot), size):
             chunk = [peer_values[i] for i in slot[start : start + size]]
-            total += mean(chunk, normalizer_factors(loss_type, **share, chunk=len(chunk)).extra) / ranks
+            total += mean(chunk, normalizer_factors(loss_type, **counts, chunk=len(chunk)).extra) / ranks
     assert total == pytest.approx((sum(own) + sum(peer_values)) / (len(own) + peers))
 
 
 @pytest.mark.parametrize("wrong", [{"delta": 1.0}, {"clip": "x"}, {"denominator": "x"}, {"anchor": "x"}])
-def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+def test_out_of_range_settings_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PRPSettings(**wrong)
 
 
-def test_under_the_trust_band_only_rows_whose_ratio_lies_in_the_clip_range_join() -> None:
+def test_trust_band_admits_only_rows_with_ratio_in_the_clip_range() -> None:
     settings = PRPSettings(trust="band")
-    seen = view(OWN, {"bob": Peer(BOB)}, clip=(0.2, 0.3))
-    asked = needs(seen, settings)
-    assert [ids for _, ids in asked.logprobs] == [(97, 98), (99,), (100, 101), (102,)]
+    round_view = view(OWN, {"bob": Peer(BOB)}, clip=(0.2, 0.3))
+    requests = needs(round_view, settings)
+    assert [ids for _, ids in requests.logprobs] == [(97, 98), (99,), (100, 101), (102,)]
     # mean log-ratios: 0.25, ln 1.31, -0.22, -0.3: the ratios 1.284, 1.31, 0.803, 0.741
     answers = (np.array([0.0, -1.0]), np.array([-0.1 + math.log(1.31)]), np.array([-2.2, -0.44]), np.array([-0.6]))
-    got = plan(replace(seen, answers=Answers(logprobs=answers)), settings)
+    got = plan(replace(round_view, answers=Answers(logprobs=answers)), settings)
     assert [row.token_ids for row in got.rows] == [(97, 98), (100, 101)]
     assert (got.metrics["prp/untrusted"], got.metrics["prp/rows"]) == (2.0, 2.0)
-    pool = [1.0, 0.0, 1.0]  # of p; what is left out is in no baseline either
+    pool = [1.0, 0.0, 1.0]  # of p; rejected rows are not in the baseline either
     assert got.advantages is not None
     assert got.advantages[0] == pytest.approx((1 - 2 / 3) / (np.std(pool, ddof=1) + 1e-4))
-    assert needs(seen, PRPSettings()).passages == 0
+    assert needs(round_view, PRPSettings()).passages == 0
 
 
-def test_effective_sample_size_and_chi_square_by_hand() -> None:
+def test_effective_sample_size_and_chi_square_match_hand_computed_values() -> None:
     ratios = np.array([1.0, 2.0, 0.0, 1.0])  # sum 4, sum of squares 6
     assert effective_sample_size(ratios) == pytest.approx(16 / (4 * 6))
     assert chi_square(ratios) == pytest.approx(0.5)
@@ -235,9 +233,9 @@ def test_effective_sample_size_and_chi_square_by_hand() -> None:
     assert (got["prp/ess/cyd"], got["prp/chi_square/cyd"]) == (1.0, 0.0)
 
 
-def test_under_the_trust_band_a_truncated_row_stays_in_the_pool() -> None:
+def test_trust_band_keeps_truncated_rows_in_the_pool() -> None:
     peer = Peer([("p", 1.0, "ab", [97, 98], [-0.5, -1.0], False), ("p", 0.0, "c", [99], [-0.1], True)])
-    seen = view(OWN, {"bob": peer}, mask_truncated=True)
+    round_view = view(OWN, {"bob": peer}, mask_truncated=True)
     answers = (np.array([-0.5, -1.0]), np.array([-0.1]))
-    got = plan(replace(seen, answers=Answers(logprobs=answers)), PRPSettings(trust="band"))
+    got = plan(replace(round_view, answers=Answers(logprobs=answers)), PRPSettings(trust="band"))
     assert (got.metrics["prp/rows"], got.metrics["prp/untrusted"]) == (2.0, 0.0)

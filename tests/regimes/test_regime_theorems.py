@@ -1,7 +1,7 @@
-"""Paper's theorems (Appendix "Theoretical analysis of the three communication channels") on our own functions.
+"""The paper's theorems (Appendix "Theoretical analysis of the three communication channels") on our functions.
 
-One prompt is a bandit with a softmax over logits z: the score of action a is e_a - pi. Expectations are sums over all
-actions, or over all groups of actions, not samples, unless a test says that it simulates.
+One prompt is a bandit with a softmax over logits z: the score of action a is e_a - pi. Expectations are exact sums
+over all actions, or over all groups of actions, unless a test simulates.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def softmax(z: Sequence[float]) -> Vector:
 
 
 def scores(pi: Vector) -> npt.NDArray[np.float64]:
-    """Return row a: the score of action a."""
+    """Return a matrix whose row a is the score of action a."""
     return np.eye(len(pi)) - pi
 
 
 def band_estimator(z: Sequence[float], mu: Vector, advantages: Vector, low: float, high: float) -> Vector:
-    """Return E over mu of the direction that a descent on our `band_loss` takes."""
+    """Return the expectation over mu of the descent direction of our `band_loss`."""
     logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
     logps = torch.log_softmax(logits, 0)[:, None]
     loss = band_loss(logps, torch.tensor(np.log(mu))[:, None], torch.tensor(advantages)[:, None], low, high)
@@ -65,9 +65,9 @@ def test_theorem_prp_bias_variance_unbiased_under_coverage(z: list[float], m: li
 @given(logits, logits, values)
 def test_theorem_prp_bias_variance_chi_square_bound(z: list[float], m: list[float], a: list[float]) -> None:
     pi, mu, advantages = softmax(z), softmax(m), np.array(a)
-    each = [band_estimator(z, mu, np.where(np.arange(3) == i, advantages, 0.0), 1.0, math.inf) for i in range(3)]
-    sampled = np.stack(each) / mu[:, None]  # rho * h of each action: its part of the expectation, over its probability
-    rho, g_pi = pi / mu, np.sum(each, axis=0)
+    terms = [band_estimator(z, mu, np.where(np.arange(3) == i, advantages, 0.0), 1.0, math.inf) for i in range(3)]
+    sampled = np.stack(terms) / mu[:, None]  # rho * h of each action: its term of the expectation / its probability
+    rho, g_pi = pi / mu, np.sum(terms, axis=0)
     variance = (mu * ((sampled - g_pi) ** 2).sum(axis=1)).sum()
     a_max, g = np.abs(advantages).max(), np.linalg.norm(scores(pi), axis=1).max()
     chi = (mu * rho**2).sum() - 1
@@ -85,7 +85,7 @@ def test_theorem_prp_bias_variance_clipping_bias_and_second_moment(
     tail = (mu * (np.maximum(rho - (1 + eps), 0) + np.maximum((1 - eps) - rho, 0))).sum()
     assert bias <= a_max * g * tail + 1e-9
     second = 0.0
-    for i in range(3):  # the estimator of one sampled action: its part of the expectation, over its probability
+    for i in range(3):  # estimator of one sampled action: its term of the expectation / its probability
         alone = np.where(np.arange(3) == i, advantages, 0.0)
         second += mu[i] * float((band_estimator(z, mu, alone, eps, eps) ** 2).sum()) / mu[i] ** 2
     assert second <= (1 + eps) ** 2 * a_max**2 * g**2 + 1e-9
@@ -93,13 +93,13 @@ def test_theorem_prp_bias_variance_clipping_bias_and_second_moment(
 
 @pytest.mark.parametrize("eta", [0.001, 0.01, 0.02, 0.04])
 def test_proposition_naive_pooling_can_be_anti_aligned(eta: float) -> None:
-    """With the paper's baseline. The snapshot denominator makes every ratio 1, whoever sampled."""
+    """Use the paper's baseline. The snapshot denominator makes every ratio 1, whichever policy sampled."""
     pi, mu = np.array([1 / 3, 2 / 3 - eta, eta]), np.array([eta, eta, 1 - 2 * eta])
     z, advantages = np.log(pi).tolist(), np.array([2 / 3, -1 / 3, -1 / 3])
     rows = plan_prp(
         view([("p", 1.0), ("p", 0.0)], {"bob": Peer([("p", 1.0, "a")])}), PRPSettings(denominator="snapshot")
     ).rows
-    assert rows[0].logprobs is None  # no denominator of the peer's: the learner's own log-probs stand for it
+    assert rows[0].logprobs is None  # no peer denominator: the learner's own log-probs are used
     on = band_estimator(z, pi, advantages, 0.2, 0.2)
     naive = sum(
         mu[i] * band_estimator(z, pi, np.where(np.arange(3) == i, advantages, 0.0), 0.2, 0.2) / pi[i] for i in range(3)
@@ -116,7 +116,7 @@ def groups_of(pi: Vector, size: int) -> list[tuple[float, tuple[int, ...]]]:
 
 
 def xgrpo_gradient(own: Sequence[int], peer_rewards: Sequence[float], rewards: Vector, pi: Vector) -> Vector:
-    """Return (1/K) sum of A_i * score_i with our XGRPO's advantages."""
+    """Return (1/K) sum of A_i * score_i with our XGRPO advantages."""
     peers = {"bob": Peer([("p", r) for r in peer_rewards])}
     advantages = plan_xgrpo(view([("p", rewards[a]) for a in own], peers), ESTIMATOR).advantages
     assert advantages is not None
@@ -135,10 +135,10 @@ def test_lemma_pooled_baselines_are_unbiased(z: list[float], m: list[float], r: 
 
 
 def second_moment(baseline: float, rewards: Vector, pi: Vector) -> float:
-    """Return Var((r - b) s) + |g|^2 for a fixed baseline, from `plan`: peers whose mean is b, one rollout at a time."""
+    """Return Var((r - b) s) + |g|^2 for a fixed baseline b, from plans of single rollouts with peers of mean b."""
     total = 0.0
     for action, probability in enumerate(pi):
-        peers = {"bob": Peer([("p", baseline - 1.0), ("p", baseline + 1.0)])}  # without the rollout, the mean is b
+        peers = {"bob": Peer([("p", baseline - 1.0), ("p", baseline + 1.0)])}  # the leave-one-out mean is b
         advantages = plan_xgrpo(view([("p", rewards[action])], peers), ESTIMATOR).advantages
         assert advantages is not None
         assert advantages[0] == pytest.approx(rewards[action] - baseline)
@@ -167,7 +167,7 @@ def test_theorem_xgrpo_variance_identity_and_its_sign(
 
 @given(st.permutations(["right", "also right", "wrong"]), st.sampled_from(["matched", "shuffled"]))
 def test_theorem_xgrpo_has_no_direct_score_term(texts: list[str], pool: str) -> None:
-    """Two peer pools with the same rewards and other texts, ids and traces give the same advantages and no rows."""
+    """Peer pools that differ only in texts, ids and traces give the same advantages and no rows."""
     own = [("p", 0.0), ("p", 1.0), ("q", 0.0), ("q", 0.0)]
     plans = [
         plan_xgrpo(
@@ -183,8 +183,8 @@ def test_theorem_xgrpo_has_no_direct_score_term(texts: list[str], pool: str) -> 
 
 
 def gradient_of(plan: Plan, own_actions: Sequence[int], z: Sequence[float]) -> Vector:
-    """Return the ascent direction of a plan on a softmax over z, through our own losses: its advantages on own
-    actions, and its NLL rows, whose token ids are the actions."""
+    """Return the ascent direction of a plan on a softmax over z, from our losses: advantages on own actions, and NLL
+    rows whose token ids are actions."""
     logits = torch.tensor(z, dtype=torch.float64, requires_grad=True)
     logps = torch.log_softmax(logits, 0)
     loss = torch.zeros((), dtype=torch.float64)
@@ -205,8 +205,8 @@ ACTIONS = {"a0": (0,), "a1": (1,), "a2": (2,)}
 
 @given(logits)
 def test_proposition_zero_support_boundary(z: list[float]) -> None:
-    """The learner sampled only a0, in vain; a peer succeeded with a2. XGRPO lowers a0 and leaves the ratio of the others
-    as it is: nothing points at a2. SGT raises a2 above a1."""
+    """The learner sampled only a0 and failed; a peer succeeded with a2. XGRPO lowers a0 and keeps the ratio of the
+    others: nothing favours a2. SGT raises a2 above a1."""
     round_ = view(
         [("p", 0.0), ("p", 0.0)],
         {"bob": Peer([("p", 1.0, "a2"), ("p", 1.0, "a2")])},
@@ -216,7 +216,7 @@ def test_proposition_zero_support_boundary(z: list[float]) -> None:
     score_of_a0 = scores(softmax(z))[0]
     scale = by_value[0] / score_of_a0[0]
     assert scale < 0
-    assert by_value == pytest.approx(scale * score_of_a0, abs=1e-12)  # no term of another action's score
+    assert by_value == pytest.approx(scale * score_of_a0, abs=1e-12)  # no term with another action's score
     by_outcome = gradient_of(plan_sgt(round_, SGTSettings()), [0, 0], z)
     assert by_outcome == pytest.approx(0.1 * scores(softmax(z))[2], abs=1e-12)
     assert by_outcome[2] > 0 > by_outcome[1]
@@ -224,8 +224,8 @@ def test_proposition_zero_support_boundary(z: list[float]) -> None:
 
 @pytest.mark.parametrize("plan", [plan_sgt, plan_prp])
 def test_corollary_hard_support_boundary(plan: Callable[..., Plan]) -> None:
-    """A success that the learner's vocabulary cannot hold gives no row under any regime, and XGRPO the same advantages
-    as one that it can: rewards alone move the learner's own actions."""
+    """A success that the learner's vocabulary cannot encode gives no row under any regime, and the same XGRPO
+    advantages as an encodable one: only rewards move the learner's own actions."""
     settings_ = SGTSettings() if plan is plan_sgt else PRPSettings(denominator="snapshot")
     plans, advantages = [], []
     for ids in ((2,), None):
@@ -239,7 +239,7 @@ def test_corollary_hard_support_boundary(plan: Callable[..., Plan]) -> None:
     reachable, unreachable = plans
     assert len(reachable.rows) > 0
     assert unreachable.rows == ()
-    assert unreachable.advantages is None  # as GRPO without peers: nothing is left of the pool
+    assert unreachable.advantages is None  # as GRPO without peers: the pool is empty
     assert advantages[0] == advantages[1]
     assert advantages[0] is not None and all(a < 0 for a in advantages[0])
 
@@ -283,7 +283,7 @@ def one_pair_loss(z: torch.Tensor, action: int, weight: float) -> torch.Tensor:
 
 
 @given(logits, st.integers(0, 2))
-def test_theorem_sgt_rescue_step_gains_to_first_order(values_: list[float], action: int) -> None:
+def test_theorem_sgt_rescue_step_raises_the_log_prob_to_first_order(values_: list[float], action: int) -> None:
     z = torch.tensor(values_, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(one_pair_loss(z, action, weight=0.1), z)
     score = scores(softmax(values_))[action]
@@ -315,12 +315,14 @@ def test_theorem_sgt_lowers_the_divergence_from_the_peers_successes(values_: lis
 
 
 def perturbation(gated: Sequence[bool], z: torch.Tensor, normalize: str, weight: float) -> float:
-    """Return norm of what SGT adds to the gradient of a step of len(gated) prompts."""
-    at = [i for i, open_ in enumerate(gated) if open_]
-    if not at:
+    """Return the norm of SGT's addition to the gradient of a step with len(gated) prompts."""
+    indices = [i for i, open_ in enumerate(gated) if open_]
+    if not indices:
         return 0.0
-    nll = torch.cat([row_nll(torch.log_softmax(z[i], 0)[:1, None], torch.ones((1, 1), dtype=torch.bool)) for i in at])
-    loss = nll_loss(nll, weight=weight, count=len(at) if normalize == "pairs" else len(gated), ranks=1)
+    nll = torch.cat(
+        [row_nll(torch.log_softmax(z[i], 0)[:1, None], torch.ones((1, 1), dtype=torch.bool)) for i in indices]
+    )
+    loss = nll_loss(nll, weight=weight, count=len(indices) if normalize == "pairs" else len(gated), ranks=1)
     (gradient,) = torch.autograd.grad(loss, z)
     return float(gradient.norm())
 
@@ -337,7 +339,7 @@ def test_proposition_expected_perturbation_is_bounded_by_the_rescue_rate(rate: f
     assert (result**2).mean() <= weight**2 * largest**2 * mean_rate
 
 
-def test_under_pairs_the_perturbation_does_not_shrink_with_the_rescue_rate() -> None:
+def test_perturbation_normalized_by_pairs_does_not_shrink_with_the_rescue_rate() -> None:
     z = torch.zeros((20, 3), dtype=torch.float64, requires_grad=True)
     one, half = ([i < n for i in range(20)] for n in (1, 10))
     norm: Callable[[Sequence[bool], str], float] = lambda gated, how: perturbation(gated, z, how, 0.1)  # noqa: E731

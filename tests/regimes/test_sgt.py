@@ -36,13 +36,13 @@ DEFAULT = SGTSettings()
     ("own", "peers", "open_"),
     [
         ([0, 0, 0], [0, 1], True),
-        ([0, 0, 1], [1, 1], False),  # one own success shuts the gate
+        ([0, 0, 1], [1, 1], False),  # one own success closes the gate
         ([0, 0, 0], [0, 0], False),  # no peer success
-        ([0, 0, 0], [0.8], False),  # the thresholds themselves are outside
+        ([0, 0, 0], [0.8], False),  # both thresholds are exclusive
         ([0.2, 0, 0], [1], False),
         ([0.19, 0], [0.81], True),
-        ([math.nan, 0], [1], False),  # an unscorable rollout is no failure
-        ([0, 0], [math.nan], False),  # and no success
+        ([math.nan, 0], [1], False),  # an unscorable rollout is not a failure
+        ([0, 0], [math.nan], False),  # nor a success
         ([], [1], False),
     ],
 )
@@ -72,7 +72,7 @@ def test_draw_is_uniform_over_the_multiset() -> None:
         draw_candidate(pool, DEFAULT, run_seed=0, round_index=r, prompt_id="p", learner="z").candidate.text
         for r in range(6000)
     )
-    assert all(abs(count - 2000) < 200 for count in counts.values())  # 200 is 5.5 deviations
+    assert all(abs(count - 2000) < 200 for count in counts.values())  # 200 is 5.5 standard deviations
     assert len(counts) == 3
 
 
@@ -102,12 +102,12 @@ def test_select_gates_draws_and_counts() -> None:
         learner="ada",
         uses={},
     )
-    assert requested == ["p1", "p4"]  # texts are fetched for gated prompts alone
-    assert [(p, drawn.candidate.policy, drawn.ids) for p, drawn in got.pairs] == [("p1", "bob", (1, 2))]
+    assert requested == ["p1", "p4"]  # texts are fetched only for gated prompts
+    assert [(p, draw.candidate.policy, draw.ids) for p, draw in got.pairs] == [("p1", "bob", (1, 2))]
     assert (got.prompts, got.gated, got.unencodable, got.spent) == (4, 2, 1, 0)
 
 
-def test_a_prompt_at_its_cap_is_passed_over() -> None:
+def test_prompt_at_its_use_cap_is_skipped() -> None:
     settings = SGTSettings(max_uses_per_prompt=2)
     for used, pairs in ((1, 1), (2, 0)):
         got = select(
@@ -126,7 +126,9 @@ def test_a_prompt_at_its_cap_is_passed_over() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_deal_gives_every_pair_one_slot_and_spreads_them_evenly(pairs: int, steps: int, micro: int, ranks: int) -> None:
+def test_every_pair_is_assigned_to_one_slot_and_slots_are_balanced(
+    pairs: int, steps: int, micro: int, ranks: int
+) -> None:
     table = assign_to_microbatches(pairs, steps=steps, micro_batches=micro, ranks=ranks)
     assert sorted(i for indices in table.values() for i in indices) == list(range(pairs))
     assert len(table) == steps * micro * ranks
@@ -137,7 +139,7 @@ def test_deal_gives_every_pair_one_slot_and_spreads_them_evenly(pairs: int, step
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_deal_fills_ranks_before_micro_batches() -> None:
+def test_assignment_fills_ranks_before_micro_batches() -> None:
     table = assign_to_microbatches(5, steps=2, micro_batches=2, ranks=2)
     assert table[MicrobatchSlot(0, 0, 0)] == [0]
     assert table[MicrobatchSlot(1, 0, 0)] == [1]
@@ -146,7 +148,7 @@ def test_deal_fills_ranks_before_micro_batches() -> None:
     assert table[MicrobatchSlot(0, 1, 0)] == [4]
 
 
-def test_loss_and_gradient_on_three_tokens_by_hand() -> None:
+def test_nll_loss_and_gradient_match_hand_computed_values() -> None:
     # Vocabulary {0, 1, 2}, logits z = (ln 1, ln 2, ln 5): probabilities 1/8, 2/8, 5/8.
     # Pair A is (1, 2): NLL = (ln 4 + ln 8/5) / 2. Pair B is (0): NLL = ln 8.
     logits = torch.log(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)).requires_grad_()
@@ -165,7 +167,7 @@ def test_loss_and_gradient_on_three_tokens_by_hand() -> None:
     assert logits.grad.tolist() == pytest.approx(by_hand)
 
 
-def test_a_masked_row_gives_zero_and_no_gradient_even_at_minus_infinity() -> None:
+def test_masked_row_has_zero_loss_and_gradient_even_at_minus_infinity() -> None:
     logps = torch.tensor([[-math.inf, -1.0]], requires_grad=True)
     loss = nll_loss(row_nll(logps, torch.tensor([[False, False]])), weight=0.1, count=3, ranks=2)
     loss.backward()
@@ -175,7 +177,7 @@ def test_a_masked_row_gives_zero_and_no_gradient_even_at_minus_infinity() -> Non
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.floats(0.1, 5), min_size=1, max_size=12))
-def test_the_shares_of_ranks_and_micro_batches_add_up_to_the_mean(ranks: int, micro: int, values: list[float]) -> None:
+def test_losses_of_ranks_and_micro_batches_sum_to_the_mean(ranks: int, micro: int, values: list[float]) -> None:
     table = assign_to_microbatches(len(values), steps=1, micro_batches=micro, ranks=ranks)
     total = 0.0
     for slot in table:
@@ -185,7 +187,7 @@ def test_the_shares_of_ranks_and_micro_batches_add_up_to_the_mean(ranks: int, mi
 
 
 class Peer:
-    """Peer's round in memory."""
+    """In-memory peer round that records the decoded rows."""
 
     def __init__(self, rows: list[tuple[str, float, str | None]]) -> None:
         self.rows = rows
@@ -204,30 +206,30 @@ class Peer:
         return [self.rows[i][2] for i in rows]
 
 
-def test_plan_decodes_texts_of_gated_prompts_only_and_reports() -> None:
+def test_plan_decodes_texts_of_gated_prompts_only_and_reports_metrics() -> None:
     peer = Peer([("p1", 1.0, "yes"), ("p1", 0.0, None), ("p2", 1.0, "also")])
-    seen = view([("p1", 0.0), ("p1", 0.0), ("p2", 1.0), ("p2", 0.0)], {"bob": peer})  # type: ignore[dict-item]
-    got = plan(seen, DEFAULT)
+    round_view = view([("p1", 0.0), ("p1", 0.0), ("p2", 1.0), ("p2", 0.0)], {"bob": peer})  # type: ignore[dict-item]
+    got = plan(round_view, DEFAULT)
     assert [(row.prompt_id, row.text, row.token_ids) for row in got.rows] == [("p1", "yes", tuple(b"yes"))]
     assert peer.decoded == [0]
     assert got.metrics["sgt/gate_rate"] == 0.5
     assert got.metrics["sgt/extra_tokens"] == 3
 
 
-def test_settings_that_contradict_each_other_are_refused() -> None:
+def test_contradictory_settings_are_rejected() -> None:
     with pytest.raises(ValueError, match="must not exceed"):
         SGTSettings(failure_below=0.9, success_above=0.5)
     with pytest.raises(ValueError, match="weight"):
         SGTSettings(weight=-1)
 
 
-def test_the_gold_control_gates_as_sgt_and_learns_the_data_s_solution() -> None:
+def test_gold_teacher_has_the_same_gate_and_trains_on_the_datas_solution() -> None:
     own = [("p", 0.0), ("p", 0.0), ("q", 0.0), ("q", 1.0), ("r", 0.0), ("r", 0.0)]
     peers = {"bob": PeerInMemory([("p", 1.0, "peer's"), ("q", 1.0, "peer's"), ("r", 0.0, None)])}
     solutions = {"p": "gold p", "q": "gold q", "r": "gold r"}
-    seen = view(own, peers, solutions=solutions)
-    (peer,) = plan(seen, SGTSettings()).rows
-    (gold,) = plan(seen, SGTSettings(teacher="gold")).rows
+    round_view = view(own, peers, solutions=solutions)
+    (peer,) = plan(round_view, SGTSettings()).rows
+    (gold,) = plan(round_view, SGTSettings(teacher="gold")).rows
     assert (peer.prompt_id, peer.source.policy, peer.text) == ("p", "bob", "peer's")
     assert (gold.prompt_id, gold.source.policy, gold.text, gold.token_ids) == (
         "p",
@@ -237,7 +239,7 @@ def test_the_gold_control_gates_as_sgt_and_learns_the_data_s_solution() -> None:
     )
     assert not plan(view(own, peers, solutions={"q": "gold q"}), SGTSettings(teacher="gold")).rows  # p has none
     assert SPEC.publishes(SGTSettings()) == PublishSchema.of("text", text_above=0.8)
-    assert SPEC.publishes(SGTSettings(teacher="gold")) == PublishSchema()  # rewards alone open the gate
+    assert SPEC.publishes(SGTSettings(teacher="gold")) == PublishSchema()  # the gate needs only rewards
     assert SPEC.solution_column(SGTSettings(teacher="gold")) == "solution"
     assert SPEC.solution_column(SGTSettings(teacher="gold", solution="bare")) == "bare"
     assert SPEC.solution_column(SGTSettings(solution="bare")) is None
@@ -249,22 +251,22 @@ OWN = [("p", 0.0), ("p", 0.0)]
 TWICE = PeerInMemory([("p", 1.0, "long one"), ("p", 1.0, "one")])
 
 
-def test_a_success_is_remembered_for_so_many_rounds_and_read_again() -> None:
+def test_peer_success_is_reused_for_memory_rounds() -> None:
     settings = SGTSettings(memory=2, gate="all")
     empty = PeerInMemory([("p", 0.0, None)])
-    made = plan(view(OWN, {"bob": PeerInMemory([("p", 0.0, None), ("p", 1.0, "yes")])}, round=3), settings)
-    assert made.state == {"memory": {"p": [["bob", 1, 3, 1.0, "yes", True]]}}
-    for number, found in ((4, 1), (5, 1), (6, 0)):
-        later = plan(view(OWN, {"bob": empty}, round=number, state=made.state), settings)
-        assert len(later.rows) == found
-        if found:
+    result = plan(view(OWN, {"bob": PeerInMemory([("p", 0.0, None), ("p", 1.0, "yes")])}, round=3), settings)
+    assert result.state == {"memory": {"p": [["bob", 1, 3, 1.0, "yes", True]]}}
+    for number, count in ((4, 1), (5, 1), (6, 0)):
+        later = plan(view(OWN, {"bob": empty}, round=number, state=result.state), settings)
+        assert len(later.rows) == count
+        if count:
             assert later.rows[0].source == ("bob", 1, 3)
             assert later.metrics["sgt/remembered"] == 1.0
-    forgotten = plan(view(OWN, {"bob": empty}, round=6, state=made.state), settings)
-    assert forgotten.state == {"memory": {}}
+    expired = plan(view(OWN, {"bob": empty}, round=6, state=result.state), settings)
+    assert expired.state == {"memory": {}}
 
 
-def test_a_newer_success_of_a_peer_takes_the_place_of_its_older_one() -> None:
+def test_newer_success_of_a_peer_replaces_its_older_one() -> None:
     settings = SGTSettings(memory=9)
     first = plan(view(OWN, {"bob": PeerInMemory([("p", 1.0, "old")])}), settings)
     second = plan(view(OWN, {"bob": PeerInMemory([("p", 1.0, "new")])}, round=1, state=first.state), settings)
@@ -275,43 +277,45 @@ def test_a_newer_success_of_a_peer_takes_the_place_of_its_older_one() -> None:
     ("own", "peers", "margin", "is_open"),
     [
         ([0.25, 0.5], [0.75], 0.0, True),
-        ([0.25, 0.5], [0.75], 0.25, False),  # by more than the margin
+        ([0.25, 0.5], [0.75], 0.25, False),  # must exceed the margin
         ([0.25, 0.5], [0.5], 0.0, False),
         ([math.nan, 0.5], [0.6, math.nan], 0.0, True),
         ([math.nan], [1.0], 0.0, False),
     ],
 )
-def test_the_relative_gate(own: list[float], peers: list[float], margin: float, is_open: bool) -> None:
+def test_relative_gate_opens_if_a_peer_beats_the_learner_by_more_than_the_margin(
+    own: list[float], peers: list[float], margin: float, is_open: bool
+) -> None:
     settings = SGTSettings(gate="relative", margin=margin)
     assert gate(own, peers, settings) is is_open
-    assert publishes(settings).text_above == -math.inf  # any text may be the better one
+    assert publishes(settings).text_above == -math.inf  # any text may beat the learner's
 
 
-def test_under_the_relative_gate_only_what_beats_the_learner_is_learnt() -> None:
+def test_relative_gate_trains_only_on_texts_that_beat_the_learner() -> None:
     peer = PeerInMemory([("p", 0.5, "worse"), ("p", 0.9, "better")])
-    made = plan(view([("p", 0.5), ("p", 0.0)], {"bob": peer}), SGTSettings(gate="relative"))
-    assert [row.text for row in made.rows] == ["better"]
+    result = plan(view([("p", 0.5), ("p", 0.0)], {"bob": peer}), SGTSettings(gate="relative"))
+    assert [row.text for row in result.rows] == ["better"]
 
 
-def test_fit_takes_the_success_of_lowest_nll_and_asks_only_where_there_is_a_choice() -> None:
+def test_pick_fit_takes_the_lowest_nll_and_requests_it_only_for_several_candidates() -> None:
     settings = SGTSettings(pick="fit")
     own = [*OWN, ("q", 0.0), ("q", 0.0)]
     peer = PeerInMemory([("p", 1.0, "long one"), ("p", 1.0, "one"), ("q", 1.0, "only")])
-    seen = view(own, {"bob": peer})
-    asked = needs(seen, settings)
-    assert [(prompt, bytes(ids)) for prompt, ids in asked.nll] == [("p", b"long one"), ("p", b"one")]
+    round_view = view(own, {"bob": peer})
+    requests = needs(round_view, settings)
+    assert [(prompt, bytes(ids)) for prompt, ids in requests.nll] == [("p", b"long one"), ("p", b"one")]
     for answers, expected in (((0.1, 0.2), "long one"), ((0.2, 0.1), "one")):
-        made = plan(replace(seen, answers=Answers(nll=answers)), settings)
-        assert [row.text for row in made.rows] == [expected, "only"]
-    assert needs(seen, SGTSettings()).passages == 0
+        result = plan(replace(round_view, answers=Answers(nll=answers)), settings)
+        assert [row.text for row in result.rows] == [expected, "only"]
+    assert needs(round_view, SGTSettings()).passages == 0
 
 
-def test_first_is_the_first_rollout_of_the_first_peer() -> None:
-    made = plan(view(OWN, {"cyd": TWICE, "bob": TWICE}), SGTSettings(pick="first"))
-    assert made.rows[0].source == ("bob", 0, 0)
+def test_pick_first_takes_the_first_rollout_of_the_first_peer() -> None:
+    result = plan(view(OWN, {"cyd": TWICE, "bob": TWICE}), SGTSettings(pick="first"))
+    assert result.rows[0].source == ("bob", 0, 0)
 
 
-def test_the_own_teacher_is_the_learners_later_success_behind_the_same_gate() -> None:
+def test_own_teacher_is_the_learners_later_success_after_the_gate_opened() -> None:
     settings = SGTSettings(teacher="own", memory=2)
     assert publishes(settings) == PublishSchema()
     gated = plan(view(OWN, {"bob": TWICE}, round=1), settings)
@@ -329,7 +333,7 @@ def test_the_own_teacher_is_the_learners_later_success_behind_the_same_gate() ->
 @pytest.mark.parametrize(
     ("schedule", "weights"), [("linear", [0.1, 0.05, 0.0, 0.0]), ("cosine", [0.1, 0.05, 0.0, 0.0])]
 )
-def test_the_weight_falls_to_0(schedule: str, weights: list[float]) -> None:
+def test_scheduled_weight_decays_to_0(schedule: str, weights: list[float]) -> None:
     settings = SGTSettings(schedule=schedule, schedule_rounds=4)
     assert [weight_at(settings, number) for number in (0, 2, 4, 9)] == pytest.approx(weights)
     assert plan(view(OWN, {"bob": TWICE}, round=2), settings).rows[0].weight == pytest.approx(0.05)
@@ -337,14 +341,14 @@ def test_the_weight_falls_to_0(schedule: str, weights: list[float]) -> None:
         SGTSettings(schedule=schedule)
 
 
-def test_reduce_and_what_does_nothing() -> None:
+def test_rows_carry_reduce_and_idle_settings_are_reported() -> None:
     assert plan(view(OWN, {"bob": TWICE}), SGTSettings(reduce="sum")).rows[0].reduce == "sum"
     idle = dict(SPEC.idle_settings(SGTSettings(margin=0.5, memory=3, teacher="gold")))
     assert set(idle) == {"margin", "memory"}
     assert "only with peer or own" in idle["memory"]
 
 
-def test_the_own_teacher_keeps_the_cap_and_takes_no_guided_rollout() -> None:
+def test_own_teacher_respects_the_use_cap_and_skips_guided_rollouts() -> None:
     settings = SGTSettings(teacher="own", memory=9, max_uses_per_prompt=1)
     solved = view([("p", 1.0), ("p", 0.0)], {"bob": TWICE}, round=2, state={"open": {"p": 1}})
     (row,) = plan(solved, settings).rows
@@ -357,9 +361,9 @@ def test_the_own_teacher_keeps_the_cap_and_takes_no_guided_rollout() -> None:
         SGTSettings(teacher="own", memory=1, pick="fit")
 
 
-def test_no_pair_is_made_once_the_schedule_has_ended() -> None:
+def test_no_pairs_after_the_end_of_the_schedule() -> None:
     settings = SGTSettings(schedule="linear", schedule_rounds=3, pick="fit", max_uses_per_prompt=2)
-    seen = view(OWN, {"bob": TWICE}, round=3)
-    assert needs(seen, settings).passages == 0
-    made = plan(seen, settings)
-    assert (made.rows, made.state, made.metrics["sgt/gate_rate"]) == ((), None, 1.0)
+    round_view = view(OWN, {"bob": TWICE}, round=3)
+    assert needs(round_view, settings).passages == 0
+    result = plan(round_view, settings)
+    assert (result.rows, result.state, result.metrics["sgt/gate_rate"]) == ((), None, 1.0)

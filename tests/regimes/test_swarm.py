@@ -1,4 +1,4 @@
-"""SAPO of RL Swarm: groups kept, groups drawn, the verifier's word. Numbers worked by hand."""
+"""SAPO of RL Swarm: kept groups, drawn groups, verification. Values computed by hand."""
 
 from __future__ import annotations
 
@@ -18,93 +18,98 @@ PEER = [("p", 1.0, "a"), ("p", 0.0, "bb"), ("q", 1.0, "ccc"), ("q", 0.0, "d"), (
 A = 0.5 / (math.sqrt(0.5) + 1e-4)
 
 
-def asked(seen: RoundView, settings: SwarmSettings, rewards: list[float] | None = None) -> RoundView:
-    """Return the round with the verifier's answers: the published rewards, unless told."""
+def with_answers(round_view: RoundView, settings: SwarmSettings, rewards: list[float] | None = None) -> RoundView:
+    """Return the round with the verifier's answers: by default, the published rewards."""
     texts = {text: reward for _, reward, text in PEER}
-    wanted = needs(seen, settings).rewards
-    return replace(seen, answers=Answers(rewards=tuple(rewards or [texts[text] for _, text, _ in wanted])))
+    requests = needs(round_view, settings).rewards
+    return replace(round_view, answers=Answers(rewards=tuple(rewards or [texts[text] for _, text, _ in requests])))
 
 
-def test_groups_without_variance_leave_the_mean_and_peers_groups_join_by_hand() -> None:
+def test_groups_without_variance_leave_the_mean_and_peer_groups_join() -> None:
     settings = SwarmSettings()
-    made = plan(asked(view(OWN, {"bob": Peer(PEER)}), settings), settings)
-    # one own group is kept, so one of bob's two (on p, q; r is unknown) is drawn; 6 rows in the trainer's mean, 4 count
-    assert made.advantages == pytest.approx([1.5 * A, -1.5 * A, 0.0, 0.0])
-    assert [row.weight * row.advantage for row in made.rows] == pytest.approx([1.5 * A, -1.5 * A])
-    assert {row.logprobs for row in made.rows} == {None}  # its own snapshot below: ratio 1
-    assert made.metrics["swarm/local"] == made.metrics["swarm/external"] == 1.0
+    result = plan(with_answers(view(OWN, {"bob": Peer(PEER)}), settings), settings)
+    # one own group is kept, so one of bob's two (on p, q; r is unknown) is drawn; 4 of the trainer's 6 rows count
+    assert result.advantages == pytest.approx([1.5 * A, -1.5 * A, 0.0, 0.0])
+    assert [row.weight * row.advantage for row in result.rows] == pytest.approx([1.5 * A, -1.5 * A])
+    assert {row.logprobs for row in result.rows} == {None}  # snapshot denominator: ratio 1
+    assert result.metrics["swarm/local"] == result.metrics["swarm/external"] == 1.0
 
 
-def test_a_mean_over_tokens_counts_tokens() -> None:
+def test_mean_over_tokens_counts_tokens() -> None:
     settings = SwarmSettings(external=2)
-    seen = asked(view(OWN, {"bob": Peer(PEER)}, lengths=[4, 6, 7, 3], mean_over="tokens"), settings)
-    made = plan(seen, settings)
+    round_view = with_answers(view(OWN, {"bob": Peer(PEER)}, lengths=[4, 6, 7, 3], mean_over="tokens"), settings)
+    result = plan(round_view, settings)
     extra = len("a" + "bb" + "ccc" + "d")
-    assert made.advantages is not None
-    assert made.advantages[0] == pytest.approx(A * (20 + extra) / (10 + extra))
+    assert result.advantages is not None
+    assert result.advantages[0] == pytest.approx(A * (20 + extra) / (10 + extra))
 
 
-def test_without_external_groups_and_with_variance_everywhere_it_is_trls_advantages_to_the_bit() -> None:
+def test_without_external_or_dropped_groups_advantages_equal_trls_bit_for_bit() -> None:
     own = [("p", 1.0), ("p", 0.0), ("q", 1.0), ("q", 0.25)]
-    seen = view(own, {"bob": Peer(PEER)}, advantages=(0.1, -0.1, 1 / 3, -1 / 3))
+    round_view = view(own, {"bob": Peer(PEER)}, advantages=(0.1, -0.1, 1 / 3, -1 / 3))
     settings = SwarmSettings(external=0)
-    assert needs(seen, settings).rewards == ()
-    made = plan(seen, settings)
-    assert made.advantages == (0.1, -0.1, 1 / 3, -1 / 3)
-    assert made.rows == ()
+    assert needs(round_view, settings).rewards == ()
+    result = plan(round_view, settings)
+    assert result.advantages == (0.1, -0.1, 1 / 3, -1 / 3)
+    assert result.rows == ()
 
 
-def test_a_group_whose_reward_the_learners_verifier_denies_is_dropped_and_counted() -> None:
+def test_groups_that_fail_verification_are_dropped_and_counted() -> None:
     settings = SwarmSettings(external=2)
-    seen = view(OWN, {"bob": Peer(PEER)})
-    assert [(p, t) for p, t, _ in needs(seen, settings).rewards] == [("p", "a"), ("p", "bb"), ("q", "ccc"), ("q", "d")]
-    made = plan(asked(seen, settings, [1.0, 0.0, 0.5, 0.0]), settings)
-    assert {row.prompt_id for row in made.rows} == {"p"}
-    assert (made.metrics["swarm/denied"], made.metrics["swarm/external"]) == (1.0, 1.0)
+    round_view = view(OWN, {"bob": Peer(PEER)})
+    assert [(p, t) for p, t, _ in needs(round_view, settings).rewards] == [
+        ("p", "a"),
+        ("p", "bb"),
+        ("q", "ccc"),
+        ("q", "d"),
+    ]
+    result = plan(with_answers(round_view, settings, [1.0, 0.0, 0.5, 0.0]), settings)
+    assert {row.prompt_id for row in result.rows} == {"p"}
+    assert (result.metrics["swarm/denied"], result.metrics["swarm/external"]) == (1.0, 1.0)
 
 
-def test_a_peer_may_have_seen_other_prompts_of_the_learners_data() -> None:
+def test_peer_groups_may_be_on_other_prompts_of_the_learners_data() -> None:
     settings = SwarmSettings(external=3)
-    seen = asked(view(OWN, {"bob": Peer(PEER)}, other_prompts=frozenset({"r"})), settings)
-    made = plan(seen, settings)
-    assert {row.prompt_id for row in made.rows} == {"p", "q", "r"}
-    assert made.metrics["swarm/other_prompts"] == 1.0
+    round_view = with_answers(view(OWN, {"bob": Peer(PEER)}, other_prompts=frozenset({"r"})), settings)
+    result = plan(round_view, settings)
+    assert {row.prompt_id for row in result.rows} == {"p", "q", "r"}
+    assert result.metrics["swarm/other_prompts"] == 1.0
     assert not get_regime("swarm").same_prompts(settings)
 
 
-def test_the_groups_are_drawn_by_seed_round_and_learner_alone() -> None:
+def test_draw_of_groups_depends_only_on_seed_round_and_learner() -> None:
     own = [(f"p{i}", float(j)) for i in range(6) for j in range(2)]
     rows = [(f"p{i}", float(j), f"{i}{j}") for i in range(6) for j in range(2)]
     settings = SwarmSettings(local=2, external=2, verify=False)
 
-    def chosen(**changes: int) -> tuple[list[float], list[str]]:
-        made = plan(view(own, {"bob": Peer(rows)}, **changes), settings)
-        assert made.advantages is not None
-        return list(made.advantages), [row.prompt_id for row in made.rows]
+    def draw(**changes: int) -> tuple[list[float], list[str]]:
+        result = plan(view(own, {"bob": Peer(rows)}, **changes), settings)
+        assert result.advantages is not None
+        return list(result.advantages), [row.prompt_id for row in result.rows]
 
-    assert chosen() == chosen()
-    draws = {tuple(chosen(round=number)[1]) for number in range(30)}
+    assert draw() == draw()
+    draws = {tuple(draw(round=number)[1]) for number in range(30)}
     assert len(draws) > 5
-    assert all(sum(a != 0 for a in chosen(round=number)[0]) == 4 for number in range(5))
+    assert all(sum(a != 0 for a in draw(round=number)[0]) == 4 for number in range(5))
 
 
-def test_with_the_peers_denominator_the_aligned_trace_is_below() -> None:
+def test_peer_denominator_is_the_aligned_trace() -> None:
     settings = SwarmSettings(denominator="peer", verify=False, external=1)
     rows = [("p", 1.0, "ab", (1, 2), (-1.0, -2.0), True), ("p", 0.0, "cd", (1, 2), (-3.0, -4.0), True)]
-    made = plan(view(OWN, {"bob": Peer(rows)}), settings)
-    assert [row.logprobs.tolist() for row in made.rows if row.logprobs is not None] == [[-1.0, -2.0], [-3.0, -4.0]]
+    result = plan(view(OWN, {"bob": Peer(rows)}), settings)
+    assert [row.logprobs.tolist() for row in result.rows if row.logprobs is not None] == [[-1.0, -2.0], [-3.0, -4.0]]
     with pytest.raises(DataError, match="'bob' published no text or trace of rollout 0 on 'p'; regime swarm needs"):
         plan(view(OWN, {"bob": Peer([("p", 1.0, "ab"), ("p", 0.0, "cd")])}), settings)
     assert "mean per micro-batch" in dict(get_regime("swarm").check(settings, {"loss_type": "bnpo"}))["loss_type"]
 
 
-def test_truncated_rollouts_have_no_tokens_in_the_mean_where_they_are_masked(caplog: pytest.LogCaptureFixture) -> None:
-    seen = view(OWN, {}, lengths=[4, 6, 7, 3], mean_over="tokens", mask_truncated=True)
-    cut = [replace(r, ended=r.prompt_id == "p") for r in seen.rollouts]
-    assert kept_factor(replace(seen, rollouts=cut), {"p"}, []) == 1.0
-    assert kept_factor(seen, {"p"}, []) == 2.0
+def test_masked_truncated_rollouts_count_no_tokens_in_the_mean(caplog: pytest.LogCaptureFixture) -> None:
+    round_view = view(OWN, {}, lengths=[4, 6, 7, 3], mean_over="tokens", mask_truncated=True)
+    cut = [replace(r, ended=r.prompt_id == "p") for r in round_view.rollouts]
+    assert kept_factor(replace(round_view, rollouts=cut), {"p"}, []) == 1.0
+    assert kept_factor(round_view, {"p"}, []) == 2.0
     settings = SwarmSettings()
-    plan(asked(view(OWN, {"bob": Peer(PEER)}), settings, [0.5] * 4), settings)
+    plan(with_answers(view(OWN, {"bob": Peer(PEER)}), settings, [0.5] * 4), settings)
     assert "the learner's reward functions reject all 2 groups of the peers" in caplog.text
     with pytest.raises(ValueError, match="local: 0 leaves only the peers' groups"):
         SwarmSettings(local=0)

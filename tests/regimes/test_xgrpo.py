@@ -19,41 +19,41 @@ OWN = [("p", 1.0), ("p", 0.0), ("q", 0.0), ("q", 0.0)]
 BOB = [("p", 1.0), ("p", 1.0), ("q", 1.0), ("q", 0.0)]
 
 
-def test_the_pool_grades_by_hand() -> None:
-    # p: pool 1, 0, 1, 1: mean 3/4, sample deviation 1/2. q: pool 0, 0, 1, 0: mean 1/4, deviation 1/2.
+def test_pool_advantages_match_hand_computed_values() -> None:
+    # p: pool 1, 0, 1, 1: mean 3/4, standard deviation 1/2. q: pool 0, 0, 1, 0: mean 1/4, standard deviation 1/2.
     got = plan(view(OWN, {"bob": Peer(BOB)}), XGRPOSettings(mix=1.0, **PLAIN)).advantages
     assert got == pytest.approx([0.25 / 0.5001, -0.75 / 0.5001, -0.25 / 0.5001, -0.25 / 0.5001])
 
 
-def test_mix_is_the_convex_combination_by_hand() -> None:
-    # local of p: mean 1/2, deviation sqrt(1/2)
+def test_mix_is_a_convex_combination_of_local_and_pool_advantages() -> None:
+    # p's own rewards: mean 1/2, standard deviation sqrt(1/2)
     local = 0.5 / (math.sqrt(0.5) + 1e-4)
     got = plan(view(OWN, {"bob": Peer(BOB)}), XGRPOSettings(mix=0.2, **PLAIN)).advantages
     assert got is not None
     assert got[0] == pytest.approx(0.8 * local + 0.2 * 0.25 / 0.5001)
-    assert got[2] == pytest.approx(0.2 * -0.25 / 0.5001)  # a group of equal rewards learns from the pool alone
+    assert got[2] == pytest.approx(0.2 * -0.25 / 0.5001)  # a group of equal rewards has only the pool's advantage
 
 
-def test_leave_one_out_without_scale_by_hand() -> None:
+def test_unscaled_leave_one_out_matches_hand_computed_values() -> None:
     settings = XGRPOSettings(mix=1.0, scale="none", baseline="leave_one_out", **PLAIN)
     got = plan(view(OWN, {"bob": Peer(BOB)}), settings).advantages
     assert got == pytest.approx([1 - 2 / 3, 0 - 3 / 3, 0 - 1 / 3, 0 - 1 / 3])
 
 
-def test_scale_batch_divides_by_the_deviation_of_all_rewards() -> None:
+def test_scale_batch_divides_by_the_standard_deviation_of_all_rewards() -> None:
     rewards = [r for _, r in (*OWN, *BOB)]
     got = plan(view(OWN, {"bob": Peer(BOB)}), XGRPOSettings(mix=1.0, scale="batch", **PLAIN)).advantages
     assert got is not None
     assert got[0] == pytest.approx(0.25 / (np.std(rewards, ddof=1) + 1e-4))
 
 
-def test_scale_follows_the_trainer_unless_said() -> None:
+def test_scale_defaults_to_the_trainers() -> None:
     peers = {"bob": Peer(BOB)}
     by_trainer = plan(view(OWN, peers, scale="none"), XGRPOSettings(mix=1.0, **PLAIN)).advantages
     assert by_trainer == plan(view(OWN, peers), XGRPOSettings(mix=1.0, scale="none", **PLAIN)).advantages
 
 
-def test_length_correction_and_clip_by_hand() -> None:
+def test_length_correction_and_clip_match_hand_computed_values() -> None:
     got = effective_advantages(
         np.array([1.0, -1.0, 8.0]),
         np.zeros(3),
@@ -63,13 +63,13 @@ def test_length_correction_and_clip_by_hand() -> None:
     assert got == pytest.approx([math.sqrt(2 / 4), -math.sqrt(2), 5.0])  # mean length 2
 
 
-def test_an_empty_completion_counts_as_one_token_long() -> None:
+def test_empty_completion_counts_as_one_token() -> None:
     got = effective_advantages(np.array([1.0, 1.0]), np.zeros(2), np.array([0.0, 4.0]), XGRPOSettings(mix=0.0))
     assert got[0] == pytest.approx(2**0.1)
 
 
 @given(st.lists(st.floats(-4.5, 4.5, width=32), min_size=2, max_size=8), st.lists(st.integers(0, 9), min_size=8))
-def test_mix_0_without_length_correction_changes_no_bit(local: list[float], lengths: list[int]) -> None:
+def test_mix_0_without_length_correction_is_bit_exact(local: list[float], lengths: list[int]) -> None:
     got = effective_advantages(
         np.array(local),
         np.full(len(local), 7.7),
@@ -79,7 +79,7 @@ def test_mix_0_without_length_correction_changes_no_bit(local: list[float], leng
     assert got.tolist() == local
 
 
-def test_the_order_of_peers_changes_nothing() -> None:
+def test_plan_does_not_depend_on_the_order_of_peers() -> None:
     eve = [("p", 0.0), ("p", 0.0), ("q", 1.0), ("q", 1.0)]
     for pool in ("matched", "shuffled"):
         settings = XGRPOSettings(pool=pool)
@@ -88,12 +88,12 @@ def test_the_order_of_peers_changes_nothing() -> None:
         assert one == other
 
 
-def test_shuffling_deals_whole_bags_and_depends_on_the_seed_alone() -> None:
-    bags = {f"p{i}": [float(i), float(i) / 2] for i in range(6)}
-    dealt = shuffled(bags, np.random.default_rng(0))
-    assert sorted(map(tuple, dealt.values())) == sorted(map(tuple, bags.values()))
-    assert dealt != bags
-    assert dealt == shuffled(dict(reversed(bags.items())), np.random.default_rng(0))
+def test_shuffling_permutes_whole_pools_and_depends_only_on_the_seed() -> None:
+    pools = {f"p{i}": [float(i), float(i) / 2] for i in range(6)}
+    permuted = shuffled(pools, np.random.default_rng(0))
+    assert sorted(map(tuple, permuted.values())) == sorted(map(tuple, pools.values()))
+    assert permuted != pools
+    assert permuted == shuffled(dict(reversed(pools.items())), np.random.default_rng(0))
 
 
 def test_shuffled_pools_differ_between_rounds_and_learners() -> None:
@@ -106,8 +106,8 @@ def test_shuffled_pools_differ_between_rounds_and_learners() -> None:
     assert first != plan(view(own, peer, learner="bob"), settings).advantages
 
 
-def test_metrics_count_flips_and_changes() -> None:
-    # p of the learner: 1, 0, 0 -> local +, -, -; the pool is full of 2s, so the success falls below the pool's mean
+def test_metrics_report_sign_flips_and_advantage_changes() -> None:
+    # the learner's 1, 0, 0 on p -> local +, -, -; all peer rewards are 2, so the success is below the pool mean
     got = plan(
         view([("p", 1.0), ("p", 0.0), ("p", 0.0)], {"bob": Peer([("p", 2.0)] * 5)}), XGRPOSettings(mix=1.0, **PLAIN)
     )
@@ -117,7 +117,7 @@ def test_metrics_count_flips_and_changes() -> None:
     assert got.metrics["xgrpo/advantage_change"] == pytest.approx(change)
 
 
-def test_an_unscorable_rollout_has_advantage_0_and_is_in_no_mean() -> None:
+def test_unscorable_rollout_has_advantage_0_and_is_excluded_from_means() -> None:
     got = plan(
         view([("p", math.nan), ("p", 1.0)], {"bob": Peer([("p", 0.0), ("p", math.nan)])}),
         XGRPOSettings(mix=1.0, scale="none", **PLAIN),
@@ -126,7 +126,7 @@ def test_an_unscorable_rollout_has_advantage_0_and_is_in_no_mean() -> None:
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=9), st.floats(-3, 3))
-def test_a_pool_of_equal_rewards_gives_0_and_any_other_sums_to_0(rewards: list[float], shift: float) -> None:
+def test_equal_rewards_give_0_and_other_advantages_sum_to_the_shift(rewards: list[float], shift: float) -> None:
     got = pool_advantages(rewards, rewards, scale="group", shift=shift)
     if len(set(rewards)) == 1:
         assert got.tolist() == [0.0] * len(rewards)
@@ -135,7 +135,7 @@ def test_a_pool_of_equal_rewards_gives_0_and_any_other_sums_to_0(rewards: list[f
         assert (got.sum() * standard_deviation) == pytest.approx(-shift * len(rewards), abs=1e-9)
 
 
-def test_noise_moves_each_prompts_mean_by_one_draw() -> None:
+def test_noise_shifts_each_prompts_mean_by_one_draw() -> None:
     own = [("p", 1.0), ("p", 0.0), ("q", 1.0), ("q", 1.0), ("r", 0.0), ("r", 1.0)]
     got = plan_noise(view(own, scale="none"), NoiseSettings(noise=0.5)).advantages
     assert got is not None
@@ -149,7 +149,7 @@ def test_noise_moves_each_prompts_mean_by_one_draw() -> None:
     assert (*exempt[:2], *exempt[4:]) == (*got[:2], *got[4:])
 
 
-def test_the_papers_noise_moves_groups_of_equal_rewards_too_by_hand() -> None:
+def test_papers_noise_also_shifts_groups_of_equal_rewards() -> None:
     own = [("q", 1.0), ("q", 1.0), ("r", 0.0), ("r", 1.0)]
     plain = plan_noise(view(own, scale="none"), NoiseSettings(noise=0.5)).advantages
     assert plain is not None
@@ -160,42 +160,42 @@ def test_the_papers_noise_moves_groups_of_equal_rewards_too_by_hand() -> None:
     assert by_group[0] == pytest.approx(-shift / 1e-4)  # the group's standard deviation is 0
     by_batch = plan_noise(view(own, scale="batch"), NoiseSettings(noise=0.5)).advantages
     assert by_batch is not None
-    assert by_batch[0] == pytest.approx(-shift / (0.5 + 1e-4))  # that of (1, 1, 0, 1) is 0.5
-    none = plan_noise(view([("q", 0.1)] * 7, scale="group"), NoiseSettings(noise=0.0)).advantages
-    assert none == (0.0,) * 7
+    assert by_batch[0] == pytest.approx(-shift / (0.5 + 1e-4))  # the standard deviation of (1, 1, 0, 1) is 0.5
+    without_noise = plan_noise(view([("q", 0.1)] * 7, scale="group"), NoiseSettings(noise=0.0)).advantages
+    assert without_noise == (0.0,) * 7
 
 
-def test_noise_is_normal_with_the_asked_deviation_and_0_is_grpo() -> None:
+def test_noise_is_normal_with_the_set_standard_deviation_and_0_is_grpo() -> None:
     own = [(f"p{i}", float(i % 2)) for i in range(2000) for _ in (0, 1)]
     own = [(p, float(k % 2)) for k, (p, _) in enumerate(own)]
     noisy = plan_noise(view(own, scale="none"), NoiseSettings(noise=0.3)).advantages
     assert noisy is not None
     shifts = np.array(noisy[::2]) + 0.5
-    assert abs(shifts.mean()) < 0.03  # 4.5 deviations of the mean
+    assert abs(shifts.mean()) < 0.03  # 4.5 standard errors
     assert shifts.std() == pytest.approx(0.3, rel=0.07)
     quiet = plan_noise(view(own), NoiseSettings(noise=0.0)).advantages
     assert quiet == pytest.approx(view(own).advantages)
 
 
 @pytest.mark.parametrize("wrong", [{"mix": 1.5}, {"mix": -0.1}, {"advantage_clip": 0}, {"scale": "x"}, {"pool": "x"}])
-def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
+def test_out_of_range_settings_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         XGRPOSettings(**wrong)
 
 
-def test_the_variance_margin_by_hand() -> None:
-    # Own 1, 0 of lengths 2, 4; a peer's 1. Leaving rollout 1 out: local 0, pool 1/2; rollout 2: local 1, pool 1.
+def test_variance_margin_matches_hand_computed_values() -> None:
+    # Own rewards 1, 0 of lengths 2, 4; peer reward 1. Without rollout 1: local 0, pool 1/2; without 2: local 1, pool 1.
     # 2 ((1 - 0)^2 - (1 - 1/2)^2) / 2 + 4 ((0 - 1)^2 - (0 - 1)^2) / 2 = 3/4, over 6 tokens.
     assert variance_margin({"p": [1.0, 0.0]}, {"p": [1.0]}, {"p": [2, 4]}) == pytest.approx(0.125)
-    # A peer of other rewards: own 1, 1 and the peer's 0, 0, 0: the pool is off, and the margin below 0.
+    # Own rewards 1, 1 and peer rewards 0, 0, 0: the pool mean is far off, and the margin is negative.
     assert variance_margin({"p": [1.0, 1.0]}, {"p": [0.0] * 3}, {"p": [1, 1]}) == pytest.approx(-(0.75**2) / 2)
     assert variance_margin({"p": [1.0]}, {"p": [0.0]}, {"p": [1]}) is None
     assert variance_margin({"p": [1.0, 0.0]}, {}, {"p": [1, 1]}) is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.lists(st.floats(0, 1), min_size=1, max_size=5), st.data())
-def test_the_variance_margin_is_the_theorems_difference(own: list[float], peer: list[float], data: Any) -> None:
-    """E[H D Delta] - E[H Delta^2] / 2 over E[H], each rollout with the baselines that leave it out."""
+def test_variance_margin_is_the_theorems_difference(own: list[float], peer: list[float], data: Any) -> None:
+    """(E[H D Delta] - E[H Delta^2] / 2) / E[H], with leave-one-out baselines."""
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=len(own), max_size=len(own)))
     hdd = hd2 = 0.0
     for i, (reward, size) in enumerate(zip(own, sizes, strict=True)):

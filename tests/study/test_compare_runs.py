@@ -1,4 +1,4 @@
-"""Runs that are compared without a sweep: one per arm and seed."""
+"""Comparison of runs without a sweep: one run per arm and seed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mutualrl.errors import UsageError
 from mutualrl.study.compare_runs import compare_paths
 
 
-def test_runs_that_differ_beyond_their_regime_are_sent_to_a_sweep(tmp_path: Path) -> None:
-    """Two learning rates of one regime and seed are one arm here: which of the two runs to pair is not guessed."""
+def test_two_runs_of_one_regime_and_seed_are_rejected_suggesting_a_sweep(tmp_path: Path) -> None:
+    """Runs of one regime and seed with two learning rates are one arm here; which of them to pair is ambiguous."""
     paths = [made_run(tmp_path / name, "grpo") for name in ("slow", "fast")]
     for path, rate in zip(paths, (1e-6, 1e-5), strict=True):
         edit_recipe(path, lambda recipe, rate=rate: recipe.update(trainer={"learning_rate": rate}))
@@ -26,7 +26,7 @@ def test_runs_of_two_arms_are_paired_by_seed(tmp_path: Path) -> None:
         for regime, gain in (("grpo", 0.2), ("sgt", 0.3))
         for seed in (0, 1)
     ]
-    compared = compare_paths(paths)
-    (pool,) = compared.differences
-    difference = compared.differences[pool]["sgt"]["accuracy"]
+    comparison = compare_paths(paths)
+    (pool,) = comparison.differences
+    difference = comparison.differences[pool]["sgt"]["accuracy"]
     assert (difference.n, round(difference.mean, 6)) == (2, 0.1)

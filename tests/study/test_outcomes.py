@@ -1,4 +1,4 @@
-"""Outcomes of finished runs: what is measured, from which files."""
+"""Outcomes of finished runs, read from their files."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.study.outcomes import Outcome, Outcomes, of_run
 
 
-def with_result(run: Path, policy: str, **values: Any) -> None:
+def update_result(run: Path, policy: str, **values: Any) -> None:
     path = run / "policies" / policy / "result.json"
     result = read_checksummed(path, root=run)
     assert result is not None
     write_checksummed(path, {**result, **values}, root=run)
 
 
-def test_retained_is_the_share_of_the_solved_that_stay_solved(tmp_path: Path) -> None:
+def test_retained_is_the_fraction_of_solved_prompts_that_stay_solved(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "grpo")
     before, after = {**validation(0.3), "solved": "11010"}, {**validation(0.5), "solved": "10011"}
-    with_result(run, "ada", initial_validation=before, validation=after)
-    with_result(run, "bob", initial_validation={**before, "solved": "00000"}, validation=after)
+    update_result(run, "ada", initial_validation=before, validation=after)
+    update_result(run, "bob", initial_validation={**before, "solved": "00000"}, validation=after)
     policies = of_run(read_run(run), "p", "a").policies
     assert policies["ada"].retained == pytest.approx(2 / 3)
-    assert policies["bob"].retained is None  # nothing to keep
+    assert policies["bob"].retained is None  # no solved prompt to retain
 
 
-def test_runs_that_do_not_say_what_was_solved_have_no_share(tmp_path: Path) -> None:
+def test_retained_is_none_if_the_run_does_not_record_solved_prompts(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "grpo")
     assert of_run(read_run(run), "p", "a").policies["ada"].retained is None
-    with_result(run, "ada", initial_validation={**validation(0.3), "solved": "11"}, validation=validation(0.3))
+    update_result(run, "ada", initial_validation={**validation(0.3), "solved": "11"}, validation=validation(0.3))
     assert of_run(read_run(run), "p", "a").policies["ada"].retained is None
 
 
-def test_a_lesson_s_nll_is_that_of_the_first_steps_that_have_one(tmp_path: Path) -> None:
+def test_lesson_nll_is_the_mean_over_the_first_tenth_of_steps_with_a_lesson(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "sgt", steps=40)
     metrics = run / "policies" / "ada" / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-    for number, row in enumerate(rows[5:35]):  # thirty steps with a lesson: the first tenth are three
+    for number, row in enumerate(rows[5:35]):  # thirty steps with a lesson; the first tenth is three steps
         row["sgt/nll"] = 2.0 - 0.1 * number
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     policies = of_run(read_run(run), "p", "a").policies
@@ -50,7 +50,7 @@ def test_a_lesson_s_nll_is_that_of_the_first_steps_that_have_one(tmp_path: Path)
     assert policies["bob"].lesson_nll is None
 
 
-def test_pass_at_k_is_read_of_the_run_s_evaluations(tmp_path: Path) -> None:
+def test_pass_at_k_is_read_from_the_runs_evaluations(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "grpo")
     (run / "evaluations").mkdir()
     models = {"ada": {"pass_at_k": {"1": 0.25, "2": 0.4}}, "bob": {"accuracy": 0.5}}

@@ -1,4 +1,4 @@
-"""Claims tested on outcomes: the first study's verdicts, corrections, what cannot be tested, wrong files."""
+"""Claims tested on outcomes: the first study's verdicts, corrections, untestable claims, invalid files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mutualrl.study.claims import ClaimFile, assess, read_claims
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
 
 STUDY = REPOSITORY / "benchmarks" / "results" / "study.json"
-#: what the first study said of each claim, computed by code of its own
+#: the first study's result for each claim, computed by separate code
 EXPECTED = Path(__file__).with_name("first_study_claims.json")
 VERDICTS = {"held": "held", "not held": "refuted", "not decided": "undecided"}
 
 
-def test_the_first_study_has_the_same_intervals_and_verdicts() -> None:
+def test_intervals_and_verdicts_of_the_first_study_are_reproduced() -> None:
     if not STUDY.is_file():
         pytest.skip("not in a source tree")
     outcomes, expected = sweep_results.outcomes_of(json.loads(STUDY.read_text())), json.loads(EXPECTED.read_text())
@@ -72,17 +72,17 @@ FOUR = {"a": [0.50, 0.61, 0.55, 0.58], "b": [0.40, 0.50, 0.46, 0.46]}  # differe
         ({"says": "within", "margin": 0.11}, "undecided"),
         ({"says": "below", "margin": {"share": 0.5, "of": "b"}}, "held"),  # less than half of b's above b
         ({"says": "above", "margin": {"share": -0.1, "of": "b"}}, "held"),
-        ({"says": "above", "margin": {"share": 0.5, "of": "b"}}, "refuted"),  # not half of b's more than b
-        ({"problems": 9}, "undecided"),  # steps of 1 / 9 decide nothing
+        ({"says": "above", "margin": {"share": 0.5, "of": "b"}}, "refuted"),  # not half of b's above b
+        ({"problems": 9}, "undecided"),  # a resolution of 1 / 9 decides nothing
     ],
 )
-def test_a_verdict_follows_from_the_interval_and_the_margin(change: dict[str, Any], verdict: str) -> None:
+def test_verdict_follows_from_the_interval_and_the_margin(change: dict[str, Any], verdict: str) -> None:
     (line,) = assess(outcomes_of(FOUR), one_claim(**change))
     assert line.verdict == verdict
     assert line.seeds == 4
 
 
-def test_holm_over_the_family_takes_back_what_one_test_would_say() -> None:
+def test_holm_correction_over_the_family_can_undo_a_single_verdict() -> None:
     outcomes = outcomes_of({"a": [0.50, 0.60, 0.60, 0.60], "b": [0.40, 0.50, 0.54, 0.58]})
     claims = [{"text": str(n), "one": "a", "other": "b", "margin": n / 1000} for n in range(6)]
     alone = assess(outcomes, ClaimFile.model_validate({"claims": claims, "correction": "none"}))
@@ -92,15 +92,15 @@ def test_holm_over_the_family_takes_back_what_one_test_would_say() -> None:
     assert family[0].p == pytest.approx(6 * alone[0].p)
 
 
-def test_a_claim_about_every_policy_holds_where_each_does() -> None:
+def test_claim_about_each_policy_holds_only_if_it_holds_for_each() -> None:
     policies = [{"ada": 0.5 + d, "bob": 0.5 + e} for d, e in ((0.1, 0.0), (0.11, 0.01), (0.12, -0.01))]
     outcomes = [
         Outcome("p", "a", s, {n: PolicyOutcome({"all": v}) for n, v in by.items()}) for s, by in enumerate(policies)
     ]
     outcomes += [Outcome("p", "b", s, {n: PolicyOutcome({"all": 0.5}) for n in ("ada", "bob")}) for s in range(3)]
-    (each,) = assess(Outcomes(outcomes), one_claim(who="each"))
-    assert each.verdict == "undecided"
-    assert set(each.estimates) == {"ada", "bob"}
+    (line,) = assess(Outcomes(outcomes), one_claim(who="each"))
+    assert line.verdict == "undecided"
+    assert set(line.estimates) == {"ada", "bob"}
     (ada,) = assess(Outcomes(outcomes), one_claim(who="ada"))
     assert ada.verdict == "held"
     (cyd,) = assess(Outcomes(outcomes), one_claim(who="cyd"))
@@ -120,7 +120,7 @@ def test_a_claim_about_every_policy_holds_where_each_does() -> None:
         (FOUR, {"margin": {"share": 0.5, "of": "c"}}, "p: no run of c"),
     ],
 )
-def test_what_cannot_be_tested_is_undecided_with_its_reason(
+def test_untestable_claim_is_undecided_with_a_reason(
     values: dict[str, list[float]], change: dict[str, Any], why: str
 ) -> None:
     (line,) = assess(outcomes_of(values), one_claim(**change))
@@ -128,7 +128,7 @@ def test_what_cannot_be_tested_is_undecided_with_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("claims: []", "at least 1 item"),
         ("claims: [{text: c, one: a, measure: luck}]", "unknown measure, expected one of accuracy"),
@@ -140,14 +140,14 @@ def test_what_cannot_be_tested_is_undecided_with_its_reason(
         ("claims: [{text: c, one: a}]\nseeds: 1", "greater than or equal to 3"),
     ],
 )
-def test_a_wrong_file_is_refused_by_key(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_claims_file_is_rejected_by_key(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "claims.yaml").write_text(text)
-    with pytest.raises(RecipeError, match=words):
+    with pytest.raises(RecipeError, match=message):
         read_claims(tmp_path / "claims.yaml")
 
 
-def test_a_share_is_taken_seed_by_seed_and_of_a_magnitude() -> None:
-    # exactly a quarter below in every seed, however the level varies: neither above nor below that margin
+def test_share_margin_is_computed_per_seed_and_from_the_magnitude() -> None:
+    # exactly a quarter below in every seed, at any level: neither above nor below that margin
     levels = [0.3, 0.6, 0.45, 0.7, 0.52]
     outcomes = outcomes_of({"a": [0.75 * level for level in levels], "b": levels})
     (line,) = assess(outcomes, one_claim(margin={"share": -0.25, "of": "b"}))
@@ -164,25 +164,25 @@ def test_a_share_is_taken_seed_by_seed_and_of_a_magnitude() -> None:
     assert assess(falling, claim)[0].verdict == "held"
 
 
-def test_no_interval_is_narrower_than_a_problem_of_the_group_or_a_validation() -> None:
+def test_no_interval_is_narrower_than_one_problem_or_one_validation() -> None:
     outcomes = []
     for seed in range(3):
         for arm, right, first in (("a", 1.0, 10), ("b", 0.5, 20)):
             curve = [(0, 0.0), (10, 0.5 if first == 10 else 0.4), (20, 0.5)]
             policy = PolicyOutcome({"all": 0.5, "rare": right}, problems=512, curve=curve)
             outcomes.append(Outcome("p", arm, seed, {"ada": policy}))
-    known = Outcomes(outcomes)
-    assert known.resolution("p", "accuracy") == 1 / 512
-    assert known.resolution("p", "accuracy/rare") == 1 / 2
-    assert known.resolution("p", "steps_to/b") == 10
-    assert known.resolution("p", "kl") == 0
-    assert known.resolution("p", "accuracy", problems=10**6) == 1 / 512  # what the runs say counts
-    (group,) = assess(known, one_claim(measure="accuracy/rare"))
-    (earlier,) = assess(known, one_claim(measure="steps_to/b", says="below"))
+    all_outcomes = Outcomes(outcomes)
+    assert all_outcomes.resolution("p", "accuracy") == 1 / 512
+    assert all_outcomes.resolution("p", "accuracy/rare") == 1 / 2
+    assert all_outcomes.resolution("p", "steps_to/b") == 10
+    assert all_outcomes.resolution("p", "kl") == 0
+    assert all_outcomes.resolution("p", "accuracy", problems=10**6) == 1 / 512  # the value in the runs wins
+    (group,) = assess(all_outcomes, one_claim(measure="accuracy/rare"))
+    (earlier,) = assess(all_outcomes, one_claim(measure="steps_to/b", says="below"))
     assert {group.verdict, earlier.verdict} == {"undecided"}
 
 
-def test_a_run_that_never_arrives_counts_with_its_last_step() -> None:
+def test_run_that_never_reaches_the_target_counts_with_its_last_step() -> None:
     outcomes = outcomes_of({"a": [0.1] * 3, "b": [0.9] * 3})
     late = {
         key: Outcome(
@@ -193,7 +193,7 @@ def test_a_run_that_never_arrives_counts_with_its_last_step() -> None:
     assert Outcomes(list(late.values())).value("p", "a", 0, "steps_to/b") == 40
 
 
-def test_runs_of_a_pool_are_found_by_the_pool_s_own_name() -> None:
+def test_runs_are_found_by_the_short_name_of_their_pool() -> None:
     outcomes = outcomes_of(FOUR, pool="arithmetic, pool tiny")
     (line,) = assess(outcomes, one_claim(pools=["tiny"]))
     assert (line.verdict, line.pool) == ("held", "arithmetic, pool tiny")

@@ -1,4 +1,4 @@
-"""Statistics against published examples and scipy's own tests."""
+"""Statistics compared with published examples and scipy's tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
 DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 
 
-def test_the_sleep_data_give_what_r_prints() -> None:
+def test_sleep_data_give_the_estimates_of_r() -> None:
     estimate = paired(DRUG_2, DRUG_1)
     # R: t.test(extra ~ group, paired = TRUE): t = 4.0621, df = 9, p = 0.002833, 95 % [0.7001142, 2.4598858]
     assert (estimate.mean, estimate.n) == (pytest.approx(1.58), 10)
@@ -28,7 +28,7 @@ def test_the_sleep_data_give_what_r_prints() -> None:
     assert (round(g, 2), round(low, 2), round(high, 2)) == (1.28, 0.41, 2.12)
 
 
-def test_an_effect_size_changes_its_sign_with_the_values_and_has_no_interval_beyond_the_floats() -> None:
+def test_effect_size_flips_sign_with_the_values_and_is_inside_its_interval_or_none() -> None:
     one, other = paired(DRUG_2, DRUG_1).effect, paired(DRUG_1, DRUG_2).effect
     assert one is not None
     assert other is not None
@@ -39,7 +39,7 @@ def test_an_effect_size_changes_its_sign_with_the_values_and_has_no_interval_bey
 
 
 @pytest.mark.parametrize("bound", [-0.5, 0.0, 1.0, 2.5])
-def test_one_sided_tests_and_equivalence_are_scipy_s(bound: float) -> None:
+def test_one_sided_tests_match_scipy(bound: float) -> None:
     estimate = paired(DRUG_2, DRUG_1)
     shifted = [value + bound for value in DRUG_1]
     above = stats.ttest_rel(DRUG_2, shifted, alternative="greater").pvalue
@@ -62,13 +62,13 @@ def test_equivalence_is_two_one_sided_tests() -> None:
 
 @pytest.mark.parametrize("bound", [-0.2, -0.05, 0.0, 0.05, 0.2])
 @pytest.mark.parametrize("resolution", [0.0, 0.04, 0.3])
-def test_a_test_and_the_interval_say_the_same(bound: float, resolution: float) -> None:
+def test_tests_and_intervals_agree(bound: float, resolution: float) -> None:
     estimate = Estimate.of([0.05, 0.09, 0.02, 0.07], resolution=resolution)
     assert (estimate.p_above(bound) <= 0.025) == (estimate.low >= bound)
     assert (estimate.p_below(bound) <= 0.025) == (estimate.high <= bound)
 
 
-def test_equal_values_of_a_coarse_measure_are_no_certainty() -> None:
+def test_equal_values_of_a_coarse_measure_are_not_certain() -> None:
     exact, coarse = Estimate.of([0.0] * 4), Estimate.of([0.0] * 4, resolution=1 / 64)
     assert (exact.low, exact.high) == (0.0, 0.0)
     assert (coarse.low, coarse.high) == (pytest.approx(-1 / 64), pytest.approx(1 / 64))
@@ -79,7 +79,7 @@ def test_equal_values_of_a_coarse_measure_are_no_certainty() -> None:
     assert Estimate.of([0.0] * 4).p_above() == 1.0
 
 
-def test_one_value_and_two_decide_nothing() -> None:
+def test_one_or_two_values_decide_nothing() -> None:
     single, pair = Estimate.of([0.5]), Estimate.of([0.5, 0.500001])
     assert (single.low, single.high) == (-math.inf, math.inf)
     assert {single.p_above(), single.p_below(), pair.p_above(), pair.p_below(-9)} == {1.0}
@@ -93,7 +93,7 @@ def test_one_value_and_two_decide_nothing() -> None:
     }
 
 
-def test_holm_is_r_s_p_adjust() -> None:
+def test_holm_matches_p_adjust_of_r() -> None:
     # R: p.adjust(c(0.01, 0.02, 0.03, 0.04), "holm") = 0.04 0.06 0.06 0.06
     assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
     assert holm([0.04, 0.001, 0.9]) == pytest.approx([0.08, 0.003, 0.9])
@@ -101,7 +101,7 @@ def test_holm_is_r_s_p_adjust() -> None:
     assert holm([0.6, 0.7]) == [1.0, 1.0]
 
 
-def test_a_correlation_has_fisher_s_interval() -> None:
+def test_correlation_has_the_fisher_interval() -> None:
     x, y = DRUG_1, DRUG_2
     r, low, high = correlation(x, y) or (0.0, 0.0, 0.0)
     assert r == pytest.approx(0.7951702, abs=1e-6)  # R: cor(sleep$extra[1:10], sleep$extra[11:20])

@@ -1,4 +1,4 @@
-"""Sweep files: what follows from one, and each way in which one is wrong."""
+"""Sweep files: their pieces and commands, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ reference: grpo
 """
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write_sweep(tmp_path: Path, text: str) -> Path:
     (tmp_path / "s.yaml").write_text(text)
     return tmp_path / "s.yaml"
 
 
-def test_pieces_come_seed_by_seed_and_what_is_distilled_before_its_distillation(tmp_path: Path) -> None:
-    sweep = read_sweep(written(tmp_path, GOOD))
+def test_pieces_are_ordered_by_seed_with_distillations_after_their_sources(tmp_path: Path) -> None:
+    sweep = read_sweep(write_sweep(tmp_path, GOOD))
     assert [piece.seed for piece in sweep.pieces] == [3] * 6 + [1] * 6
     assert [piece.arm for piece in sweep.pieces[:3]] == ["grpo", "sgt gold", "distilled"]
     assert str(sweep.pieces[1].place) == "pieces/tiny/sgt-gold-3"
@@ -55,15 +55,15 @@ def test_pieces_come_seed_by_seed_and_what_is_distilled_before_its_distillation(
     assert plan.bytes > 12 * 1_000_000
 
 
-def test_a_number_of_seeds_is_that_many_from_zero(tmp_path: Path) -> None:
-    assert read_sweep(written(tmp_path, "seeds: 2\narms: {a: {regime: grpo}}")).pieces == (
+def test_seed_count_means_seeds_from_zero(tmp_path: Path) -> None:
+    assert read_sweep(write_sweep(tmp_path, "seeds: 2\narms: {a: {regime: grpo}}")).pieces == (
         Piece("tiny", "a", 0),
         Piece("tiny", "a", 1),
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("arms: {a: {regime: grpo}}\nbudgets: 3", "budgets: Extra inputs are not permitted"),
         ("arms: {}", "at least 1 item"),
@@ -104,29 +104,29 @@ def test_a_number_of_seeds_is_that_many_from_zero(tmp_path: Path) -> None:
         ("arms: {a: {regime: grpo}}\nbudget: {minutes: 0}", "budget.minutes: Input should be greater than 0"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_sweep_file_is_rejected_with_the_key(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "c.yaml").write_text("claims: [{text: x, one: a, other: b}]")
     (tmp_path / "pool.yaml").write_text("claims: [{text: x, one: a, pools: [tinny]}]")
     (tmp_path / "who.yaml").write_text("claims: [{text: x, one: a, who: cyd}]")
     (tmp_path / "steps.yaml").write_text("claims: [{text: x, one: a, measure: steps_to/zz}]")
-    with pytest.raises(RecipeError, match=words):
-        read_sweep(written(tmp_path, text))
+    with pytest.raises(RecipeError, match=message):
+        read_sweep(write_sweep(tmp_path, text))
 
 
-def test_a_difference_that_is_declared_is_taken(tmp_path: Path) -> None:
+def test_declared_difference_is_accepted(tmp_path: Path) -> None:
     text = "arms: {a: {regime: grpo}, b: {regime: sgt, set: {trainer.learning_rate: 1}, differs: [trainer]}}"
-    assert len(read_sweep(written(tmp_path, text)).pieces) == 6
+    assert len(read_sweep(write_sweep(tmp_path, text)).pieces) == 6
 
 
-def test_a_grid_that_does_not_fit_is_refused_with_bytes(tmp_path: Path) -> None:
-    sweep = read_sweep(written(tmp_path, f"{GOOD}\nbudget: {{gigabytes: 0.01}}"))
+def test_grid_beyond_the_budget_is_rejected_with_bytes(tmp_path: Path) -> None:
+    sweep = read_sweep(write_sweep(tmp_path, f"{GOOD}\nbudget: {{gigabytes: 0.01}}"))
     plan = planned(sweep, tmp_path / "out", None)
     with pytest.raises(UsageError, match=r"needs about [0-9,]+ bytes for 12 pieces, 10,000,000 are left of the budget"):
         require_room(plan, tmp_path / "out", sweep.file.budget.gigabytes)
     require_room(plan, tmp_path / "out", None)
 
 
-def test_the_example_is_sound() -> None:
+def test_example_sweep_is_valid() -> None:
     if not (REPOSITORY / "examples" / "sweep.yaml").is_file():
         pytest.skip("not in a source tree")
     sweep = read_sweep(REPOSITORY / "examples" / "sweep.yaml")
@@ -134,8 +134,8 @@ def test_the_example_is_sound() -> None:
     assert sweep.file.seed_list[: sweep.claims.file.seeds] == tuple(range(sweep.claims.file.seeds))
 
 
-def test_the_sweeps_that_ship_are_sound(tmp_path: Path) -> None:
-    """Those of `benchmarks/sweeps`, with what `benchmarks/text_source.py` writes beside them in a small form."""
+def test_shipped_sweeps_are_valid(tmp_path: Path) -> None:
+    """Read `benchmarks/sweeps` with small versions of the files that `benchmarks/text_source.py` writes there."""
     script = REPOSITORY / "benchmarks" / "text_source.py"
     if not script.is_file():
         pytest.skip("not in a source tree")
@@ -144,32 +144,32 @@ def test_the_sweeps_that_ship_are_sound(tmp_path: Path) -> None:
     assert spec.loader is not None
     text_source = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(text_source)
-    sweeps, made = tmp_path / "sweeps", tmp_path / "sweeps" / "text-source"
+    sweeps, text_source_dir = tmp_path / "sweeps", tmp_path / "sweeps" / "text-source"
     shutil.copytree(REPOSITORY / "benchmarks" / "sweeps", sweeps, ignore=shutil.ignore_patterns("text-source", "smol"))
-    made.mkdir()
+    text_source_dir.mkdir()
     rows = text_source.rows_of("train")[:40]
     for name in ("train.jsonl", "held_out.jsonl"):
-        text_source.write_rows(made / name, [{**each, "own_fay": "", "own_gus": each["bare"]} for each in rows])
+        text_source.write_rows(text_source_dir / name, [{**row, "own_fay": "", "own_gus": row["bare"]} for row in rows])
     for learner in text_source.LEARNERS:
-        shutil.copytree(path_of(learner), made / "sft" / learner)
+        shutil.copytree(path_of(learner), text_source_dir / "sft" / learner)
     for name in ("word_problems.py", "paced_rewards.py"):
         shutil.copy(REPOSITORY / "benchmarks" / name, tmp_path)
     (sweeps / "smol").mkdir()
     for name in ("train.jsonl", "held_out.jsonl"):
         problems = [problem for skill in word_problems.SKILLS for problem in word_problems.problems(skill, 20, seed=0)]
         text_source.write_rows(sweeps / "smol" / name, problems)
-        assert word_problems.last_number([each["solution"] for each in problems], [each["answer"] for each in problems])
+        assert word_problems.last_number([p["solution"] for p in problems], [p["answer"] for p in problems])
     for skill, model in zip(word_problems.SKILLS, ("ada", "bob"), strict=True):
         shutil.copytree(path_of(model), sweeps / "smol" / "sft" / skill)
-    read = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
-    assert sorted(read) == ["paper", "smol", "staleness", "study", "text-source"]
-    for name, sweep in read.items():
-        if name == "staleness":  # what it measures is described, and claims nothing
+    by_name = {path.stem: read_sweep(path) for path in sweeps.glob("*.yaml") if "arms:" in path.read_text()}
+    assert sorted(by_name) == ["paper", "smol", "staleness", "study", "text-source"]
+    for name, sweep in by_name.items():
+        if name == "staleness":  # descriptive, without claims
             continue
         assert sweep.claims is not None
         assert sweep.claims.file.seeds == len(sweep.file.seed_list)
-    own = read["text-source"].recipes["text-source-pool.yaml", "sgt own best of 64"]
-    prompts = load_recipe_prompts(own, "train")
+    recipe = by_name["text-source"].recipes["text-source-pool.yaml", "sgt own best of 64"]
+    prompts = load_recipe_prompts(recipe, "train")
     assert len(prompts) == 40
-    assert len(solutions(own, "gus", prompts)) == 40
+    assert len(solutions(recipe, "gus", prompts)) == 40
     assert all(reached(text, row["numbers"], row["target"]) for row in rows for text in (row["bare"], row["mirrored"]))

@@ -1,4 +1,4 @@
-r"""Task addition-chain: which numbers are a chain, what it is worth, the data's chains, the split."""
+"""Task addition-chain: valid chains, rewards, gold chains, the split."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from mutualrl.tasks.base import TaskSource
 
 
 def shortest(target: int) -> int:
-    """Return the steps of the shortest chain, by iterative deepening over rising chains."""
+    """Return the number of steps of the shortest chain, by iterative deepening over increasing chains."""
 
-    def reaches(chain: list[int], left: int) -> bool:
+    def reaches(chain: list[int], remaining: int) -> bool:
         if chain[-1] == target:
             return True
-        if left == 0 or chain[-1] << left < target:
+        if remaining == 0 or chain[-1] << remaining < target:
             return False
         sums = sorted({a + b for a in chain for b in chain if chain[-1] < a + b <= target}, reverse=True)
-        return any(reaches([*chain, value], left - 1) for value in sums)
+        return any(reaches([*chain, value], remaining - 1) for value in sums)
 
     steps = fewest_steps(target)
     while not reaches([1], steps):
@@ -42,24 +42,24 @@ def shortest(target: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("chain", "right"),
+    ("chain", "valid"),
     [
         ([1, 2, 4, 5, 10, 11, 22, 23], True),
         ([1, 2, 3, 5, 10, 20, 23], True),
         ([1], True),
-        ([1, 3], False),  # no sum of two earlier ones
-        ([2, 4], False),  # does not begin with 1
-        ([1, 2, 2], False),  # does not rise
+        ([1, 3], False),  # not a sum of two earlier numbers
+        ([2, 4], False),  # does not start with 1
+        ([1, 2, 2], False),  # does not increase
         ([1, 2, 4, 3], False),
         ([1, 2, 7], False),
         ([], False),
     ],
 )
-def test_a_chain_begins_with_1_rises_and_adds(chain: list[int], right: bool) -> None:
-    assert is_chain(chain) is right
+def test_chain_starts_with_1_and_increases_by_sums(chain: list[int], valid: bool) -> None:
+    assert is_chain(chain) is valid
 
 
-def test_half_as_much_with_every_further_step_and_nothing_for_no_chain() -> None:
+def test_reward_halves_per_extra_step_and_is_0_for_invalid_chains() -> None:
     assert fewest_steps(16) == 4
     assert (fewest_steps(17), fewest_steps(23)) == (5, 5)
     assert worth("\\boxed{1, 2, 4, 8, 16}", 16) == 1.0
@@ -72,7 +72,7 @@ def test_half_as_much_with_every_further_step_and_nothing_for_no_chain() -> None
 
 
 @pytest.mark.parametrize("target", [16, 17, 23, 31, 47, 71, 127, 191])
-def test_the_data_s_chains_are_chains_and_no_better_than_the_shortest(target: int) -> None:
+def test_gold_chains_are_valid_and_not_shorter_than_the_shortest(target: int) -> None:
     best = shortest(target)
     for chain in (by_bits(target), by_factors(target)):
         assert is_chain(chain)
@@ -80,8 +80,8 @@ def test_the_data_s_chains_are_chains_and_no_better_than_the_shortest(target: in
         assert len(chain) - 1 >= best >= fewest_steps(target)
 
 
-def test_shortest_chains_are_the_published_ones() -> None:
-    # OEIS A003313: steps of the shortest addition chain of n, n = 1 to 20
+def test_shortest_chain_lengths_match_published_ones() -> None:
+    # OEIS A003313: length of the shortest addition chain of n, n = 1 to 20
     published = [0, 1, 2, 2, 3, 3, 4, 3, 4, 4, 5, 4, 5, 5, 5, 4, 5, 5, 6, 5]
     assert [shortest(n) for n in range(1, 21)] == published
     assert (len(by_bits(15)) - 1, len(by_factors(15)) - 1) == (6, 5)  # Knuth: the factor method wins at 15

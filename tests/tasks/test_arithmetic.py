@@ -8,7 +8,7 @@ from mutualrl.tasks.base import TaskSource
 from mutualrl.tasks.boxed import boxed_score
 
 
-def test_working_leads_to_the_answer() -> None:
+def test_working_ends_in_the_answer() -> None:
     product, total = Problem("*", (4, 3, 5)), Problem("+", (4, 3, 5))
     assert (product.prompt, product.working, product.answer) == ("4*3*5:", r" 12 60 \boxed{60}", "60")
     assert (total.prompt, total.working, total.answer) == ("4+3+5:", r" 7 12 \boxed{12}", "12")
@@ -23,7 +23,7 @@ def test_held_out_problems_are_never_trained_on(operation: str) -> None:
     assert all(boxed_score(p.working, p.answer) == 1.0 for p in train + held_out)
 
 
-def test_prompts_depend_on_the_seed_alone_and_operations_are_balanced() -> None:
+def test_prompts_depend_only_on_the_seed_and_operations_are_balanced() -> None:
     task = ArithmeticTask()
     first, again = task.read("train", TaskSource(seed=3)).prompts, task.read("train", TaskSource(seed=3)).prompts
     assert first == again
@@ -36,7 +36,7 @@ def test_prompts_depend_on_the_seed_alone_and_operations_are_balanced() -> None:
     assert not {p.text for p in validation} & {p.text for p in first}
 
 
-def test_a_data_file_is_refused(tmp_path: object) -> None:
+def test_data_file_is_rejected(tmp_path: object) -> None:
     from pathlib import Path
 
     with pytest.raises(UsageError, match="makes its own problems"):

@@ -1,4 +1,4 @@
-"""Parquet files of a few kilobytes that stand for more than a machine's memory."""
+"""Small Parquet files that decode to more than the machine's memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mutualrl.tasks.rows import read_rows
 
 
 def bomb(path: Path) -> Path:
-    """Write 200 MB of text as some kilobytes: one value, by its number in a dictionary."""
+    """Write 200 MB of text in a few kilobytes: one dictionary-encoded value."""
     text = pa.array(["x" * 100_000] * 2_000)
     table = pa.table({"prompt": text, "answer": pa.array(["1"] * 2_000)})
     pq.write_table(table, path, compression="zstd", use_dictionary=True)
@@ -22,7 +22,7 @@ def bomb(path: Path) -> Path:
     return path
 
 
-def test_what_decodes_to_more_than_the_limit_is_refused_by_name(
+def test_file_that_decodes_beyond_the_limit_is_rejected_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = bomb(tmp_path / "rows.parquet")
@@ -35,7 +35,7 @@ def test_what_decodes_to_more_than_the_limit_is_refused_by_name(
         next(read_rows(file))
 
 
-def test_pages_that_say_themselves_that_they_are_too_large_are_not_decoded(tmp_path: Path) -> None:
+def test_pages_with_a_declared_size_beyond_the_limit_are_not_decoded(tmp_path: Path) -> None:
     file = tmp_path / "pages.parquet"
     table = pa.table({"x": pa.array(["y" * 1_000_000 + str(n) for n in range(30)])})
     pq.write_table(table, file, compression="zstd", use_dictionary=False)
@@ -44,7 +44,7 @@ def test_pages_that_say_themselves_that_they_are_too_large_are_not_decoded(tmp_p
         parquet.read_table(file, limit=1_000_000)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_is_rejected_without_blocking(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "pipe.parquet")

@@ -1,4 +1,4 @@
-r"""Task countdown: the grammar, its exact verdicts, the solver, the split, the styles, and rewards by the command line."""
+"""Task countdown: grammar, exact rewards, solver, split, styles, and rewards on the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 def by_python(text: str) -> Fraction:
-    """Return the value of an expression by Python's own parser, with exact rationals."""
+    """Evaluate an expression with Python's parser and exact rationals."""
 
     def value(node: ast.expr) -> Fraction:
         if isinstance(node, ast.Constant):
@@ -53,22 +53,22 @@ trees = st.recursive(
 )
 
 
-def built(tree: object) -> Expression:
+def build(tree: object) -> Expression:
     if isinstance(tree, Expression):
         return tree
     operation, left, right = tree  # type: ignore[misc]
-    return apply(operation, built(left), built(right))
+    return apply(operation, build(left), build(right))
 
 
 @given(trees)
 @settings(max_examples=300, deadline=None)
-def test_what_is_written_is_read_again_with_the_same_value_and_numbers(tree: object) -> None:
+def test_printed_expression_parses_to_the_same_value_and_numbers(tree: object) -> None:
     try:
-        expression = built(tree)
+        expression = build(tree)
     except ExpressionError:
         return
-    read = parse(str(expression))
-    assert (read.value, read.numbers) == (expression.value, expression.numbers)
+    parsed = parse(str(expression))
+    assert (parsed.value, parsed.numbers) == (expression.value, expression.numbers)
     assert by_python(str(expression)) == expression.value
 
 
@@ -76,12 +76,12 @@ def test_what_is_written_is_read_again_with_the_same_value_and_numbers(tree: obj
     ("text", "value"),
     [("3", 3), (" ( 3 + 4 ) * 2 ", 14), ("8-3-2", 3), ("8-(3-2)", 7), ("12/4/3", 1), ("1/3*3", 1), ("2+3*4", 14)],
 )
-def test_precedence_and_association_are_those_of_arithmetic(text: str, value: int) -> None:
+def test_precedence_and_associativity_are_standard(text: str, value: int) -> None:
     assert parse(text).value == value
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "unexpected end"),
         ("3+", "unexpected end"),
@@ -97,23 +97,23 @@ def test_precedence_and_association_are_those_of_arithmetic(text: str, value: in
         ("3/(4-4)", "division by zero"),
         ("3+4=7", "unexpected '=7'"),
         ("1234567", "unexpected '7'"),
-        ("\u0663", "unexpected"),  # a digit, of another script
+        ("\u0663", "unexpected"),  # a digit of another script
         ("(" * 150 + "1" + ")" * 150, "characters, at most 200"),
         ("(" * 99 + "1", "not closed"),
     ],
 )
-def test_anything_else_is_no_expression(text: str, words: str) -> None:
-    with pytest.raises(ExpressionError, match=words):
+def test_anything_else_is_rejected(text: str, message: str) -> None:
+    with pytest.raises(ExpressionError, match=message):
         parse(text)
 
 
-def test_a_completion_is_right_when_its_last_box_uses_each_number_once_and_reaches_the_target() -> None:
+def test_completion_is_correct_if_its_last_box_uses_each_number_once_and_reaches_the_target() -> None:
     texts = {
         "4+3=7 \\boxed{(3+4)*2}": True,
         "\\boxed{2*(4+3)}": True,
         "\\boxed{1} no: \\boxed{ (4 + 3) * 2 }": True,
-        "\\boxed{7*2}": False,  # a number that is not there
-        "\\boxed{(3+4)*2*2/2}": False,  # one too often
+        "\\boxed{7*2}": False,  # a number that is not given
+        "\\boxed{(3+4)*2*2/2}": False,  # a number used twice
         "\\boxed{3+4+2}": False,  # another value
         "\\boxed{(3+4)*2": False,
         "(3+4)*2": False,
@@ -121,18 +121,18 @@ def test_a_completion_is_right_when_its_last_box_uses_each_number_once_and_reach
         "": False,
     }
     assert {text: reached(text, [3, 4, 2], 14) for text in texts} == texts
-    assert reached("\\boxed{8/(3-8/3)}", [3, 3, 8, 8], 24)  # through a third: exact
+    assert reached("\\boxed{8/(3-8/3)}", [3, 3, 8, 8], 24)  # through a third, exactly
     completions: list[str | list[dict[str, str]]] = [[{"role": "assistant", "content": text}] for text in texts]
     rewards = reaches_target(completions, [[3, 4, 2]] * len(texts), [14] * len(texts), prompts=[])
-    assert rewards == [float(right) for right in texts.values()]
+    assert rewards == [float(correct) for correct in texts.values()]
 
 
-def test_the_solver_is_exhaustive_and_exact() -> None:
+def test_solver_is_exhaustive_and_exact() -> None:
     solution = solve([3, 3, 8, 8], 24)
     assert solution is not None
     assert (str(solution), solution.value) == ("8/(3-8/3)", 24)
     assert solve([1, 1, 1, 1], 24) is None
-    # against every expression of three numbers, written out
+    # compare with every expression of three numbers
     shapes = ["{0}{3}{1}{4}{2}", "({0}{3}{1}){4}{2}", "{0}{3}({1}{4}{2})"]
     for numbers in ([1, 5, 7], [2, 2, 9]):
         reachable = set()
@@ -148,24 +148,24 @@ def test_the_solver_is_exhaustive_and_exact() -> None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_no_held_out_problem_is_trained_on_and_every_one_can_be_solved(name: str) -> None:
+def test_held_out_problems_are_never_trained_on_and_all_are_solvable(name: str) -> None:
     sizes = SIZES[name]
-    outside, inside, other = held_out(sizes), training(sizes, 0), training(sizes, 1)
-    assert len(outside) == HELD_OUT >= 512
-    assert len(inside) == TRAINING
-    assert {len(problem.numbers) for problem in outside} == set(sizes)
-    keys = [{problem.key for problem in problems} for problems in (outside, inside, other)]
-    assert [len(each) for each in keys] == [len(outside), len(inside), len(other)]  # no problem twice
+    validation, train, other = held_out(sizes), training(sizes, 0), training(sizes, 1)
+    assert len(validation) == HELD_OUT >= 512
+    assert len(train) == TRAINING
+    assert {len(problem.numbers) for problem in validation} == set(sizes)
+    keys = [{problem.key for problem in problems} for problems in (validation, train, other)]
+    assert [len(group) for group in keys] == [len(validation), len(train), len(other)]  # no duplicates
     assert not keys[0] & keys[1]
     assert not keys[0] & keys[2]
     assert keys[1] != keys[2]
-    for problem in (*outside, *inside[:2000]):
+    for problem in (*validation, *train[:2000]):
         for style in STYLES.values():
             assert reached(style(problem.solution), problem.numbers, problem.target)
         assert 1 <= problem.target <= 99
 
 
-def test_styles_write_the_same_solution_in_other_words() -> None:
+def test_styles_write_the_same_solution_differently() -> None:
     solution = parse("(3+4)*2-5")
     texts = {name: style(solution) for name, style in STYLES.items()}
     assert texts == {
@@ -177,7 +177,7 @@ def test_styles_write_the_same_solution_in_other_words() -> None:
     assert mirrored(parse("8-3+2+2")) == " 8-3=5 2+5=7 2+7=9 \\boxed{2+2+8-3}"
 
 
-def test_each_style_is_a_column_and_the_first_the_task_s_own_solution() -> None:
+def test_each_style_is_a_column_and_the_first_is_the_tasks_solution() -> None:
     prompts = get_task("countdown-three").read("validation", TaskSource()).prompts
     for prompt in prompts[:100]:
         texts = [prompt.columns[style] for style in STYLES]
@@ -196,13 +196,13 @@ def _member() -> object:
     return MixtureMember(TaskSource())
 
 
-def test_its_recipe_and_its_evaluation_are_rewarded_by_the_grammar(cli: Cli) -> None:
-    shown = json.loads(cli("train", "--pool", "tiny-countdown", "--dry-run", "--json").stdout)
-    assert shown["recipe"]["task"]["reward"] == ["mutualrl.tasks.countdown:reaches_target"]
-    done = cli(
+def test_recipe_and_evaluation_use_the_countdown_reward(cli: Cli) -> None:
+    output = json.loads(cli("train", "--pool", "tiny-countdown", "--dry-run", "--json").stdout)
+    assert output["recipe"]["task"]["reward"] == ["mutualrl.tasks.countdown:reaches_target"]
+    result = cli(
         *("eval", "--pool", "tiny", "--suite", "countdown", "--limit", "3", "--max-new-tokens", "8"),
         *("--engine", "transformers", "--json"),
     )
-    assert done.returncode == 0, done.stderr
-    task = json.loads(done.stdout)["tasks"]["countdown"]
+    assert result.returncode == 0, result.stderr
+    task = json.loads(result.stdout)["tasks"]["countdown"]
     assert (task["n"], task["reward"]) == (3, "mutualrl.tasks.countdown:reaches_target")

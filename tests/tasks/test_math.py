@@ -16,14 +16,14 @@ def rows(path: Path, *values: object) -> Path:
     return path
 
 
-def test_template_is_the_paper_s(tmp_path: Path) -> None:
+def test_template_matches_the_paper(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.jsonl", {"problem": "1+1?", "answer": "2", "type": "Algebra", "level": "Level 1"})
     (prompt,) = TASKS["math"].read("validation", TaskSource(validation_data=path)).prompts
     assert prompt.text == "1+1?\n\nLet's think step by step and output the final answer within \\boxed{}."
     assert (prompt.answer, prompt.group) == ("2", "Algebra")
 
 
-def test_validation_is_held_out_of_the_training_rows(tmp_path: Path) -> None:
+def test_validation_is_held_out_from_the_training_rows(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.jsonl", *({"problem": f"p{i}", "answer": "1"} for i in range(300)))
     task, source = TASKS["math"], TaskSource(data=path)
     train, validation = task.read("train", source).prompts, task.read("validation", source).prompts
@@ -33,7 +33,7 @@ def test_validation_is_held_out_of_the_training_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad_row", "message"),
     [
         ({"problem": "x"}, "row 2: no field 'answer'"),
         ({"problem": "x", "answer": None}, "row 2, field 'answer': found None"),
@@ -46,14 +46,14 @@ def test_validation_is_held_out_of_the_training_rows(tmp_path: Path) -> None:
         ("[1]", "row 2: found list"),
     ],
 )
-def test_a_row_that_does_not_fit_is_named(tmp_path: Path, bad: object, words: str) -> None:
-    path = rows(tmp_path / "a.jsonl", {"problem": "x", "answer": "1"}, bad)
-    with pytest.raises(DataError, match=words.replace("(", r"\(")) as caught:
+def test_invalid_row_is_reported(tmp_path: Path, bad_row: object, message: str) -> None:
+    path = rows(tmp_path / "a.jsonl", {"problem": "x", "answer": "1"}, bad_row)
+    with pytest.raises(DataError, match=message.replace("(", r"\(")) as error:
         TASKS["math"].read("train", TaskSource(data=path))
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error.value)
 
 
-def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
+def test_missing_and_empty_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not found.*nope\.jsonl"):
         TASKS["math"].read("train", TaskSource(data=tmp_path / "nope.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n\n")
@@ -61,7 +61,7 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
         TASKS["math"].read("train", TaskSource(data=tmp_path / "empty.jsonl"))
 
 
-def test_a_file_too_small_for_a_held_out_row_is_refused(tmp_path: Path) -> None:
+def test_file_too_small_for_held_out_rows_is_rejected(tmp_path: Path) -> None:
     from mutualrl.recipes import Request, resolve
     from mutualrl.recipes.agreement import load_recipe_prompts
 
@@ -72,7 +72,7 @@ def test_a_file_too_small_for_a_held_out_row_is_refused(tmp_path: Path) -> None:
         load_recipe_prompts(recipe, "validation")
 
 
-def test_an_empty_answer_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_row_with_empty_answer_is_dropped_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = rows(tmp_path / "a.jsonl", {"problem": "x", "answer": ""}, {"problem": "y", "answer": "1"})
     with caplog.at_level(logging.WARNING):
         prompts = load_prompts(TASKS["math"], "validation", TaskSource(validation_data=path))

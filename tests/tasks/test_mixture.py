@@ -1,4 +1,4 @@
-"""Mixtures of tasks, and data sets with a template of their own."""
+"""Mixtures of tasks, and data sets with a user template."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(path: Path, *values: object) -> Path:
     return path
 
 
-def test_without_weights_every_prompt_is_there_once() -> None:
+def test_without_weights_every_prompt_occurs_once() -> None:
     members = {"a": prompts("a", 30), "b": prompts("b", 7)}
     mixed = mix(members, {}, random.Random(0))
     assert sorted(p.id for p in mixed) == sorted(p.id for group in members.values() for p in group)
@@ -41,7 +41,7 @@ def test_without_weights_every_prompt_is_there_once() -> None:
     assert mixed == mix(members, {}, random.Random(0))
 
 
-def test_weights_are_shares_of_all_prompts_and_repeats_have_ids_of_their_own() -> None:
+def test_weights_are_fractions_of_all_prompts_and_repeats_have_distinct_ids() -> None:
     members = {"a": prompts("a", 30), "b": prompts("b", 10)}
     mixed = mix(members, {"a": 1.0, "b": 3.0}, random.Random(0))
     assert Counter(p.group for p in mixed) == {"a": 10, "b": 30}
@@ -51,7 +51,7 @@ def test_weights_are_shares_of_all_prompts_and_repeats_have_ids_of_their_own() -
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 5) | st.none()), min_size=1, max_size=5), st.integers(0, 9))
-def test_a_mixture_has_as_many_prompts_as_its_members_in_the_shares_asked_for(
+def test_mixture_has_as_many_prompts_as_its_members_in_the_requested_fractions(
     sizes: list[tuple[int, float | None]], seed: int
 ) -> None:
     members = {f"m{i}": prompts(f"m{i}", size) for i, (size, _) in enumerate(sizes)}
@@ -70,7 +70,7 @@ def test_a_mixture_has_as_many_prompts_as_its_members_in_the_shares_asked_for(
         assert abs(counts[name] - total * share / sum(shares.values())) <= 1 + 1e-6
 
 
-def test_the_default_members_are_the_papers_and_come_from_one_directory(tmp_path: Path) -> None:
+def test_default_members_match_the_paper_and_are_read_from_one_directory(tmp_path: Path) -> None:
     for name in PAPER:
         for split in ("train", "test"):
             lines = (FIXTURES / f"{name}.jsonl").read_text()
@@ -90,20 +90,20 @@ def test_the_default_members_are_the_papers_and_come_from_one_directory(tmp_path
     assert list(dict.fromkeys(p.group for p in validation)) == list(PAPER)
 
 
-def test_a_recipe_names_members_weights_and_one_validation_each(tmp_path: Path) -> None:
-    own = write(tmp_path / "own.jsonl", *({"q": f"{i}?", "a": i, "prompt": None} for i in range(200)))
+def test_recipe_sets_members_and_weights_and_validates_each_member(tmp_path: Path) -> None:
+    data_file = write(tmp_path / "own.jsonl", *({"q": f"{i}?", "a": i, "prompt": None} for i in range(200)))
     recipe = resolve(
         Request(
             task="mixture",
             assignments=(
-                f"task.members={{arithmetic: {{weight: 1}}, dataset: {{data: {own}, template: 'Q {{q}}', answer: a, weight: 1}}}}",
+                f"task.members={{arithmetic: {{weight: 1}}, dataset: {{data: {data_file}, template: 'Q {{q}}', answer: a, weight: 1}}}}",
                 "run.validation_limit=6",
             ),
         )
     )
-    again = tmp_path / "recipe.yaml"
-    again.write_text(dump(recipe))
-    assert resolve(Request(recipe=again)).task == recipe.task
+    dumped = tmp_path / "recipe.yaml"
+    dumped.write_text(dump(recipe))
+    assert resolve(Request(recipe=dumped)).task == recipe.task
     train = load_recipe_prompts(recipe, "train")
     counts = Counter(p.group for p in train)
     assert abs(counts["arithmetic"] - counts["dataset"]) <= 1
@@ -113,7 +113,7 @@ def test_a_recipe_names_members_weights_and_one_validation_each(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("assignments", "words"),
+    ("assignments", "message"),
     [
         (("task.members={physics: {}}",), "members: found 'physics', expected one of"),
         (("task.members={mixture: {}}",), "members: found 'mixture'"),
@@ -124,13 +124,13 @@ def test_a_recipe_names_members_weights_and_one_validation_each(tmp_path: Path) 
         (("task.members={arc: {colour: 1}}",), "colour"),
     ],
 )
-def test_wrong_members_are_refused(assignments: tuple[str, ...], words: str) -> None:
+def test_invalid_members_are_rejected(assignments: tuple[str, ...], message: str) -> None:
     first = () if any(a.startswith("task.name=") for a in assignments) else ("task.name=mixture",)
-    with pytest.raises(RecipeError, match=words):
+    with pytest.raises(RecipeError, match=message):
         resolve(Request(assignments=first + assignments))
 
 
-def test_a_template_fills_fields_once_and_leaves_other_braces(tmp_path: Path) -> None:
+def test_template_fills_fields_once_and_keeps_other_braces(tmp_path: Path) -> None:
     template = "{question}\n{options}\nAnswer in \\boxed{}."
     assert fields_of(template) == ["question", "options"]
     assert fill("{a}{b}", {"a": "{b}", "b": "x"}) == "{b}x"
@@ -142,7 +142,7 @@ def test_a_template_fills_fields_once_and_leaves_other_braces(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    ("row", "message"),
     [
         ({"question": "x"}, "row 1: no field 'options' \\(found: .*question"),
         ({"question": "x", "options": ["a", 1], "answer": "b"}, "row 1, field 'options'"),
@@ -150,19 +150,19 @@ def test_a_template_fills_fields_once_and_leaves_other_braces(tmp_path: Path) ->
         ({"question": "x", "options": ["a", "b"]}, "row 1: no field 'answer'"),
     ],
 )
-def test_a_row_that_a_template_does_not_fit_is_named(row: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_row_that_does_not_match_the_template_is_reported(row: dict[str, Any], message: str, tmp_path: Path) -> None:
     source = TaskSource(validation_data=write(tmp_path / "d.jsonl", row), template="{question}{options}")
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         get_task("dataset").read("validation", source)
 
 
 @pytest.mark.parametrize("reference", ["hub:", "hub:a/b/c", "hub:a/b:c:d:e", "hub:/b"])
-def test_a_reference_to_the_hub_of_another_form_is_refused(reference: str) -> None:
+def test_malformed_hub_reference_is_rejected(reference: str) -> None:
     with pytest.raises(DataError, match="expected hub:OWNER/NAME"):
         get_task("dataset").read("validation", TaskSource(validation_data=Path(reference)))
 
 
-def test_a_data_set_of_the_hub_is_asked_for_by_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_data_set_is_loaded_by_config_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[tuple[object, ...]] = []
 
     def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
@@ -178,21 +178,21 @@ def test_a_data_set_of_the_hub_is_asked_for_by_config_and_split(monkeypatch: pyt
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=200), st.integers(1, 100))
-def test_a_limit_keeps_every_groups_share_whatever_the_order(groups: list[int], limit: int) -> None:
-    all_items = [Prompt(f"p{i}", "x", "1", f"g{g}") for i, g in enumerate(groups)]
-    selected = sample_evenly(all_items, limit)
-    assert len(selected) == min(limit, len(all_items))
-    assert [p.id for p in selected] == [p.id for p in all_items if p in selected]
-    shares, counts = Counter(p.group for p in all_items), Counter(p.group for p in selected)
+def test_limit_keeps_the_fraction_of_every_group_in_any_order(groups: list[int], limit: int) -> None:
+    all_prompts = [Prompt(f"p{i}", "x", "1", f"g{g}") for i, g in enumerate(groups)]
+    selected = sample_evenly(all_prompts, limit)
+    assert len(selected) == min(limit, len(all_prompts))
+    assert [p.id for p in selected] == [p.id for p in all_prompts if p in selected]
+    shares, counts = Counter(p.group for p in all_prompts), Counter(p.group for p in selected)
     for name, size in shares.items():
-        assert abs(counts[name] - len(selected) * size / len(all_items)) < 1
+        assert abs(counts[name] - len(selected) * size / len(all_prompts)) < 1
 
 
-def test_half_of_the_arithmetic_problems_is_half_of_each_operation() -> None:
-    all_items = get_task("arithmetic").read("validation", TaskSource()).prompts
-    assert Counter(p.group for p in sample_evenly(all_items, 32)) == {"+": 16, "*": 16}
+def test_half_of_the_arithmetic_prompts_is_half_of_each_operation() -> None:
+    all_prompts = get_task("arithmetic").read("validation", TaskSource()).prompts
+    assert Counter(p.group for p in sample_evenly(all_prompts, 32)) == {"+": 16, "*": 16}
 
 
-def test_a_member_without_training_prompts_is_named() -> None:
+def test_member_without_training_prompts_is_reported() -> None:
     with pytest.raises(UsageError, match=r"task\.members\.b: no training prompts are left"):
         mix({"a": prompts("a", 2), "b": []}, {}, random.Random(0))

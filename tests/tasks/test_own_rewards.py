@@ -1,4 +1,4 @@
-"""The page about own rewards, executed; and the message about one that fails."""
+"""User rewards: the example in the docs, and the message for a reward that fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutualrl.errors import RewardError
 from mutualrl.tasks.rewards import wrap_errors
 
 
-def test_the_example_of_the_docs_takes_texts_and_conversations() -> None:
+def test_docs_example_accepts_texts_and_conversations() -> None:
     page = (REPOSITORY / "docs" / "your-own.md").read_text()
     block = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def near" in code)
     names: dict[str, Any] = {}
@@ -24,7 +24,7 @@ def test_the_example_of_the_docs_takes_texts_and_conversations() -> None:
     assert near(chats, answer=["12", "3"]) == [1.0, 0.0]
 
 
-def test_an_error_in_a_reward_is_named_with_its_file_and_line() -> None:
+def test_error_in_a_reward_is_reported_with_file_and_line() -> None:
     def broken(completions: list[str], **columns: object) -> list[float]:
         raise KeyError("no such column")
 
@@ -34,7 +34,7 @@ def test_an_error_in_a_reward_is_named_with_its_file_and_line() -> None:
 
 
 @pytest.mark.parametrize(("no_box", "measure"), [(0.0, "Greedy accuracy"), (None, "Mean reward of greedy completions")])
-def test_a_mean_reward_is_not_called_accuracy(
+def test_mean_reward_is_not_labelled_accuracy(
     no_box: float | None, measure: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     validation = {"accuracy": 0.1, "by_group": {"all": 0.1}, "no_box": no_box, "n": 6}
@@ -46,7 +46,7 @@ def test_a_mean_reward_is_not_called_accuracy(
     }
     summary = {"policies": {"ada": policy}, "task": "dataset", "regime": "sgt", "steps": 3, "seed": 0}
     show_summary({**summary, "lost": [], "seconds": 1.0}, "runs/x")
-    shown = capsys.readouterr().out
-    assert f"{measure} on held-out dataset" in shown
-    head = next(line for line in shown.splitlines() if "rescued pairs" in line)
-    assert head.count("all") == 1  # a single group is not shown twice
+    output = capsys.readouterr().out
+    assert f"{measure} on held-out dataset" in output
+    header = next(line for line in output.splitlines() if "rescued pairs" in line)
+    assert header.count("all") == 1  # a single group is not shown twice

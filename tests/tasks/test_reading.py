@@ -1,4 +1,4 @@
-"""Files as people have them: CSV of spreadsheets, bytes of other encodings, directories of splits."""
+"""Real-world data files: CSV from spreadsheets, other encodings, directories of splits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(path: Path, task: str = "dataset") -> list[tuple[str, str]]:
     return [(p.text, p.answer) for p in prompts]
 
 
-def test_a_spreadsheets_csv_is_read(tmp_path: Path) -> None:
+def test_csv_from_a_spreadsheet_is_read(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_bytes('\ufeffprompt,answer\r\n4+3:,7\r\n"a,b\nc",8\r\n'.encode())
     assert read(path) == [("4+3:", "7"), ("a,b\nc", "8")]
@@ -26,7 +26,7 @@ def test_a_spreadsheets_csv_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [
         (b"prompt,answer\n999+1:,1,000\n", "row 1: 1 more fields than the header has columns"),
         (b'prompt,answer\n4+3:,"7\n4+4:,8\n', "not CSV"),
@@ -37,16 +37,16 @@ def test_a_spreadsheets_csv_is_read(tmp_path: Path) -> None:
         (b"prompt,answer\n", "no rows"),
     ],
 )
-def test_csv_that_would_change_labels_or_lose_rows_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+def test_csv_that_would_change_labels_or_lose_rows_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=message) as error:
         read(path)
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("task", "row", "words"),
+    ("task", "row", "message"),
     [
         ("piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": "1" * 5000}, "field 'label'"),
         ("math", {"problem": "p", "answer": "1", "level": "\ud800"}, "field 'level': a lone surrogate"),
@@ -54,14 +54,14 @@ def test_csv_that_would_change_labels_or_lose_rows_is_refused(content: bytes, wo
         ("dataset", {"prompt": "p", "answer": " \t"}, "field 'answer': is blank"),
     ],
 )
-def test_values_that_nothing_could_be_done_with_are_named(task: str, row: object, words: str, tmp_path: Path) -> None:
+def test_unusable_values_are_reported(task: str, row: object, message: str, tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         read(path, task)
 
 
-def test_an_empty_parquet_file_has_no_rows(tmp_path: Path) -> None:
+def test_empty_parquet_file_is_rejected(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -70,7 +70,7 @@ def test_an_empty_parquet_file_has_no_rows(tmp_path: Path) -> None:
         read(tmp_path / "d.parquet")
 
 
-def test_of_a_directory_the_test_split_is_evaluated_and_the_training_split_trained_on(tmp_path: Path) -> None:
+def test_directory_provides_the_training_split_and_the_test_split(tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"prompt": f"{split}:", "answer": "1"}) + "\n")
     task = get_task("dataset")
@@ -79,7 +79,7 @@ def test_of_a_directory_the_test_split_is_evaluated_and_the_training_split_train
     assert [p.text for p in task.read("validation", source).prompts] == ["test:"]
 
 
-def test_a_whole_disk_is_not_walked(tmp_path: Path) -> None:
+def test_deep_directories_are_not_searched(tmp_path: Path) -> None:
     deep = tmp_path / "a" / "b" / "c" / "d"
     deep.mkdir(parents=True)
     (deep / "boolq.test.jsonl").write_text("{}\n")

@@ -18,7 +18,7 @@ def test_accuracy_by_group() -> None:
     assert got.no_box == pytest.approx(1 / 3)
 
 
-def test_fewer_completions_than_prompts_are_refused() -> None:
+def test_fewer_completions_than_prompts_are_rejected() -> None:
     with pytest.raises(ValueError, match="1 completions for 2 prompts"):
         score([Prompt("a", "t", "1", "g"), Prompt("b", "t", "1", "g")], ["x"])
     with pytest.raises(ValueError, match="0 completions"):
@@ -55,13 +55,13 @@ def test_hostile_names_are_inert_in_tables(capsys: pytest.CaptureFixture[str]) -
     assert not {"\x1b", "\u202e"} & set(output)
 
 
-def test_text_is_cleaned_of_what_a_terminal_would_obey() -> None:
+def test_terminal_control_characters_are_replaced() -> None:
     assert clean("a\x1b[31mb\x07\u202ec\u200bd\n\te") == "a\ufffd[31mb\ufffd\ufffdc\ufffdd\n\te"
     assert clean("x" * 30, 10) == "x" * 10 + " ... (30 characters)"
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         ("def other(): ...", "has no function 'score'"),
         ("import os\nother = os.name", "has no function 'score'"),
@@ -69,24 +69,24 @@ def test_text_is_cleaned_of_what_a_terminal_would_obey() -> None:
         ("score = print", None),
         ("a, (b, score) = 1, (2, print)", None),
         ("from json import loads as score", None),
-        ("from json import *", None),  # who knows
+        ("from json import *", None),  # may define it
         ("if True:\n    def score(): ...", None),
-        ("def score(:", None),  # the import says it better
+        ("def score(:", None),  # the import reports it better
     ],
 )
-def test_a_reward_that_is_not_in_its_file_is_refused_without_running_it(
-    tmp_path: Path, source: str, words: str | None
+def test_reward_missing_from_its_file_is_rejected_without_running_it(
+    tmp_path: Path, source: str, message: str | None
 ) -> None:
     file = tmp_path / "own.py"
     file.write_text(source)
-    if words is None:
+    if message is None:
         require_rewards(["boxed", f"{file}:score"])
     else:
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=message):
             require_rewards(f"{file}:score")
 
 
-def test_rewards_of_no_file_and_of_no_package_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_of_missing_files_and_packages_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("")
     require_rewards(["json:loads", "beside:f", "os.path:join"])

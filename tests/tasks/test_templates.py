@@ -1,4 +1,4 @@
-"""Every template against prompts written by hand from the paper, and every row of the real sets."""
+"""Every template against hand-written prompts from the paper, and against every row of the real data sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(path: Path, *values: object) -> Path:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_every_prompt_and_answer_is_the_one_written_by_hand(name: str) -> None:
+def test_prompts_and_answers_match_the_hand_written_ones(name: str) -> None:
     prompts = get_task(name).read("validation", TaskSource(validation_data=FIXTURES / f"{name}.jsonl")).prompts
     golden = json.loads((FIXTURES / f"{name}.golden.json").read_text())
     assert len(golden) >= 4
@@ -36,7 +36,7 @@ def test_every_prompt_and_answer_is_the_one_written_by_hand(name: str) -> None:
 
 
 def label_of(task: str, row: dict[str, Any]) -> str:
-    """Return the answer of a real row, worked out another way than the task does."""
+    """Return the answer of a real row, computed independently of the task."""
     if task == "boolq":
         return {True: "Yes", False: "No"}[row["answer"]]
     if task in ("arc", "openbookqa"):
@@ -45,7 +45,7 @@ def label_of(task: str, row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("task", [name for name in PAPER if name != "math"])
-def test_labels_are_right_for_every_real_row_and_none_is_dropped(task: str, real_data: Path) -> None:
+def test_labels_are_correct_for_every_real_row_and_none_is_dropped(task: str, real_data: Path) -> None:
     for path in sorted((real_data / "qa" / task).glob("*.jsonl")):
         source = rows(path)
         data = get_task(task).read("validation", TaskSource(validation_data=path))
@@ -54,7 +54,7 @@ def test_labels_are_right_for_every_real_row_and_none_is_dropped(task: str, real
         assert len({p.id for p in data.prompts}) == len(source)
 
 
-def test_ranges_and_letters_are_those_that_a_row_has(real_data: Path) -> None:
+def test_ranges_and_letters_match_the_choices_of_a_row(real_data: Path) -> None:
     path = real_data / "qa" / "arc" / "ARC-Easy.validation.jsonl"
     prompts = get_task("arc").read("validation", TaskSource(validation_data=path)).prompts
     shapes = Counter(
@@ -63,18 +63,18 @@ def test_ranges_and_letters_are_those_that_a_row_has(real_data: Path) -> None:
     assert shapes == {("A-D", "D."): 567, ("A-E", "E."): 2, ("A-C", "C."): 1}
 
 
-def test_the_two_rows_of_math_without_an_answer_are_counted_and_named(real_data: Path) -> None:
+def test_two_math_rows_without_an_answer_are_counted_and_reported(real_data: Path) -> None:
     data = get_task("math").read("validation", TaskSource(validation_data=real_data / "math" / "math_train.jsonl"))
     assert (len(data.prompts), len(data.dropped)) == (7498, 2)
     assert all("math_train.jsonl, row " in line and "its answer is empty" in line for line in data.dropped)
     assert {p.facets["level"] for p in data.prompts} == {"1", "2", "3", "4", "5", "?"}
 
 
-def test_answers_read_from_solutions_are_the_ones_given(real_data: Path, tmp_path: Path) -> None:
-    given = rows(real_data / "math" / "math500.jsonl")
-    path = write(tmp_path / "m.jsonl", *({k: v for k, v in row.items() if k != "answer"} for row in given))
-    read = get_task("math").read("validation", TaskSource(validation_data=path)).prompts
-    assert [p.answer for p in read] == [row["answer"] for row in given]
+def test_answers_parsed_from_solutions_match_the_given_ones(real_data: Path, tmp_path: Path) -> None:
+    source = rows(real_data / "math" / "math500.jsonl")
+    path = write(tmp_path / "m.jsonl", *({k: v for k, v in row.items() if k != "answer"} for row in source))
+    prompts = get_task("math").read("validation", TaskSource(validation_data=path)).prompts
+    assert [p.answer for p in prompts] == [row["answer"] for row in source]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_answers_read_from_solutions_are_the_ones_given(real_data: Path, tmp_pat
         ("let \\boxed{a} be; so $x=\\boxed 7$", "7"),
     ],
 )
-def test_old_boxes_of_gold_solutions_are_read(solution: str, answer: str, tmp_path: Path) -> None:
+def test_old_boxes_in_gold_solutions_are_parsed(solution: str, answer: str, tmp_path: Path) -> None:
     path = write(tmp_path / "m.jsonl", {"problem": "p", "solution": solution, "level": "Level 3", "type": "Algebra"})
     (prompt,) = get_task("math").read("validation", TaskSource(validation_data=path)).prompts
     assert (prompt.answer, prompt.group, prompt.facets) == (answer, "Algebra", {"level": "3"})
@@ -100,7 +100,7 @@ HELLASWAG = {"ctx": "c", "endings": ["a", "b"], "label": "0"}
 
 
 @pytest.mark.parametrize(
-    ("task", "good", "bad", "words"),
+    ("task", "good", "bad", "message"),
     [
         ("boolq", BOOLQ, BOOLQ | {"answer": "yes"}, "row 2, field 'answer': found 'yes', expected true or false"),
         ("boolq", BOOLQ, BOOLQ | {"passage": " "}, "row 2, field 'passage': found ' ', expected a non-empty"),
@@ -121,14 +121,14 @@ HELLASWAG = {"ctx": "c", "endings": ["a", "b"], "label": "0"}
         ("math", {"problem": "p", "answer": "1"}, {"problem": "p", "solution": "none"}, "ends in .*boxed"),
     ],
 )
-def test_a_row_that_does_not_fit_is_named(task: str, good: object, bad: object, words: str, tmp_path: Path) -> None:
+def test_invalid_row_is_reported(task: str, good: object, bad: object, message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", good, bad)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=message) as error:
         get_task(task).read("validation", TaskSource(validation_data=path))
-    assert str(path) in str(caught.value)
+    assert str(path) in str(error.value)
 
 
-def test_a_directory_is_searched_for_the_split(real_data: Path, tmp_path: Path) -> None:
+def test_directory_is_searched_for_the_split(real_data: Path, tmp_path: Path) -> None:
     qa, arc = TaskSource(validation_data=real_data / "qa"), get_task("arc")
     data = arc.read("validation", qa)
     assert len(data.prompts) == 570 + 299
@@ -149,15 +149,15 @@ def test_a_directory_is_searched_for_the_split(real_data: Path, tmp_path: Path) 
         get_task("boolq").read("validation", TaskSource(validation_data=tmp_path))
 
 
-def test_a_directory_with_both_splits_holds_nothing_out(tmp_path: Path) -> None:
+def test_nothing_is_held_out_if_both_splits_exist(tmp_path: Path) -> None:
     for split in ("train", "validation"):
         write(tmp_path / f"boolq.{split}.jsonl", *(BOOLQ | {"question": f"{split} {i}"} for i in range(40)))
     task, source = get_task("boolq"), TaskSource(data=tmp_path)
     assert [len(task.read(split, source).prompts) for split in ("train", "validation")] == [40, 40]
     (tmp_path / "boolq.validation.jsonl").unlink()
-    train, held = (task.read(split, source).prompts for split in ("train", "validation"))
-    assert len(train) + len(held) == 40
-    assert 0 < len(held) < 12
+    train, held_out = (task.read(split, source).prompts for split in ("train", "validation"))
+    assert len(train) + len(held_out) == 40
+    assert 0 < len(held_out) < 12
 
 
 CANONICAL = {
@@ -174,14 +174,14 @@ CANONICAL = {
 
 
 @pytest.mark.parametrize("task", CANONICAL)
-def test_without_data_the_canonical_hub_data_set_is_asked_for(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canonical_hub_data_set_is_the_default(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[tuple[object, ...]] = []
     name = task.partition("-")[0].replace("500", "")
 
     def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
         requested.append((path, config, split))
-        copies = rows(FIXTURES / f"{name}.jsonl")
-        return [{**row, "id": f"{config}{i}", "unique_id": f"{config}{i}"} for i, row in enumerate(copies)]
+        fixture_rows = rows(FIXTURES / f"{name}.jsonl")
+        return [{**row, "id": f"{config}{i}", "unique_id": f"{config}{i}"} for i, row in enumerate(fixture_rows)]
 
     monkeypatch.setattr("datasets.load_dataset", load)
     monkeypatch.setattr("mutualrl.tasks.hub_data.hub_problem", lambda: None)
@@ -196,25 +196,25 @@ def test_without_data_the_canonical_hub_data_set_is_asked_for(task: str, monkeyp
     assert ("no public labels" in data.origin or "no test split" in data.origin) == (CANONICAL[task][2] == "validation")
 
 
-def test_without_the_hub_the_error_says_what_to_type() -> None:
+def test_error_without_the_hub_names_the_data_option() -> None:
     with pytest.raises(DataError, match=r"'Rowan/hellaswag'.*cannot be loaded from the hub: .*--data"):
         get_task("hellaswag").read("validation", TaskSource())
 
 
-def test_unknown_tasks_are_refused_with_a_guess() -> None:
+def test_unknown_task_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match=r"unknown task 'helaswag'.*did you mean 'hellaswag'"):
         get_task("helaswag")
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_every_task_says_what_it_reads(name: str) -> None:
+def test_every_task_describes_the_data_it_reads(name: str) -> None:
     task = TASKS[name]
     assert task.name == name
     assert task.reads
     assert task.max_new_tokens > 0
 
 
-def test_a_solution_with_an_empty_box_is_left_out_and_named(tmp_path: Path) -> None:
+def test_solution_with_an_empty_box_is_dropped_and_reported(tmp_path: Path) -> None:
     path = write(
         tmp_path / "m.jsonl", {"problem": "p", "solution": "so \\boxed{}"}, {"problem": "p", "solution": "\\boxed{1}"}
     )
@@ -223,7 +223,7 @@ def test_a_solution_with_an_empty_box_is_left_out_and_named(tmp_path: Path) -> N
     assert "row 1: the box of its solution is empty" in data.dropped[0]
 
 
-def test_a_directory_with_the_training_split_alone_gives_what_is_held_out_of_it(tmp_path: Path) -> None:
+def test_directory_with_only_a_training_split_is_evaluated_on_held_out_rows(tmp_path: Path) -> None:
     (tmp_path / "boolq").mkdir()
     write(tmp_path / "boolq" / "train.jsonl", *(BOOLQ | {"question": f"q{i}"} for i in range(60)))
     task = get_task("boolq")
@@ -234,7 +234,7 @@ def test_a_directory_with_the_training_split_alone_gives_what_is_held_out_of_it(
     assert not {p.text for p in train} & {p.text for p in evaluated.prompts}
 
 
-def test_a_reference_to_the_hub_evaluates_the_tasks_own_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_reference_is_evaluated_on_the_tasks_split(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[str] = []
 
     def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
@@ -248,7 +248,7 @@ def test_a_reference_to_the_hub_evaluates_the_tasks_own_split(monkeypatch: pytes
     assert requested == ["validation", "train"]
 
 
-def test_offline_a_data_set_in_the_cache_is_still_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cached_data_set_is_read_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     requested: list[str] = []
 
     def load(path: str, config: str | None = None, *, split: str, revision: str | None = None) -> list[dict[str, Any]]:
