@@ -48,20 +48,20 @@ def row(eta: float) -> dict[str, float]:
     mixture = (pi + mu) / 2
     mean = float(mixture @ REWARDS)
     pooled = (REWARDS - mean) / (math.sqrt(float(mixture @ (REWARDS - mean) ** 2)) + 1e-4)
-    on = direction(pi, pi, pi, REWARDS - 1 / 3, 1.0, math.inf)
-    own = direction(pi, pi, pi, pooled, 1.0, math.inf)
-    naive = direction(pi, mu, pi, pooled, 0.2, 0.2)
-    exact = direction(pi, mu, mu, pooled, 1.0, math.inf)
-    band = direction(pi, mu, mu, pooled, 0.2, 0.2)
+    on_policy = direction(pi, pi, pi, REWARDS - 1 / 3, 1.0, math.inf)
+    own_rows = direction(pi, pi, pi, pooled, 1.0, math.inf)
+    snapshot_rows = direction(pi, mu, pi, pooled, 0.2, 0.2)
+    peer_rows = direction(pi, mu, mu, pooled, 1.0, math.inf)
+    band_rows = direction(pi, mu, mu, pooled, 0.2, 0.2)
     return {
         "eta": eta,
-        "paper's baseline, peer rows, snapshot": cosine(on, direction(pi, mu, pi, REWARDS - 1 / 3, 0.2, 0.2)),
-        "peer rows, snapshot": cosine(on, naive),
-        "peer rows, peer": cosine(on, exact),
-        "peer rows, peer, band": cosine(on, band),
-        "pool, snapshot": cosine(on, own + naive),
-        "pool, peer": cosine(on, own + exact),
-        "pool, peer, band": cosine(on, own + band),
+        "paper's baseline, peer rows, snapshot": cosine(on_policy, direction(pi, mu, pi, REWARDS - 1 / 3, 0.2, 0.2)),
+        "peer rows, snapshot": cosine(on_policy, snapshot_rows),
+        "peer rows, peer": cosine(on_policy, peer_rows),
+        "peer rows, peer, band": cosine(on_policy, band_rows),
+        "pool, snapshot": cosine(on_policy, own_rows + snapshot_rows),
+        "pool, peer": cosine(on_policy, own_rows + peer_rows),
+        "pool, peer, band": cosine(on_policy, own_rows + band_rows),
     }
 
 
@@ -69,16 +69,16 @@ def main() -> None:
     """Compute, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    args = parser.parse_args()
     rows = [row(eta) for eta in (0.001, 0.01, 0.02, 0.04)]
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    for results in rows:
-        cells = [f"{results['eta']:g}", *(f"{value:.2f}" for key, value in results.items() if key != "eta")]
+    for cosines in rows:
+        cells = [f"{cosines['eta']:g}", *(f"{value:.2f}" for key, value in cosines.items() if key != "eta")]
         lines.append("| " + " | ".join(cells) + " |")
-    given.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     result = {"command": "python benchmarks/anti_alignment.py", "rows": rows}
-    (given.out / "anti_alignment.json").write_text(json.dumps(result, indent=1) + "\n")
-    (given.out / "anti_alignment.md").write_text("\n".join(lines) + "\n")
+    (args.out / "anti_alignment.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "anti_alignment.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -62,9 +62,9 @@ def median_step(directory: Path, model: Path, steps: int, bf16: bool) -> float:
     for setting in (*BATCH, *LENGTH, *QUIET, f"trainer.bf16={str(bf16).lower()}"):
         command += ["--set", setting]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise SystemExit(result.stderr)
     rows = [json.loads(line) for line in (directory / "policies" / "ada" / "metrics.jsonl").read_text().splitlines()]
     return float(statistics.median([row["step_time"] for row in rows if "step_time" in row][1:]))
 
@@ -73,7 +73,7 @@ def main() -> None:
     """Make the runs and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, help="steps of a run (default: per size)")
-    steps_given = parser.parse_args().steps
+    steps_override = parser.parse_args().steps
     capabilities = torch.cpu.get_capabilities()
     cpu = {name: bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16")}
     sizes = {}
@@ -86,7 +86,7 @@ def main() -> None:
             for number in range(2):
                 for kind, values in seconds.items():
                     directory = Path(scratch) / f"{hidden}-{kind}-{number}"
-                    values.append(median_step(directory, model, steps_given or steps, kind == "bfloat16"))
+                    values.append(median_step(directory, model, steps_override or steps, kind == "bfloat16"))
             single, half = (statistics.median(values) for values in seconds.values())
             median, ratio = {"float32": single, "bfloat16": half}, half / single
             sizes[name] = {"parameters": parameters, "seconds": seconds, "median": median, "ratio": ratio}

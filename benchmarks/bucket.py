@@ -56,10 +56,10 @@ def counted() -> Iterator[Counter[str]]:
             counts[name] += 1
             if name == "put":
                 counts["bytes put"] += len(arguments[2])
-            answer = originals[name](*arguments, **options)
+            response = originals[name](*arguments, **options)
             if name == "get":
-                counts["bytes got"] += answer.meta["size"]
-            return answer
+                counts["bytes got"] += response.meta["size"]
+            return response
 
         return call
 
@@ -80,8 +80,10 @@ def percentiles(values: list[float]) -> dict[str, float]:
 def compared(url: str, root: Path, rounds: int) -> dict[str, Any]:
     """Return times of publish and read over a bucket and a directory, and of the raw put and get of a round's bytes."""
     data = [records(PROMPTS, ROLLOUTS, TOKENS, seed) for seed in range(4)]
-    places: dict[str, str | Path] = {"bucket": url, "directory": root}
-    doors = {kind: (Exchange(place, "bob", "b"), Exchange(place, "ada", "b")) for kind, place in places.items()}
+    locations: dict[str, str | Path] = {"bucket": url, "directory": root}
+    exchanges = {
+        kind: (Exchange(location, "bob", "b"), Exchange(location, "ada", "b")) for kind, location in locations.items()
+    }
     raw = from_url(url, client_options={"allow_http": True})
     times: dict[str, list[float]] = {}
 
@@ -90,25 +92,25 @@ def compared(url: str, root: Path, rounds: int) -> dict[str, Any]:
 
     for round_index in range(rounds + 2):
         rows = data[round_index % len(data)]
-        for kind, (writer, reader) in doors.items():
+        for kind, (writer, reader) in exchanges.items():
             add(f"{kind} publish", partial(writer.publish, round_index, rows, 0))
-            add(f"{kind} read", partial(_use, reader, round_index))
+            add(f"{kind} read", partial(_read_round, reader, round_index))
         content = (root / "bob" / f"{round_index:06d}.parquet").read_bytes()
         add("raw put", partial(obstore.put, raw, f"raw/{round_index}", content))
-        add("raw get", partial(_got, raw, f"raw/{round_index}"))
+        add("raw get", partial(_get_bytes, raw, f"raw/{round_index}"))
     with counted() as published:
-        doors["bucket"][0].publish(rounds + 2, data[0], 0)
+        exchanges["bucket"][0].publish(rounds + 2, data[0], 0)
     with counted() as read:
-        doors["bucket"][1].wait(["bob"], rounds + 2)
+        exchanges["bucket"][1].wait(["bob"], rounds + 2)
     result: dict[str, Any] = {name: percentiles(values[2:]) for name, values in times.items()}
     return {**result, "requests of a publish": dict(published), "requests of a read": dict(read)}
 
 
-def _use(reader: Exchange, round_index: int) -> None:
+def _read_round(reader: Exchange, round_index: int) -> None:
     reader.wait(["bob"], round_index)["bob"].table()
 
 
-def _got(store: Any, name: str) -> bytes:
+def _get_bytes(store: Any, name: str) -> bytes:
     return bytes(obstore.get(store, name).bytes())
 
 
@@ -117,13 +119,13 @@ def by_pool(url: str, repeats: int) -> list[dict[str, float]]:
     rows = [Rollout(r.prompt_id, r.index, r.reward, r.ended) for r in records(PROMPTS, ROLLOUTS, 1, 0)]
     results = []
     for policies in POLICIES:
-        place, names = f"{url}/{uuid.uuid4().hex[:8]}", [f"p{i}" for i in range(policies)]
-        doors = [Exchange(place, name, "b") for name in names]
+        location, names = f"{url}/{uuid.uuid4().hex[:8]}", [f"p{i}" for i in range(policies)]
+        exchanges = [Exchange(location, name, "b") for name in names]
         publish, read = [], []
         for round_index in range(repeats):
-            publish += [timed(partial(door.publish, round_index, rows, 0)) for door in doors]
+            publish += [timed(partial(exchange.publish, round_index, rows, 0)) for exchange in exchanges]
             with counted() as counts:
-                read.append(timed(partial(doors[0].wait, names[1:], round_index)))
+                read.append(timed(partial(exchanges[0].wait, names[1:], round_index)))
         gets = counts["get"] + PUBLISH_REQUESTS[1]
         results.append(
             {
@@ -148,10 +150,10 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
             "exchange in a directory": ("directory publish", "directory read"),
         }.items():
             cells = [f"{row[name]['p50']:.1f} ({row[name]['p95']:.1f})" for name in names]
-            share = sum(row[name]["p50"] for name in names) / 10 / STEP_SECONDS
-            lines.append(f"| {server} | {kind} | {' | '.join(cells)} | {share:.2f} % |")
-    one = next(iter(results.values()))
-    publish, read = one["requests of a publish"], one["requests of a read"]
+            percent = sum(row[name]["p50"] for name in names) / 10 / STEP_SECONDS
+            lines.append(f"| {server} | {kind} | {' | '.join(cells)} | {percent:.2f} % |")
+    first = next(iter(results.values()))
+    publish, read = first["requests of a publish"], first["requests of a read"]
     lines += ["", "| one policy, one round, one peer | puts | gets | MB put | MB got |", "|---|---|---|---|---|"]
     for name, counts in (("publish", publish), ("read", read)):
         sizes = [counts.get(key, 0) / 1e6 for key in ("bytes put", "bytes got")]
@@ -162,10 +164,10 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
     ]
     lines.append("|---|---|---|---|---|---|---|")
     for server, row in results.items():
-        for each in row["pools"]:
-            cells = [f"{each['publish_ms']:.1f}", f"{each['read_ms']:.0f}", str(each["gets"])]
-            cells += [f"{each['kilobytes']:.0f}", f"{each['dollars_per_1000_rounds']:.2f}"]
-            lines.append(f"| {server} | {each['policies']} | {' | '.join(cells)} |")
+        for pool in row["pools"]:
+            cells = [f"{pool['publish_ms']:.1f}", f"{pool['read_ms']:.0f}", str(pool["gets"])]
+            cells += [f"{pool['kilobytes']:.0f}", f"{pool['dollars_per_1000_rounds']:.2f}"]
+            lines.append(f"| {server} | {pool['policies']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -173,7 +175,7 @@ def main() -> None:
     """Measure, write, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
-    given = parser.parse_args()
+    args = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
     for server in SERVERS:
         with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bucket-") as name:
@@ -181,11 +183,11 @@ def main() -> None:
             (root / "files").mkdir()
             with serving(server, root / "server") as running, reachable(running):
                 url = running.bucket()
-                results[server] = compared(url, root / "files", given.rounds)
+                results[server] = compared(url, root / "files", args.rounds)
                 results[server]["pools"] = by_pool(url, 5)
     text = markdown(results)
-    value = {"command": COMMAND, "prices": {"put": PUT_PRICE, "get": GET_PRICE}, "servers": results}
-    (RESULTS / "bucket.json").write_text(json.dumps(value, indent=1) + "\n")
+    content = {"command": COMMAND, "prices": {"put": PUT_PRICE, "get": GET_PRICE}, "servers": results}
+    (RESULTS / "bucket.json").write_text(json.dumps(content, indent=1) + "\n")
     (RESULTS / "bucket.md").write_text(text + "\n")
     print(text)
 

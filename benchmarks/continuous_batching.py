@@ -39,21 +39,21 @@ WAYS: dict[str, tuple[tuple[str, ...], int, int]] = {
 
 def peak_memory(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
     """Return the peak resident memory, in bytes, of a process and its descendants until it exits."""
-    peak, top = 0, psutil.Process(process.pid)
+    peak, root = 0, psutil.Process(process.pid)
     while not stop.wait(0.1):
         total = 0
-        for each in (top, *_children(top)):
+        for member in (root, *_children(root)):
             try:
-                total += each.memory_info().rss
+                total += member.memory_info().rss
             except psutil.NoSuchProcess:
                 continue
         peak = max(peak, total)
     return peak
 
 
-def _children(top: psutil.Process) -> list[psutil.Process]:
+def _children(root: psutil.Process) -> list[psutil.Process]:
     try:
-        return top.children(recursive=True)
+        return root.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 
@@ -68,11 +68,11 @@ def run(directory: Path, settings: tuple[str, ...], steps: int) -> tuple[float, 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     stop, peaks = threading.Event(), []
-    watch = threading.Thread(target=lambda: peaks.append(peak_memory(process, stop)))
-    watch.start()
+    watcher = threading.Thread(target=lambda: peaks.append(peak_memory(process, stop)))
+    watcher.start()
     errors = process.communicate()[1]
     stop.set()
-    watch.join()
+    watcher.join()
     if process.returncode:
         raise SystemExit(errors.decode())
     rows = [json.loads(line) for line in (directory / "policies" / "ada" / "metrics.jsonl").read_text().splitlines()]
@@ -86,10 +86,10 @@ def main() -> None:
     memory: dict[str, list[int]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as directory:
         for number in range(max(runs for _, runs, _ in WAYS.values())):
-            for place, (way, (settings, runs, steps)) in enumerate(WAYS.items()):
+            for index, (way, (settings, runs, steps)) in enumerate(WAYS.items()):
                 if number >= runs:
                     continue
-                median, peak = run(Path(directory) / f"{place}-{number}", settings, steps)
+                median, peak = run(Path(directory) / f"{index}-{number}", settings, steps)
                 seconds[way].append(median)
                 memory[way].append(peak)
                 print(way, f"{median:.3f} s, {peak / 2**30:.1f} GiB", flush=True)
@@ -101,8 +101,10 @@ def main() -> None:
         "|---|---|---|---|---|",
     ]
     for way, values in seconds.items():
-        each = ", ".join(f"{value:.2f}" for value in values)
-        lines.append(f"| {way} | {each} | {medians[way]:.2f} | {medians[way] / padded:.1f} | {gibibytes[way]:.1f} |")
+        run_medians = ", ".join(f"{value:.2f}" for value in values)
+        lines.append(
+            f"| {way} | {run_medians} | {medians[way]:.2f} | {medians[way] / padded:.1f} | {gibibytes[way]:.1f} |"
+        )
     content = {
         "command": "python benchmarks/continuous_batching.py",
         "versions": versions(),

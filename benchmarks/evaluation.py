@@ -34,7 +34,7 @@ REPEATS = 7
 RECORDS, ROLLOUTS = 100_000, 8
 
 
-class Kept:
+class ReusedEngine:
     """Engine that stays loaded between evaluations."""
 
     def __init__(self, engine: Any) -> None:
@@ -60,7 +60,9 @@ def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callab
 
     order = sorted(range(len(ids)), key=lambda i: (len(ids[i]), i))
     size, part = max(1, 64 // samples), PART["transformers"] // samples
-    how: dict[str, Any] = {"do_sample": False} if samples == 1 else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    sampling: dict[str, Any] = (
+        {"do_sample": False} if samples == 1 else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    )
 
     def run() -> int:
         texts = 0
@@ -79,7 +81,7 @@ def transformers_bare(engine: Any, ids: list[list[int]], samples: int) -> Callab
                     num_return_sequences=samples,
                     pad_token_id=pad,
                     disable_compile=True,
-                    **how,
+                    **sampling,
                 )
             texts += len(engine.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True))
         return texts
@@ -91,19 +93,19 @@ def vllm_bare(engine: Any, ids: list[list[int]], samples: int) -> Callable[[], i
     """Return LLM.generate over all prompts in one call, with one seed per prompt if it samples."""
     from vllm import SamplingParams
 
-    wanted = [
+    sampling_params = [
         SamplingParams(
             n=samples,
             temperature=0.0 if samples == 1 else 1.0,
             max_tokens=64,
             stop_token_ids=engine.eos_token_ids,
-            seed=None if samples == 1 else place,
+            seed=None if samples == 1 else index,
         )
-        for place in range(len(ids))
+        for index in range(len(ids))
     ]
 
     def run() -> int:
-        outputs = engine._llm.generate([{"prompt_token_ids": row} for row in ids], wanted, use_tqdm=False)
+        outputs = engine._llm.generate([{"prompt_token_ids": row} for row in ids], sampling_params, use_tqdm=False)
         return sum(len(answer.text) >= 0 for output in outputs for answer in output.outputs)
 
     return run
@@ -126,11 +128,11 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
     path = str(path_of(model))
     ids = prompt_ids(problems, load_tokenizer(path))
     size = max(1, 64 // samples)
-    selected = Kept(
+    engine = ReusedEngine(
         choice.load_engine(engine_name, path, longest=128, batch_size=size, revision=None, trust_remote_code=False)
     )
-    bare = (vllm_bare if engine_name == "vllm" else transformers_bare)(selected, ids, samples)
-    load, choice.load_engine = choice.load_engine, lambda *a, **k: selected
+    bare = (vllm_bare if engine_name == "vllm" else transformers_bare)(engine, ids, samples)
+    load, choice.load_engine = choice.load_engine, lambda *a, **k: engine
     request = EvalRequest.of(
         EvalFlags(
             models=(f"tiny:{model}",),
@@ -153,7 +155,7 @@ def generation(engine_name: str, model: str, samples: int, directory: Path) -> d
                 seconds["eval"].append(time.perf_counter() - middle)
     finally:
         choice.load_engine = load
-        selected.end()
+        engine.end()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return {
         "engine": engine_name,
@@ -208,9 +210,9 @@ print(json.dumps([os.waitstatus_to_exitcode(status), time.perf_counter() - began
 
 def measured(command: list[str]) -> tuple[float, float]:
     """Return wall seconds and peak resident memory (GB) of a process."""
-    done = subprocess.run([sys.executable, "-c", LAUNCHER, *command], check=True, capture_output=True, text=True)
-    code, seconds, gigabytes = json.loads(done.stdout)
-    assert code == 0, (command, done.stderr)
+    result = subprocess.run([sys.executable, "-c", LAUNCHER, *command], check=True, capture_output=True, text=True)
+    code, seconds, gigabytes = json.loads(result.stdout)
+    assert code == 0, (command, result.stderr)
     return seconds, gigabytes
 
 
@@ -219,8 +221,8 @@ def diagnostics(directory: Path) -> list[dict[str, Any]]:
     rows = []
     for kind, path in records(directory).items():
         read = "read_parquet" if kind == "Parquet" else "read_json"
-        more = "" if kind == "Parquet" else ", lines=True"
-        script = f"import pandas as pd; d = pd.{read}({str(path)!r}{more}); print(d.groupby('policy').reward.mean())"
+        options = "" if kind == "Parquet" else ", lines=True"
+        script = f"import pandas as pd; d = pd.{read}({str(path)!r}{options}); print(d.groupby('policy').reward.mean())"
         commands = {"pandas: read and one mean": [sys.executable, "-c", script]}
         for name in ("complementarity", "xgrpo-check", "sgt-check", "cost"):
             commands[name] = [sys.executable, "-m", "mutualrl", name, "--rollouts", str(path), "--json"]

@@ -48,13 +48,13 @@ def records(prompts: int, rollouts: int, tokens: int, seed: int) -> list[Rollout
     """Return a round of synthetic rollouts: about 4 characters per token, ids of a vocabulary of 150,000, plausible
     log-probs."""
     rng = np.random.default_rng(seed)
-    created = []
+    rows = []
     for row in range(prompts * rollouts):
         text = " ".join(rng.choice(WORDS, size=tokens))[: 4 * tokens]
         advantage = float(rng.normal())
         token_ids = tuple(rng.integers(0, 150_000, tokens).tolist())
         logprobs = tuple((-rng.exponential(0.5, tokens)).astype("float32").tolist())
-        created.append(
+        rows.append(
             Rollout(
                 f"math/train/{row // rollouts}/0123456789ab",
                 row % rollouts,
@@ -67,7 +67,7 @@ def records(prompts: int, rollouts: int, tokens: int, seed: int) -> list[Rollout
                 logprobs=logprobs,
             )
         )
-    return created
+    return rows
 
 
 class Store(Protocol):
@@ -88,7 +88,7 @@ def _columns(rows: list[Rollout]) -> dict[str, list[Any]]:
     return {name: [getattr(row, name) for row in rows] for name in names}
 
 
-def _tree(root: Path) -> int:
+def _bytes_below(root: Path) -> int:
     return sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
 
 
@@ -112,7 +112,7 @@ class Ours:
 
     def size(self) -> int:
         """Return bytes on disk."""
-        return _tree(self.root)
+        return _bytes_below(self.root)
 
 
 class Pickle:
@@ -131,7 +131,7 @@ class Pickle:
 
     def size(self) -> int:
         """Return bytes on disk."""
-        return _tree(self.root)
+        return _bytes_below(self.root)
 
 
 class Sqlite:
@@ -173,7 +173,7 @@ class Sqlite:
 
     def size(self) -> int:
         """Return bytes on disk."""
-        return _tree(self.root)
+        return _bytes_below(self.root)
 
 
 class Redis:
@@ -229,7 +229,7 @@ class Redis:
 
     def size(self) -> int:
         """Return bytes on disk."""
-        return _tree(self.root)
+        return _bytes_below(self.root)
 
     def close(self) -> None:
         """Stop the server."""
@@ -247,15 +247,15 @@ class Ray:
         ray.init(
             num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=10**9, _temp_dir=str(root)
         )
-        self.kept: dict[int, Any] = {}
+        self.references: dict[int, Any] = {}
 
     def publish(self, round_index: int, rows: list[Rollout]) -> None:
         """Keep a round."""
-        self.kept[round_index] = self.ray.put(_columns(rows))
+        self.references[round_index] = self.ray.put(_columns(rows))
 
     def read(self, round_index: int) -> Any:
         """Return all columns, as lists."""
-        return self.ray.get(self.kept[round_index])
+        return self.ray.get(self.references[round_index])
 
     def size(self) -> None:
         """Return None: nothing is on disk."""
@@ -311,12 +311,12 @@ def against_others(root: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[
                 rows = data[round_index % len(data)]
                 pair = (timed(lambda: store.publish(round_index, rows)), timed(lambda: store.read(round_index)))  # noqa: B023
                 if round_index >= 3:  # warm-up is over
-                    for list_, value in zip(times[name], pair, strict=True):
-                        list_.append(value)
-        rows_ = []
+                    for milliseconds, value in zip(times[name], pair, strict=True):
+                        milliseconds.append(value)
+        table_rows = []
         for name, (publish, read) in times.items():
             size = stores[name].size()
-            rows_.append(
+            table_rows.append(
                 {
                     "store": name,
                     "publish_p50": statistics.median(publish),
@@ -326,7 +326,7 @@ def against_others(root: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[
                     "megabytes_a_round": None if size is None else size / (rounds + 3) / 1e6,
                 }
             )
-    return rows_, missing
+    return table_rows, missing
 
 
 def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
@@ -340,14 +340,14 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
             full = records(PROMPTS, ROLLOUTS, tokens, 1)
             trimmed = schema.select(full)
             for policies in (2, 4, 8, 16, 32) if tokens == TOKENS else (2,):
-                place = root / f"{regime}-{tokens}-{policies}"
-                doors = [Exchange(place, f"p{i}", "bench") for i in range(policies)]
+                directory = root / f"{regime}-{tokens}-{policies}"
+                exchanges = [Exchange(directory, f"p{i}", "bench") for i in range(policies)]
                 publish, read = [], []
                 for round_index in range(repeats):
-                    for door in doors[1:]:
-                        publish.append(timed(lambda: door.publish(round_index, trimmed, 0)))  # noqa: B023
-                    read.append(timed(lambda: _use(doors[0], policies, round_index, schema.fields)))  # noqa: B023
-                marker = doors[0].marker_of("p1", 0)
+                    for exchange in exchanges[1:]:
+                        publish.append(timed(lambda: exchange.publish(round_index, trimmed, 0)))  # noqa: B023
+                    read.append(timed(lambda: _read_all(exchanges[0], policies, round_index, schema.fields)))  # noqa: B023
+                marker = exchanges[0].marker_of("p1", 0)
                 assert marker is not None
                 rows.append(
                     {
@@ -359,13 +359,13 @@ def by_pool(root: Path, repeats: int) -> list[dict[str, Any]]:
                         "read_ms": statistics.median(read),
                     }
                 )
-                shutil.rmtree(place)
+                shutil.rmtree(directory)
     return rows
 
 
-def _use(door: Exchange, policies: int, round_index: int, fields: frozenset[str]) -> None:
+def _read_all(exchange: Exchange, policies: int, round_index: int, fields: frozenset[str]) -> None:
     """Read all peers' rounds as a regime does: rewards; eight texts if texts are drawn; traces if they are aligned."""
-    shards = door.wait([f"p{i}" for i in range(1, policies)], round_index)
+    shards = exchange.wait([f"p{i}" for i in range(1, policies)], round_index)
     for shard in shards.values():
         shard.column("prompt_id"), shard.column("reward")
         if "logprobs" in fields:
@@ -374,9 +374,9 @@ def _use(door: Exchange, policies: int, round_index: int, fields: frozenset[str]
             shard.texts(range(8))
 
 
-def _use_one(door: Exchange, round_index: int) -> None:
+def _read_one(exchange: Exchange, round_index: int) -> None:
     """Read a peer's round as SGT does: the rewards, and the drawn texts."""
-    shard = door.read("bob", round_index)
+    shard = exchange.read("bob", round_index)
     assert shard is not None
     shard.column("prompt_id"), shard.column("reward"), shard.texts(range(8))
 
@@ -404,21 +404,21 @@ def of_a_step(root: Path, repeats: int) -> dict[str, float]:
     ]
     summary = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     info = json.loads((root / "run" / "run.json").read_text())
-    door = Exchange(root / "run" / "exchange", "reader", info["run_id"])
+    exchange = Exchange(root / "run" / "exchange", "reader", info["run_id"])
     step = statistics.median(p["train_seconds"] / p["steps"] for p in summary["policies"].values())
     publish, read = [], []
-    again = Exchange(root / "again", "bob", info["run_id"])
+    writer = Exchange(root / "again", "bob", info["run_id"])
     reader = Exchange(root / "again", "ada", info["run_id"])
     for round_index in range(repeats):
-        shard = door.read("bob", round_index)
+        shard = exchange.read("bob", round_index)
         assert shard is not None
         names = ("prompt_id", "rollout", "reward", "ended", "y_text")
         columns = [shard.column(name) for name in names]
         rows = []
         for prompt_id, rollout, reward, ended, text in zip(*columns, strict=True):
             rows.append(Rollout(prompt_id, rollout, reward, ended, text=text))
-        publish.append(timed(lambda: again.publish(round_index, rows, 0)))  # noqa: B023
-        read.append(timed(lambda: _use_one(reader, round_index)))  # noqa: B023
+        publish.append(timed(lambda: writer.publish(round_index, rows, 0)))  # noqa: B023
+        read.append(timed(lambda: _read_one(reader, round_index)))  # noqa: B023
     return {"step_ms": 1000 * step, "publish_ms": statistics.median(publish), "read_ms": statistics.median(read)}
 
 
@@ -433,7 +433,7 @@ def markdown(
             f"| {row['store']} | {row['publish_p50']:.1f} ({row['publish_p95']:.1f}) "
             f"| {row['read_p50']:.1f} ({row['read_p95']:.1f}) | {size} |"
         )
-    lines += [f"| {name} | {why} | | |" for name, why in missing.items()]
+    lines += [f"| {name} | {reason} | | |" for name, reason in missing.items()]
     ours = stores[0]
     large, small = ours["publish_p50"] + ours["read_p50"], step["publish_ms"] + step["read_ms"]
     lines += ["", "| a policy's step | publish + read, ms | of the step |", "|---|---|---|"]
@@ -457,14 +457,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--directory", type=Path, default=None, help="directory on the disk to measure (default: here)")
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    with tempfile.TemporaryDirectory(dir=given.directory or Path.cwd(), prefix=".exchange-") as name:
+    with tempfile.TemporaryDirectory(dir=args.directory or Path.cwd(), prefix=".exchange-") as name:
         root = Path(name)
         (root / "stores").mkdir()
         step = of_a_step(root, 20)
-        stores, missing = against_others(root / "stores", given.rounds)
-        pools = by_pool(root, max(given.rounds // 6, 5))
+        stores, missing = against_others(root / "stores", args.rounds)
+        pools = by_pool(root, max(args.rounds // 6, 5))
     text = markdown(stores, missing, pools, step)
     RESULTS.mkdir(exist_ok=True)
     results = {"command": COMMAND, "stores": stores, "missing": missing, "pools": pools, "tiny": step}

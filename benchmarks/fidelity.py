@@ -101,30 +101,30 @@ def run_plain(ours: Path, root: Path) -> None:
     (root / "summary.json").write_text(json.dumps(summary))
 
 
-def compared(ours: Path, peer_value: Path) -> tuple[dict[str, Any], str]:
+def compared(ours: Path, trl_root: Path) -> tuple[dict[str, Any], str]:
     """Return the largest differences, and the medians of the speed on steps without validation."""
     from mutualrl.reporting.run_reader import read_run
     from mutualrl.reporting.series import tokens_per_second
 
-    one, other = read_run(ours), read_run(peer_value)
+    own_run, trl_run = read_run(ours), read_run(trl_root)
     lines = [
         "| policy | steps | largest difference: reward | loss | KL | validation accuracy | tokens/s, plain TRL | ours "
         "| ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     results = {}
-    for name, policy in one.policies.items():
-        twin = other.policies[name]
+    for name, policy in own_run.policies.items():
+        trl_policy = trl_run.policies[name]
         largest = {
-            key: max(abs(a.value - b.value) for a, b in zip(policy.series(key), twin.series(key), strict=True))
+            key: max(abs(a.value - b.value) for a, b in zip(policy.series(key), trl_policy.series(key), strict=True))
             for key in ("reward", "loss", "kl")
         }
         largest["accuracy"] = max(
-            abs(a.value - b.value) for a, b in zip(policy.accuracy(), twin.accuracy(), strict=True)
+            abs(a.value - b.value) for a, b in zip(policy.accuracy(), trl_policy.accuracy(), strict=True)
         )
         speed = {
-            label: statistics.median(p.value for p in tokens_per_second(each, without_validation=True))
-            for label, each in (("ours", policy), ("trl", twin))
+            label: statistics.median(p.value for p in tokens_per_second(policy_run, without_validation=True))
+            for label, policy_run in (("ours", policy), ("trl", trl_policy))
         }
         results[name] = {"steps": policy.steps, "largest_difference": largest, "tokens_per_second": speed}
         cells = [f"{largest[key]:g}" for key in ("reward", "loss", "kl", "accuracy")]
@@ -144,12 +144,12 @@ def main() -> None:
     parser.add_argument("--policy", help=argparse.SUPPRESS)
     parser.add_argument("--recipe", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.policy:
-        plain(given.policy, given.recipe, given.root)
+    args = parser.parse_args()
+    if args.policy:
+        plain(args.policy, args.recipe, args.root)
         return
     with tempfile.TemporaryDirectory() as directory:
-        ours, peer_value, page = (Path(directory) / name for name in ("grpo", "trl", "page"))
+        ours, trl_root, page = (Path(directory) / name for name in ("grpo", "trl", "page"))
         command = [
             "train",
             "--regime",
@@ -157,7 +157,7 @@ def main() -> None:
             "--pool",
             "tiny",
             "--steps",
-            str(given.steps),
+            str(args.steps),
             "--run-dir",
             str(ours),
             "--no-report",
@@ -165,20 +165,20 @@ def main() -> None:
         for setting in SETTINGS:
             command += ["--set", setting]
         subprocess.run([sys.executable, "-m", "mutualrl", *command], check=True, stdout=sys.stderr)
-        run_plain(ours, peer_value)
-        value, text = compared(ours, peer_value)
+        run_plain(ours, trl_root)
+        policies, text = compared(ours, trl_root)
         subprocess.run(
-            [sys.executable, "-m", "mutualrl", "report", str(ours), str(peer_value), "--out", str(page)],
+            [sys.executable, "-m", "mutualrl", "report", str(ours), str(trl_root), "--out", str(page)],
             check=True,
             stdout=sys.stderr,
         )
-        given.out.mkdir(parents=True, exist_ok=True)
+        args.out.mkdir(parents=True, exist_ok=True)
         for suffix in ("png", "svg"):
             figure = next((page / "figures").glob(f"*-fidelity.{suffix}"))
-            shutil.copy(figure, given.out / f"fidelity.{suffix}")
-    result = {"command": "python benchmarks/fidelity.py", "policies": value}
-    (given.out / "fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
-    (given.out / "fidelity.md").write_text(text + "\n")
+            shutil.copy(figure, args.out / f"fidelity.{suffix}")
+    result = {"command": "python benchmarks/fidelity.py", "policies": policies}
+    (args.out / "fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "fidelity.md").write_text(text + "\n")
     print(text)
 
 

@@ -83,11 +83,11 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def processes(run: Path) -> list[psutil.Process]:
     """Return the live processes of a run below its supervisor: agents, launchers, workers."""
-    living = []
+    live = []
     for process in psutil.process_iter(["cmdline", "status"]):
         if f"--run-dir={run}" in (process.info["cmdline"] or []) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            living.append(process)
-    return living
+            live.append(process)
+    return live
 
 
 def weights(run: Path) -> dict[str, str]:
@@ -99,8 +99,8 @@ def weights(run: Path) -> dict[str, str]:
 class Disturbance(NamedTuple):
     """One action on a run, and its delay in seconds after the previous one."""
 
-    after: float
-    what: str
+    delay: float
+    action: str
 
 
 ACTIONS = ("kill worker", "kill worker", "kill agent", "kill supervisor", "SIGINT", "SIGTERM", "freeze", "pause")
@@ -114,25 +114,25 @@ def schedule(seed: int, number: int) -> tuple[str, list[Disturbance]]:
     return names[number % len(names)], [Disturbance(rng.uniform(0.5, 12), rng.choice(ACTIONS)) for _ in range(count)]
 
 
-def disturb(run: Path, supervisor: subprocess.Popen[bytes], what: str, rng: random.Random) -> None:
+def disturb(run: Path, supervisor: subprocess.Popen[bytes], action: str, rng: random.Random) -> None:
     """Carry out one disturbance, if there is a live process of its kind."""
-    if what == "kill supervisor":
+    if action == "kill supervisor":
         supervisor.kill()
         return
-    if what in ("SIGINT", "SIGTERM"):
-        supervisor.send_signal(getattr(signal, what))
+    if action in ("SIGINT", "SIGTERM"):
+        supervisor.send_signal(getattr(signal, action))
         return
-    module = "mutualrl.mwra.agent" if what == "kill agent" else "mutualrl.training.worker"
+    module = "mutualrl.mwra.agent" if action == "kill agent" else "mutualrl.training.worker"
     chosen = [process for process in processes(run) if module in " ".join(process.cmdline())]
     if not chosen:
         return
     victim = rng.choice(sorted(chosen, key=lambda process: process.pid))
     try:
-        if what.startswith("kill"):
+        if action.startswith("kill"):
             victim.kill()
             return
         victim.suspend()
-        time.sleep(2 * PEER_TIMEOUT if what == "freeze" else PEER_TIMEOUT / 3)
+        time.sleep(2 * PEER_TIMEOUT if action == "freeze" else PEER_TIMEOUT / 3)
         victim.resume()
     except psutil.NoSuchProcess:
         return
@@ -144,12 +144,12 @@ def disturbed(run: Path, variant: str, disturbances: list[Disturbance], seed: st
     arguments = (*COMMON, *VARIANTS[variant])
     process, deadline = start(run, *arguments), time.monotonic() + SCHEDULE_SECONDS
     for disturbance in disturbances:
-        until = time.monotonic() + disturbance.after
+        until = time.monotonic() + disturbance.delay
         while time.monotonic() < until and process.poll() is None:
             time.sleep(0.05)
         if process.poll() is None:
-            disturb(run, process, disturbance.what, rng)
-        if (code := _code(process, deadline, patient=disturbance.what in ("SIGINT", "SIGTERM"))) is None:
+            disturb(run, process, disturbance.action, rng)
+        if (code := _code(process, deadline, patient=disturbance.action in ("SIGINT", "SIGTERM"))) is None:
             continue
         if code == 0 or (run / "summary.json").exists():  # the signal came after the end of the run
             return None
@@ -202,14 +202,14 @@ def compared(run: Path, reference: dict[str, str]) -> str | None:
         steps = [json.loads(line)["step"] for line in lines]
         if steps != list(range(1, STEPS + 1)):
             return f"wrong: {policy} has steps {steps}"
-    if left := processes(run):
-        return f"wrong: processes left: {left}"
+    if remaining := processes(run):
+        return f"wrong: processes left: {remaining}"
     return None
 
 
-def references(directory: Path, known: dict[str, dict[str, str]], wanted: set[str]) -> dict[str, dict[str, str]]:
+def references(directory: Path, known: dict[str, dict[str, str]], variants: set[str]) -> dict[str, dict[str, str]]:
     """Return the weights of each variant's undisturbed run."""
-    for variant in sorted(wanted - set(known)):
+    for variant in sorted(variants - set(known)):
         run = directory / f"reference-{list(VARIANTS).index(variant)}" / "r"
         run.parent.mkdir()
         if start(run, *COMMON, *VARIANTS[variant]).wait() != 0:
@@ -219,7 +219,7 @@ def references(directory: Path, known: dict[str, dict[str, str]], wanted: set[st
     return known
 
 
-def run_schedules(seed: int, numbers: list[int], done: dict[str, Any], keep: Callable[[], None]) -> None:
+def run_schedules(seed: int, numbers: list[int], outcomes: dict[str, Any], save: Callable[[], None]) -> None:
     """Carry out schedules, keeping each outcome immediately."""
     with tempfile.TemporaryDirectory() as name:
         known: dict[str, dict[str, str]] = {}
@@ -232,14 +232,14 @@ def run_schedules(seed: int, numbers: list[int], done: dict[str, Any], keep: Cal
             problem = problem or compared(run, reference)
             for process in processes(run):
                 process.kill()
-            done[str(number)] = {
+            outcomes[str(number)] = {
                 "variant": variant,
-                "disturbances": [f"{d.what} after {d.after:.1f} s" for d in disturbances],
+                "disturbances": [f"{d.action} after {d.delay:.1f} s" for d in disturbances],
                 "outcome": (problem or "as undisturbed").partition(":")[0],
                 "words": problem or "",
             }
-            keep()
-            print(f"schedule {number}: {done[str(number)]}", flush=True)
+            save()
+            print(f"schedule {number}: {outcomes[str(number)]}", flush=True)
             shutil.rmtree(run.parent)
 
 
@@ -256,30 +256,30 @@ class Place(NamedTuple):
 KINDS = ("alone", "distilled", "evaluated", "finished", "stopped")
 
 
-def places(directory: Path, wanted: Collection[str] = KINDS) -> dict[str, Place]:
+def places(directory: Path, kinds: Collection[str] = KINDS) -> dict[str, Place]:
     """Make the directories to damage: a finished run with adapters and an evaluation, a stopped run, a separate
     evaluation, a standalone run, a distillation of it."""
 
     def mutualrl(*arguments: str | Path, expected: int = 0) -> None:
         command = [sys.executable, "-m", "mutualrl", *map(str, arguments)]
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-        if done.returncode != expected:
-            raise SystemExit(f"{command}: {done.returncode}\n{done.stderr}")
+        result = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        if result.returncode != expected:
+            raise SystemExit(f"{command}: {result.returncode}\n{result.stderr}")
 
     short = ("--limit", "6", "--max-new-tokens", "4", "--engine", "transformers")
     distilled = ("distill", "alone", "--set", "limit=8", "--set", "lora=null", "--engine", "transformers")
-    if "finished" in wanted:
+    if "finished" in kinds:
         mutualrl("train", "--regime", "sgt", "--pool", "tiny", *LORA, *COMMON, "--run-dir", "finished")
         mutualrl("eval", "--run", "finished", *short)
-    if "evaluated" in wanted:
+    if "evaluated" in kinds:
         mutualrl("eval", "--pool", "tiny", *short, "--out", "evaluated")
-    if {"alone", "distilled"} & set(wanted):
+    if {"alone", "distilled"} & set(kinds):
         mutualrl("train", "--regime", "grpo", "--pool", "tiny", "--exchange", "full", *COMMON, "--run-dir", "alone")
-    if "distilled" in wanted:
+    if "distilled" in kinds:
         mutualrl(*distilled, "--out", "distilled")
-    if "stopped" in wanted:
+    if "stopped" in kinds:
         _stop_a_run(directory / "stopped")
-    looks: tuple[tuple[str, ...], ...] = (
+    read_commands: tuple[tuple[str, ...], ...] = (
         ("report", "DIR", "--out", "page", "--json"),
         ("runs", "ls", "DIR", "--json"),
         ("runs", "verify", "DIR", "--json"),
@@ -287,14 +287,16 @@ def places(directory: Path, wanted: Collection[str] = KINDS) -> dict[str, Place]
         ("exchange", "export", "DIR", "--out", "all.jsonl", "--json"),
         ("complementarity", "--run", "DIR", "--json"),
     )
-    made = {
-        "finished": Place(directory / "finished", (*looks, ("eval", "--run", "DIR", *short, "--json"))),
-        "stopped": Place(directory / "stopped", (*looks, ("train", "--resume", "--run-dir", "DIR", "--json"))),
-        "alone": Place(directory / "alone", (("distill", "DIR", *distilled[2:], "--out", "again", "--json"), *looks)),
+    directories = {
+        "finished": Place(directory / "finished", (*read_commands, ("eval", "--run", "DIR", *short, "--json"))),
+        "stopped": Place(directory / "stopped", (*read_commands, ("train", "--resume", "--run-dir", "DIR", "--json"))),
+        "alone": Place(
+            directory / "alone", (("distill", "DIR", *distilled[2:], "--out", "again", "--json"), *read_commands)
+        ),
         "evaluated": Place(directory / "evaluated", (("eval", "--pool", "tiny", *short, "--out", "DIR", "--json"),)),
         "distilled": Place(directory / "distilled", ((*distilled, "--out", "DIR", "--json"),)),
     }
-    return {kind: place for kind, place in made.items() if kind in wanted}
+    return {kind: place for kind, place in directories.items() if kind in kinds}
 
 
 def _stop_a_run(stopped: Path) -> None:
@@ -328,8 +330,8 @@ def mutated(value: Any, rng: random.Random) -> Any:
             return {k: v for k, v in value.items() if k != key}
         return {**value, key: mutated(value[key], rng)}
     if isinstance(value, list) and value:
-        place = rng.randrange(len(value))
-        return [*value[:place], mutated(value[place], rng), *value[place + 1 :]]
+        index = rng.randrange(len(value))
+        return [*value[:index], mutated(value[index], rng), *value[index + 1 :]]
     return rng.choice([None, 0, -1, 10**30, 1.5, "x", "", [], {}, True, "../../etc/passwd"])
 
 
@@ -340,39 +342,39 @@ def damage(root: Path, rng: random.Random) -> str:
     """Damage one file below a directory, and return a description."""
     files = sorted(path for path in root.rglob("*") if path.is_file() and ".lock" not in path.name)
     path = rng.choice([file for file in files if file.stat().st_size])
-    what, data = rng.choice(DAMAGES), path.read_bytes()
-    if what == "json" and path.suffix not in (".json", ".jsonl"):
-        what = "flip"
-    if what == "flip":
+    kind, data = rng.choice(DAMAGES), path.read_bytes()
+    if kind == "json" and path.suffix not in (".json", ".jsonl"):
+        kind = "flip"
+    if kind == "flip":
         path.write_bytes(flip(data, rng))
-    elif what == "cut":
+    elif kind == "cut":
         path.write_bytes(data[: rng.randrange(len(data))])
-    elif what == "empty":
+    elif kind == "empty":
         path.write_bytes(b"")
-    elif what == "insert":
-        place = rng.randrange(len(data))
-        path.write_bytes(data[:place] + rng.randbytes(rng.randint(1, 9)) + data[place:])
-    elif what == "swap":
-        alike = [file for file in files if file.suffix == path.suffix and file.read_bytes() != data]
-        path.write_bytes(rng.choice(alike).read_bytes() if alike else flip(data, rng))
-    elif what == "json":
+    elif kind == "insert":
+        index = rng.randrange(len(data))
+        path.write_bytes(data[:index] + rng.randbytes(rng.randint(1, 9)) + data[index:])
+    elif kind == "swap":
+        similar = [file for file in files if file.suffix == path.suffix and file.read_bytes() != data]
+        path.write_bytes(rng.choice(similar).read_bytes() if similar else flip(data, rng))
+    elif kind == "json":
         *lines, last = [line for line in data.splitlines() if line.strip()]
         try:
             lines.append(json.dumps(mutated(json.loads(last), rng)).encode())
         except ValueError:
             lines.append(flip(last, rng))
         path.write_bytes(b"\n".join(lines) + b"\n")
-    elif what == "digit":
-        places = [place for place, byte in enumerate(data) if byte in b"0123456789"]
-        if places:
-            place = rng.choice(places)
-            data = data[:place] + str((int(chr(data[place])) + 1) % 10).encode() + data[place + 1 :]
+    elif kind == "digit":
+        digits = [index for index, byte in enumerate(data) if byte in b"0123456789"]
+        if digits:
+            index = rng.choice(digits)
+            data = data[:index] + str((int(chr(data[index])) + 1) % 10).encode() + data[index + 1 :]
         path.write_bytes(data)
     else:
         path.unlink()
-        if what == "pipe":
+        if kind == "pipe":
             os.mkfifo(path)
-    return f"{what} {path.relative_to(root)}"
+    return f"{kind} {path.relative_to(root)}"
 
 
 class Answer(NamedTuple):
@@ -402,31 +404,31 @@ def steady(value: Any) -> Any:
 
 def answer(directory: Path, command: tuple[str, ...], root: Path) -> Answer:
     """Run a command in this process (a run that it resumes has separate processes)."""
-    words = [str(root) if word == "DIR" else word for word in command]
+    arguments = [str(root) if word == "DIR" else word for word in command]
     before = Path.cwd()
     os.chdir(directory)
     try:
         with time_limit(DAMAGE_SECONDS, TimeoutError()):
-            done = CliRunner().invoke(app, words)
+            completed = CliRunner().invoke(app, arguments)
     except TimeoutError:
         for process in processes(root):
             process.kill()
         return Answer(-1, None, "not ended in time", [])
     finally:
         os.chdir(before)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        return Answer(-2, None, "".join(traceback.format_exception(done.exception)), [])
+    if completed.exception is not None and not isinstance(completed.exception, SystemExit):
+        return Answer(-2, None, "".join(traceback.format_exception(completed.exception)), [])
     try:
-        result = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
+        result = json.loads(completed.stdout.splitlines()[-1]) if completed.stdout.strip() else None
     except ValueError:
-        result = done.stdout
+        result = completed.stdout
     notes = _notes(result)
     exported = directory / "all.jsonl"
     if exported.exists():
         result = [result, sha256(exported.read_bytes()).hexdigest()]
     if (data := directory / "page" / "report.json").exists():
         result = json.loads(data.read_text())
-    return Answer(done.exit_code, steady(result), done.stderr, notes)
+    return Answer(completed.exit_code, steady(result), completed.stderr, notes)
 
 
 #: files that `runs verify` need not check: no figure comes from them
@@ -467,38 +469,40 @@ def workplace(place: Place, name: str) -> Iterator[tuple[Path, Path]]:
 
 
 def run_damages(
-    seed: int, numbers: list[int], done: dict[str, Any], keep: Callable[[], None], wanted: Collection[str] = KINDS
+    seed: int, numbers: list[int], outcomes: dict[str, Any], save: Callable[[], None], kinds: Collection[str] = KINDS
 ) -> None:
     """Carry out damages, keeping each outcome immediately."""
     with tempfile.TemporaryDirectory() as name:
-        made = places(Path(name), wanted)
+        targets = places(Path(name), kinds)
         undamaged: dict[tuple[str, tuple[str, ...]], Answer] = {}
         for number in numbers:
             rng = random.Random(f"{seed} damage {number}")
-            key = rng.choice(sorted(made))
-            place = made[key]
-            command = rng.choice(place.commands)
+            key = rng.choice(sorted(targets))
+            target = targets[key]
+            command = rng.choice(target.commands)
             if (key, command) not in undamaged:
-                with workplace(place, key) as (directory, root):
+                with workplace(target, key) as (directory, root):
                     if key == "distilled":
-                        shutil.copytree(made["alone"].root, directory / "alone")
+                        shutil.copytree(targets["alone"].root, directory / "alone")
                     undamaged[key, command] = answer(directory, command, root)
-            with workplace(place, key) as (directory, root):
+            with workplace(target, key) as (directory, root):
                 if key == "distilled":
-                    shutil.copytree(made["alone"].root, directory / "alone")
-                what = damage(root, rng)
+                    shutil.copytree(targets["alone"].root, directory / "alone")
+                description = damage(root, rng)
                 after = answer(directory, command, root)
-                path, verified = what.split(" ", 1)[1], command[:2] == ("runs", "verify")
-                outcome, words = judged(undamaged[key, command], after, path, verified=verified)
-            done[str(number)] = {
+                path, verified = description.split(" ", 1)[1], command[:2] == ("runs", "verify")
+                outcome, message = judged(undamaged[key, command], after, path, verified=verified)
+            outcomes[str(number)] = {
                 "of": key,
-                "damage": what,
+                "damage": description,
                 "command": " ".join(command[:2]),
                 "outcome": outcome,
-                "words": words,
+                "words": message,
             }
-            keep()
-            print(f"damage {number}: {key}, {what}, {' '.join(command[:2])}: {outcome} {words[:200]}", flush=True)
+            save()
+            print(
+                f"damage {number}: {key}, {description}, {' '.join(command[:2])}: {outcome} {message[:200]}", flush=True
+            )
 
 
 # ---- the table
@@ -524,8 +528,12 @@ def markdown(result: dict[str, Any]) -> str:
         "|---" * (len(classes) + 2) + "|",
     ]
     for command in (*sorted({command for command, _ in counts}), "all"):
-        of = {kind: sum(n for (c, k), n in counts.items() if k == kind and command in (c, "all")) for kind in classes}
-        lines.append(f"| {command} | {sum(of.values())} | {' | '.join(str(of[kind]) for kind in classes)} |")
+        by_class = {
+            kind: sum(n for (c, k), n in counts.items() if k == kind and command in (c, "all")) for kind in classes
+        }
+        lines.append(
+            f"| {command} | {sum(by_class.values())} | {' | '.join(str(by_class[kind]) for kind in classes)} |"
+        )
     return "\n".join(lines)
 
 
@@ -537,28 +545,28 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--of", nargs="+", default=KINDS, choices=KINDS, help="what is damaged")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    given.out.mkdir(parents=True, exist_ok=True)
-    file = given.out / "fuzz.json"
-    result: dict[str, Any] = {"command": COMMAND, "seed": given.seed, "schedules": {}, "damages": {}}
-    if file.exists() and (before := json.loads(file.read_text()))["seed"] == given.seed:
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / "fuzz.json"
+    result: dict[str, Any] = {"command": COMMAND, "seed": args.seed, "schedules": {}, "damages": {}}
+    if file.exists() and (before := json.loads(file.read_text()))["seed"] == args.seed:
         result = before
 
-    def keep() -> None:
+    def save() -> None:
         file.write_text(json.dumps(result, indent=1) + "\n")
 
-    for kind, wanted, carry_out in (
-        ("damages", given.damages, partial(run_damages, wanted=given.of)),
-        ("schedules", given.schedules, run_schedules),
+    for kind, count, carry_out in (
+        ("damages", args.damages, partial(run_damages, kinds=args.of)),
+        ("schedules", args.schedules, run_schedules),
     ):
-        missing = [number for number in range(wanted) if str(number) not in result[kind]]
+        missing = [number for number in range(count) if str(number) not in result[kind]]
         if missing:
-            carry_out(given.seed, missing, result[kind], keep)
+            carry_out(args.seed, missing, result[kind], save)
     text = markdown(result)
-    keep()
-    (given.out / "fuzz.md").write_text(text + "\n")
+    save()
+    (args.out / "fuzz.md").write_text(text + "\n")
     print(text)
     outcomes = [each["outcome"] for kind in ("schedules", "damages") for each in result[kind].values()]
     return int(any(outcome not in GOOD for outcome in outcomes))

@@ -29,18 +29,18 @@ def gpus() -> list[str]:
     """Return the names of the GPUs listed by nvidia-smi."""
     try:
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except FileNotFoundError:
         return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+    return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.returncode == 0 else []
 
 
 def layouts(count: int, *, cpu: bool) -> dict[str, list[str]]:
     """Return the settings for each way to place two policies."""
     if cpu:
         return {"2 CPU ranks per policy": ["hardware.gpus=0", "launch.processes=2"]}
-    share = {"sharing": [f"hardware.gpus={count}", "launch.share_gpus=true"]}
-    return ({"splitting": [f"hardware.gpus={count - count % 2}"]} if count >= 2 else {}) | share
+    sharing = {"sharing": [f"hardware.gpus={count}", "launch.share_gpus=true"]}
+    return ({"splitting": [f"hardware.gpus={count - count % 2}"]} if count >= 2 else {}) | sharing
 
 
 def run(regime: str, settings: list[str], steps: int, directory: Path) -> dict[str, Any]:
@@ -69,11 +69,11 @@ def run(regime: str, settings: list[str], steps: int, directory: Path) -> dict[s
     ):
         command += ["--set", assignment]
     print(" ".join(command[2:]), file=sys.stderr, flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    answer = json.loads(done.stdout)
-    if done.returncode:
-        return {"error": answer["error"]["message"]}
-    return {policy: measured(directory / "policies" / policy / "metrics.jsonl") for policy in answer["policies"]}
+    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    summary = json.loads(completed.stdout)
+    if completed.returncode:
+        return {"error": summary["error"]["message"]}
+    return {policy: measured(directory / "policies" / policy / "metrics.jsonl") for policy in summary["policies"]}
 
 
 def measured(path: Path) -> dict[str, float | None]:
@@ -95,24 +95,26 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="rehearse on CPU ranks")
     parser.add_argument("--regimes", nargs="+", default=list(REGIMES), choices=REGIMES)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    names = gpus()
-    if not names and not given.cpu:
+    args = parser.parse_args()
+    gpu_names = gpus()
+    if not gpu_names and not args.cpu:
         sys.exit("no GPU found by nvidia-smi; --cpu rehearses on CPU ranks")
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as directory:
-        for layout, settings in layouts(len(names), cpu=given.cpu).items():
-            for engine in ("transformers", "vllm") if find_spec("vllm") and not given.cpu else ("transformers",):
-                more = ["trainer.use_vllm=true", "trainer.vllm_max_model_length=128"] if engine == "vllm" else []
-                for regime in given.regimes:
-                    where = Path(directory) / f"{len(runs)}"
-                    value = run(regime, settings + more, given.steps, where)
-                    runs.append({"layout": layout, "engine": engine, "regime": regime, "policies": value})
+        for layout, settings in layouts(len(gpu_names), cpu=args.cpu).items():
+            for engine in ("transformers", "vllm") if find_spec("vllm") and not args.cpu else ("transformers",):
+                vllm_settings = (
+                    ["trainer.use_vllm=true", "trainer.vllm_max_model_length=128"] if engine == "vllm" else []
+                )
+                for regime in args.regimes:
+                    run_directory = Path(directory) / f"{len(runs)}"
+                    policies = run(regime, settings + vllm_settings, args.steps, run_directory)
+                    runs.append({"layout": layout, "engine": engine, "regime": regime, "policies": policies})
                     print(json.dumps(runs[-1]), flush=True)
-    given.out.mkdir(parents=True, exist_ok=True)
-    command = "python benchmarks/gpu_check.py" + (" --cpu" if given.cpu else "")
-    result = {"command": command, "gpus": names, "runs": runs}
-    (given.out / "gpu_check.json").write_text(json.dumps(result, indent=1) + "\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    command = "python benchmarks/gpu_check.py" + (" --cpu" if args.cpu else "")
+    result = {"command": command, "gpus": gpu_names, "runs": runs}
+    (args.out / "gpu_check.json").write_text(json.dumps(result, indent=1) + "\n")
     sys.exit(any("error" in entry["policies"] for entry in runs))
 
 

@@ -61,14 +61,14 @@ def start(run: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def processes(run: Path) -> dict[str, psutil.Process]:
     """Return the live processes of a run, by kind."""
-    results = {}
+    live = {}
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
         if f"--run-dir={run}" not in line:
             continue
         policy = next(w for w in line if w.startswith("--policy=")).removeprefix("--policy=")
-        results[f"{'worker' if 'mutualrl.training.worker' in line else 'agent'} of {policy}"] = process
-    return results
+        live[f"{'worker' if 'mutualrl.training.worker' in line else 'agent'} of {policy}"] = process
+    return live
 
 
 def weights(run: Path) -> dict[str, str]:
@@ -95,14 +95,14 @@ def killed_run(run: Path, kills: int, rng: random.Random) -> tuple[Counter[str],
                 if time.monotonic() - began > 5:
                     raise SystemExit(f"{run}: processes left 5 s after the supervisor: {processes(run)}")
                 time.sleep(0.1)
-            again = ["--resume"] if (run / "run.json").exists() else ["--clean", "--regime", "sgt", *OPTIONS]
-            process = start(run, *again)
+            arguments = ["--resume"] if (run / "run.json").exists() else ["--clean", "--regime", "sgt", *OPTIONS]
+            process = start(run, *arguments)
             next_kill = time.monotonic() + rng.uniform(0.5, 14)
         if sum(victims.values()) < kills and time.monotonic() >= next_kill:
-            everyone: dict[str, Any] = {**processes(run), "supervisor": process}
-            name = rng.choice(sorted(everyone))
+            candidates: dict[str, Any] = {**processes(run), "supervisor": process}
+            name = rng.choice(sorted(candidates))
             try:
-                everyone[name].kill()
+                candidates[name].kill()
             except psutil.NoSuchProcess:
                 continue
             process.wait() if name == "supervisor" else None
@@ -130,8 +130,8 @@ def problems(run: Path, reference: dict[str, str]) -> list[str]:
     return lines + [f"left: {name}" for name in processes(run)]
 
 
-def random_kills(wanted: int, seed: int) -> dict[str, Any]:
-    """Make runs until there were `wanted` kills, and return their outcomes."""
+def random_kills(count: int, seed: int) -> dict[str, Any]:
+    """Make runs until there were `count` kills, and return their outcomes."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
         plain = Path(name) / "plain" / "r"
@@ -141,13 +141,13 @@ def random_kills(wanted: int, seed: int) -> dict[str, Any]:
         reference = weights(plain)
         victims: Counter[str] = Counter()
         runs: list[dict[str, object]] = []
-        while sum(victims.values()) < wanted:
+        while sum(victims.values()) < count:
             run = Path(name) / str(len(runs)) / "r"
             run.parent.mkdir()
-            hit, resumed = killed_run(run, min(6, wanted - sum(victims.values())), rng)
-            victims += hit
-            runs.append({"kills": sum(hit.values()), "resumed": resumed, "problems": problems(run, reference)})
-            print(f"run {len(runs)}: {dict(hit)}, {runs[-1]}", flush=True)
+            hits, resumed = killed_run(run, min(6, count - sum(victims.values())), rng)
+            victims += hits
+            runs.append({"kills": sum(hits.values()), "resumed": resumed, "problems": problems(run, reference)})
+            print(f"run {len(runs)}: {dict(hits)}, {runs[-1]}", flush=True)
     return {"kills": sum(victims.values()), "victims": dict(sorted(victims.items())), "runs": runs, "seed": seed}
 
 
@@ -173,8 +173,8 @@ def markdown(cases: list[dict[str, Any]], result: dict[str, Any]) -> str:
         points = ", ".join(c["point"] for c in of_victim)
         lines.append(f"| {victim} | {points} | {len(of_victim)} | {sum(c['passed'] for c in of_victim)} |")
     good = sum(r["kills"] for r in result["runs"] if not r["problems"])
-    who = ", ".join(f"{name} {count}" for name, count in result["victims"].items())
-    lines.append(f"| at random: {who} | any moment of {len(result['runs'])} runs | {result['kills']} | {good} |")
+    victims = ", ".join(f"{name} {count}" for name, count in result["victims"].items())
+    lines.append(f"| at random: {victims} | any moment of {len(result['runs'])} runs | {result['kills']} | {good} |")
     return "\n".join(lines)
 
 
@@ -183,14 +183,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    result = random_kills(given.kills, given.seed)
+    result = random_kills(args.kills, args.seed)
     cases = named_points()
     text = markdown(cases, result)
     RESULTS.mkdir(exist_ok=True)
-    value = {"command": COMMAND, "points": cases, "random": result}
-    (RESULTS / "kill_matrix.json").write_text(json.dumps(value, indent=1) + "\n")
+    content = {"command": COMMAND, "points": cases, "random": result}
+    (RESULTS / "kill_matrix.json").write_text(json.dumps(content, indent=1) + "\n")
     (RESULTS / "kill_matrix.md").write_text(text + "\n")
     print(text)
 

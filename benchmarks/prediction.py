@@ -22,7 +22,7 @@ from mutualrl.study.statistics import Estimate, correlation, paired
 
 #: results files; for a policy in several, the one with most seeds counts, and in a tie the later one
 SOURCES = ("study", "paper", "text_source")
-ONE, OTHER = "sgt", "grpo"
+ARM, BASELINE = "sgt", "grpo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ def points(source: str, outcomes: Outcomes) -> list[Point]:
     """Return a point for each policy of each pool that has both arms."""
     result = []
     for pool in outcomes.pools:
-        seeds = outcomes.seeds(pool, ONE, OTHER)
+        seeds = outcomes.seeds(pool, ARM, BASELINE)
         for policy in outcomes.policies(pool) if seeds else ():
             gain = difference(outcomes, pool, seeds, policy)
-            runs = [outcomes.by[pool, ONE, seed].policies[policy] for seed in seeds]
+            runs = [outcomes.by[pool, ARM, seed].policies[policy] for seed in seeds]
             nll = [run.lesson_nll for run in runs if run.lesson_nll is not None]
             result.append(
                 Point(
@@ -67,11 +67,11 @@ def points(source: str, outcomes: Outcomes) -> list[Point]:
 
 def difference(outcomes: Outcomes, pool: str, seeds: list[int], policy: str) -> Estimate:
     """Return SGT's final accuracy minus GRPO's, paired by seed."""
-    one = outcomes.by_seed(pool, ONE, seeds, "accuracy", policy)
-    other = outcomes.by_seed(pool, OTHER, seeds, "accuracy", policy)
-    assert one is not None
-    assert other is not None
-    return paired(one, other, resolution=outcomes.resolution(pool, "accuracy", 64))
+    arm = outcomes.by_seed(pool, ARM, seeds, "accuracy", policy)
+    baseline = outcomes.by_seed(pool, BASELINE, seeds, "accuracy", policy)
+    assert arm is not None
+    assert baseline is not None
+    return paired(arm, baseline, resolution=outcomes.resolution(pool, "accuracy", 64))
 
 
 def most_seeds(points: list[Point]) -> list[Point]:
@@ -87,23 +87,23 @@ def most_seeds(points: list[Point]) -> list[Point]:
 def markdown(policies: list[Point], r: tuple[float, float, float] | None) -> str:
     """Return the table and the correlation below it."""
     rows = []
-    for each in policies:
-        gain = f"{each.gain:+.3f} [{each.low:+.3f}, {each.high:+.3f}]"
+    for point in policies:
+        gain = f"{point.gain:+.3f} [{point.low:+.3f}, {point.high:+.3f}]"
         rows.append(
             [
-                each.pool,
-                each.policy,
-                str(each.seeds),
-                f"{each.gate:.2f}",
+                point.pool,
+                point.policy,
+                str(point.seeds),
+                f"{point.gate:.2f}",
                 gain,
-                "" if each.lesson_nll is None else f"{each.lesson_nll:.2f}",
+                "" if point.lesson_nll is None else f"{point.lesson_nll:.2f}",
             ]
         )
     head = ["pool", "policy", "seeds", "gate rate at the start", "SGT minus GRPO", "NLL of the lessons"]
-    words = table("SGT's gain beside the gate rate at the start", head, rows)
+    text = table("SGT's gain beside the gate rate at the start", head, rows)
     if r is None:
-        return words
-    return f"{words}\n\nPearson's r over {len(policies)} policies: {r[0]:+.3f} [{r[1]:+.3f}, {r[2]:+.3f}]."
+        return text
+    return f"{text}\n\nPearson's r over {len(policies)} policies: {r[0]:+.3f} [{r[1]:+.3f}, {r[2]:+.3f}]."
 
 
 def main() -> None:
@@ -111,18 +111,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=sweeps.RESULTS)
     out = parser.parse_args().out
-    measured: list[Point] = []
+    all_points: list[Point] = []
     for name in SOURCES:
-        if sweeps.there(name):
-            measured += points(name, sweeps.outcomes_of(sweeps.stored(name)))
-    policies = most_seeds(measured)
-    r = correlation([each.gate for each in policies], [each.gain for each in policies])
-    value = {
+        if sweeps.has_results(name):
+            all_points += points(name, sweeps.outcomes_of(sweeps.stored(name)))
+    policies = most_seeds(all_points)
+    r = correlation([point.gate for point in policies], [point.gain for point in policies])
+    content = {
         "command": "python benchmarks/prediction.py",
-        "points": [asdict(each) for each in policies],
+        "points": [asdict(point) for point in policies],
         "r": None if r is None else dict(zip(("mean", "low", "high"), r, strict=True)),
     }
-    (out / "prediction.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    (out / "prediction.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     text = markdown(policies, r)
     (out / "prediction.md").write_text(text + "\n", encoding="utf-8")
     print(text)

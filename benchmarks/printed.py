@@ -17,9 +17,9 @@ def keep_printed(name: str, commands: Iterable[Sequence[str]], directory: Path) 
     CalledProcessError if one fails."""
     parts, outputs = [], {}
     for command in commands:
-        typed = "mutualrl " + " ".join(command)
-        print(typed, flush=True)
-        done = subprocess.run(
+        line = "mutualrl " + " ".join(command)
+        print(line, flush=True)
+        result = subprocess.run(
             [sys.executable, "-m", "mutualrl", *command],
             cwd=directory,
             stdout=subprocess.PIPE,
@@ -27,9 +27,9 @@ def keep_printed(name: str, commands: Iterable[Sequence[str]], directory: Path) 
             check=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
-        outputs[typed] = done.stdout
-        parts.append(f"`{typed}`\n\n{done.stdout.strip()}")
-        print(done.stdout, flush=True)
+        outputs[line] = result.stdout
+        parts.append(f"`{line}`\n\n{result.stdout.strip()}")
+        print(result.stdout, flush=True)
     content = {"command": f"python benchmarks/{name}.py", "outputs": outputs}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
     (RESULTS / f"{name}.md").write_text("\n\n".join(parts) + "\n")

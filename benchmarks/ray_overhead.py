@@ -46,8 +46,10 @@ def ray_processes() -> list[psutil.Process]:
     for process in psutil.process_iter(["name", "cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         name = process.info["name"] or ""
-        own = name in ("raylet", "gcs_server") or name.startswith("ray::") or "/ray/" in command or "ray::" in command
-        if own and "-m mutualrl" not in command:
+        is_ray = (
+            name in ("raylet", "gcs_server") or name.startswith("ray::") or "/ray/" in command or "ray::" in command
+        )
+        if is_ray and "-m mutualrl" not in command:
             processes.append(process)
     return processes
 
@@ -88,14 +90,14 @@ def watch(directory: Path, stop: threading.Event, readings: list[tuple[int, floa
     while not stop.wait(0.5):
         if apart:
             pin_apart(cores[0], cores[-1])
-        made = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
-        readings.append((made, ray_seconds()))
+        steps = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+        readings.append((steps, ray_seconds()))
 
 
 def ray_seconds_per_step(readings: list[tuple[int, float]]) -> float:
     """Return Ray's CPU seconds per step, between the first reading after the warm-up and the last before the end."""
-    within = [(made, seconds) for made, seconds in readings if WARM_UP <= made < STEPS]
-    (first, before), (last, after) = within[0], within[-1]
+    measured = [(steps, seconds) for steps, seconds in readings if WARM_UP <= steps < STEPS]
+    (first, before), (last, after) = measured[0], measured[-1]
     return (after - before) / (last - first)
 
 
@@ -119,7 +121,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     cores = len(os.sched_getaffinity(0))
     medians: dict[str, dict[str, list[float]]] = {case: {"local": [], "ray": []} for case in CASES}
-    computed: dict[str, list[float]] = {case: [] for case in CASES}
+    ray_cpu_seconds: dict[str, list[float]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory() as directory, ray_cluster(cores) as cluster:
         launchers = {"local": (), "ray": ("--launcher", "ray", "--address", cluster.address)}
         for case, settings in CASES.items():
@@ -137,7 +139,7 @@ def main() -> None:
                         stop.set()
                         watcher.join()
                     if launcher == "ray":
-                        computed[case].append(ray_seconds_per_step(readings))
+                        ray_cpu_seconds[case].append(ray_seconds_per_step(readings))
                     medians[case][launcher].append(statistics.median(times))
                     print(case, launcher, number, medians[case][launcher][-1], flush=True)
     lines = ["| steps | launcher | median step of each run, ms | median, ms | to local |", "|---|---|---|---|---|"]
@@ -145,23 +147,23 @@ def main() -> None:
     for case, by_launcher in medians.items():
         overall[case] = {launcher: statistics.median(values) for launcher, values in by_launcher.items()}
         for launcher, values in by_launcher.items():
-            each = ", ".join(f"{1000 * value:.0f}" for value in values)
+            run_medians = ", ".join(f"{1000 * value:.0f}" for value in values)
             median = overall[case][launcher]
             lines.append(
-                f"| {case} | {launcher} | {each} | {1000 * median:.0f} | {median / overall[case]['local']:.3f} |"
+                f"| {case} | {launcher} | {run_medians} | {1000 * median:.0f} | {median / overall[case]['local']:.3f} |"
             )
-    own = {case: statistics.median(values) for case, values in computed.items()}
-    taken = {case: own[case] / overall[case]["ray"] for case in CASES}
+    cpu_seconds = {case: statistics.median(values) for case, values in ray_cpu_seconds.items()}
+    cores_taken = {case: cpu_seconds[case] / overall[case]["ray"] for case in CASES}
     lines += ["", "| steps | CPU of Ray's own processes per step, ms | cores that they take |", "|---|---|---|"]
-    lines += [f"| {case} | {1000 * own[case]:.0f} | {taken[case]:.2f} |" for case in CASES]
+    lines += [f"| {case} | {1000 * cpu_seconds[case]:.0f} | {cores_taken[case]:.2f} |" for case in CASES]
     content = {
         "command": "python benchmarks/ray_overhead.py",
         "versions": versions(),
         "cores": cores,
         "medians": medians,
         "overall": overall,
-        "ray_cpu_seconds_per_step": computed,
-        "cores_taken": taken,
+        "ray_cpu_seconds_per_step": ray_cpu_seconds,
+        "cores_taken": cores_taken,
         "ratio": {case: values["ray"] / values["local"] for case, values in overall.items()},
     }
     (RESULTS / "ray_overhead.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -73,11 +73,11 @@ def publish(root: Path, name: str, tokenizer: Any, rounds: list[list[Any]]) -> N
     exchange = Exchange(root, name, "script")
     for number, prompts in enumerate(rounds):
         records = []
-        for place, prompt in enumerate(prompts):
+        for index, prompt in enumerate(prompts):
             for rollout in range(ROLLOUTS):
                 text = text_of(name, prompt.id, rollout)
                 ids = retokenize(text, tokenizer, ended=True).ids
-                reward = float(rollout == 0 and place < GATED * len(prompts))
+                reward = float(rollout == 0 and index < GATED * len(prompts))
                 trace = tuple(-1.0 for _ in ids)
                 records.append(Rollout(prompt.id, rollout, reward, True, text=text, token_ids=ids, logprobs=trace))
         exchange.publish(number, records, number)
@@ -110,13 +110,13 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
 
     regime, peers, settings = ARMS[arm]
     names = ["bob", "eve", "dan"][:peers]
-    own, other = load_tokenizer(str(path_of("ada"))), load_tokenizer(str(path_of("bob")))
+    tokenizer, peer_tokenizer = load_tokenizer(str(path_of("ada"))), load_tokenizer(str(path_of("bob")))
     prompts = get_task("arithmetic").read("train", TaskSource()).prompts[:64]
     sampler = RepeatSampler(prompts, mini_repeat_count=1, batch_size=PROMPTS, seed=seed)
     ids = list(sampler) * steps
     for name in names:
         rounds = [[prompts[i] for i in ids[r * PROMPTS : (r + 1) * PROMPTS]] for r in range(steps)]
-        publish(root, name, other, rounds)
+        publish(root, name, peer_tokenizer, rounds)
     clock = Clock()
 
     class Recorded(MutualGRPOTrainer):
@@ -127,7 +127,7 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
             super()._generate_single_turn(prompt_ids, *rest, **more)
             clock.generation.append(time.perf_counter() - began)
             texts = [text_of("own", tuple(row), i % ROLLOUTS) for i, row in enumerate(prompt_ids)]
-            return [list(retokenize(text, own, ended=True).ids) for text in texts], None
+            return [list(retokenize(text, tokenizer, ended=True).ids) for text in texts], None
 
     class Steps(TrainerCallback):  # type: ignore[misc]
         """Callback that times the steps."""
@@ -139,18 +139,18 @@ def make_trainer(model: Path, root: Path, arm: str, steps: int, seed: int) -> tu
             clock.steps.append(time.perf_counter() - self.began)
 
     spec = get_regime(regime)
-    chosen = spec.settings(**settings)
+    regime_settings = spec.settings(**settings)
     sharing = Sharing(
         link=PeerLink(Exchange(root, "ada", "script", timeouts=WaitTimeouts(5.0, 60.0)), names),
         spec=spec,
-        settings=chosen,
-        schema=publish_schema(spec, [chosen]),
-        tokenizers=dict.fromkeys(names, other),
+        settings=regime_settings,
+        schema=publish_schema(spec, [regime_settings]),
+        tokenizers=dict.fromkeys(names, peer_tokenizer),
     )
     trainer = Recorded(
         model=str(model),
-        processing_class=own,
-        train_dataset=as_dataset(prompts, own),
+        processing_class=tokenizer,
+        train_dataset=as_dataset(prompts, tokenizer),
         callbacks=[Steps()],
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         sharing=sharing,
@@ -232,9 +232,9 @@ def measure(repeats: int, steps: int) -> dict[str, dict[str, Any]]:
         for number, arm in enumerate(ARMS):
             trainer, _ = make_trainer(model, directory / f"m-{number}", arm, 1, seed=0)
             results[arm]["peak_bytes"] = cpu_peak(trainer.train, directory / "trace.json")
-            results[arm]["step_s"] = statistics.median(whole for whole, _ in times[arm])
-            results[arm]["training_s"] = statistics.median(whole - part for whole, part in times[arm])
-            results[arm]["generation_s"] = statistics.median(part for _, part in times[arm])
+            results[arm]["step_s"] = statistics.median(step for step, _ in times[arm])
+            results[arm]["training_s"] = statistics.median(step - generation for step, generation in times[arm])
+            results[arm]["generation_s"] = statistics.median(generation for _, generation in times[arm])
     return results
 
 
@@ -260,14 +260,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    value = measure(given.repeats, given.steps)
-    given.out.mkdir(parents=True, exist_ok=True)
-    result = {"command": "python benchmarks/regime_cost.py", "own_tokens": PROMPTS * ROLLOUTS * LENGTH, "arms": value}
-    (given.out / "regime_cost.json").write_text(json.dumps(result, indent=1) + "\n")
-    (given.out / "regime_cost.md").write_text(table(value) + "\n")
-    print(table(value))
+    arms = measure(args.repeats, args.steps)
+    args.out.mkdir(parents=True, exist_ok=True)
+    result = {"command": "python benchmarks/regime_cost.py", "own_tokens": PROMPTS * ROLLOUTS * LENGTH, "arms": arms}
+    (args.out / "regime_cost.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "regime_cost.md").write_text(table(arms) + "\n")
+    print(table(arms))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ LAST = 50
 
 def train(arm: str, seed: int, steps: int | None, directory: Path) -> dict[str, Any]:
     """Make one run, and return its summary and the optimization diagnostics of both policies."""
-    where = directory / f"{list(ARMS).index(arm)}-{seed}"
+    run_directory = directory / f"{list(ARMS).index(arm)}-{seed}"
     command = [
         sys.executable,
         "-m",
@@ -64,7 +64,7 @@ def train(arm: str, seed: int, steps: int | None, directory: Path) -> dict[str, 
         "--seed",
         str(seed),
         "--run-dir",
-        str(where),
+        str(run_directory),
         "--json",
     ]
     for assignment in (*VALIDATION, *ARMS[arm]):
@@ -75,7 +75,7 @@ def train(arm: str, seed: int, steps: int | None, directory: Path) -> dict[str, 
     summary = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     policies = {}
     for policy, result in summary["policies"].items():
-        lines = (where / "policies" / policy / "metrics.jsonl").read_text().splitlines()[-LAST:]
+        lines = (run_directory / "policies" / policy / "metrics.jsonl").read_text().splitlines()[-LAST:]
         rows = [json.loads(line) for line in lines]
         policies[policy] = {
             "initial": result["initial_validation"],
@@ -104,14 +104,14 @@ def table(runs: list[dict[str, Any]]) -> str:
     mean = statistics.mean(first[p]["initial"]["accuracy"] for p in first)
     lines.append(f"| before training | {' | '.join(before)} | {mean:.2f} | | |")
     for arm in dict.fromkeys(run["arm"] for run in runs):
-        own_items = [run["policies"] for run in runs if run["arm"] == arm]
-        cells = [spread([run[p]["final"]["by_group"][g] for run in own_items]) for p, g in CELLS]
-        both = spread([statistics.mean(run[p]["final"]["accuracy"] for p in run) for run in own_items])
+        arm_runs = [run["policies"] for run in runs if run["arm"] == arm]
+        cells = [spread([run[p]["final"]["by_group"][g] for run in arm_runs]) for p, g in CELLS]
+        pool_mean = spread([statistics.mean(run[p]["final"]["accuracy"] for p in run) for run in arm_runs])
         signals = [
-            ", ".join(f"{statistics.mean(run[p][key] for run in own_items):.2f}" for p in ("ada", "bob"))
+            ", ".join(f"{statistics.mean(run[p][key] for run in arm_runs):.2f}" for p in ("ada", "bob"))
             for key in ("entropy", "kl")
         ]
-        lines.append(f"| {arm} | {' | '.join(cells)} | {both} | {' | '.join(signals)} |")
+        lines.append(f"| {arm} | {' | '.join(cells)} | {pool_mean} | {' | '.join(signals)} |")
     return "\n".join(lines)
 
 
@@ -141,30 +141,30 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=None, help="default: the pool's own")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--fresh", action="store_true", help="also repeat runs that have results")
-    given = parser.parse_args()
-    file = given.out / "regimes.json"
-    known = json.loads(file.read_text())["runs"] if file.exists() and not given.fresh else []
-    done = {(run["arm"], run["seed"]): run for run in known}
-    given.out.mkdir(parents=True, exist_ok=True)
-    for seed in given.seeds:
-        for arm in given.arms:
-            if (arm, seed) in done:
+    args = parser.parse_args()
+    file = args.out / "regimes.json"
+    stored_runs = json.loads(file.read_text())["runs"] if file.exists() and not args.fresh else []
+    finished = {(run["arm"], run["seed"]): run for run in stored_runs}
+    args.out.mkdir(parents=True, exist_ok=True)
+    for seed in args.seeds:
+        for arm in args.arms:
+            if (arm, seed) in finished:
                 continue
             with tempfile.TemporaryDirectory() as directory:
-                done[arm, seed] = train(arm, seed, given.steps, Path(directory))
-            runs = [run for name in ARMS for (arm_, _), run in sorted(done.items()) if arm_ == name]
+                finished[arm, seed] = train(arm, seed, args.steps, Path(directory))
+            runs = [run for name in ARMS for (arm_, _), run in sorted(finished.items()) if arm_ == name]
             result = {"command": "python benchmarks/regimes.py", "runs": runs}
             file.write_text(json.dumps(result, indent=1) + "\n")
-    runs = [run for name in ARMS for (arm, _), run in sorted(done.items()) if arm == name]
-    compared = compare(outcomes(runs), "grpo")
+    runs = [run for name in ARMS for (arm, _), run in sorted(finished.items()) if arm == name]
+    comparison = compare(outcomes(runs), "grpo")
     result = {
         "command": "python benchmarks/regimes.py",
-        "effects": compared.to_json()["differences"]["tiny"],
+        "effects": comparison.to_json()["differences"]["tiny"],
         "runs": runs,
     }
     file.write_text(json.dumps(result, indent=1) + "\n")
-    text = f"{table(runs)}\n\n{difference_table(compared, 'tiny')}"
-    (given.out / "regimes.md").write_text(text + "\n")
+    text = f"{table(runs)}\n\n{difference_table(comparison, 'tiny')}"
+    (args.out / "regimes.md").write_text(text + "\n")
     print(text)
 
 

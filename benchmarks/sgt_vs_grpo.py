@@ -40,8 +40,8 @@ def train(regime: str, seed: int, steps: int | None, directory: Path) -> dict[st
     if steps is not None:
         command += ["--steps", str(steps)]
     print(" ".join(command[2:]), file=sys.stderr)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    summary: dict[str, Any] = json.loads(done.stdout)
+    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    summary: dict[str, Any] = json.loads(completed.stdout)
     summary.pop("run_dir")
     return summary
 
@@ -90,14 +90,14 @@ def main() -> None:
     parser.add_argument("--regimes", nargs="+", default=["grpo", "sgt"])
     parser.add_argument("--steps", type=int, default=None, help="default: the pool's own")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        runs = [train(r, seed, given.steps, Path(directory)) for seed in given.seeds for r in given.regimes]
+        runs = [train(r, seed, args.steps, Path(directory)) for seed in args.seeds for r in args.regimes]
     text = table(runs)
-    given.out.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     result = {"command": "python benchmarks/sgt_vs_grpo.py", "mean_weak_accuracy": means(runs), "runs": runs}
-    (given.out / "sgt_vs_grpo.json").write_text(json.dumps(result, indent=1) + "\n")
-    (given.out / "sgt_vs_grpo.md").write_text(text + "\n")
+    (args.out / "sgt_vs_grpo.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "sgt_vs_grpo.md").write_text(text + "\n")
     print(text)
     print(json.dumps(result["mean_weak_accuracy"]))
 

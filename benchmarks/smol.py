@@ -37,9 +37,9 @@ def fine_tune(model: Path, rows: Sequence[Mapping[str, str]], target: Path) -> N
     from trl import SFTConfig, SFTTrainer
 
     examples = []
-    for each in rows:
-        prompt = [{"role": "user", "content": each["prompt"]}]
-        examples.append({"prompt": prompt, "completion": [{"role": "assistant", "content": each["solution"]}]})
+    for row in rows:
+        prompt = [{"role": "user", "content": row["prompt"]}]
+        examples.append({"prompt": prompt, "completion": [{"role": "assistant", "content": row["solution"]}]})
     settings = SFTConfig(
         output_dir=str(target),
         use_cpu=True,
@@ -79,16 +79,16 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="SmolLM2-135M-Instruct")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "smol", help="directory of the sweep")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
-    given = parser.parse_args()
-    if not given.table:
+    args = parser.parse_args()
+    if not args.table:
         if not (OUT / "held_out.jsonl").is_file():
-            if given.model is None:
+            if args.model is None:
                 parser.error("--model DIR: the model that the specialists are made of")
-            make(given.model)
-        sweep = ["sweep", str(sweeps.SWEEPS / "smol.yaml"), "--out", str(given.runs)]
+            make(args.model)
+        sweep = ["sweep", str(sweeps.SWEEPS / "smol.yaml"), "--out", str(args.runs)]
         subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
-    value, comparison = sweeps.of_sweep(given.runs)
-    sweeps.write("smol", "python benchmarks/smol.py", value, comparison)
+    content, comparison = sweeps.of_sweep(args.runs)
+    sweeps.write("smol", "python benchmarks/smol.py", content, comparison)
 
 
 if __name__ == "__main__":

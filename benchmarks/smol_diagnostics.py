@@ -62,9 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True, help="directory of the two models")
     parser.add_argument("--boolq", type=Path, required=True, help="BoolQ's validation split, JSON Lines")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        write_inputs(Path(directory), given.models, given.boolq)
+        write_inputs(Path(directory), args.models, args.boolq)
         keep_printed("smol_diagnostics", commands(), Path(directory))
 
 

@@ -46,10 +46,12 @@ def measured(run: Run) -> JsonObject:
         "rounds_per_second": len(fast.series(WAIT)) / seconds[FAST],
         "waiting": waiting,
         "largest_lag": max((point.value for point in fast.series("see/lag")), default=0.0),
-        "late_rows": {name: sum(p.value for p in each.series("see/late_rows")) for name, each in run.policies.items()},
+        "late_rows": {
+            name: sum(p.value for p in policy_run.series("see/late_rows")) for name, policy_run in run.policies.items()
+        },
         "accuracy": {name: policy.final for name, policy in run.policies.items()},
         "simulated": {
-            str(k): simulate({name: busy_seconds(each) for name, each in run.policies.items()}, k).seconds
+            str(k): simulate({name: busy_seconds(policy_run) for name, policy_run in run.policies.items()}, k).seconds
             for k in STALENESS
         },
     }
@@ -105,10 +107,10 @@ def table(rows: list[JsonObject]) -> str:
     ]
     for row in rows:
         difference = row["difference"] if row["staleness"] else None
-        words = "" if difference is None else "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**difference)
+        interval = "" if difference is None else "{mean:+.3f} [{low:+.3f}, {high:+.3f}]".format(**difference)
         lines.append(
             f"| {row['pace']} | {row['staleness']} | {row['seconds']:.1f} | {row['predicted_seconds']:.1f} | "
-            f"{row['rounds_per_second']:.2f} | {100 * row['waiting']:.0f} % | {row['accuracy']:.3f} | {words} |"
+            f"{row['rounds_per_second']:.2f} | {100 * row['waiting']:.0f} % | {row['accuracy']:.3f} | {interval} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -119,11 +121,11 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs") / "staleness", help="directory of the sweep")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing runs")
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs; they sleep for most of their time")
-    given = parser.parse_args()
-    if not given.table:
-        sweep = ["sweep", str(sweeps.SWEEPS / "staleness.yaml"), "--out", str(given.runs), "--jobs", str(given.jobs)]
+    args = parser.parse_args()
+    if not args.table:
+        sweep = ["sweep", str(sweeps.SWEEPS / "staleness.yaml"), "--out", str(args.runs), "--jobs", str(args.jobs)]
         subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
-    measurements = collect(given.runs / "pieces" / "tiny")
+    measurements = collect(args.runs / "pieces" / "tiny")
     rows = summarised(measurements)
     content = {"command": "python benchmarks/staleness.py", "versions": versions(), "rows": rows, "runs": measurements}
     (sweeps.RESULTS / "staleness.json").write_text(json.dumps(content) + "\n", encoding="utf-8")

@@ -80,10 +80,10 @@ def plain_trl(steps: int) -> float:
 def run_plain(steps: int) -> float:
     """Return seconds per step of the plain script, in a new process."""
     command = [sys.executable, __file__, "--plain", str(steps)]
-    done = subprocess.run(
+    result = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread(), preexec_fn=on_one_core
     )
-    return float(done.stdout.split()[-1])
+    return float(result.stdout.split()[-1])
 
 
 def on_one_core() -> None:
@@ -128,8 +128,8 @@ def run_ours(regime: str, steps: int, pool: str, directory: Path, save_every: in
             command += ["--set", f"trainer.{key}={value}"]
         command += ["--set", f"round.prompts={settings()['prompts']}"]
     alone = None if pool == "tiny" else on_one_core
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread(), preexec_fn=alone)
-    policies: dict[str, Any] = json.loads(done.stdout)["policies"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=one_thread(), preexec_fn=alone)
+    policies: dict[str, Any] = json.loads(result.stdout)["policies"]
     for name, policy in policies.items():
         lines = (target / "policies" / name / "metrics.jsonl").read_text().splitlines()
         policy["tokens"] = json.loads(lines[-1])["num_tokens"]
@@ -155,9 +155,9 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
             plain.append(run_plain(steps))
             alone.append(run_ours("grpo", steps, str(pool), directory)["ada"]["train_seconds"] / steps)
             saving.append(run_ours("grpo", steps, str(pool), directory, 20)["ada"]["train_seconds"] / steps)
-            for regime, selected in (("grpo", grpo), ("sgt", sgt)):
+            for regime, seconds in (("grpo", grpo), ("sgt", sgt)):
                 policies = run_ours(regime, steps, "tiny", directory).values()
-                selected.append(sum(p["train_seconds"] - p["wait_seconds"] for p in policies) / len(policies) / steps)
+                seconds.append(sum(p["train_seconds"] - p["wait_seconds"] for p in policies) / len(policies) / steps)
                 if regime == "sgt":
                     waits.append(sum(p["wait_seconds"] for p in policies) / len(policies) / steps)
                     extra.append(sum(p["extra_tokens"] for p in policies) / sum(p["tokens"] for p in policies))
@@ -198,13 +198,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--plain", type=int, default=None, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.plain is not None:
-        print(plain_trl(given.plain))
+    args = parser.parse_args()
+    if args.plain is not None:
+        print(plain_trl(args.plain))
         return
-    timings = measure(given.repeats, given.steps)
+    timings = measure(args.repeats, args.steps)
     RESULTS.mkdir(exist_ok=True)
-    result = {"command": "python benchmarks/step_time.py", "repeats": given.repeats, "steps": given.steps, **timings}
+    result = {"command": "python benchmarks/step_time.py", "repeats": args.repeats, "steps": args.steps, **timings}
     (RESULTS / "step_time.json").write_text(json.dumps(result, indent=1) + "\n")
     (RESULTS / "step_time.md").write_text(table(timings) + "\n")
     print(table(timings))

@@ -26,27 +26,27 @@ SWEEPS = HERE / "sweeps"
 RESULTS = HERE / "results"
 
 
-def outcomes_of(value: Mapping[str, Any]) -> Outcomes:
+def outcomes_of(content: Mapping[str, Any]) -> Outcomes:
     """Return the outcomes in a results file."""
     known = {field.name for field in fields(PolicyOutcome)}
     outcomes = []
-    for piece in value["pieces"]:
+    for piece in content["pieces"]:
         policies = {}
         for name, policy in piece["policies"].items():
-            policies[name] = PolicyOutcome(**{key: each for key, each in policy.items() if key in known})
+            policies[name] = PolicyOutcome(**{key: value for key, value in policy.items() if key in known})
         outcomes.append(Outcome(piece["pool"], piece["arm"], piece["seed"], policies))
     return Outcomes(outcomes)
 
 
-def there(name: str) -> bool:
+def has_results(name: str) -> bool:
     """Return whether a sweep has results."""
     return (RESULTS / f"{name}.json").is_file()
 
 
 def stored(name: str) -> JsonObject:
     """Return a results file."""
-    value: JsonObject = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return value
+    content: JsonObject = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return content
 
 
 def of_sweep(runs: Path) -> tuple[JsonObject, Compared]:
@@ -59,23 +59,25 @@ def added_to(name: str, runs: Path) -> tuple[JsonObject, Compared]:
     """Return the results file's content with the pieces of a sweep's directory added, or replacing those of the same
     pool, arm and seed, and compared again. For grids that are run in several parts, on several days. Raises ValueError
     if the sweep began with different claims than the results."""
-    value, _ = of_sweep(runs)
+    content, _ = of_sweep(runs)
     before, registered = stored(name), registered_claims(runs)
-    then = before["comparison"]["registered"]["sha256"]
-    if registered is None or registered.sha256 != then:
-        now = "none" if registered is None else registered.sha256[:12]
-        raise ValueError(f"{runs}: its claims ({now}) are not those of {name}.json ({then[:12]}); sweep with those")
+    earlier_sha256 = before["comparison"]["registered"]["sha256"]
+    if registered is None or registered.sha256 != earlier_sha256:
+        new_sha256 = "none" if registered is None else registered.sha256[:12]
+        raise ValueError(
+            f"{runs}: its claims ({new_sha256}) are not those of {name}.json ({earlier_sha256[:12]}); sweep with those"
+        )
     registered = _dated(registered, before["comparison"]["registered"]["changed"])  # when the first part began
-    new = {_key(piece) for piece in value["pieces"]}
+    new = {_key(piece) for piece in content["pieces"]}
     earlier = [piece for piece in before["pieces"] if _key(piece) not in new]
-    value["pieces"] = sorted([*earlier, *value["pieces"]], key=_key)
+    content["pieces"] = sorted([*earlier, *content["pieces"]], key=_key)
     grid = stored_grid(runs)
     declared = len(grid.pools) * len(grid.arms) * registered.file.seeds
-    notes = [f"{len(earlier)} of {len(value['pieces'])} pieces were made by an earlier part of the sweep"]
-    if (missing := declared - len(value["pieces"])) > 0:
+    notes = [f"{len(earlier)} of {len(content['pieces'])} pieces were made by an earlier part of the sweep"]
+    if (missing := declared - len(content["pieces"])) > 0:
         notes.insert(0, f"{missing} of {declared} pieces are not there")
-    comparison = compare(outcomes_of(value), grid.reference, registered, notes)
-    return {**value, "comparison": comparison.to_json()}, comparison
+    comparison = compare(outcomes_of(content), grid.reference, registered, notes)
+    return {**content, "comparison": comparison.to_json()}, comparison
 
 
 def _key(piece: Mapping[str, Any]) -> tuple[str, str, int]:
@@ -84,10 +86,10 @@ def _key(piece: Mapping[str, Any]) -> tuple[str, str, int]:
 
 def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
     """Return the same from the raw values in the results file, compared again, for when the runs no longer exist."""
-    value = stored(name)
-    registered = _dated(read_claims(claims), value["comparison"]["registered"]["changed"])
-    comparison = compare(outcomes_of(value), registered=registered, notes=_of_directory(value))
-    return {**value, "comparison": comparison.to_json()}, comparison
+    content = stored(name)
+    registered = _dated(read_claims(claims), content["comparison"]["registered"]["changed"])
+    comparison = compare(outcomes_of(content), registered=registered, notes=_of_directory(content))
+    return {**content, "comparison": comparison.to_json()}, comparison
 
 
 def _dated(claims: RegisteredClaims, changed: str) -> RegisteredClaims:
@@ -95,10 +97,10 @@ def _dated(claims: RegisteredClaims, changed: str) -> RegisteredClaims:
     return claims_of(claims.text, claims.name, changed)
 
 
-def _of_directory(value: Mapping[str, Any]) -> list[str]:
+def _of_directory(content: Mapping[str, Any]) -> list[str]:
     """Return the notes on missing pieces, which the raw values do not record."""
-    kept = ("pieces are not there", "by an earlier part of the sweep")
-    return [note for note in value["comparison"]["notes"] if any(words in note for words in kept)]
+    phrases = ("pieces are not there", "by an earlier part of the sweep")
+    return [note for note in content["comparison"]["notes"] if any(phrase in note for phrase in phrases)]
 
 
 def write(name: str, command: str, value: JsonObject, comparison: Compared, out: Path = RESULTS) -> None:
@@ -115,14 +117,14 @@ def page(name: str, description: str | None, references: Sequence[str], probes: 
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="directory of the sweep")
     parser.add_argument("--add", action="store_true", help="add them to the pieces in the results file")
-    given = parser.parse_args()
-    if given.runs is None:
-        value, comparison = of_results(name, SWEEPS / f"{name}-claims.yaml")
+    args = parser.parse_args()
+    if args.runs is None:
+        content, comparison = of_results(name, SWEEPS / f"{name}-claims.yaml")
     else:
-        value, comparison = added_to(name, given.runs) if given.add else of_sweep(given.runs)
-    outcomes = outcomes_of(value)
-    value |= {"against": differences(outcomes, references), "gates": gates(outcomes, "sgt")}
-    write(name, f"python benchmarks/{name}.py", value, comparison)
+        content, comparison = added_to(name, args.runs) if args.add else of_sweep(args.runs)
+    outcomes = outcomes_of(content)
+    content |= {"against": differences(outcomes, references), "gates": gates(outcomes, "sgt")}
+    write(name, f"python benchmarks/{name}.py", content, comparison)
     draw([curves(outcomes, f"{name}_curves", probes), gains(comparison, f"{name}_gains")])
 
 
@@ -179,8 +181,10 @@ def gains(comparison: Compared, name: str) -> Figure:
 def _bars(comparison: Compared) -> Iterator[Bars]:
     for pool, arms in comparison.differences.items():
         known = {arm: row["accuracy"] for arm, row in arms.items() if "accuracy" in row}
-        errors = tuple(None if math.isinf(each.low) else each.high - each.mean for each in known.values())
-        yield Bars(pool, tuple(known), tuple(each.mean for each in known.values()), errors)
+        errors = tuple(
+            None if math.isinf(estimate.low) else estimate.high - estimate.mean for estimate in known.values()
+        )
+        yield Bars(pool, tuple(known), tuple(estimate.mean for estimate in known.values()), errors)
 
 
 def draw(figures: Sequence[Figure], out: Path = RESULTS) -> None:

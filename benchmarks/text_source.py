@@ -44,12 +44,12 @@ SFT = {"num_train_epochs": 2, "per_device_train_batch_size": 32, "learning_rate"
 def rows_of(split: Split) -> list[dict[str, object]]:
     """Return the problems of a split as rows of the task `dataset`, with one column per style of the solution."""
     prompts = get_task(TASK).read(split, TaskSource()).prompts
-    return [{"prompt": each.text, "answer": each.answer, "group": each.group, **each.columns} for each in prompts]
+    return [{"prompt": row.text, "answer": row.answer, "group": row.group, **row.columns} for row in prompts]
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows as JSON Lines."""
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def first_successes(directory: Path) -> dict[str, dict[str, str]]:
@@ -57,9 +57,9 @@ def first_successes(directory: Path) -> dict[str, dict[str, str]]:
     successes: dict[str, dict[str, str]] = {}
     columns = ["policy", "rollout", "reward", "ended", "x_text", "y_text"]
     for path in sorted(directory.glob("completions/*/*.parquet")):
-        for each in sorted(pq.read_table(path, columns=columns).to_pylist(), key=lambda one: one["rollout"]):
-            if each["reward"] == 1.0 and each["ended"]:
-                successes.setdefault(each["policy"], {}).setdefault(each["x_text"], each["y_text"])
+        for row in sorted(pq.read_table(path, columns=columns).to_pylist(), key=lambda one: one["rollout"]):
+            if row["reward"] == 1.0 and row["ended"]:
+                successes.setdefault(row["policy"], {}).setdefault(row["x_text"], row["y_text"])
     return successes
 
 
@@ -77,9 +77,9 @@ def fine_tune(learner: str, rows: Sequence[Mapping[str, object]], target: Path) 
     assert isinstance(warm_up, Countdown)
     tokenizer = AutoTokenizer.from_pretrained(path_of(learner))
     examples = []
-    for each in rows:
-        prompt = tokenizer.encode(str(each["prompt"]), add_special_tokens=False)
-        solution = tokenizer.encode(str(each[warm_up.style]), add_special_tokens=False)
+    for row in rows:
+        prompt = tokenizer.encode(str(row["prompt"]), add_special_tokens=False)
+        solution = tokenizer.encode(str(row[warm_up.style]), add_special_tokens=False)
         solution.append(tokenizer.eos_token_id)
         mask = [0] * len(prompt) + [1] * len(solution)
         examples.append({"input_ids": prompt + solution, "completion_mask": mask})
@@ -108,12 +108,12 @@ def make() -> None:
     sampling = ["transformers", "--samples", str(SAMPLES), "--batch-size", "1024", "--out", str(OUT / "own")]
     subprocess.run([sys.executable, "-m", "mutualrl", *evaluate, *sampling], check=True)
     successes = first_successes(OUT / "own")
-    for each in rows:
+    for row in rows:
         for learner in LEARNERS:
-            each[f"own_{learner}"] = successes[learner].get(str(each["prompt"]), "")
+            row[f"own_{learner}"] = successes[learner].get(str(row["prompt"]), "")
     write_rows(OUT / "train.jsonl", rows)
     for learner in LEARNERS:
-        solved = sum(bool(each[f"own_{learner}"]) for each in rows)
+        solved = sum(bool(row[f"own_{learner}"]) for row in rows)
         print(f"{learner}: {solved} of {len(rows)} problems solved in {SAMPLES} completions", flush=True)
         fine_tune(learner, rows, OUT / "sft" / learner)
 
@@ -121,8 +121,8 @@ def make() -> None:
 def write_table(runs: Path, *, add: bool) -> None:
     """Write the raw values of the existing pieces, their comparison and the claims; with `add`, keep the pieces in the
     results file."""
-    value, comparison = sweeps.added_to("text_source", runs) if add else sweeps.of_sweep(runs)
-    sweeps.write("text_source", "python benchmarks/text_source.py", value, comparison)
+    content, comparison = sweeps.added_to("text_source", runs) if add else sweeps.of_sweep(runs)
+    sweeps.write("text_source", "python benchmarks/text_source.py", content, comparison)
 
 
 def main() -> None:
@@ -131,13 +131,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs") / "text-source", help="directory of the sweep")
     parser.add_argument("--table", action="store_true", help="run nothing, only write the table of the existing pieces")
     parser.add_argument("--add", action="store_true", help="the same, added to the pieces in the results file")
-    given = parser.parse_args()
-    if not (given.table or given.add):
+    args = parser.parse_args()
+    if not (args.table or args.add):
         if not (OUT / "sft" / LEARNERS[-1] / "model.safetensors").is_file():
             make()
-        sweep = ["sweep", str(sweeps.SWEEPS / "text-source.yaml"), "--out", str(given.runs)]
+        sweep = ["sweep", str(sweeps.SWEEPS / "text-source.yaml"), "--out", str(args.runs)]
         subprocess.run([sys.executable, "-m", "mutualrl", *sweep], check=True)
-    write_table(given.runs, add=given.add)
+    write_table(args.runs, add=args.add)
 
 
 if __name__ == "__main__":

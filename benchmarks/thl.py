@@ -48,10 +48,10 @@ ANCHORS = ("span", "word", "char", "paper")
 def check(*arguments: str | Path) -> dict[str, Any]:
     """Return the JSON of one `mutualrl thl-check`."""
     command = [sys.executable, "-m", "mutualrl", "thl-check", *map(str, arguments), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode not in (0, 3):
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    result: dict[str, Any] = json.loads(done.stdout)
+    completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if completed.returncode not in (0, 3):
+        raise SystemExit(f"{' '.join(command)} ended with {completed.returncode}")
+    result: dict[str, Any] = json.loads(completed.stdout)
     return result
 
 
@@ -109,13 +109,13 @@ def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, An
                     cases.append((start, ids, text, list(target.ids)))
         if rows and sum(len(c[1]) for c in cases) == rows[-1]["source_tokens"]:
             continue  # this vocabulary has no halves of tokens
-        given = completion_logprobs(engine.model, [c[0] for c in cases], [c[1] for c in cases])
+        traces = completion_logprobs(engine.model, [c[0] for c in cases], [c[1] for c in cases])
         truth = completion_logprobs(engine.model, [c[0] for c in cases], [c[3] for c in cases])
         tokens = sum(len(c[1]) for c in cases)
         row: dict[str, Any] = {"model": model.name, "resplit": chance, "responses": len(cases), "source_tokens": tokens}
         for anchor in ANCHORS:
-            errors, moved, ratios = [], [], []
-            for (_, ids, text, target_ids), trace, own in zip(cases, given, truth, strict=True):
+            errors, changed_masks, ratios = [], [], []
+            for (_, ids, text, target_ids), trace, true_logprobs in zip(cases, traces, truth, strict=True):
                 aligned = align_logprobs(
                     text,
                     ids,
@@ -130,15 +130,15 @@ def known_truth(model: Path, prompts: list[str], seed: int) -> list[dict[str, An
                 single = np.zeros(len(target_ids), dtype=bool)
                 for group_ in span.groups:
                     single[list(group_.target)] = len(group_.source) == len(group_.target) == 1
-                gap = (own - aligned.logprobs)[aligned.covered]
+                gap = (true_logprobs - aligned.logprobs)[aligned.covered]
                 ratios.append(np.exp(gap))
                 errors.append(np.abs(gap))
-                moved.append(~single[aligned.covered])
-            error, other, ratio = np.concatenate(errors), np.concatenate(moved), np.concatenate(ratios)
-            row["changed"] = float(other.mean()) if anchor == "span" else row["changed"]
+                changed_masks.append(~single[aligned.covered])
+            error, changed, ratio = np.concatenate(errors), np.concatenate(changed_masks), np.concatenate(ratios)
+            row["changed"] = float(changed.mean()) if anchor == "span" else row["changed"]
             row[anchor] = {
                 "mae": float(error.mean()),
-                "mae_changed": float(error[other].mean()) if other.any() else 0.0,
+                "mae_changed": float(error[changed].mean()) if changed.any() else 0.0,
                 "outside_band": float(np.mean((ratio < 0.8) | (ratio > 1.2))),
                 "p99": float(np.quantile(ratio, 0.99)),
             }
@@ -189,17 +189,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--limit", type=int, default=None, help="thl-check's --limit, for a quick look")
-    given = parser.parse_args()
-    data = given.data
+    args = parser.parse_args()
+    data = args.data
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    limit = [] if given.limit is None else ["--limit", str(given.limit)]
+    limit = [] if args.limit is None else ["--limit", str(args.limit)]
     from mutualrl.diagnostics.thl.thl_tables import markdown
 
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         mixed = [t for s in SCRIPTS for t in fields(data / "text" / f"{s}.jsonl", "text")[:ROWS_A_SCRIPT]]
         scripts_file = write_rows(work / "scripts.jsonl", mixed)
-        math = fields(data / "math" / "math500.jsonl", "solution")[: given.limit or 300]
+        math = fields(data / "math" / "math500.jsonl", "solution")[: args.limit or 300]
         math_file = write_rows(work / "math.jsonl", math)
         wiki = data / "text" / "wikitext-2-raw.validation.jsonl"
         tables, scripts = [], []
@@ -221,21 +221,23 @@ def main() -> None:
             for a, b in TOKENIZER_PAIRS
         ]
     openings = [" ".join(text.split()[:8]) for text in fields(wiki, "text") if len(text.split()) > 30]
-    prompts = random.Random(0).sample(openings, given.limit or 128)
+    prompts = random.Random(0).sample(openings, args.limit or 128)
     truth = [row for model in MODELS for row in known_truth(data / "models" / model, prompts, 0)]
     pairs = [pair for result in tables for pair in result["pairs"]]
-    several = [{k: v for k, v in pair.items() if k != "tokenizers"} for result in scripts for pair in result["pairs"]]
+    script_pairs = [
+        {k: v for k, v in pair.items() if k != "tokenizers"} for result in scripts for pair in result["pairs"]
+    ]
     parts = [
         "On WikiText-2:\n\n" + markdown(cast("ThlCheck", {"pairs": pairs})),
         "On sentences in several scripts:\n\n"
-        + markdown(cast("ThlCheck", {"pairs": [p | {"tokenizers": {}} for p in several]}))
+        + markdown(cast("ThlCheck", {"pairs": [p | {"tokenizers": {}} for p in script_pairs]}))
         .partition("\n\n**scripts")[2]
         .join(["**scripts", ""]),
         drift_table(drift),
         truth_table(truth),
     ]
     text = "\n\n".join(parts)
-    for pair in pairs + several:
+    for pair in pairs + script_pairs:
         for suite in ("ratio", "sequence"):
             for row in pair.get(suite, {}).get("rows", []):
                 row.pop("histogram", None)

@@ -40,11 +40,11 @@ def gold_offsets(ids: list[int], tokenizer: Any) -> list[tuple[int, int]]:
     (`_maybe_add_completion_byte_offsets`)."""
     from trl.experimental.utils import piece_byte_len
 
-    offsets, place = [], 0
+    offsets, start = [], 0
     for token in ids:
         width = piece_byte_len(tokenizer.convert_ids_to_tokens([token])[0])
-        offsets.append((place, place + width))
-        place += width
+        offsets.append((start, start + width))
+        start += width
     return offsets
 
 
@@ -109,8 +109,8 @@ def by_length(texts: list[str], source: Any, target: Any, repeats: int) -> list[
     """Return median seconds of one alignment by the number of source tokens."""
     from mutualrl.thl import align_logprobs, decode_completion
 
-    whole = "\n\n".join(texts)
-    ids = source.encode(whole * 2, add_special_tokens=False)
+    joined = "\n\n".join(texts)
+    ids = source.encode(joined * 2, add_special_tokens=False)
     rows = []
     for length in LENGTHS:
         part = ids[:length]
@@ -137,17 +137,17 @@ def tables(data: Path) -> list[dict[str, Any]]:
     rows = []
     for directory in sorted((data / "tokenizers").iterdir()):
         tokenizer = load_tokenizer(str(directory))
-        took = seconds(lambda tokenizer=tokenizer: table_of(tokenizer))  # type: ignore[misc]
+        elapsed = seconds(lambda tokenizer=tokenizer: table_of(tokenizer))  # type: ignore[misc]
         table = table_of(tokenizer)
         arrays = table.lengths.nbytes + table.control.nbytes + table.byte_tokens.nbytes
         size = sys.getsizeof(table.pieces) + sum(map(sys.getsizeof, table.pieces)) + arrays
         rows.append(
-            {"tokenizer": directory.name, "vocabulary": len(table.pieces), "megabytes": size / 1e6, "seconds": took}
+            {"tokenizer": directory.name, "vocabulary": len(table.pieces), "megabytes": size / 1e6, "seconds": elapsed}
         )
     return rows
 
 
-def markdown(results: dict[str, list[float]], created: list[dict[str, Any]], lengths: list[dict[str, float]]) -> str:
+def markdown(results: dict[str, list[float]], table_rows: list[dict[str, Any]], lengths: list[dict[str, float]]) -> str:
     """Return the tables of the note."""
     median = {name: statistics.median(values) for name, values in results.items()}
     lines = ["| work, a text | microseconds (median) | of encoding | of the paper's |", "|---|---|---|---|"]
@@ -156,7 +156,7 @@ def markdown(results: dict[str, list[float]], created: list[dict[str, Any]], len
     lines += ["", "| tokenizer | vocabulary | table, MB | made in, s |", "|---|---|---|---|"]
     lines += [
         f"| {row['tokenizer']} | {row['vocabulary']} | {row['megabytes']:.1f} | {row['seconds']:.2f} |"
-        for row in created
+        for row in table_rows
     ]
     lines += ["", "| source tokens | span, ms | µs a token | word, ms | µs a token |", "|---|---|---|---|---|"]
     for row in lengths:
@@ -193,25 +193,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     parser.add_argument("--repeats", type=int, default=7)
-    given = parser.parse_args()
+    args = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from mutualrl.engines.transformers_engine import load_tokenizer
 
-    lines = (given.data / "math" / "math500.jsonl").read_text("utf-8").splitlines()[:TEXTS]
+    lines = (args.data / "math" / "math500.jsonl").read_text("utf-8").splitlines()[:TEXTS]
     texts = [json.loads(line)["solution"] for line in lines]
-    created = tables(given.data)
-    source, target = (load_tokenizer(str(given.data / "tokenizers" / name)) for name in (SOURCE, TARGET))
-    value = compare(texts, source, target, given.repeats)
-    lengths = by_length(texts, source, target, 4 * given.repeats)
-    text = markdown(value, created, lengths)
+    table_rows = tables(args.data)
+    source, target = (load_tokenizer(str(args.data / "tokenizers" / name)) for name in (SOURCE, TARGET))
+    results = compare(texts, source, target, args.repeats)
+    lengths = by_length(texts, source, target, 4 * args.repeats)
+    text = markdown(results, table_rows, lengths)
     result = {
         "command": COMMAND,
         "source": SOURCE,
         "target": TARGET,
         "texts": TEXTS,
-        "repeats": given.repeats,
-        "seconds_a_text": value,
-        "tables": created,
+        "repeats": args.repeats,
+        "seconds_a_text": results,
+        "tables": table_rows,
         "by_length": lengths,
     }
     RESULTS.mkdir(exist_ok=True)

@@ -61,19 +61,19 @@ def problems(skill: str, count: int, seed: int) -> list[dict[str, str]]:
 def last_number(completions: Sequence[object], answer: Sequence[str], **columns: object) -> list[float]:
     """Return 1 if the last number of a completion is the answer, else 0, as a TRL reward function."""
     rewards = []
-    for completion, right in zip(completions, answer, strict=True):
+    for completion, expected in zip(completions, answer, strict=True):
         numbers = _NUMBER.findall(_text(completion))
-        rewards.append(float(bool(numbers) and float(numbers[-1].replace(",", "")) == float(right)))
+        rewards.append(float(bool(numbers) and float(numbers[-1].replace(",", "")) == float(expected)))
     return rewards
 
 
 def yes_or_no(completions: Sequence[object], answer: Sequence[str], **columns: object) -> list[float]:
     """Return 1 if the first yes, no, true or false of a completion is the answer `Yes` or `No`, else 0."""
     rewards = []
-    for completion, right in zip(completions, answer, strict=True):
-        found = _VERDICT.search(_text(completion))
-        said_yes = found is not None and found[1].lower() in ("yes", "true")
-        rewards.append(float(found is not None and said_yes == (right == "Yes")))
+    for completion, expected in zip(completions, answer, strict=True):
+        match = _VERDICT.search(_text(completion))
+        said_yes = match is not None and match[1].lower() in ("yes", "true")
+        rewards.append(float(match is not None and said_yes == (expected == "Yes")))
     return rewards
 
 

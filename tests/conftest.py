@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the embedded models, the real command line, data that may be absent."""
+"""Shared fixtures: the embedded models, the command line, optional data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fake_clock import Clock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REAL_DATA = REPOSITORY.parent / "shared" / "data"
-#: seconds that a test waits for an event or a process before it gives up; no test asserts how long something took
+#: seconds that a test waits for an event or a process before it fails; no test asserts a duration
 PATIENCE = float(os.environ.get("MUTUALRL_TEST_PATIENCE", "1200"))
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run on two processes
-os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; the tests of it ask for it
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests run in two processes
+os.environ.setdefault("MUTUALRL_REPORT", "0")  # a run's page takes seconds; its tests enable it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -38,17 +38,17 @@ def tiny() -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Return real data beside the repository; tests that need it are skipped where it is not."""
+    """Return the directory of real data beside the repository; skip the test if it does not exist."""
     if not REAL_DATA.is_dir():
         pytest.skip(f"no real data at {REAL_DATA}")
     return REAL_DATA
 
 
 def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """Return a directory that the first process of pytest-xdist that asks for it fills, and all of them read."""
+    """Return a directory shared by all pytest-xdist workers, filled by the first that requests it."""
     together = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        together = together.parent  # of the processes' own directories
+        together = together.parent  # above the workers' directories
     directory = together / name
     with FileLock(directory.with_suffix(".lock")):
         if not (directory / "made").exists():
@@ -60,7 +60,7 @@ def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @pytest.fixture(scope="session")
 def unbroken(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Return a short run of the tiny pool that nobody disturbs: what disturbed ones are compared with."""
+    """Return a short undisturbed run of the tiny pool, the reference for disturbed ones."""
     from runs import SHORT, FinishedRun, Run
 
     def make(directory: Path) -> None:
@@ -72,7 +72,7 @@ def unbroken(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock for the exchange, heartbeats and supervisors: sleeping takes no time."""
+    """Install a fake clock in the exchange, heartbeats and supervisors: sleeping takes no time."""
     clock = Clock()
     modules = (
         "see.exchange",
@@ -86,16 +86,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-#: DeepSpeed builds a small C++ operator when a process group first starts on CPU.
+#: DeepSpeed compiles a small C++ operator when a process group first starts on CPU.
 needs_zero = pytest.mark.skipif(
     find_spec("deepspeed") is None or shutil.which("c++") is None, reason="DeepSpeed or a C++ compiler is missing"
 )
 
 
 def lines_run(work: Callable[[], object]) -> int:
-    """Return how many lines of Python a call runs: a measure of work that no other load on the machine changes.
+    """Return the number of Python lines that a call runs: a measure of work independent of the machine's load.
 
-    The garbage collector rests meanwhile: it calls Python (`gc.callbacks`, finalizers) at moments of its own.
+    The garbage collector is disabled meanwhile: it runs Python (`gc.callbacks`, finalizers) at arbitrary times.
     """
     count = 0
 
@@ -121,18 +121,18 @@ HEAVY = frozenset({"torch", "transformers", "trl"})
 
 
 def imported(importtime: str) -> set[str]:
-    """Return modules named in what `python -X importtime` wrote to stderr."""
+    """Return the modules that `python -X importtime` listed on stderr."""
     return {line.rpartition("|")[2].strip() for line in importtime.splitlines() if line.startswith("import time:")}
 
 
 def without_importtime(stderr: str) -> str:
-    """Return what a command itself wrote to stderr under `python -X importtime`."""
+    """Return a command's stderr without the lines of `python -X importtime`."""
     return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith("import time:"))
 
 
 @pytest.fixture(scope="session")
 def zero_ready() -> None:
-    """Compile DeepSpeed's CPU operator: minutes in a fresh home, which no test's own time-out should have to hold."""
+    """Compile DeepSpeed's CPU operator, once: in a fresh home it takes minutes, too long for a test's time-out."""
     builder = "deepspeed.ops.op_builder.cpu"
     code = f"from {builder} import ShareMemCommBuilder; ShareMemCommBuilder().load()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
@@ -144,8 +144,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def cli_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Return the same command line in this process: for what does not depend on a process of its own, without its
-    start."""
+    """Return a function that runs the command line in this process, without the start of a new one."""
     from typer.testing import CliRunner
 
     from mutualrl.cli.app import app
@@ -163,7 +162,7 @@ def cli_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Run the real command line in an empty directory; returns exit code, stdout and stderr."""
+    """Return a function that runs the command line in an empty directory: exit code, stdout and stderr."""
 
     def run(*arguments: str | Path, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

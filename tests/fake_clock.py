@@ -1,4 +1,4 @@
-"""A clock for what waits: sleeping takes no time, and things happen at their second."""
+"""Fake clock: sleeping takes no time, and scheduled actions run at their second."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Stands in for the module `time` where the exchange, heartbeats and statuses read it."""
+    """Replacement of the module `time` in the exchange, heartbeats and statuses."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; run what was due meanwhile."""
+        """Advance the clock, and run the actions that came due."""
         self.now += seconds
         for entry in [e for e in self._actions if e[0] <= self.now]:
             self._actions.remove(entry)
@@ -29,13 +29,13 @@ class Clock:
                 self._actions.append((due + interval, interval, action))
 
     def stop(self) -> None:
-        """Drop everything that was still to happen: who did it has died."""
+        """Drop all scheduled actions, as if their process had died."""
         self._actions.clear()
 
     def at(self, seconds: float, action: Callable[[], object]) -> None:
-        """Run `action` so many seconds from now."""
+        """Run `action` after `seconds`."""
         self._actions.append((self.now + seconds, None, action))
 
     def every(self, seconds: float, action: Callable[[], object]) -> None:
-        """Run `action` again and again."""
+        """Run `action` every `seconds`."""
         self._actions.append((self.now + seconds, seconds, action))

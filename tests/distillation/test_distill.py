@@ -1,4 +1,4 @@
-"""Sequential Peer Distillation through the real command line, and its parts by hand."""
+"""Sequential Peer Distillation through the command line, and its parts against hand calculations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mutualrl.see import Exchange
 from mutualrl.storage.files import read_checksummed
 
 
-def test_the_defaults_are_the_papers() -> None:
+def test_defaults_match_the_paper() -> None:
     settings = settings_of("trained", 0, [])
     assert (settings.start, settings.learning_rate, settings.lr_scheduler_type) == ("trained", 2e-5, "cosine")
     assert (settings.warmup, settings.epochs) == (0.03, 1.0)
@@ -37,14 +37,14 @@ def test_the_defaults_are_the_papers() -> None:
     assert (settings.lora.r, settings.lora.alpha, settings.lora.dropout) == (16, 32.0, 0.05)
 
 
-def test_settings_are_read_and_refused() -> None:
+def test_settings_are_parsed_and_invalid_ones_rejected() -> None:
     settings = settings_of("base", 3, ["learning_rate=1e-4", "lora.r=4", "trainer.weight_decay=0.1", "limit=5"])
     assert (settings.learning_rate, settings.limit, settings.seed) == (1e-4, 5, 3)
     assert settings.lora is not None
     assert (settings.lora.r, settings.lora.alpha) == (4, 32.0)
     assert settings.trainer == {"weight_decay": 0.1}
     assert settings_of("base", 0, ["lora=null"]).lora is None
-    refused = {
+    rejected = {
         "learning_rate": "expected key=value",
         "learning_rate=-1": "learning_rate",
         "learning=1": "learning",
@@ -57,20 +57,20 @@ def test_settings_are_read_and_refused() -> None:
         "start=base": "--start",
         "trainer.logging_strategy=no": "set by distill",
     }
-    for assignment, words in refused.items():
-        with pytest.raises(UsageError, match=words):
+    for assignment, message in rejected.items():
+        with pytest.raises(UsageError, match=message):
             settings_of("trained", 0, [assignment])
     with pytest.raises(UsageError, match="start"):
         settings_of("halfway", 0, [])
 
 
-def published(root: Path, policy: str, rounds: Sequence[Sequence[Rollout]]) -> None:
+def publish_rounds(root: Path, policy: str, rounds: Sequence[Sequence[Rollout]]) -> None:
     exchange = Exchange(root, policy, "made")
     for number, records in enumerate(rounds):
         exchange.publish(number, records, number)
 
 
-def test_a_harvest_is_the_distinct_finished_successes(tmp_path: Path) -> None:
+def test_success_set_has_the_distinct_finished_successes(tmp_path: Path) -> None:
     rounds = [
         [
             Rollout("p", 0, 1.0, True, text="a"),
@@ -84,7 +84,7 @@ def test_a_harvest_is_the_distinct_finished_successes(tmp_path: Path) -> None:
         ],
         [Rollout("q", 0, float("nan"), True, text="e"), Rollout("q", 1, 0.81, True, text="a")],
     ]
-    published(tmp_path, "ada", rounds)
+    publish_rounds(tmp_path, "ada", rounds)
     result = collect_successes(tmp_path, "made", "ada", 0.8, 3)
     assert result == SuccessSet(8, 5, 1, (VerifiedText("p", "a"), VerifiedText("p", "b"), VerifiedText("q", "a")))
     with pytest.raises(DataError, match="3 of the run's 4 rounds"):
@@ -94,17 +94,17 @@ def test_a_harvest_is_the_distinct_finished_successes(tmp_path: Path) -> None:
         collect_successes(tmp_path, "made", "ada", 0.8, 3)
 
 
-def test_lessons_are_the_others_texts_once_a_prompt_whatever_its_id() -> None:
+def test_examples_are_the_peers_texts_once_per_prompt_whatever_its_id() -> None:
     ada = SuccessSet(0, 0, 0, (VerifiedText("p", "a"), VerifiedText("p2", "a"), VerifiedText("q", "b")))
     bob = SuccessSet(0, 0, 0, (VerifiedText("r", "a"), VerifiedText("s", "z")))
     cyd = SuccessSet(0, 0, 0, (VerifiedText("s", "z"),))
     texts = {"ada": {"p": "1+1", "p2": "1+1", "q": "2+2"}, "bob": {"r": "1+1", "s": "2+2"}, "cyd": {"s": "2+2"}}
-    all_items = {"ada": ada, "bob": bob, "cyd": cyd}
-    assert distillation_examples(all_items, texts, "ada") == [
+    sets = {"ada": ada, "bob": bob, "cyd": cyd}
+    assert distillation_examples(sets, texts, "ada") == [
         DistillationExample("1+1", "a"),
         DistillationExample("2+2", "z"),
     ]
-    assert distillation_examples(all_items, texts, "bob") == [
+    assert distillation_examples(sets, texts, "bob") == [
         DistillationExample("1+1", "a"),
         DistillationExample("2+2", "b"),
         DistillationExample("2+2", "z"),
@@ -114,10 +114,10 @@ def test_lessons_are_the_others_texts_once_a_prompt_whatever_its_id() -> None:
         DistillationExample("2+2", "b"),
     ]
     with pytest.raises(DataError, match="1 prompts of 'ada' are no longer in its run's training data"):
-        distillation_examples(all_items, {**texts, "ada": {"p": "1+1", "q": "2+2"}}, "bob")
+        distillation_examples(sets, {**texts, "ada": {"p": "1+1", "q": "2+2"}}, "bob")
 
 
-def test_the_other_teachers_are_the_learners_own_successes_and_the_datas_solutions() -> None:
+def test_other_teachers_are_the_learners_successes_and_gold_solutions() -> None:
     sets = {
         "ada": SuccessSet(2, 2, 0, (VerifiedText("p", "by ada"),)),
         "bob": SuccessSet(2, 2, 0, (VerifiedText("p", "by bob"),)),
@@ -136,7 +136,7 @@ def test_the_other_teachers_are_the_learners_own_successes_and_the_datas_solutio
         _examples(DistillSettings(teacher="gold"), sets, texts, prompts[1:], "ada")
 
 
-def test_an_example_is_the_learners_prompt_and_the_text_with_its_end(tiny: dict[str, Path]) -> None:
+def test_example_is_the_learners_prompt_and_the_text_with_eos(tiny: dict[str, Path]) -> None:
     from mutualrl.distillation.sft import examples
     from mutualrl.engines.transformers_engine import load_tokenizer
     from mutualrl.records import Prompt
@@ -149,10 +149,10 @@ def test_an_example_is_the_learners_prompt_and_the_text_with_its_end(tiny: dict[
     ]
     for name in ("ada", "bob"):
         tokenizer = load_tokenizer(str(tiny[name]))
-        created = examples(taught[:2], prompts, tokenizer, {}, None)
-        for row, example in zip(created.data, taught, strict=False):
-            head = [i for i, counted in zip(row["input_ids"], row["completion_mask"], strict=True) if not counted]
-            tail = [i for i, counted in zip(row["input_ids"], row["completion_mask"], strict=True) if counted]
+        dataset = examples(taught[:2], prompts, tokenizer, {}, None)
+        for row, example in zip(dataset.data, taught, strict=False):
+            head = [i for i, in_loss in zip(row["input_ids"], row["completion_mask"], strict=True) if not in_loss]
+            tail = [i for i, in_loss in zip(row["input_ids"], row["completion_mask"], strict=True) if in_loss]
             assert head == tokenizer(example.prompt)["input_ids"]
             assert tail[-1] == tokenizer.eos_token_id
             assert tokenizer.decode(tail[:-1]) == example.text
@@ -163,7 +163,7 @@ def test_an_example_is_the_learners_prompt_and_the_text_with_its_end(tiny: dict[
     assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == "<2*3:> 6 \\boxed{6}"
 
 
-def test_the_loss_is_sgts_a_mean_over_texts_of_means_over_tokens(tiny: dict[str, Path], tmp_path: Path) -> None:
+def test_loss_is_sgts_mean_over_texts_of_token_means(tiny: dict[str, Path], tmp_path: Path) -> None:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
@@ -194,27 +194,27 @@ def test_the_loss_is_sgts_a_mean_over_texts_of_means_over_tokens(tiny: dict[str,
             )
 
 
-def test_an_exchange_without_texts_or_rounds_is_refused_with_what_to_type(tmp_path: Path) -> None:
+def test_exchange_without_texts_or_rounds_is_rejected_with_the_flag_to_use(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--exchange full"):
         collect_successes(tmp_path, "made", "ada", 0.8, 1)
-    published(tmp_path, "ada", [[Rollout("p", 0, 1.0, True)]])
+    publish_rounds(tmp_path, "ada", [[Rollout("p", 0, 1.0, True)]])
     with pytest.raises(DataError, match="has no texts; train with --exchange full"):
         collect_successes(tmp_path, "made", "ada", 0.8, 1)
 
 
-def test_bars_are_against_standalone_grpo() -> None:
+def test_bars_are_relative_to_standalone_grpo() -> None:
     result = bars({"before training": {"accuracy": 0.3}, "grpo": {"accuracy": 0.4}, "sgt": {"accuracy": 0.5}})
     assert result["before training"] == {"points": pytest.approx(-0.1), "relative": pytest.approx(-0.25)}
     assert result["sgt"]["relative"] == pytest.approx(0.25)
     assert bars({"grpo": {"accuracy": 0.0}, "sgt": {"accuracy": 0.5}})["sgt"]["relative"] is None
 
 
-def test_runs_that_cannot_be_distilled_are_refused(cli_here: Cli, tmp_path: Path) -> None:
-    def refused(*arguments: str | Path) -> str:
-        done = cli_here("distill", *arguments, "--out", "d")
-        assert done.returncode == 2, done.stderr
+def test_runs_that_cannot_be_distilled_are_rejected(cli_here: Cli, tmp_path: Path) -> None:
+    def error_of(*arguments: str | Path) -> str:
+        result = cli_here("distill", *arguments, "--out", "d")
+        assert result.returncode == 2, result.stderr
         assert not (tmp_path / "d").exists()
-        return str(done.stderr)
+        return str(result.stderr)
 
     def trained(name: str, **options: Any) -> Path:
         run = made_run(tmp_path / name, **options)
@@ -223,18 +223,18 @@ def test_runs_that_cannot_be_distilled_are_refused(cli_here: Cli, tmp_path: Path
         return run
 
     shared = trained("shared", regime="sgt")
-    assert "a run of regime 'sgt'" in refused(shared)
-    assert "a run of regime 'grpo-noise'" in refused(trained("noise", regime="grpo-noise"))
-    assert "no trained model of 'ada' (did it finish?)" in refused(made_run(tmp_path / "unfinished", finished=False))
+    assert "a run of regime 'sgt'" in error_of(shared)
+    assert "a run of regime 'grpo-noise'" in error_of(trained("noise", regime="grpo-noise"))
+    assert "no trained model of 'ada' (did it finish?)" in error_of(made_run(tmp_path / "unfinished", finished=False))
     one = trained("one", policies=("ada",))
-    assert "a learner needs a peer" in refused(one)
-    assert "policy 'ada' is in" in refused(one, trained("same", policies=("ada",)))
-    assert "is not a run directory" in refused(tmp_path / "nothing")
+    assert "a learner needs a peer" in error_of(one)
+    assert "policy 'ada' is in" in error_of(one, trained("same", policies=("ada",)))
+    assert "is not a run directory" in error_of(tmp_path / "nothing")
     pair = trained("pair")
-    assert "--exchange full" in refused(pair)
+    assert "--exchange full" in error_of(pair)
     publish(pair, "ada", [[("p", 1.0, None)]])
-    assert "1 of the run's 20 rounds" in refused(pair)
-    assert "no trained model of ada" in refused(pair, "--beside", made_run(tmp_path / "bare"))
+    assert "1 of the run's 20 rounds" in error_of(pair)
+    assert "no trained model of ada" in error_of(pair, "--beside", made_run(tmp_path / "bare"))
 
 
 @pytest.mark.slow
@@ -251,12 +251,12 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
         "--set",
         "run.validate_every=0",
     )
-    done = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)
-    assert done.returncode == 0, done.stderr
+    completed = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)
+    assert completed.returncode == 0, completed.stderr
     arguments = ("distill", "g", "--set", "learning_rate=5e-4", "--set", "limit=16", "--json", "--start")
-    done = cli_here(*arguments, "trained", "--out", "d", "--beside", "g")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    completed = cli_here(*arguments, "trained", "--out", "d", "--beside", "g")
+    assert completed.returncode == 0, completed.stderr
+    result = json.loads(completed.stdout)
     assert read_checksummed(tmp_path / "d" / "distill.json") == result
     for name, peer in (("ada", "bob"), ("bob", "ada")):
         details = result["learners"][name]
@@ -272,7 +272,7 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
         )
         assert details["bars"]["grpo (g)"] == {"points": 0.0, "relative": 0.0}
         before, after = (
-            load_file(tmp_path / where / "policies" / name / "model" / "model.safetensors") for where in ("g", "d")
+            load_file(tmp_path / parent / "policies" / name / "model" / "model.safetensors") for parent in ("g", "d")
         )
         assert before.keys() == after.keys()
         assert any((before[key] != after[key]).any() for key in before)
@@ -289,10 +289,10 @@ def test_learners_are_taught_their_peers_successes_and_evaluated(
 
 
 @pytest.mark.extended
-def test_a_killed_distillation_goes_on_from_its_checkpoint(cli: Cli, tmp_path: Path) -> None:
+def test_killed_distillation_resumes_from_its_checkpoint(cli: Cli, tmp_path: Path) -> None:
     settings = ("--set", "round.prompts=16", "--set", "trainer.per_device_train_batch_size=64")
-    done = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)
-    assert done.returncode == 0, done.stderr
+    completed = cli("train", "--pool", "tiny", "--steps", "3", "--exchange", "full", "--run-dir", "g", *settings)
+    assert completed.returncode == 0, completed.stderr
     command = ("distill", "g", "--set", "learning_rate=5e-4", "--set", "epochs=6", "--set", "save_every=2", "--json")
     undisturbed = cli(*command, "--out", "u")
     assert undisturbed.returncode == 0, undisturbed.stderr
@@ -307,10 +307,10 @@ def test_a_killed_distillation_goes_on_from_its_checkpoint(cli: Cli, tmp_path: P
     assert process.poll() is None
     process.kill()
     process.wait()
-    done = cli(*command, "--out", "d")
-    assert done.returncode == 0, done.stderr
-    assert "ada: already fine-tuned" in done.stderr
-    result = json.loads(done.stdout)
+    completed = cli(*command, "--out", "d")
+    assert completed.returncode == 0, completed.stderr
+    assert "ada: already fine-tuned" in completed.stderr
+    result = json.loads(completed.stdout)
     for learner in ("ada", "bob"):
         weights = [(tmp_path / out / "policies" / learner / "model" / "model.safetensors") for out in ("u", "d")]
         assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -320,5 +320,5 @@ def test_a_killed_distillation_goes_on_from_its_checkpoint(cli: Cli, tmp_path: P
     assert (other.returncode, "it differs in settings" in other.stderr) == (2, True), other.stderr
     damaged = tmp_path / "d" / "policies" / "ada" / "model" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    done = cli(*command, "--out", "d")
-    assert (done.returncode, "according to its marker" in done.stderr) == (6, True), done.stderr
+    completed = cli(*command, "--out", "d")
+    assert (completed.returncode, "according to its marker" in completed.stderr) == (6, True), completed.stderr

@@ -15,7 +15,7 @@ from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory, check_free, create, default_path, hold, holder_of
 
 
-def test_exit_codes_follow_the_kind() -> None:
+def test_exit_code_follows_the_error_kind() -> None:
     kinds = {
         "usage": 2,
         "recipe": 2,
@@ -33,27 +33,27 @@ def test_exit_codes_follow_the_kind() -> None:
     assert exit_code_of("unheard of") is None
 
 
-def test_a_run_directory_is_claimed_once(tmp_path: Path) -> None:
-    with ExitStack() as held:
-        run = create(tmp_path / "r", RunInfo(run_id="1"), held)
+def test_run_directory_is_claimed_once(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = create(tmp_path / "r", RunInfo(run_id="1"), stack)
         assert run.info() == RunInfo(run_id="1")
         with pytest.raises(RunDirectoryError, match=r"already holds a run.*running now: process.*--run-dir"):
-            create(tmp_path / "r", RunInfo(run_id="2"), held)
-    with pytest.raises(RunDirectoryError, match=r"already holds a run \(not finished\)"), ExitStack() as held:
-        create(tmp_path / "r", RunInfo(run_id="2"), held)
+            create(tmp_path / "r", RunInfo(run_id="2"), stack)
+    with pytest.raises(RunDirectoryError, match=r"already holds a run \(not finished\)"), ExitStack() as stack:
+        create(tmp_path / "r", RunInfo(run_id="2"), stack)
     assert run.info() == RunInfo(run_id="1")
 
 
-def test_who_looks_at_a_lock_does_not_keep_another_from_it(tmp_path: Path) -> None:
+def test_checking_a_lock_does_not_keep_another_process_from_it(tmp_path: Path) -> None:
     lock, stop = tmp_path / ".node-0.lock", threading.Event()
 
     def poll() -> None:
         while not stop.is_set():
             holder_of(lock)
 
-    lookers = [threading.Thread(target=poll) for _ in range(2)]
-    for looker in lookers:
-        looker.start()
+    pollers = [threading.Thread(target=poll) for _ in range(2)]
+    for poller in pollers:
+        poller.start()
     try:
         for _ in range(200):
             with hold(lock, "r"):
@@ -63,7 +63,7 @@ def test_who_looks_at_a_lock_does_not_keep_another_from_it(tmp_path: Path) -> No
     assert holder_of(lock) is None
 
 
-def test_a_start_is_numbered_after_every_log_and_every_claim(tmp_path: Path) -> None:
+def test_attempt_number_follows_every_log_and_claim(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert next_attempt(run, "ada") == 0
     Exchange(run.exchange, "ada", "x", attempt=4).claim()
@@ -73,7 +73,7 @@ def test_a_start_is_numbered_after_every_log_and_every_claim(tmp_path: Path) -> 
     assert next_attempt(run, "ada") == 8
 
 
-def test_an_empty_directory_may_be_used_and_a_link_to_nowhere_not(tmp_path: Path) -> None:
+def test_empty_directory_is_accepted_and_a_dangling_link_is_not(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     check_free(tmp_path / "empty")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -81,7 +81,7 @@ def test_an_empty_directory_may_be_used_and_a_link_to_nowhere_not(tmp_path: Path
         check_free(tmp_path / "link")
 
 
-def test_a_default_path_is_never_one_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_path_is_never_an_existing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = default_path("sgt", "tiny")
     first.mkdir(parents=True)

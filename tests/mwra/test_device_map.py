@@ -24,27 +24,27 @@ def recipe(*assignments: str) -> Recipe:
     )
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write_map(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "map.yaml"
     path.write_text(text)
     return path
 
 
-def test_a_map_pins_policies_to_gpus(tmp_path: Path) -> None:
-    pins = read_device_map(written(tmp_path, "policies:\n  ada: {gpus: [3]}\n  bob: {gpus: [0, 1]}\n"))
+def test_device_map_pins_policies_to_gpus(tmp_path: Path) -> None:
+    pins = read_device_map(write_map(tmp_path, "policies:\n  ada: {gpus: [3]}\n  bob: {gpus: [0, 1]}\n"))
     placement = place(recipe(), FOUR, pins=pins)
     assert [(s.gpus, s.processes, s.threads) for s in placement.allocations] == [(("3",), 1, 2), (("0", "1"), 2, 2)]
     assert placement.notes == ("GPU 2 idle: not in the device map",)
 
 
-def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
+def test_policies_share_a_gpu_by_fractions_of_its_memory(tmp_path: Path) -> None:
     text = "policies:\n  ada: {gpus: [0], memory: 0.25}\n  bob: {gpus: [0, 1], memory: 0.75}\n"
-    ada, bob = place(recipe(), FOUR, pins=read_device_map(written(tmp_path, text))).allocations
+    ada, bob = place(recipe(), FOUR, pins=read_device_map(write_map(tmp_path, text))).allocations
     assert (ada.memory, ada.policies_per_gpu, bob.memory, bob.policies_per_gpu) == (0.25, 2, 0.75, 2)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("policies: {ada: {gpus: [0]}, bob: {gpus: [0]}}", "GPU 0 is used by ada, bob; each policy that shares"),
         ("policies: {ada: {gpus: [0], memory: 0.7}, bob: {gpus: [0], memory: 0.5}}", "0.7 + 0.5 = 1.2, more than 1"),
@@ -64,22 +64,22 @@ def test_policies_share_a_gpu_by_shares_of_its_memory(tmp_path: Path) -> None:
         ("policies: [", "line 1"),
     ],
 )
-def test_a_wrong_map_is_refused_with_what_was_expected(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_map_is_rejected_with_the_expected_value(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        place(recipe(), FOUR, pins=read_device_map(written(tmp_path, text)))
-    assert words in str(caught.value)
+        place(recipe(), FOUR, pins=read_device_map(write_map(tmp_path, text)))
+    assert message in str(caught.value)
 
 
-def test_on_cpu_a_map_gives_processes(tmp_path: Path) -> None:
-    pins = read_device_map(written(tmp_path, "policies:\n  ada: {processes: 2}\n  bob: {}\n"))
+def test_device_map_on_cpu_sets_processes(tmp_path: Path) -> None:
+    pins = read_device_map(write_map(tmp_path, "policies:\n  ada: {processes: 2}\n  bob: {}\n"))
     assert pins == {"ada": DevicePin(processes=2), "bob": DevicePin()}
     ada, bob = place(recipe(), Machine((), 8), pins).allocations
     assert (ada.processes, bob.processes) == (2, 1)
 
 
-def test_weights_split_unevenly_as_near_as_the_batch_allows() -> None:
+def test_weights_split_gpus_as_closely_as_the_batch_allows() -> None:
     assert best_split(8, [1, 1], lambda i, n: True, weights=[1, 3]) == (2, 6)
-    assert best_split(8, [1, 1], lambda i, n: n in (1, 2, 4), weights=[1, 3]) == (4, 4)  # no device idle comes first
+    assert best_split(8, [1, 1], lambda i, n: n in (1, 2, 4), weights=[1, 3]) == (4, 4)  # no device may stay idle
     placement = place(recipe("launch.weights={bob: 3}"), FOUR)
     assert [len(s.gpus) for s in placement.allocations] == [1, 3] or [s.processes for s in placement.allocations] == [
         2,
@@ -89,7 +89,7 @@ def test_weights_split_unevenly_as_near_as_the_batch_allows() -> None:
         recipe("launch.weights={eve: 1}")
 
 
-def test_more_policies_than_gpus_are_refused_with_the_arithmetic_and_allowed_on_cpu() -> None:
+def test_more_policies_than_gpus_are_rejected_with_the_numbers_and_allowed_on_cpu() -> None:
     with pytest.raises(
         MachineError, match=r"2 policies need at least 2 GPUs, one each: found 1, 1 short.*--device-map"
     ):
@@ -97,29 +97,29 @@ def test_more_policies_than_gpus_are_refused_with_the_arithmetic_and_allowed_on_
     assert "4 processes share 1 CPU cores" in place(recipe("launch.processes=2"), Machine((), 1)).notes[0]
 
 
-def test_the_estimate_by_hand() -> None:
-    whole = estimate(1_500_000_000, 4, "zero3", reference=True, vllm_share=0.4)
-    assert (whole.weights, whole.optimizer, whole.reference) == (0.75e9, 5.25e9, 0.75e9)
+def test_memory_estimate_matches_a_hand_calculation() -> None:
+    sharded = estimate(1_500_000_000, 4, "zero3", reference=True, vllm_share=0.4)
+    assert (sharded.weights, sharded.optimizer, sharded.reference) == (0.75e9, 5.25e9, 0.75e9)
     assert estimate(100, 4, "zero2", reference=False, vllm_share=0).bytes == 200 + 14 * 100 / 4
     assert estimate(100, 4, "ddp", reference=True, vllm_share=0).bytes == 16 * 100 + 200
     adapter = estimate(1000, 1, "ddp", trained=10, reference=False, vllm_share=0)
     assert adapter.bytes == 2 * 1010 + 14 * 10
     assert in_words(None) == "unknown"
-    assert in_words(whole) == "6.29 GiB (weights 0.70, optimizer 4.89, reference 0.70) + vLLM 40% of the GPU"
+    assert in_words(sharded) == "6.29 GiB (weights 0.70, optimizer 4.89, reference 0.70) + vLLM 40% of the GPU"
 
 
-def test_parameters_are_counted_from_the_configuration_and_unknown_where_it_is_out_of_reach(
+def test_parameters_are_counted_from_the_configuration_and_unknown_without_it(
     tiny: dict[str, Path],
 ) -> None:
     from safetensors import safe_open
 
-    result = recipe()
+    resolved = recipe()
     with safe_open(tiny["ada"] / "model.safetensors", "pt") as file:
         stored = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118
-    assert parameter_count(result.policy("ada")) == stored
-    allocation = place(result, FOUR).allocations[0]
-    got = estimate_allocation(result, allocation)
-    assert got is not None
-    assert got.weights == 2 * stored / 2
-    away = resolve(Request(pool="2qwen", regime="sgt"))
-    assert estimate_allocation(away, place(away, Machine(tuple(map(str, range(8))), 8)).allocations[0]) is None
+    assert parameter_count(resolved.policy("ada")) == stored
+    allocation = place(resolved, FOUR).allocations[0]
+    memory = estimate_allocation(resolved, allocation)
+    assert memory is not None
+    assert memory.weights == 2 * stored / 2
+    remote = resolve(Request(pool="2qwen", regime="sgt"))
+    assert estimate_allocation(remote, place(remote, Machine(tuple(map(str, range(8))), 8)).allocations[0]) is None

@@ -1,4 +1,4 @@
-"""The memory estimate, by hand."""
+"""The memory estimate, against hand calculations."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ FOUR = Machine(("0", "1", "2", "3"), 8)
 @pytest.mark.parametrize(
     ("strategy", "weights", "optimizer", "reference"),
     [
-        # 1e9 weights on 4 GPUs: 2 bytes a weight, 14 of gradient and AdamW
+        # 1e9 weights on 4 GPUs: 2 bytes per weight, 14 for gradient and AdamW
         ("ddp", 2e9, 14e9, 2e9),
         ("zero2", 2e9, 14e9 / 4, 2e9),
         ("zero3", 2e9 / 4, 14e9 / 4, 2e9 / 4),
     ],
 )
-def test_each_strategy_divides_what_it_divides(
-    strategy: str, weights: float, optimizer: float, reference: float
-) -> None:
+def test_each_strategy_shards_its_parts(strategy: str, weights: float, optimizer: float, reference: float) -> None:
     result = estimate(10**9, 4, strategy, reference=True, vllm_share=0.3)
     assert (result.weights, result.optimizer, result.reference) == (weights, optimizer, reference)
     assert result.bytes == weights + optimizer + reference
     assert estimate(10**9, 4, strategy, reference=False, vllm_share=0.3).reference == 0
 
 
-def test_adapters_keep_the_frozen_weights_and_train_their_own() -> None:
+def test_adapters_add_trained_weights_to_the_frozen_ones() -> None:
     result = estimate(10**9, 1, "ddp", trained=10**6, reference=False, vllm_share=0)
     assert result.weights == 2 * (10**9 + 10**6)
     assert result.optimizer == 14 * 10**6
 
 
-def test_the_number_of_weights_is_read_from_a_configuration_alone() -> None:
+def test_number_of_weights_is_read_from_the_configuration_alone() -> None:
     recipe = resolve(Request(pool="tiny"))
     counts = [parameter_count(policy) for policy in recipe.policies]
     from transformers import AutoModelForCausalLM
@@ -54,7 +52,7 @@ def recipe(tmp_path: Path, *assignments: str) -> Recipe:
     return resolve(Request(pool=str(pool), regime="sgt", assignments=assignments))
 
 
-def test_the_reference_is_counted_where_there_is_a_kl_term_and_not_with_adapters(tmp_path: Path) -> None:
+def test_reference_is_counted_with_a_kl_term_and_not_with_adapters(tmp_path: Path) -> None:
     def reference(*assignments: str) -> float:
         resolved = recipe(tmp_path, *assignments)
         result = estimate_allocation(resolved, place(resolved, FOUR).allocations[0])
@@ -66,7 +64,7 @@ def test_the_reference_is_counted_where_there_is_a_kl_term_and_not_with_adapters
     assert reference("trainer.beta=0.01", "lora.r=4") == 0
 
 
-def test_vllms_share_is_divided_among_the_policies_of_a_gpu(tmp_path: Path) -> None:
+def test_vllm_memory_is_divided_among_the_policies_of_a_gpu(tmp_path: Path) -> None:
     settings = ("trainer.use_vllm=true", "trainer.vllm_mode=colocate", "trainer.vllm_gpu_memory_utilization=0.6")
     alone = recipe(tmp_path, *settings)
     shared = recipe(tmp_path, *settings, "launch.share_gpus=true")
@@ -77,7 +75,7 @@ def test_vllms_share_is_divided_among_the_policies_of_a_gpu(tmp_path: Path) -> N
     assert (one.vllm_share, two.vllm_share) == (0.6, 0.3)
 
 
-def test_on_a_cpu_there_is_no_estimate_and_words_say_all_parts(tmp_path: Path) -> None:
+def test_no_estimate_on_cpu_and_text_lists_all_parts(tmp_path: Path) -> None:
     resolved = recipe(tmp_path)
     assert estimate_allocation(resolved, place(resolved, Machine((), 2)).allocations[0]) is None
     assert in_words(None) == "unknown"

@@ -30,7 +30,7 @@ def test_three_policies_on_eight_gpus_are_2_2_4_with_the_largest_on_four() -> No
     assert len({g for s in placement.allocations for g in s.gpus}) == 8
 
 
-def test_four_policies_take_two_each() -> None:
+def test_four_policies_get_two_gpus_each() -> None:
     assert [len(s.gpus) for s in place(resolve(Request(pool="4qwen", regime="sgt")), gpus(8)).allocations] == [
         2,
         2,
@@ -56,7 +56,7 @@ def test_best_split(devices: int, sizes: list[float], expected: tuple[int, ...] 
         assert split == expected
 
 
-def test_cores_are_split_and_sharing_them_is_said() -> None:
+def test_cores_are_split_and_sharing_them_is_reported() -> None:
     recipe = resolve(Request(pool="tiny", regime="sgt"))
     wide = place(recipe, Machine((), 8))
     assert [(s.processes, s.threads, s.strategy) for s in wide.allocations] == [(1, 4, "ddp")] * 2
@@ -66,7 +66,7 @@ def test_cores_are_split_and_sharing_them_is_said() -> None:
     assert "2 processes share 1 CPU cores" in narrow.notes[0]
 
 
-def test_too_few_gpus_are_refused_with_a_way_out() -> None:
+def test_too_few_gpus_are_rejected_with_a_remedy() -> None:
     with pytest.raises(
         MachineError, match=r"2 policies need at least 2 GPUs, one each: found 1, 1 short.*share_gpus.*hardware.gpus=0"
     ):
@@ -74,13 +74,13 @@ def test_too_few_gpus_are_refused_with_a_way_out() -> None:
 
 
 @pytest.mark.parametrize("setting", ["num_iterations: 2", "shuffle_dataset: false"])
-def test_settings_that_decide_the_rounds_must_be_equal(setting: str) -> None:
+def test_settings_that_determine_the_rounds_must_be_equal(setting: str) -> None:
     policies = f"[{{name: a, model: 'tiny:ada'}}, {{name: b, model: 'tiny:bob', trainer: {{{setting}}}}}]"
     with pytest.raises(RecipeError, match="must be the same for all policies"):
         place(resolve(Request(pool="tiny", assignments=(f"policies={policies}",))), Machine((), 2))
 
 
-def test_a_pool_without_hardware_uses_what_the_machine_has(tmp_path: Path) -> None:
+def test_pool_without_hardware_uses_the_gpus_of_the_machine(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("policies: [{name: a, model: x/y}, {name: b, model: x/z}]")
 
     def allocations(machine: Machine, *assignments: str) -> list[tuple[str, ...]]:
@@ -94,10 +94,10 @@ def test_a_pool_without_hardware_uses_what_the_machine_has(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("visible", "result"), [(None, ("0", "1")), ("1", ("1",)), ("", ()), ("-1", ()), ("0,-1,1", ("0",))]
+    ("visible", "expected"), [(None, ("0", "1")), ("1", ("1",)), ("", ()), ("-1", ()), ("0,-1,1", ("0",))]
 )
 def test_visible_gpus(
-    visible: str | None, result: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visible: str | None, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 0\necho 1\n")
@@ -107,10 +107,10 @@ def test_visible_gpus(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert this_machine().gpus == result
+    assert this_machine().gpus == expected
 
 
-def test_policies_that_would_not_see_the_same_rounds_are_refused() -> None:
+def test_policies_that_would_not_see_the_same_rounds_are_rejected() -> None:
     recipe = resolve(
         Request(
             pool="tiny",

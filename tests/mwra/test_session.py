@@ -1,4 +1,4 @@
-"""What may change between two sessions of a run, and what is refused by name."""
+"""Changes between two sessions of a run: those that resume accepts, and those that it rejects by name."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def recipe(*assignments: str, **request: Any) -> Recipe:
         ("run.steps=7", "run.steps"),
     ],
 )
-def test_what_decides_the_results_is_refused_with_both_values(assignment: str, key: str) -> None:
+def test_resume_rejects_each_setting_that_determines_results_with_both_values(assignment: str, key: str) -> None:
     with pytest.raises(UsageError, match=rf"{key}: .*the run has .*start another run with --run-dir"):
         accept_changes(recipe(), recipe(assignment))
 
 
-def test_all_refused_changes_are_named_at_once() -> None:
+def test_all_rejected_changes_are_named_together() -> None:
     with pytest.raises(UsageError) as caught:
         accept_changes(recipe(), recipe("regime.weight=0.2", "run.seed=3"))
     assert "regime.weight: 0.2, the run has 0.1" in str(caught.value)
@@ -71,7 +71,7 @@ def test_all_refused_changes_are_named_at_once() -> None:
         "run.validate_every=9",
     ],
 )
-def test_what_only_decides_how_a_run_is_kept_is_accepted_and_reported(assignment: str) -> None:
+def test_resume_accepts_and_reports_settings_that_only_affect_upkeep(assignment: str) -> None:
     key = assignment.partition("=")[0]
     assert key in HARMLESS
     (note,) = accept_changes(recipe(), recipe(assignment))
@@ -79,7 +79,7 @@ def test_what_only_decides_how_a_run_is_kept_is_accepted_and_reported(assignment
     assert "(was " in note
 
 
-def test_a_policys_own_setting_is_named_with_the_policy(tmp_path: Path) -> None:
+def test_setting_of_a_policy_is_named_with_the_policy(tmp_path: Path) -> None:
     pool = tmp_path / "p.yaml"
     text = 'policies: [{{name: a, model: "tiny:ada", regime: {{weight: {}}}}}, {{name: b, model: "tiny:bob"}}]\n'
     recipes = []
@@ -89,7 +89,7 @@ def test_a_policys_own_setting_is_named_with_the_policy(tmp_path: Path) -> None:
     assert changed_keys(*recipes) == {"policies.a.regime.weight": (0.1, 0.4)}
 
 
-def test_the_directory_is_no_change_and_steps_that_follow_from_epochs_are_compared_later() -> None:
+def test_directory_is_not_a_change_and_steps_derived_from_epochs_are_compared_later() -> None:
     assert changed_keys(recipe(run_dir=Path("/x")), recipe(run_dir=Path("/y"))) == {}
     epochs = recipe("run.epochs=2")
     steps = counted(epochs, place(epochs, TWO).allocations[0].batch, 211)
@@ -97,29 +97,29 @@ def test_the_directory_is_no_change_and_steps_that_follow_from_epochs_are_compar
     assert accept_changes(steps, epochs) == []
 
 
-def begun(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
+def started_run(root: Path, *assignments: str) -> tuple[RunDirectory, Recipe]:
     resolved = recipe(*assignments, run_dir=root)
     placement = place(resolved, TWO)
-    with ExitStack() as held:
-        run = start_run(resolved, placement, {"prompts": "x", "seed": 0}, MODELS, Launch(), held)
+    with ExitStack() as stack:
+        run = start_run(resolved, placement, {"prompts": "x", "seed": 0}, MODELS, Launch(), stack)
     return run, resolved
 
 
-def test_a_begun_run_says_who_runs_where_and_keeps_its_recipe_without_the_directory(tmp_path: Path) -> None:
-    run, resolved = begun(tmp_path / "r")
+def test_new_run_records_its_placement_and_its_recipe_without_the_directory(tmp_path: Path) -> None:
+    run, resolved = started_run(tmp_path / "r")
     info = run.info()
     assert (info.regime, info.pool, info.seed) == ("sgt", "tiny", 0)
     assert {name: a.processes for name, a in info.placement.items()} == {"ada": 1, "bob": 1}
     stored = load_run(run)
     assert stored.run.dir is None
     assert changed_keys(resolved, stored) == {}
-    assert run.recipe.read_text().startswith("# [")  # the command that began it
+    assert run.recipe.read_text().startswith("# [")  # the command that started it
 
 
-def test_the_file_of_a_run_keeps_the_key_that_counts_policies_on_a_gpu(tmp_path: Path) -> None:
+def test_run_file_keeps_the_key_for_policies_per_gpu(tmp_path: Path) -> None:
     import json
 
-    run, _ = begun(tmp_path / "r")
+    run, _ = started_run(tmp_path / "r")
     written = json.loads(run.run_json.read_text())["placement"]["ada"]
     assert written["tenants"] == 1
     assert "policies_per_gpu" not in written
@@ -131,8 +131,8 @@ def test_the_file_of_a_run_keeps_the_key_that_counts_policies_on_a_gpu(tmp_path:
     assert run.info().placement["ada"].policies_per_gpu == 3
 
 
-def test_other_devices_are_reported_and_other_processes_refused(tmp_path: Path) -> None:
-    run, resolved = begun(tmp_path / "r")
+def test_resume_reports_other_devices_and_rejects_other_process_counts(tmp_path: Path) -> None:
+    run, resolved = started_run(tmp_path / "r")
     plan = {"prompts": "x", "seed": 0}
     assert same_plan(run.info(), place(resolved, TWO), plan, MODELS) == []
     notes = same_plan(run.info(), place(resolved, Machine((), 8)), plan, MODELS)
@@ -148,15 +148,15 @@ def test_other_devices_are_reported_and_other_processes_refused(tmp_path: Path) 
         same_plan(run.info(), place(resolved, TWO), plan, {**MODELS, "bob": "sha256:other"})
 
 
-def test_sessions_are_numbered_and_written_down(tmp_path: Path) -> None:
-    run, _ = begun(tmp_path / "r")
+def test_sessions_are_numbered_and_recorded(tmp_path: Path) -> None:
+    run, _ = started_run(tmp_path / "r")
     assert [next_session(run) for _ in range(3)] == [0, 1, 2]
     text = (run.root / "supervisor" / "sessions.json").read_text()
     assert text.count('"began"') == 3
 
 
-def test_a_resumed_run_waits_for_all_peers_again_and_forgets_the_request_to_stop(tmp_path: Path) -> None:
-    run, resolved = begun(tmp_path / "r")
+def test_resume_readmits_all_peers_and_clears_the_stop_request(tmp_path: Path) -> None:
+    run, resolved = started_run(tmp_path / "r")
     missing = MissingPeers(open_store(run.exchange), "ada")
     missing.mark_missing("bob", 0)
     run.stop_file.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ def test_a_resumed_run_waits_for_all_peers_again_and_forgets_the_request_to_stop
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("damage", "message"),
     [
         (lambda run: write_checksummed(run.summary, {}, root=run.root), "nothing to resume, the run .* is finished"),
         (lambda run: run.run_json.write_text('{"format": 1, "run_id": "1"}'), "an older mutualrl wrote it"),
@@ -182,17 +182,19 @@ def test_a_resumed_run_waits_for_all_peers_again_and_forgets_the_request_to_stop
         ),
     ],
 )
-def test_what_cannot_be_resumed_says_why_and_what_to_type(tmp_path: Path, harm: Any, words: str) -> None:
-    run, _ = begun(tmp_path / "r")
+def test_run_that_cannot_be_resumed_is_rejected_with_the_reason_and_the_flag(
+    tmp_path: Path, damage: Any, message: str
+) -> None:
+    run, _ = started_run(tmp_path / "r")
     assert resumable(run.root).root == run.root
-    harm(run)
-    with pytest.raises(UsageError, match=words) as caught:
+    damage(run)
+    with pytest.raises(UsageError, match=message) as caught:
         resumable(run.root)
     assert any(flag in str(caught.value) for flag in ("--clean", "--run-dir"))
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("damage", "message"),
     [
         (lambda run: run.summary.write_text("{}"), "summary.json: its bytes do not match its checksum"),
         (lambda run: run.summary.write_text('{"\\ud800": 1}'), "summary.json: its bytes do not match its checksum"),
@@ -201,10 +203,10 @@ def test_what_cannot_be_resumed_says_why_and_what_to_type(tmp_path: Path, harm: 
         (lambda run: run.recipe.write_bytes(run.recipe.read_bytes()[:90]), "recipe.yaml: changed since the run wrote"),
     ],
 )
-def test_a_changed_file_of_a_run_is_named_on_resume(tmp_path: Path, harm: Any, words: str) -> None:
-    run, _ = begun(tmp_path / "r")
-    harm(run)
-    with pytest.raises(FileDamagedError, match=words):
+def test_changed_file_of_a_run_is_named_on_resume(tmp_path: Path, damage: Any, message: str) -> None:
+    run, _ = started_run(tmp_path / "r")
+    damage(run)
+    with pytest.raises(FileDamagedError, match=message):
         resumable(run.root)
 
 
@@ -214,9 +216,9 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_kill_between_the_two_files_of_a_session_is_mended(tmp_path: Path) -> None:
-    """run.json is written first, recipe.yaml after it: the one before the session, or none at all, is no edit."""
-    run, resolved = begun(tmp_path / "r")
+def test_kill_between_writing_the_two_files_of_a_session_is_repaired(tmp_path: Path) -> None:
+    """Accept the recipe.yaml of the session before, or none: run.json is written first."""
+    run, resolved = started_run(tmp_path / "r")
     before = run.recipe.read_bytes()
     changed = recipe("run.max_restarts=7", run_dir=run.root)
     resume_run(run, changed, place(resolved, TWO), MODELS, Launch())
@@ -229,8 +231,8 @@ def test_a_kill_between_the_two_files_of_a_session_is_mended(tmp_path: Path) -> 
     assert run.recipe.read_bytes() == after
 
 
-def test_a_link_and_nothing_at_all_cannot_be_resumed(tmp_path: Path) -> None:
-    run, _ = begun(tmp_path / "r")
+def test_link_and_missing_directory_cannot_be_resumed(tmp_path: Path) -> None:
+    run, _ = started_run(tmp_path / "r")
     (tmp_path / "link").symlink_to(run.root)
     with pytest.raises(UsageError, match="symbolic link"):
         resumable(tmp_path / "link")

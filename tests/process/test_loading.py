@@ -1,4 +1,4 @@
-"""Garbage collection around the imports of large libraries."""
+"""Garbage collection during imports of large libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from mutualrl.process.loading import importing
 
 
-def test_collection_rests_in_the_block_and_goes_on_after_it() -> None:
+def test_collection_is_disabled_in_the_block_and_enabled_after_it() -> None:
     with importing():
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -21,7 +21,7 @@ def test_collection_rests_in_the_block_and_goes_on_after_it() -> None:
     assert gc.isenabled()
 
 
-def test_the_records_of_installed_packages_are_read_once() -> None:
+def test_records_of_installed_packages_are_read_once() -> None:
     before = metadata.packages_distributions
     with importing():
         assert metadata.packages_distributions() is metadata.packages_distributions()
@@ -29,7 +29,7 @@ def test_the_records_of_installed_packages_are_read_once() -> None:
     assert metadata.packages_distributions() is not metadata.packages_distributions()
 
 
-def test_what_is_imported_first_is_kept_out_of_later_collections_and_garbage_of_models_is_not() -> None:
+def test_first_imports_are_frozen_and_garbage_of_models_is_collected() -> None:
     lines = [
         "import gc, weakref",
         "from mutualrl.process.loading import importing",
@@ -46,5 +46,5 @@ def test_what_is_imported_first_is_kept_out_of_later_collections_and_garbage_of_
         "assert seen() is None",
         "assert gc.get_freeze_count() <= frozen",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""One process at a time, and a killed one holds nobody up."""
+"""Turns: one process at a time; a killed process does not block the others."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def test_blocks_of_several_processes_do_not_overlap(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().split() == ["begin", "end"] * 4
 
 
-def test_a_killed_holder_holds_nobody_up(tmp_path: Path) -> None:
+def test_killed_holder_does_not_block_others(tmp_path: Path) -> None:
     lock = tmp_path / "x.lock"
-    hold = f"import time\nfrom pathlib import Path\nfrom mutualrl.process.turns import turn\nwith turn(Path({str(lock)!r})):\n"
-    hold += "    print('held', flush=True)\n    time.sleep(3600)\n"
-    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as holder:
+    code = f"import time\nfrom pathlib import Path\nfrom mutualrl.process.turns import turn\nwith turn(Path({str(lock)!r})):\n"
+    code += "    print('held', flush=True)\n    time.sleep(3600)\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         waited: list[bool] = []
 
-        def killed() -> None:
+        def kill_holder() -> None:
             waited.append(True)
             holder.kill()
 
-        with turn(lock, killed):
+        with turn(lock, kill_holder):
             assert waited == [True]

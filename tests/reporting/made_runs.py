@@ -1,4 +1,4 @@
-"""Run directories made by hand: what a report reads, without any training."""
+"""Synthetic run directories for tests of reports, written without training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REGIMES = {
 
 
 def validation(accuracy: float) -> dict[str, Any]:
-    """Return a validation of two groups whose mean is `accuracy`."""
+    """Return a validation of two groups with mean `accuracy`."""
     return {"n": 64, "accuracy": accuracy, "by_group": {"+": accuracy + 0.1, "*": accuracy - 0.1}, "no_box": 0.0}
 
 
@@ -43,7 +43,7 @@ def made_run(
     gain: float = 0.2,
     **changes: Any,
 ) -> Path:
-    """Return a run with a curve that rises by `gain`, of `steps` steps."""
+    """Write a run of `steps` steps whose curves rise by `gain`, and return its directory."""
     root.mkdir(parents=True)
     info = {
         "format": FORMAT,
@@ -77,17 +77,17 @@ def made_run(
         write_checksummed(root / "run.json", {**info, "recipe": text}, root=root)
     else:
         (root / "run.json").write_text(json.dumps(info))
-    for place, name in enumerate(policies):
-        files = root / "policies" / name
-        files.mkdir(parents=True)
+    for index, name in enumerate(policies):
+        directory = root / "policies" / name
+        directory.mkdir(parents=True)
         rows = []
         for step in range(1, steps + 1):
-            share = step / steps
+            progress = step / steps
             row = {
                 "step": step,
-                "loss": -0.01 * share,
-                "reward": 0.3 + gain * share + 0.01 * seed,
-                "entropy": 0.5 - 0.2 * share,
+                "loss": -0.01 * progress,
+                "reward": 0.3 + gain * progress + 0.01 * seed,
+                "entropy": 0.5 - 0.2 * progress,
                 "ppo_kl": 0.001 * step,
                 "kl": 0.01 * step,
                 "num_tokens": 1000.0 * step,
@@ -95,18 +95,18 @@ def made_run(
                 "see/wait_seconds": 0.1,
             }
             if regime == "sgt":
-                row |= {"sgt/gate_rate": 0.4 - 0.3 * share, "sgt/pairs": 2.0}
+                row |= {"sgt/gate_rate": 0.4 - 0.3 * progress, "sgt/pairs": 2.0}
             if regime == "prp":
-                row |= {"prp/ratio_p99": 1.0 + share, "prp/clip_rate": 0.1}
+                row |= {"prp/ratio_p99": 1.0 + progress, "prp/clip_rate": 0.1}
             if step % 5 == 0 and step < steps:
-                row["validation"] = validation(0.3 + gain * share + 0.02 * place + 0.01 * seed)
+                row["validation"] = validation(0.3 + gain * progress + 0.02 * index + 0.01 * seed)
             rows.append(row)
-        (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        write_checksummed(files / "before.json", validation(0.3), root=root)
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_checksummed(directory / "before.json", validation(0.3), root=root)
         if finished:
             result = {
                 "initial_validation": validation(0.3),
-                "validation": validation(0.3 + gain + 0.02 * place + 0.01 * seed),
+                "validation": validation(0.3 + gain + 0.02 * index + 0.01 * seed),
                 "steps": steps,
                 "rescued_pairs": 0,
                 "rescued_prompts": 0,
@@ -115,7 +115,7 @@ def made_run(
                 "lost_peers": {},
                 "attempts": 1,
             }
-            write_checksummed(files / "result.json", result, root=root)
+            write_checksummed(directory / "result.json", result, root=root)
     if finished:
         results = {n: json.loads((root / "policies" / n / "result.json").read_text()) for n in policies}
         summary = {
@@ -133,7 +133,7 @@ def made_run(
 
 
 def set_recipe(run: Path, text: str) -> None:
-    """Put another recipe in place of a run's, in both of the files that hold it."""
+    """Replace a run's recipe, in both files that contain it."""
     info = read_checksummed(run / "run.json", root=run)
     assert info is not None
     write_checksummed(run / "run.json", {**info, "recipe": text}, root=run)
@@ -148,8 +148,7 @@ def edit_recipe(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def add_model(run: Path, policy: str, of: Path | None = None, **files: str) -> Path:
-    """Give a policy of a run a trained model, the files of a directory or a configuration alone; returns its
-    directory."""
+    """Add a trained model to a policy of a run: the files of `of`, or only a configuration. Return its directory."""
     root = run / "policies" / policy
     staging = root / ".model.partial"
     staging.mkdir(parents=True)
@@ -178,7 +177,7 @@ def rescue(step: int, prompt_id: str = "p", **changes: Any) -> dict[str, Any]:
 
 
 def with_rescues(root: Path, policy: str, rows: Sequence[dict[str, Any]]) -> Path:
-    """Return the run with these rescues."""
+    """Write rescues into a run, and return its directory."""
     path = root / "policies" / policy / "rescues.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
@@ -187,11 +186,11 @@ def with_rescues(root: Path, policy: str, rows: Sequence[dict[str, Any]]) -> Pat
 def publish(
     root: Path, policy: str, rounds: Sequence[Sequence[tuple[str, float, str | None]]], run_id: str = "made"
 ) -> None:
-    """Put rounds of (prompt id, reward, text) into the run's exchange."""
+    """Publish rounds of (prompt id, reward, text) in the run's exchange."""
     exchange = Exchange(root / "exchange", policy, run_id)
     for number, rows in enumerate(rounds):
         records = [
-            Rollout(prompt, place, reward, True, prompt=prompt, text=text)
-            for place, (prompt, reward, text) in enumerate(rows)
+            Rollout(prompt, index, reward, True, prompt=prompt, text=text)
+            for index, (prompt, reward, text) in enumerate(rows)
         ]
         exchange.publish(number, records, number)

@@ -1,5 +1,5 @@
-"""Page in a real headless Chromium: it sorts, filters, pages through rescues, asks the network for nothing, and
-hostile text does nothing in it. Skipped where Chromium or its driver is not installed."""
+"""The page in headless Chromium: sorting, filtering, paging through rescues, no network requests, inert hostile text.
+Skipped if Chromium or its driver is not installed."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-def opened(browser: Any, page: Path) -> None:
-    """Open a page and wait until its script has run and its first rescues are there."""
+def open_page(browser: Any, page: Path) -> None:
+    """Open a page, and wait until its script has shown the first rescues."""
     browser.get_log("performance")
     began = time.monotonic()
     browser.get(page.as_uri())
@@ -50,16 +50,16 @@ def opened(browser: Any, page: Path) -> None:
 
 
 def page_of(cli: Cli, *arguments: Path | str) -> Path:
-    done = cli("report", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return Path(json.loads(done.stdout)["page"])
+    result = cli("report", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return Path(json.loads(result.stdout)["page"])
 
 
 def texts(browser: Any, selector: str) -> list[str]:
     return [element.text for element in browser.find_elements("css selector", selector)]
 
 
-def test_tables_sort_and_filter_by_mouse_and_by_keyboard(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+def test_tables_sort_and_filter_by_mouse_and_keyboard(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
     runs = [
@@ -67,7 +67,7 @@ def test_tables_sort_and_filter_by_mouse_and_by_keyboard(cli_here: Cli, tmp_path
         for regime, gain in (("grpo", 0.1), ("sgt", 0.3), ("xgrpo", 0.2))
         for seed in (0, 1)
     ]
-    opened(browser, page_of(cli_here, *runs, "--out", "page"))
+    open_page(browser, page_of(cli_here, *runs, "--out", "page"))
     table = browser.find_element("css selector", "table[aria-labelledby=table-1-1]")
 
     def column(n: int) -> list[str]:
@@ -95,7 +95,7 @@ def test_tables_sort_and_filter_by_mouse_and_by_keyboard(cli_here: Cli, tmp_path
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def test_the_browser_of_rescues_pages_and_filters(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+def test_rescue_browser_pages_and_filters(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
     from selenium.webdriver.support.select import Select
 
     rows = [rescue(step, f"p{step}", prompt=f"{step}+1:", answer=f" \\boxed{{{step + 1}}}") for step in range(1, 26)]
@@ -105,7 +105,7 @@ def test_the_browser_of_rescues_pages_and_filters(cli_here: Cli, tmp_path: Path,
         "ada",
         [[], *[[(f"p{step}", float(step % 2), " \\boxed{1}" if step % 2 else None)] for step in range(1, 26)]],
     )
-    opened(browser, page_of(cli_here, run))
+    open_page(browser, page_of(cli_here, run))
     status = browser.find_element("id", "rescue-status")
     assert status.text == "1 to 10 of 26 rescues"
     first = texts(browser, ".rescue")[0]
@@ -130,11 +130,11 @@ def test_the_browser_of_rescues_pages_and_filters(cli_here: Cli, tmp_path: Path,
     assert status.text == "No rescues match these filters"
 
 
-def test_hostile_text_is_shown_as_text_and_nothing_is_fetched(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+def test_hostile_text_is_inert_and_the_page_fetches_nothing(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
     run = made_run(tmp_path / "r", "sgt", pool=HOSTILE, command=["mutualrl", HOSTILE])
     hostile = rescue(1, prompt=HOSTILE, answer=HOSTILE, peer=HOSTILE, own=[{"text": HOSTILE, "reward": 0.0}])
     with_rescues(run, "ada", [hostile])
-    opened(browser, page_of(cli_here, run))
+    open_page(browser, page_of(cli_here, run))
     time.sleep(0.3)
     assert browser.execute_script("return window.taken") is None
     shown = texts(browser, ".rescue")[0]
@@ -145,7 +145,7 @@ def test_hostile_text_is_shown_as_text_and_nothing_is_fetched(cli_here: Cli, tmp
         "const s = document.createElement('script'); s.textContent = 'window.taken = 1'; document.body.append(s)"
     )
     time.sleep(0.3)
-    assert browser.execute_script("return window.taken") is None  # the policy of the page lets no other script run
+    assert browser.execute_script("return window.taken") is None  # the content security policy blocks other scripts
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     requested = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
     assert requested
@@ -153,18 +153,20 @@ def test_hostile_text_is_shown_as_text_and_nothing_is_fetched(cli_here: Cli, tmp
 
 
 @pytest.mark.extended
-def test_fifty_thousand_records_open_and_only_those_in_view_are_elements(
+def test_page_of_50000_records_opens_and_renders_only_those_in_view(
     cli_here: Cli, tmp_path: Path, browser: Any
 ) -> None:
     text = "Let me think about it step by step. " * 8
-    own = [{"text": f"{text} \\boxed{{{n}}}", "reward": 0.0} for n in range(4)]
+    own_answers = [{"text": f"{text} \\boxed{{{n}}}", "reward": 0.0} for n in range(4)]
     rows = [
-        rescue(1 + n // 2500, f"p{n}", prompt=f"What is {n} + {n}?", answer=f"{text}\\boxed{{{2 * n}}}", own=own)
+        rescue(
+            1 + n // 2500, f"p{n}", prompt=f"What is {n} + {n}?", answer=f"{text}\\boxed{{{2 * n}}}", own=own_answers
+        )
         for n in range(50_000)
     ]
     run = with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)
     page = page_of(cli_here, run)
-    opened(browser, page)
+    open_page(browser, page)
     assert browser.find_element("id", "rescue-status").text == "1 to 10 of 50000 rescues"
     assert browser.execute_script("return document.getElementsByTagName('*').length") < 3000
     browser.find_element("id", "rescue-search").send_keys("What is 49999 ")
@@ -172,12 +174,12 @@ def test_fifty_thousand_records_open_and_only_those_in_view_are_elements(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_have_contrast(cli_here: Cli, tmp_path: Path, browser: Any, scheme: str) -> None:
+def test_light_and_dark_schemes_have_enough_contrast(cli_here: Cli, tmp_path: Path, browser: Any, scheme: str) -> None:
     page = page_of(cli_here, with_rescues(made_run(tmp_path / "r", "sgt"), "ada", [rescue(1)]))
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     )
-    opened(browser, page)
+    open_page(browser, page)
     style = "const s = getComputedStyle(document.querySelector(arguments[0])); return [s.color, s.backgroundColor]"
     ink, paper = browser.execute_script(style, "body")
     assert contrast(ink, paper) > 10
@@ -191,24 +193,24 @@ def test_light_and_dark_have_contrast(cli_here: Cli, tmp_path: Path, browser: An
 
 
 def luminance(colour: str) -> float:
-    """Return relative luminance of `rgb(r, g, b)` (WCAG 2)."""
+    """Return the relative luminance of `rgb(r, g, b)` (WCAG 2)."""
     parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Return contrast ratio (WCAG 2)."""
+    """Return the contrast ratio (WCAG 2)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400, 2560])
-def test_axe_finds_nothing_and_nothing_is_cut_off(
+def test_axe_finds_no_violations_and_nothing_is_cut_off(
     cli_here: Cli, tmp_path: Path, browser: Any, width: int, scheme: str
 ) -> None:
-    """axe-core's rules for WCAG and good practice, on a page of everything that a page may have."""
+    """Check axe-core's rules for WCAG and best practices on a page with every kind of content."""
     axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
     runs = [
         made_run(tmp_path / f"{regime}-{seed}", regime, seed=seed, gain=gain)
@@ -222,13 +224,13 @@ def test_axe_finds_nothing_and_nothing_is_cut_off(
     scheme_feature = {"name": "prefers-color-scheme", "value": scheme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme_feature]})
     try:
-        opened(browser, page)
+        open_page(browser, page)
         rules = (Path(axe.__file__).parent / "axe.min.js").read_text()
-        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": rules})  # the page itself lets no other script run
+        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": rules})  # not blocked by the page's own policy
         violations = browser.execute_async_script(
             "const done = arguments[0]; axe.run().then((r) => done(r.violations));"
         )
-        assert [(each["id"], each["nodes"][0]["html"]) for each in violations] == []
+        assert [(violation["id"], violation["nodes"][0]["html"]) for violation in violations] == []
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
         columns = browser.execute_script(
             "return getComputedStyle(document.querySelector('.figures')).gridTemplateColumns.split(' ').length"
@@ -239,13 +241,13 @@ def test_axe_finds_nothing_and_nothing_is_cut_off(
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_the_answer_comes_first_and_a_rescue_shows_where_its_texts_differ(
+def test_result_comes_first_and_a_rescue_marks_where_its_texts_differ(
     cli_here: Cli, tmp_path: Path, browser: Any
 ) -> None:
-    own = [{"text": " 12 then \\boxed{20}", "reward": 0.0}, {"text": "", "reward": 0.0}]
+    own_answers = [{"text": " 12 then \\boxed{20}", "reward": 0.0}, {"text": "", "reward": 0.0}]
     run = made_run(tmp_path / "r", "sgt")
-    with_rescues(run, "ada", [rescue(1, own=own, answer=" 15 then \\boxed{15}"), rescue(2, own=[], answer="4")])
-    opened(browser, page_of(cli_here, run))
+    with_rescues(run, "ada", [rescue(1, own=own_answers, answer=" 15 then \\boxed{15}"), rescue(2, own=[], answer="4")])
+    open_page(browser, page_of(cli_here, run))
     heads = texts(browser, "h2")
     assert (heads[0], heads[-3:]) == ("Result", ["Rescues", "Tables", "How it was made"])
     places = [
@@ -258,34 +260,34 @@ def test_the_answer_comes_first_and_a_rescue_shows_where_its_texts_differ(
     left, right = browser.find_elements("css selector", ".rescue:first-child .pair > div")
     assert left.rect["y"] == right.rect["y"]
     assert left.rect["x"] < right.rect["x"]
-    (recipe,) = (each for each in browser.find_elements("css selector", "#main p a") if each.text == "r")
+    (recipe,) = (link for link in browser.find_elements("css selector", "#main p a") if link.text == "r")
     assert recipe.get_attribute("href") == (run / "recipe.yaml").as_uri()
     assert "underline" in browser.execute_script(
         "return getComputedStyle(document.querySelector('mark')).textDecorationLine"
     )
 
 
-def test_long_answers_are_compared_and_empty_ones_are_named(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
-    words = " ".join(f"w{number}" for number in range(600))
+def test_long_answers_are_compared_and_empty_ones_are_labelled(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+    long_text = " ".join(f"w{number}" for number in range(600))
     rows = [
-        rescue(1, own=[{"text": f"{words} \\boxed{{1}}", "reward": 0.0}], answer=f"{words} \\boxed{{2}}"),
+        rescue(1, own=[{"text": f"{long_text} \\boxed{{1}}", "reward": 0.0}], answer=f"{long_text} \\boxed{{2}}"),
         rescue(2, own=[{"text": "a " * 3000, "reward": 0.0}], answer="b " * 3000),
         rescue(3, own=[{"text": "a", "reward": 0.0}], answer=""),
     ]
-    opened(browser, page_of(cli_here, with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)))
+    open_page(browser, page_of(cli_here, with_rescues(made_run(tmp_path / "r", "sgt"), "ada", rows)))
     first, second, third = browser.find_elements("css selector", ".rescue")
-    marks = [each.text for each in first.find_elements("css selector", "mark")]
+    marks = [mark.text for mark in first.find_elements("css selector", "mark")]
     assert len(marks) == 2
     assert len(second.find_elements("css selector", "mark")) == 4000
     assert "(empty)" in third.text
 
 
-def test_a_page_is_used_with_the_keyboard_alone(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
+def test_page_is_usable_by_keyboard_alone(cli_here: Cli, tmp_path: Path, browser: Any) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     run = with_rescues(made_run(tmp_path / "r", "sgt"), "ada", [rescue(step, f"p{step}") for step in range(1, 26)])
-    opened(browser, page_of(cli_here, run))
+    open_page(browser, page_of(cli_here, run))
     reached = []
     for _ in range(200):
         ActionChains(browser).send_keys(Keys.TAB).perform()
@@ -295,7 +297,7 @@ def test_a_page_is_used_with_the_keyboard_alone(cli_here: Cli, tmp_path: Path, b
         assert browser.execute_script("return getComputedStyle(arguments[0]).outlineStyle", active) != "none", name
         if name == "rescue-on":
             break
-    assert reached[0] == "a"  # skips to the content
+    assert reached[0] == "a"  # the link that skips to the content
     assert {"summary", "rescue-policy", "rescue-outcome", "rescue-search"} <= set(reached)
     ActionChains(browser).send_keys(Keys.ENTER).perform()
     assert browser.find_element("id", "rescue-status").text == "11 to 20 of 25 rescues"

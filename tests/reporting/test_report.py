@@ -1,4 +1,4 @@
-"""`mutualrl report` through the real command line: runs in every state, several at once, bad input."""
+"""`mutualrl report` through the command line: runs in every state, several runs, bad input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>\u
 
 
 class Page(HTMLParser):
-    """Tables of a page as rows of texts, its notes, and everything that it would fetch or run."""
+    """A page's tables as rows of texts, its notes, and everything that it would fetch or run."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -34,74 +34,74 @@ class Page(HTMLParser):
         self.fetched: list[str] = []
         self.scripts: list[dict[str, str | None]] = []
         self.data: list[str] = []
-        self._at: list[str] = []
+        self._open_tags: list[str] = []
         self._title = ""
         self.text = path.read_text("utf-8")
         self.feed(self.text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        summaries = dict(attributes)
-        assert not [name for name in summaries if name.startswith("on")], attributes
+        values = dict(attributes)
+        assert not [name for name in values if name.startswith("on")], attributes
         for name in ("src", "href", "xlink:href", "srcset", "action"):
-            if name in summaries and not str(summaries[name]).startswith("#"):
-                self.fetched.append(str(summaries[name]))
+            if name in values and not str(values[name]).startswith("#"):
+                self.fetched.append(str(values[name]))
         if tag == "script":
-            self.scripts.append(summaries)
+            self.scripts.append(values)
             self.data.append("")
         if tag == "table":
-            self.tables[str(summaries.get("aria-labelledby", len(self.tables)))] = []
+            self.tables[str(values.get("aria-labelledby", len(self.tables)))] = []
         if tag == "tr":
             self._row: list[str] = []
         if tag in ("td", "th"):
             self._row.append("")
-        if tag == "p" and summaries.get("class") == "note":
+        if tag == "p" and values.get("class") == "note":
             self.notes.append("")
         if tag not in ("meta", "link", "br", "input", "img"):
-            self._at.append(tag)
+            self._open_tags.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self._at.pop() == tag
+        assert self._open_tags.pop() == tag
         if tag == "tr":
             list(self.tables.values())[-1].append(self._row)
 
     def handle_data(self, data: str) -> None:
-        if self._at and self._at[-1] in ("td", "th"):
+        if self._open_tags and self._open_tags[-1] in ("td", "th"):
             self._row[-1] += data
-        if self._at and self._at[-1] == "p" and self.notes and "note" in self.text:
+        if self._open_tags and self._open_tags[-1] == "p" and self.notes and "note" in self.text:
             self.notes[-1] += data
-        if self._at and self._at[-1] == "script":
+        if self._open_tags and self._open_tags[-1] == "script":
             self.data[-1] += data
 
     def rescues(self) -> list[dict[str, Any]]:
-        """Return every record of the browser of rescues."""
+        """Return all records of the rescue browser."""
         blocks = [d for d, s in zip(self.data, self.scripts, strict=True) if s.get("class") == "rescue-data"]
         return [record for block in blocks for record in json.loads(block)]
 
 
-def reported(cli: Cli, *arguments: str | Path) -> tuple[Page, dict[str, Any], dict[str, Any]]:
-    done = cli("report", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+def make_report(cli: Cli, *arguments: str | Path) -> tuple[Page, dict[str, Any], dict[str, Any]]:
+    result = cli("report", *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
     page = Path(summary["page"])
     return Page(page), json.loads((page.parent / "report.json").read_text()), summary
 
 
 @pytest.mark.slow
-def test_the_numbers_of_a_finished_run_are_those_of_its_files(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
+def test_numbers_of_a_finished_run_match_its_files(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
     run = unbroken.path
-    page, data, text = reported(cli_here, run, "--out", tmp_path / "page")
-    assert text["notes"] == []
+    page, data, output = make_report(cli_here, run, "--out", tmp_path / "page")
+    assert output["notes"] == []
     summary = json.loads((run / "summary.json").read_text())
     metrics = {
         name: [json.loads(line) for line in (run / "policies" / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("ada", "bob")
     }
-    (own_items,) = data["runs"]
-    assert (own_items["state"], own_items["seed"], own_items["arm"]) == ("finished", summary["seed"], "sgt")
+    (run_data,) = data["runs"]
+    assert (run_data["state"], run_data["seed"], run_data["arm"]) == ("finished", summary["seed"], "sgt")
     for name, result in summary["policies"].items():
         expected = {0: result["initial_validation"], summary["steps"]: result["validation"]}
         expected |= {row["step"]: row["validation"] for row in metrics[name] if "validation" in row}
-        assert own_items["policies"][name]["validation"] == [
+        assert run_data["policies"][name]["validation"] == [
             [step, value["accuracy"], value["by_group"]] for step, value in sorted(expected.items())
         ]
         rows = [row for row in page.tables["table-2-1"] if row[0] == name]
@@ -134,40 +134,40 @@ def test_the_numbers_of_a_finished_run_are_those_of_its_files(cli_here: Cli, unb
 
 
 @pytest.mark.slow
-def test_every_pair_that_was_learnt_is_in_the_browser_of_rescues(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
+def test_every_rescued_pair_is_in_the_rescue_browser(cli_here: Cli, unbroken: Any, tmp_path: Path) -> None:
     import pyarrow as pa
 
     from mutualrl.see.inspection import tables
 
     run = unbroken.path
     info, summary = (json.loads((run / name).read_text()) for name in ("run.json", "summary.json"))
-    page, _, _ = reported(cli_here, run, "--out", tmp_path / "page")
-    value = page.rescues()
+    page, _, _ = make_report(cli_here, run, "--out", tmp_path / "page")
+    records = page.rescues()
     for name, result in summary["policies"].items():
-        own_items = [record for record in value if record["policy"] == name]
-        assert len(own_items) == result["rescued_pairs"] > 0
+        policy_records = [record for record in records if record["policy"] == name]
+        assert len(policy_records) == result["rescued_pairs"] > 0
         peer = "bob" if name == "ada" else "ada"
-        peer_value = pa.concat_tables(list(tables(run / "exchange", info["run_id"], [peer]))).to_pylist()
-        texts = {(row["prompt_id"], row["rollout"], row["y_text"]) for row in peer_value}
+        peer_rows = pa.concat_tables(list(tables(run / "exchange", info["run_id"], [peer]))).to_pylist()
+        texts = {(row["prompt_id"], row["rollout"], row["y_text"]) for row in peer_rows}
         lines = [json.loads(line) for line in (run / "policies" / name / "rescues.jsonl").read_text().splitlines()]
         for line in lines:
-            assert (line["prompt_id"], line["rollout"], line["answer"]) in texts  # as the peer published it
+            assert (line["prompt_id"], line["rollout"], line["answer"]) in texts  # as published by the peer
             assert [each["reward"] for each in line["own"]] == [0.0] * 4
-        assert [record["answer"] for record in own_items] == [line["answer"] for line in lines]
-        assert {record["peer"] for record in own_items} == {peer}
+        assert [record["answer"] for record in policy_records] == [line["answer"] for line in lines]
+        assert {record["peer"] for record in policy_records} == {peer}
 
 
 @pytest.mark.extended
-def test_a_live_run_a_crashed_one_and_a_failed_one_have_their_pages(cli_here: Cli, tmp_path: Path) -> None:
+def test_live_crashed_and_failed_runs_have_pages(cli_here: Cli, tmp_path: Path) -> None:
     live = made_run(tmp_path / "live", "sgt", finished=False)
-    with ExitStack() as held:
-        held.enter_context(hold(RunDirectory(live).lock, "live"))
-        page, data, summary = reported(cli_here, live)
+    with ExitStack() as stack:
+        stack.enter_context(hold(RunDirectory(live).lock, "live"))
+        page, data, summary = make_report(cli_here, live)
         assert data["runs"][0]["state"] == "running"
         assert any("still running" in note for note in summary["notes"])
         assert Path(summary["page"]) == live / "report" / "index.html"
         assert page.tables["table-2-1"][1][:4] == ["ada", "all", "0.300", "0.450"]
-    page, data, summary = reported(cli_here, live)
+    page, data, summary = make_report(cli_here, live)
     assert data["runs"][0]["state"] == "ended"
     assert any("without a final status" in note for note in summary["notes"])
     (live / "supervisor").mkdir()
@@ -176,7 +176,7 @@ def test_a_live_run_a_crashed_one_and_a_failed_one_have_their_pages(cli_here: Cl
         ("interrupted: stopped by SIGINT", "stopped"),
     ):
         (live / "supervisor" / "node-0.json").write_text(json.dumps({"outcome": outcome}))
-        page, data, summary = reported(cli_here, live)
+        page, data, summary = make_report(cli_here, live)
         assert data["runs"][0]["state"] == state
         assert any(outcome.partition(": ")[2] in note for note in page.notes)
 
@@ -188,13 +188,13 @@ def test_ten_runs_are_compared_by_arm_with_mean_and_spread_over_seeds(cli_here: 
         made_run(tmp_path / f"naive-{seed}", "prp", seed=seed, gain=-0.1, settings={"denominator": "snapshot"})
         for seed in range(3)
     ]
-    page, data, summary = reported(cli_here, *runs, "--out", "page")
+    page, data, summary = make_report(cli_here, *runs, "--out", "page")
     assert all("it has no exchange" in note or "different seeds" in note for note in summary["notes"])
     head, *rows = page.tables["table-2-1"]
     assert head[:3] == ["regime", "finished runs", "seeds"]
     by_arm = {row[0]: row for row in rows}
     assert list(by_arm) == ["grpo", "prp (denominator=snapshot)", "sgt"]
-    # by hand: of ada 0.3 + gain + 0.01 seed; of bob 0.02 more
+    # by hand: ada 0.3 + gain + 0.01 seed; bob 0.02 more
     assert by_arm["grpo"][1:3] == ["4", "0, 1, 2, 3"]
     assert by_arm["grpo"][3] == "0.415 ± 0.013"
     assert by_arm["sgt"][4] == "0.630 ± 0.010"
@@ -214,14 +214,16 @@ def test_ten_runs_are_compared_by_arm_with_mean_and_spread_over_seeds(cli_here: 
     assert figures["probes"]["paper"].startswith("Outcome-level sharing gives")
 
 
-def test_the_paper_s_figures_need_their_arms(tmp_path: Path) -> None:
-    wanted = {
+def test_paper_figures_need_their_arms(tmp_path: Path) -> None:
+    arms_of = {
         "xgrpo-ablation": [("grpo", {}), ("xgrpo", {}), ("grpo-noise", {}), ("xgrpo", {"pool": "shuffled"})],
         "sgt-variants": [("grpo", {}), ("sgt", {}), ("sgt", {"weight": 0.3}), ("sgt", {"teacher": "gold"})],
         "fidelity": [("grpo", {}), ("trl", {})],
     }
-    for name, arms in wanted.items():
-        runs = [made_run(tmp_path / name / f"{n}", regime, settings=given) for n, (regime, given) in enumerate(arms)]
+    for name, arms in arms_of.items():
+        runs = [
+            made_run(tmp_path / name / f"{n}", regime, settings=settings) for n, (regime, settings) in enumerate(arms)
+        ]
         (result,) = comparisons(read_runs(runs))
         assert any(figure.name == f"c-{name}" for figure in figures(result, "c")), name
         (result,) = comparisons(read_runs(runs[:1]))
@@ -231,12 +233,12 @@ def test_the_paper_s_figures_need_their_arms(tmp_path: Path) -> None:
         for n, names in enumerate((("a", "b"), ("c", "d", "e")))
         for regime in ("grpo", "xgrpo")
     ]
-    (value,) = across(comparisons(read_runs(pools)))
-    assert [panel.title for panel in value.panels] == [f"arithmetic, pool pool{n}: mean of the pool" for n in (0, 1)]
-    assert [line.y[-1] for line in value.panels[0].lines] == pytest.approx([0.51, 0.51])
+    (figure,) = across(comparisons(read_runs(pools)))
+    assert [panel.title for panel in figure.panels] == [f"arithmetic, pool pool{n}: mean of the pool" for n in (0, 1)]
+    assert [line.y[-1] for line in figure.panels[0].lines] == pytest.approx([0.51, 0.51])
 
 
-#: figures of docs/paper-map.md that `report` draws from training runs, with the recipes that make them
+#: figures of docs/paper-map.md that `report` draws from training runs, with their recipes
 FIGURES = {
     "Outcome-level sharing gives": ["2qwen-grpo", "2qwen-prp", "2qwen-xgrpo", "2qwen-sgt"],
     "The regimes have distinct optimization signatures": ["2qwen-grpo", "2qwen-prp", "2qwen-xgrpo", "2qwen-sgt"],
@@ -247,13 +249,13 @@ FIGURES = {
 
 
 def run_of(recipe: str, root: Path, **changes: Any) -> Path:
-    """Return a run with a recipe of the paper's regime and settings, on two small policies."""
+    """Write a run with the regime and settings of a paper recipe, on two small policies; return its directory."""
     settings = resolve(Request(recipe=Path("paper", recipe))).model_dump(mode="json")["regime"]
     return made_run(root, settings["name"], settings=settings, **changes)
 
 
 @pytest.mark.parametrize("paper", FIGURES)
-def test_every_figure_of_the_map_is_drawn_from_its_recipes_with_every_arm(tmp_path: Path, paper: str) -> None:
+def test_every_figure_of_the_paper_map_is_drawn_from_its_recipes_with_every_arm(tmp_path: Path, paper: str) -> None:
     runs = [run_of(name, tmp_path / name) for name in FIGURES[paper]]
     (result,) = comparisons(read_runs(runs))
     (figure,) = [f for f in figures(result, "c") if f.paper.startswith(paper)]
@@ -267,22 +269,22 @@ def test_every_figure_of_the_map_is_drawn_from_its_recipes_with_every_arm(tmp_pa
     assert len(result.arms) == len(runs)
 
 
-def test_many_arms_leave_the_published_ones_in_the_main_figures_and_name_the_others(tmp_path: Path) -> None:
+def test_main_figures_show_the_published_arms_and_captions_name_the_others(tmp_path: Path) -> None:
     names = ["grpo", "prp", "prp-naive", "xgrpo", "xgrpo-shuffled", "grpo-noise", "sgt", "sgt-gold"]
     runs = [run_of(f"2qwen-{name}", tmp_path / name) for name in names]
     (result,) = comparisons(read_runs(runs))
-    made = {figure.name: figure for figure in figures(result, "c")}
-    shown = {name: {line.label for panel in f.panels for line in panel.lines} for name, f in made.items()}
+    drawn = {figure.name: figure for figure in figures(result, "c")}
+    shown = {name: {line.label for panel in f.panels for line in panel.lines} for name, f in drawn.items()}
     regimes = {arm.partition(" ")[0] for arm in shown["c-probes"]}
     assert regimes == {"grpo", "prp", "xgrpo", "sgt"}
     assert shown["c-regularizers"] == shown["c-probes"]
-    assert all(arm in made["c-probes"].caption for arm in set(result.arms) - shown["c-probes"])
+    assert all(arm in drawn["c-probes"].caption for arm in set(result.arms) - shown["c-probes"])
     assert set().union(*shown.values()) == set(result.arms)
     assert any("denominator=snapshot" in arm for arm in shown["c-prp-ablation"])
     assert any("pool=shuffled" in arm for arm in shown["c-xgrpo-ablation"])
 
 
-def test_evaluations_of_the_runs_are_the_bars_by_task(cli_here: Cli, tmp_path: Path) -> None:
+def test_evaluations_are_drawn_as_bars_by_task(cli_here: Cli, tmp_path: Path) -> None:
     tasks = {name: {"n": 100, "max_new_tokens": 3072} for name in ("math", "arc")}
     runs = []
     for number, name in enumerate(("qa-3qwen-grpo", "qa-3qwen-sgt")):
@@ -290,11 +292,11 @@ def test_evaluations_of_the_runs_are_the_bars_by_task(cli_here: Cli, tmp_path: P
         models = {
             p: {"tasks": {"math": {"accuracy": 0.25 + number / 4}, "arc": {"accuracy": 0.5}}} for p in ("ada", "bob")
         }
-        value = {"suite": "paper", "samples": 1, "temperature": 0.0, "seed": 0, "tasks": tasks, "models": models}
+        evaluation = {"suite": "paper", "samples": 1, "temperature": 0.0, "seed": 0, "tasks": tasks, "models": models}
         (runs[-1] / "evaluations").mkdir()
-        write_checksummed(runs[-1] / "evaluations" / "paper.json", value, root=runs[-1])
+        write_checksummed(runs[-1] / "evaluations" / "paper.json", evaluation, root=runs[-1])
     (runs[0] / "evaluations" / "torn.json").write_text('{"suite": ')
-    _, data, summary = reported(cli_here, *runs, "--out", "page")
+    _, data, summary = make_report(cli_here, *runs, "--out", "page")
     (figure,) = [figure for figure in data["figures"] if figure["paper"].startswith("Outcome-level transfer extends")]
     bars = {(panel["title"], bar["label"]): bar for panel in figure["panels"] for bar in panel["bars"]}
     assert bars["ada: accuracy by task", "grpo"]["categories"] == ["math", "arc"]
@@ -304,25 +306,25 @@ def test_evaluations_of_the_runs_are_the_bars_by_task(cli_here: Cli, tmp_path: P
     changed = json.loads((runs[1] / "evaluations" / "paper.json").read_text())
     changed["tasks"]["math"]["max_new_tokens"] = 1024  # another limit: not compared
     write_checksummed(runs[1] / "evaluations" / "paper.json", changed, root=runs[1])
-    _, data, _ = reported(cli_here, *runs, "--out", "page2")
+    _, data, _ = make_report(cli_here, *runs, "--out", "page2")
     assert [len(f["panels"][0]["bars"]) for f in data["figures"] if "-tasks" in f["name"]] == [1, 1]
 
 
-def test_a_distillation_has_its_bars(cli_here: Cli, tmp_path: Path) -> None:
+def test_distillation_is_drawn_as_bars(cli_here: Cli, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     bars = {"sequential distillation": {"points": -0.1, "relative": -0.2}, "sgt": {"points": 0.1, "relative": 0.25}}
     (tmp_path / "d" / "distill.json").write_text(json.dumps({"learners": {"ada": {"bars": bars}}}))
-    _, data, _ = reported(cli_here, tmp_path / "d", made_run(tmp_path / "r"), "--out", "page")
+    _, data, _ = make_report(cli_here, tmp_path / "d", made_run(tmp_path / "r"), "--out", "page")
     (figure,) = [figure for figure in data["figures"] if figure["name"] == "distillation"]
-    summaries = {bar["label"]: bar["values"] for bar in figure["panels"][0]["bars"]}
-    assert summaries == {"sequential distillation": [-20.0], "sgt": [25.0]}
+    values = {bar["label"]: bar["values"] for bar in figure["panels"][0]["bars"]}
+    assert values == {"sequential distillation": [-20.0], "sgt": [25.0]}
     (tmp_path / "d" / "distill.json").write_text("{")
-    done = cli_here("report", tmp_path / "d", "--out", "page")
-    assert done.returncode == 6
-    assert "distill.json: not JSON" in done.stderr
+    result = cli_here("report", tmp_path / "d", "--out", "page")
+    assert result.returncode == 6
+    assert "distill.json: not JSON" in result.stderr
 
 
-def test_torn_and_damaged_lines_are_said_and_the_rest_is_shown(cli_here: Cli, tmp_path: Path) -> None:
+def test_torn_and_damaged_lines_are_reported_and_the_rest_is_shown(cli_here: Cli, tmp_path: Path) -> None:
     run = with_rescues(made_run(tmp_path / "r", "sgt"), "ada", [rescue(1)])
     metrics = run / "policies" / "ada" / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
@@ -330,7 +332,7 @@ def test_torn_and_damaged_lines_are_said_and_the_rest_is_shown(cli_here: Cli, tm
     lines[6] = json.dumps({"step": "seven"}) + "\n"
     lines[8] = json.dumps({**json.loads(lines[8]), "reward": "NaN", "entropy": None, "kl": True}) + "\n"
     metrics.write_text("".join(lines) + '{"step": 21, "rew')
-    page, data, summary = reported(cli_here, run)
+    page, data, summary = make_report(cli_here, run)
     message = " ".join(summary["notes"])
     assert "policies/ada/metrics.jsonl: its last line is incomplete" in message
     assert "policies/ada/metrics.jsonl: 2 lines are not valid records (4, 7)" in message
@@ -342,32 +344,32 @@ def test_torn_and_damaged_lines_are_said_and_the_rest_is_shown(cli_here: Cli, tm
     assert len(page.rescues()) == 1
 
 
-def test_runs_of_another_version_without_records_or_of_nothing(cli_here: Cli, tmp_path: Path) -> None:
-    _, data, summary = reported(cli_here, made_run(tmp_path / "newer", format=7, versions={"mutualrl": "9.9"}))
+def test_newer_and_empty_runs_have_pages_and_invalid_paths_are_rejected(cli_here: Cli, tmp_path: Path) -> None:
+    _, data, summary = make_report(cli_here, made_run(tmp_path / "newer", format=7, versions={"mutualrl": "9.9"}))
     assert any("format 7 (mutualrl 9.9)" in note for note in summary["notes"])
     assert data["figures"]
     empty = made_run(tmp_path / "empty", finished=False)
     shutil.rmtree(empty / "policies")
-    _, data, summary = reported(cli_here, empty)
+    _, data, summary = make_report(cli_here, empty)
     assert data["figures"] == []
     assert any("'ada' has no step" in note for note in summary["notes"])
     (empty / "recipe.yaml").write_text("{")
-    _, _, summary = reported(cli_here, empty)
+    _, _, summary = make_report(cli_here, empty)
     assert any("recipe.yaml is missing or was changed" in note for note in summary["notes"])
     set_recipe(empty, "{")
-    _, _, summary = reported(cli_here, empty)
+    _, _, summary = make_report(cli_here, empty)
     assert any("recipe.yaml is missing" in note for note in summary["notes"])
     assert any("no policies" in note for note in summary["notes"])
-    for path, words in ((tmp_path, "it has no run.json"), (tmp_path / "none", "it does not exist")):
-        done = cli_here("report", path, "--out", "page")
-        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    for path, message in ((tmp_path, "it has no run.json"), (tmp_path / "none", "it does not exist")):
+        result = cli_here("report", path, "--out", "page")
+        assert (result.returncode, message in result.stderr) == (2, True), result.stderr
     (empty / "run.json").write_text("{")
     assert "run.json: not JSON" in cli_here("report", empty).stderr
-    done = cli_here("report", tmp_path / "newer", tmp_path / "." / "newer", "--out", "page")
-    assert (done.returncode, "given twice" in done.stderr) == (2, True)
+    result = cli_here("report", tmp_path / "newer", tmp_path / "." / "newer", "--out", "page")
+    assert (result.returncode, "given twice" in result.stderr) == (2, True)
     (tmp_path / "file").touch()
-    done = cli_here("report", tmp_path / "newer", "--out", tmp_path / "file")
-    assert (done.returncode, "--out" in done.stderr) == (2, True)
+    result = cli_here("report", tmp_path / "newer", "--out", tmp_path / "file")
+    assert (result.returncode, "--out" in result.stderr) == (2, True)
 
 
 def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here: Cli, tmp_path: Path) -> None:
@@ -377,26 +379,26 @@ def test_runs_of_different_tasks_or_settings_are_not_silently_compared(cli_here:
         made_run(tmp_path / "c", "sgt", steps=40),
         made_run(tmp_path / "d", seed=0),
     ]
-    page, _, summary = reported(cli_here, *runs, "--out", "page")
+    page, _, summary = make_report(cli_here, *runs, "--out", "page")
     message = " ".join(summary["notes"])
     assert "runs of different tasks (arithmetic, math) are not compared" in message
     assert "not matched: run.steps is 20 (a, d); 40 (c)" in message
     assert "grpo: duplicate seeds" in message
     assert "Run b" in page.text
-    for made in ("a", "b", "c", "d"):
-        runs.append(made_run(tmp_path / f"{made}2", task=f"task-{made}"))
-    page, _, _ = reported(cli_here, *runs[-2:], "--out", "page2")
+    for name in ("a", "b", "c", "d"):
+        runs.append(made_run(tmp_path / f"{name}2", task=f"task-{name}"))
+    page, _, _ = make_report(cli_here, *runs[-2:], "--out", "page2")
     assert "Run c2: Greedy accuracy" in page.text
     assert "Run d2: Greedy accuracy" in page.text
 
 
-def test_runs_with_the_same_name_are_told_apart(cli_here: Cli, tmp_path: Path) -> None:
-    runs = [made_run(tmp_path / where / "r", seed=n) for n, where in enumerate(("one", "two"))]
-    _, data, _ = reported(cli_here, *runs, "--out", "page")
+def test_runs_with_the_same_name_are_distinguished(cli_here: Cli, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / parent / "r", seed=n) for n, parent in enumerate(("one", "two"))]
+    _, data, _ = make_report(cli_here, *runs, "--out", "page")
     assert [run["name"] for run in data["runs"]] == ["r", "two/r"]
 
 
-def test_later_answers_come_from_the_exchange_and_damage_is_said(cli_here: Cli, tmp_path: Path) -> None:
+def test_later_answers_come_from_the_exchange_and_damage_is_reported(cli_here: Cli, tmp_path: Path) -> None:
     run = with_rescues(
         made_run(tmp_path / "r", "sgt"), "ada", [rescue(1, "p"), rescue(1, "q"), rescue(3, "p"), rescue(1, "z")]
     )
@@ -407,17 +409,17 @@ def test_later_answers_come_from_the_exchange_and_damage_is_said(cli_here: Cli, 
         [("q", 0.0, None)],
     ]
     publish(run, "ada", rounds)
-    page, _, summary = reported(cli_here, run)
+    page, _, summary = make_report(cli_here, run)
     later = {(r["step"], n): r["later"] for n, r in enumerate(page.rescues())}
     assert later == {(1, 0): [2, 1, 2, " \\boxed{6}"], (1, 1): [3, 0, 1, None], (1, 2): None, (3, 3): None}
     shard = run / "exchange" / "ada" / "000002.parquet"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    page, _, summary = reported(cli_here, run)
+    page, _, summary = make_report(cli_here, run)
     assert [record["later"] for record in page.rescues()] == ["unknown"] * 4  # it may have been right in the lost round
     assert any("round 2 of 'ada' is left out" in note for note in summary["notes"])
 
 
-def test_the_page_fetches_nothing_and_hostile_text_is_only_text(cli_here: Cli, tmp_path: Path) -> None:
+def test_page_fetches_nothing_and_escapes_hostile_text(cli_here: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path / "<i>r", "sgt", pool=HOSTILE, command=["mutualrl", HOSTILE])
     with_rescues(
         run, "ada", [rescue(1, prompt=HOSTILE, answer=HOSTILE, own=[{"text": HOSTILE, "reward": 0}], peer=HOSTILE)]
@@ -426,7 +428,7 @@ def test_the_page_fetches_nothing_and_hostile_text_is_only_text(cli_here: Cli, t
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     rows[4]["validation"]["by_group"][HOSTILE + "$\\frac{1}$"] = 0.5
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    page, _, _ = reported(cli_here, run, "--out", "page")
+    page, _, _ = make_report(cli_here, run, "--out", "page")
     recipe = "../%3Ci%3Er/recipe.yaml"
     assert page.fetched.count(recipe) == 1
     links = [link for link in page.fetched if link != recipe]
@@ -441,81 +443,81 @@ def test_the_page_fetches_nothing_and_hostile_text_is_only_text(cli_here: Cli, t
     assert not re.search(r"https?://(?!www\.w3\.org)", page.text)
 
 
-def test_another_report_in_the_same_place_leaves_no_stale_figure(cli_here: Cli, tmp_path: Path) -> None:
-    reported(cli_here, made_run(tmp_path / "s", "sgt"), "--out", "page")
-    own_items = tmp_path / "page" / "figures" / "mine.png"
-    own_items.touch()
-    _, data, _ = reported(cli_here, made_run(tmp_path / "g"), "--out", "page")
-    names = {path.stem for path in own_items.parent.glob("*.svg")}
+def test_new_report_in_the_same_directory_leaves_no_stale_figure(cli_here: Cli, tmp_path: Path) -> None:
+    make_report(cli_here, made_run(tmp_path / "s", "sgt"), "--out", "page")
+    user_file = tmp_path / "page" / "figures" / "mine.png"
+    user_file.touch()
+    _, data, _ = make_report(cli_here, made_run(tmp_path / "g"), "--out", "page")
+    names = {path.stem for path in user_file.parent.glob("*.svg")}
     assert names == {figure["name"] for figure in data["figures"]}
     assert "gate" not in names
-    assert own_items.exists()
+    assert user_file.exists()
 
 
-def said(summary: dict[str, Any]) -> str:
+def notes_of(summary: dict[str, Any]) -> str:
     return " | ".join(summary["notes"])
 
 
 @pytest.mark.extended
-def test_a_lost_policy_and_a_result_that_cannot_be_read_have_no_final_accuracy(cli_here: Cli, tmp_path: Path) -> None:
-    whole, lost = (made_run(tmp_path / f"r{n}", seed=n) for n in range(2))
+def test_lost_policy_or_unreadable_result_has_no_final_accuracy(cli_here: Cli, tmp_path: Path) -> None:
+    complete, lost = (made_run(tmp_path / f"r{n}", seed=n) for n in range(2))
     summary = json.loads((lost / "summary.json").read_text())
     summary["policies"].pop("bob")
     write_checksummed(lost / "summary.json", {**summary, "lost": ["bob"]}, root=lost)
     (lost / "policies" / "bob" / "result.json").unlink()
     metrics = lost / "policies" / "bob" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:6]))
-    page, data, text = reported(cli_here, whole, lost, "--out", "page")
-    assert "policy 'bob' was lost during the run" in said(text)
+    page, data, output = make_report(cli_here, complete, lost, "--out", "page")
+    assert "policy 'bob' was lost during the run" in notes_of(output)
     (row,) = page.tables["table-2-1"][1:]
-    assert row[3:6] == ["0.505 ± 0.007", "0.520", "0.510"]  # bob, and so the pool, of the whole run alone
+    assert row[3:6] == ["0.505 ± 0.007", "0.520", "0.510"]  # bob and the pool: only of the complete run
     probe = {
         (p["title"], line["label"]): line["x"][-1] for f in data["figures"] for p in f["panels"] for line in p["lines"]
     }
     assert probe["ada: validation accuracy", "grpo"] == probe["bob: validation accuracy", "grpo"] == 20
-    (whole / "policies" / "ada" / "result.json").write_text("{")
-    page, _, text = reported(cli_here, whole)
+    (complete / "policies" / "ada" / "result.json").write_text("{")
+    page, _, output = make_report(cli_here, complete)
     assert page.tables["table-2-1"][1][:5] == ["ada", "all", "0.300", "0.500", "20"]  # the summary has it too
-    (whole / "summary.json").write_text("{}")
-    (whole / "supervisor").mkdir()
-    (whole / "supervisor" / "node-0.json").write_text('{"outcome": "finished"}')
-    _, data, text = reported(cli_here, whole)
+    (complete / "summary.json").write_text("{}")
+    (complete / "supervisor").mkdir()
+    (complete / "supervisor" / "node-0.json").write_text('{"outcome": "finished"}')
+    _, data, output = make_report(cli_here, complete)
     assert data["runs"][0]["state"] == "ended"
-    assert "summary.json is left out: its bytes do not match its checksum" in said(text)
-    assert "it finished but has no readable summary" in said(text)
+    assert "summary.json is left out: its bytes do not match its checksum" in notes_of(output)
+    assert "it finished but has no readable summary" in notes_of(output)
 
 
-def test_reaching_grpos_accuracy_counts_from_step_0_and_from_finished_runs(cli_here: Cli, tmp_path: Path) -> None:
+def test_reaching_grpos_accuracy_counts_from_step_0_over_finished_runs(cli_here: Cli, tmp_path: Path) -> None:
     runs = [
         made_run(tmp_path / "g", gain=-0.1),
         made_run(tmp_path / "s", "sgt", gain=-0.05),
         made_run(tmp_path / "killed", seed=1, gain=-0.25, finished=False),
     ]
-    page, _, _ = reported(cli_here, *runs, "--out", "page")
+    page, _, _ = make_report(cli_here, *runs, "--out", "page")
     assert [row[-1] for row in page.tables["table-2-1"][1:]] == ["0", "0"]
 
 
-def test_data_versions_and_seeds_that_differ_are_said(cli_here: Cli, tmp_path: Path) -> None:
+def test_differing_data_versions_and_seeds_are_reported(cli_here: Cli, tmp_path: Path) -> None:
     plan = {"task": "arithmetic", "prompts_per_round": 8, "data_sha256": "a" * 64}
     one = made_run(tmp_path / "one", fingerprint=plan)
     other = made_run(
         tmp_path / "other", "sgt", fingerprint={**plan, "data_sha256": "b" * 64}, versions={"mutualrl": "0.0.1"}
     )
     third = made_run(tmp_path / "third", "sgt", seed=3, fingerprint=plan)
-    _, _, summary = reported(cli_here, one, other, third, "--out", "page")
-    assert "the training data of seed 0 are aaaaaaaaaaaa (one); bbbbbbbbbbbb (other)" in said(summary)
-    assert "made by mutualrl 0.1.0, trl ?, torch ? (one, third); mutualrl 0.0.1" in said(summary)
-    assert "the arms have different seeds: grpo 0; sgt 0, 3" in said(summary)
+    _, _, summary = make_report(cli_here, one, other, third, "--out", "page")
+    assert "the training data of seed 0 are aaaaaaaaaaaa (one); bbbbbbbbbbbb (other)" in notes_of(summary)
+    assert "made by mutualrl 0.1.0, trl ?, torch ? (one, third); mutualrl 0.0.1" in notes_of(summary)
+    assert "the arms have different seeds: grpo 0; sgt 0, 3" in notes_of(summary)
 
 
-def test_every_arm_is_drawn_and_a_policy_s_own_settings_are_an_arm(tmp_path: Path) -> None:
+def test_every_arm_is_drawn_and_settings_of_a_policy_make_an_arm(tmp_path: Path) -> None:
     runs = [made_run(tmp_path / "g"), made_run(tmp_path / "s", "sgt")]
     runs += [made_run(tmp_path / f"x{n}", "xgrpo", settings={"mix": 0.1 * n + 0.25}) for n in range(5)]
     (result,) = comparisons(read_runs(runs))
     drawn = {line.label for figure in figures(result, "c") for panel in figure.panels for line in panel.lines}
     assert drawn == set(result.arms)
-    own = {"weight": 0.9, "success_above": 0.5}
-    edit_recipe(runs[1], lambda recipe: recipe["policies"][1].update(regime=own))
+    policy_settings = {"weight": 0.9, "success_above": 0.5}
+    edit_recipe(runs[1], lambda recipe: recipe["policies"][1].update(regime=policy_settings))
     (run,) = read_runs(runs[1:2])
     assert run.arm == "sgt (bob: success_above=0.5, bob: weight=0.9)"
     assert (run.success_above("ada"), run.success_above("bob")) == (0.8, 0.5)
@@ -528,7 +530,7 @@ def test_every_arm_is_drawn_and_a_policy_s_own_settings_are_an_arm(tmp_path: Pat
 
 
 @pytest.mark.extended
-def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
+def test_malformed_files_have_a_page_or_an_error_message(cli_here: Cli, tmp_path: Path) -> None:
     def variant(name: str, recipe: str | None = None, **changes: Any) -> Path:
         run = made_run(tmp_path / "runs" / name, "sgt", steps=60, **changes)
         if recipe is not None:
@@ -558,15 +560,15 @@ def test_odd_files_have_a_page_or_a_word(cli_here: Cli, tmp_path: Path) -> None:
     ]
     for run in runs:
         assert set(read_runs([run])[0].policies) == {"ada", "bob"}, run
-    _, data, _ = reported(cli_here, *runs, "--out", tmp_path / "all")
+    _, data, _ = make_report(cli_here, *runs, "--out", tmp_path / "all")
     assert len(data["runs"]) == len(runs)
-    reported(cli_here, huge)
+    make_report(cli_here, huge)
     (tmp_path / "runs" / "lock").mkdir()
     locked = variant("locked", finished=False)
     (locked / ".node-0.lock").mkdir()
-    _, data, summary = reported(cli_here, locked)
+    _, data, summary = make_report(cli_here, locked)
     assert data["runs"][0]["state"] == "unknown"
-    assert "cannot determine whether it is running" in said(summary)
+    assert "cannot determine whether it is running" in notes_of(summary)
     listed = json.loads(cli_here("runs", "ls", tmp_path / "runs", "--json").stdout)
     assert len(listed["runs"]) == len(runs) + 1
     for bad in ({"learners": {"a": 5}}, {"learners": {"a": {"bars": {"sgt": {"relative": float("nan")}}}}}):

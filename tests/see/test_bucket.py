@@ -1,4 +1,4 @@
-"""A bucket as the store of an exchange: S3 servers on the loopback, slow, failing, gone, or not sound."""
+"""A bucket as exchange store: S3 servers on the loopback that are slow, failing, unreachable or inconsistent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mutualrl.see import Exchange, open_store
 from mutualrl.see.bucket import BucketStore, _permanent_cause
 from mutualrl.see.retention import prune_rounds
 from mutualrl.storage.bucket_url import require_url
-from store_contract import carries_an_exchange, keeps_objects
+from store_contract import check_exchange, check_objects
 
 
 @pytest.fixture(scope="module", params=["moto", pytest.param("seaweedfs", marks=pytest.mark.extended)])
@@ -31,25 +31,25 @@ def store(server: Server) -> BucketStore:
 
 def test_objects_are_put_created_once_swapped_and_deleted(store: BucketStore) -> None:
     assert store.policies() == []
-    keeps_objects(store)
+    check_objects(store)
     store.probe()
     assert store.names("") == []
 
 
-def test_a_whole_exchange_runs_over_it(store: BucketStore) -> None:
-    carries_an_exchange(open_store(store.url))
-    reader = Exchange(store.url, "ada", "run")  # a URL will do
+def test_exchange_runs_over_a_bucket(store: BucketStore) -> None:
+    check_exchange(open_store(store.url))
+    reader = Exchange(store.url, "ada", "run")  # a URL is accepted
     assert reader.rounds("bob") == [1]
     assert prune_rounds(store.url, "bob", needed=1, keep=1)[0] == []
 
 
-def test_requests_that_fail_are_made_again_and_nothing_is_done_twice(server: Server) -> None:
+def test_failed_requests_are_retried_and_applied_once(server: Server) -> None:
     url, faults = server.bucket(), Faults(failing=0.2)
     with proxied(server, faults) as proxy, reachable(proxy):
         store = BucketStore(url)
         for number in range(12):
             name = f"o{number}"
-            assert store.create("bob", name, b"%d" % number)  # though the answer to some was lost
+            assert store.create("bob", name, b"%d" % number)  # although some responses were lost
             assert not store.create("bob", name, b"other")
             assert store.swap("bob", name, b"%d" % number, b"new %d" % number)
             assert not store.swap("bob", name, b"%d" % number, b"stale")
@@ -60,7 +60,7 @@ def test_requests_that_fail_are_made_again_and_nothing_is_done_twice(server: Ser
     assert BucketStore(url).names("bob") == []
 
 
-def test_a_store_that_is_gone_is_waited_for_and_then_named(server: Server) -> None:
+def test_unreachable_store_is_retried_and_then_named(server: Server) -> None:
     url, faults = server.bucket(), Faults(down=True)
     with proxied(server, faults) as proxy, reachable(proxy):
         with pytest.raises(ExchangeUnreachableError, match="put failed for"):
@@ -71,18 +71,18 @@ def test_a_store_that_is_gone_is_waited_for_and_then_named(server: Server) -> No
         BucketStore(url).put("bob", "a", b"1")
         faults.down = True
         with pytest.raises(ExchangeUnreachableError):
-            BucketStore(url).put("bob", "heartbeat", b"1", durable=False)  # the next one will do
+            BucketStore(url).put("bob", "heartbeat", b"1", durable=False)  # not retried: the next heartbeat replaces it
     assert BucketStore(url).get("bob", "a") == b"1"
 
 
-def test_a_bucket_that_is_not_there_is_named_at_once(server: Server) -> None:
+def test_missing_bucket_is_named_immediately(server: Server) -> None:
     store = BucketStore("s3://no-such-bucket/run")
-    for request in (store.probe, lambda: store.create("bob", "a", b"")):  # some stores say only that they refuse
+    for request in (store.probe, lambda: store.create("bob", "a", b"")):  # some stores report only a refusal
         with pytest.raises(MachineError, match="the bucket does not exist"):
             request()
 
 
-def test_a_store_without_conditional_puts_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_store_without_conditional_puts_is_rejected(tmp_path_factory: pytest.TempPathFactory) -> None:
     with (
         serving("rclone", tmp_path_factory.mktemp("rclone")) as server,
         reachable(server),
@@ -100,7 +100,7 @@ def test_missing_credentials_are_named(server: Server, monkeypatch: pytest.Monke
     assert os.environ["AWS_ENDPOINT_URL"] not in str(caught.value)
 
 
-ANSWERS = {
+RESPONSES = {
     "status code: 403 Forbidden: <Code>AccessDenied": "missing permission",
     "status code: 400 Bad Request: <Code>ExpiredToken": "expired credentials",
     "status code: 403: <Code>RequestTimeTooSkewed": "clock",
@@ -114,20 +114,20 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_what_no_second_try_can_change_is_told_from_what_may_pass(answer: str) -> None:
-    why = _permanent_cause(GenericError(answer))
-    assert (ANSWERS[answer] in why) and (bool(why) == bool(ANSWERS[answer]))
+@pytest.mark.parametrize("response", RESPONSES)
+def test_permanent_errors_are_distinguished_from_transient_ones(response: str) -> None:
+    cause = _permanent_cause(GenericError(response))
+    assert (RESPONSES[response] in cause) and (bool(cause) == bool(RESPONSES[response]))
 
 
-def test_an_endpoint_without_a_scheme_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_without_a_scheme_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
     with pytest.raises(MachineError, match="AWS_ENDPOINT_URL: found 'localhost:9000'"):
         BucketStore("s3://bucket/run")
 
 
 @pytest.mark.parametrize("url", ["az://container/run", "s3://bucket/a//b"])
-def test_a_bucket_that_cannot_be_opened_is_an_error_of_ours(url: str) -> None:
+def test_bucket_that_cannot_be_opened_raises_machine_error(url: str) -> None:
     with pytest.raises(MachineError, match="cannot be opened"):
         BucketStore(url)
 
@@ -142,7 +142,7 @@ def test_a_bucket_that_cannot_be_opened_is_an_error_of_ours(url: str) -> None:
         ("s3://bucket/../other", "'..'"),
     ],
 )
-def test_a_url_that_cannot_be_right_is_refused(url: str, problem: str) -> None:
+def test_invalid_url_is_rejected(url: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem.replace("?", r"\?")):
         require_url(url)
     with pytest.raises(UsageError):
@@ -150,21 +150,23 @@ def test_a_url_that_cannot_be_right_is_refused(url: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.extended)])
-def test_of_eight_writers_of_a_marker_one_wins(store: BucketStore, count: int) -> None:
+def test_one_of_eight_writers_of_a_marker_wins(store: BucketStore, count: int) -> None:
     stores = [BucketStore(store.url) for _ in range(8)]
     for number in range(count):
-        won: list[int] = []
-        go = threading.Barrier(8)
+        winners: list[int] = []
+        barrier = threading.Barrier(8)
 
-        def compete(each: int, name: str = f"m{number}", go: threading.Barrier = go, won: list[int] = won) -> None:
-            go.wait()
-            if stores[each].create("bob", name, b"writer %d" % each):
-                won.append(each)
+        def compete(
+            writer: int, name: str = f"m{number}", barrier: threading.Barrier = barrier, winners: list[int] = winners
+        ) -> None:
+            barrier.wait()
+            if stores[writer].create("bob", name, b"writer %d" % writer):
+                winners.append(writer)
 
-        threads = [threading.Thread(target=compete, args=(each,)) for each in range(8)]
+        threads = [threading.Thread(target=compete, args=(writer,)) for writer in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(won) == 1
-        assert store.get("bob", f"m{number}") == b"writer %d" % won[0]
+        assert len(winners) == 1
+        assert store.get("bob", f"m{number}") == b"writer %d" % winners[0]

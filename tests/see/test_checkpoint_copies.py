@@ -1,4 +1,4 @@
-"""A checkpoint in a bucket: what is restored is what was saved, and nothing else is taken for it."""
+"""Checkpoint copies in a bucket: only what was saved is restored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def saved(root: Path, step: int, **contents: bytes) -> RunDirectory:
-    """Return a run directory with a checkpoint of `ada`."""
+    """Write a run directory with a checkpoint of `ada`."""
     run = RunDirectory(root)
     checkpoints = Checkpoints(run.policy("ada").root)
     staging = checkpoints.staged(step)
@@ -48,7 +48,7 @@ def copies(store: RemoteStore, run: RunDirectory, attempt: int = 0, newest: int 
     return CheckpointCopies(store, run, "ada", mirror, attempt=attempt, model="base")
 
 
-def test_what_is_fetched_is_what_was_saved_and_older_copies_are_gone(server: Server, tmp_path: Path) -> None:
+def test_fetched_checkpoint_equals_the_saved_one_and_older_copies_are_deleted(server: Server, tmp_path: Path) -> None:
     store = remote_store(server.bucket())
     assert stage(store, "ada", "run-1", tmp_path / "none") is None
     assert not has_copy(store, "ada")
@@ -59,24 +59,24 @@ def test_what_is_fetched_is_what_was_saved_and_older_copies_are_gone(server: Ser
     assert (tmp_path / "first" / "files" / "below" / "optimizer").stat().st_size == 80_000_000
     saved(tmp_path / "here", 4, optimizer=b"y" * 1000, further=b"")
     writer.write()
-    left = sorted(name for name in store.names("ada") if name.startswith("checkpoint.0"))
-    assert left == [f"checkpoint.000004.a0.{number}" for number in range(3)]
+    remaining = sorted(name for name in store.names("ada") if name.startswith("checkpoint.0"))
+    assert remaining == [f"checkpoint.000004.a0.{number}" for number in range(3)]
     fetched = stage(store, "ada", "run-1", tmp_path / "fetched")
     assert fetched is not None
     assert (fetched.marker.step, fetched.model) == (4, "base")
-    there = RunDirectory(tmp_path / "there")
-    fetched.install(there)
-    marker = Checkpoints(there.policy("ada").root).verify(4)
+    restored = RunDirectory(tmp_path / "there")
+    fetched.install(restored)
+    marker = Checkpoints(restored.policy("ada").root).verify(4)
     assert marker == Checkpoints(tmp_path / "here" / "policies" / "ada").marker(4)
-    assert there.policy("ada").metrics.read_text() == '{"step": 1}\n'
-    assert not there.run_json.exists()  # recipe and code are the user's
+    assert restored.policy("ada").metrics.read_text() == '{"step": 1}\n'
+    assert not restored.run_json.exists()  # recipe and code are the user's
     assert not (tmp_path / "fetched").exists()
     assert stage(store, "ada", "run-2", tmp_path / "another run") is None
     forget(store, "ada")
     assert store.names("ada") == []
 
 
-def test_an_attempt_that_was_fenced_off_writes_and_deletes_nothing(server: Server, tmp_path: Path) -> None:
+def test_fenced_attempt_writes_and_deletes_nothing(server: Server, tmp_path: Path) -> None:
     store = remote_store(server.bucket())
     copies(store, saved(tmp_path / "new", 6), attempt=1, newest=1).write()
     before = sorted(store.names("ada"))
@@ -87,13 +87,13 @@ def test_an_attempt_that_was_fenced_off_writes_and_deletes_nothing(server: Serve
     assert fetched.marker.step == 6
 
 
-def test_a_copy_that_is_damaged_or_incomplete_is_refused(server: Server, tmp_path: Path) -> None:
+def test_damaged_or_incomplete_copy_is_rejected(server: Server, tmp_path: Path) -> None:
     store = remote_store(server.bucket())
     copies(store, saved(tmp_path / "here", 2)).write()
     store.put("ada", "checkpoint.000002.a0.0", b"WEIGHTS")
     with pytest.raises(CheckpointDamagedError, match="below/model"):
         stage(store, "ada", "run-1", tmp_path / "a")
-    store.put("ada", "checkpoint.000002.a0.0", b"weights and much more")  # larger than its marker says
+    store.put("ada", "checkpoint.000002.a0.0", b"weights and much more")  # larger than in its marker
     with pytest.raises(CheckpointDamagedError, match="has another size"):
         stage(store, "ada", "run-1", tmp_path / "a")
     store.delete("ada", ["checkpoint.000002.a0.0"])
@@ -112,7 +112,7 @@ def test_a_copy_that_is_damaged_or_incomplete_is_refused(server: Server, tmp_pat
     ],
     ids=str,
 )
-def test_a_marker_that_names_files_elsewhere_or_is_none_is_refused(
+def test_malformed_marker_or_one_with_outside_paths_is_rejected(
     server: Server, tmp_path: Path, change: dict[str, object]
 ) -> None:
     store = remote_store(server.bucket())

@@ -1,4 +1,4 @@
-"""No changed byte of a shard, a marker or a checkpoint is ever taken for what was written."""
+"""Any changed byte of a shard, a marker or a checkpoint is detected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mutualrl.storage.artifacts import MARKER, file_sum, relative_files
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_needed
 from mutualrl.storage.files import read_checksummed, write_checksummed
 
-N = 1000
+DAMAGES = 1000
 
 
 def exchange(root: Path) -> Exchange:
@@ -54,44 +54,44 @@ def checkpoint(policy: Path, step: int, content: bytes = b"weights" * 50) -> Che
 
 
 def damages(data: bytes, others: list[bytes], rng: random.Random) -> Iterator[bytes]:
-    """Yield bit flips, truncation at every boundary, zero fill, another file's bytes, bytes added; never the data
-    itself."""
+    """Yield damaged copies of the data: truncated at every length, then bit flips, zero fill, another file's bytes,
+    appended bytes; never the data itself."""
     for length in range(len(data)):
         yield data[:length]
     while True:
         kind = rng.randrange(5)
-        created = bytearray(data)
+        damaged = bytearray(data)
         if kind <= 1 and data:
             for _ in range(rng.choice([1, 1, 2, 8])):
-                created[rng.randrange(len(created))] ^= 1 << rng.randrange(8)
+                damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
         elif kind == 2 and data:
-            start = rng.randrange(len(created))
-            created[start:] = bytes(len(created) - start)
+            start = rng.randrange(len(damaged))
+            damaged[start:] = bytes(len(damaged) - start)
         elif kind == 3:
-            created = bytearray(rng.choice(others))
+            damaged = bytearray(rng.choice(others))
         else:
-            created += rng.randbytes(rng.randrange(1, 9)) if rng.random() < 0.5 else b"\n"
-        if bytes(created) != data:
-            yield bytes(created)
+            damaged += rng.randbytes(rng.randrange(1, 9)) if rng.random() < 0.5 else b"\n"
+        if bytes(damaged) != data:
+            yield bytes(damaged)
 
 
-def refused(path: Path, others: list[bytes], count: int, read: Callable[[], object]) -> int:
-    """Return how many of `count` damages of a file were refused."""
-    data, rng, result = path.read_bytes(), random.Random(path.name), 0
+def count_rejected(path: Path, others: list[bytes], count: int, read: Callable[[], object]) -> int:
+    """Return how many of `count` damages of a file were rejected."""
+    data, rng, rejected = path.read_bytes(), random.Random(path.name), 0
     source = damages(data, others, rng)
-    created = list(dict.fromkeys(next(source) for _ in range(len(data) + 4 * count)))
-    rng.shuffle(created)
-    for damaged in created[:count]:
+    candidates = list(dict.fromkeys(next(source) for _ in range(len(data) + 4 * count)))
+    rng.shuffle(candidates)
+    for damaged in candidates[:count]:
         path.write_bytes(damaged)
         with pytest.raises((ExchangeDamagedError, CheckpointDamagedError)):
             read()
-        result += 1
+        rejected += 1
     path.write_bytes(data)
     read()
-    return result
+    return rejected
 
 
-def test_a_thousand_damages_are_refused(tmp_path: Path) -> None:
+def test_a_thousand_damages_are_rejected(tmp_path: Path) -> None:
     reader = exchange(tmp_path / "exchange")
     store = checkpoint(tmp_path / "bob", 4)
     checkpoint(tmp_path / "bob", 8)
@@ -101,22 +101,24 @@ def test_a_thousand_damages_are_refused(tmp_path: Path) -> None:
     def read_round() -> None:
         shard = reader.read("bob", 0)
         if shard is None:
-            raise AssertionError("a damaged round was taken for none")
+            raise AssertionError("a damaged round was treated as missing")
         decode(shard)
 
-    total = refused(shards / "000000.parquet", [(shards / "000001.parquet").read_bytes()], 300, read_round)
-    total += refused(shards / "000000.json", [(shards / "000001.json").read_bytes(), b"{}"], 300, read_round)
+    total = count_rejected(shards / "000000.parquet", [(shards / "000001.parquet").read_bytes()], 300, read_round)
+    total += count_rejected(shards / "000000.json", [(shards / "000001.json").read_bytes(), b"{}"], 300, read_round)
     swaps = [(store.path(4) / "model.safetensors").read_bytes(), (step / "global" / "optimizer.pt").read_bytes()]
-    total += refused(step / "model.safetensors", swaps, 100, lambda: store.verify(8))
-    total += refused(step / "global" / "optimizer.pt", swaps[:1], 50, lambda: store.verify(8))
-    total += refused(step / MARKER, [(store.path(4) / MARKER).read_bytes(), b"[]", b"7"], 300, lambda: store.verify(8))
+    total += count_rejected(step / "model.safetensors", swaps, 100, lambda: store.verify(8))
+    total += count_rejected(step / "global" / "optimizer.pt", swaps[:1], 50, lambda: store.verify(8))
+    total += count_rejected(
+        step / MARKER, [(store.path(4) / MARKER).read_bytes(), b"[]", b"7"], 300, lambda: store.verify(8)
+    )
     (step / "empty").write_bytes(b"x")
     with pytest.raises(CheckpointDamagedError, match="empty: 1 bytes, expected 0"):
         store.verify(8)
-    assert total + 1 >= N
+    assert total + 1 >= DAMAGES
 
 
-def test_a_file_too_many_or_too_few_and_a_place_that_is_not_its_own(tmp_path: Path) -> None:
+def test_extra_missing_and_misplaced_files_are_rejected(tmp_path: Path) -> None:
     store = checkpoint(tmp_path / "bob", 8)
     (store.path(8) / "extra.bin").write_bytes(b"")
     with pytest.raises(CheckpointDamagedError, match=r"extra\.bin: unexpected file"):
@@ -131,7 +133,7 @@ def test_a_file_too_many_or_too_few_and_a_place_that_is_not_its_own(tmp_path: Pa
         store.verify(12)
 
 
-def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(tmp_path: Path) -> None:
+def test_newest_intact_checkpoint_is_used_and_the_damaged_one_named(tmp_path: Path) -> None:
     store = checkpoint(tmp_path / "bob", 4)
     checkpoint(tmp_path / "bob", 8)
     (store.path(8) / "model.safetensors").write_bytes(b"")
@@ -149,13 +151,13 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(tmp_path
     assert store.verify(8).step == 8
 
 
-def test_a_policy_never_starts_from_scratch_because_its_past_cannot_be_read(tmp_path: Path) -> None:
+def test_policy_does_not_start_from_scratch_when_its_checkpoints_are_damaged(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "new").newest("run", "bob", print) is None
     store = checkpoint(tmp_path / "bob", 4)
     checkpoint(tmp_path / "bob", 8)
     for step in (4, 8):
         (store.path(step) / "empty").write_bytes(b"x")
-    for _ in range(2):  # the second look finds what the first found
+    for _ in range(2):  # the second call fails like the first
         with pytest.raises(
             CheckpointDamagedError, match=r"has no intact checkpoint.*step-000008.*step-000004.*--clean"
         ):
@@ -167,10 +169,10 @@ def test_a_policy_never_starts_from_scratch_because_its_past_cannot_be_read(tmp_
         store.newest("run", "bob", print)
 
 
-def test_pruning_keeps_the_newest_and_leaves_none_half_there(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_and_leaves_no_partial_checkpoint(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
         store = checkpoint(tmp_path / "bob", step)
-    (store.path(2) / MARKER).unlink()  # a writer was killed while it removed this one
+    (store.path(2) / MARKER).unlink()  # a writer was killed while removing this one
     store.staged(10).mkdir(parents=True)
     assert store.steps() == [4, 6, 8]
     store.clear_partial()
@@ -181,7 +183,7 @@ def test_pruning_keeps_the_newest_and_leaves_none_half_there(tmp_path: Path) -> 
     assert store.newest_cursor() == 4
 
 
-def test_the_oldest_needed_is_the_smallest_that_any_kept_checkpoint_has(tmp_path: Path) -> None:
+def test_oldest_needed_round_is_the_smallest_of_all_kept_checkpoints(tmp_path: Path) -> None:
     for step in (4, 8):
         checkpoint(tmp_path / "ada", step)
     store = checkpoint(tmp_path / "bob", 12)

@@ -45,16 +45,16 @@ records = st.builds(
 )
 
 
-def door(root: Path, policy: str = "bob", **options: object) -> Exchange:
+def open_exchange(root: Path, policy: str = "bob", **options: object) -> Exchange:
     return Exchange(root, policy, RUN, **options)  # type: ignore[arg-type]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(records, max_size=8))
-def test_what_is_published_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[Rollout]) -> None:
+def test_published_rounds_are_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Rollout]) -> None:
     root = tmp_path_factory.mktemp("exchange")
-    door(root).publish(0, rows, policy_step=0)
-    shard = door(root, "ada").read("bob", 0)
+    open_exchange(root).publish(0, rows, policy_step=0)
+    shard = open_exchange(root, "ada").read("bob", 0)
     assert shard is not None
     assert len(shard) == len(rows)
     for name in ("prompt_id", "rollout", "reward", "ended", "x_text", "y_text", "advantage"):
@@ -66,7 +66,7 @@ def test_what_is_published_is_read(tmp_path_factory: pytest.TempPathFactory, row
 def test_layout_on_disk(tmp_path: Path) -> None:
     import hashlib
 
-    door(tmp_path).publish(3, RECORDS, policy_step=7)
+    open_exchange(tmp_path).publish(3, RECORDS, policy_step=7)
     marker = json.loads((tmp_path / "bob" / "000003.json").read_text())
     data = (tmp_path / "bob" / "000003.parquet").read_bytes()
     assert marker["sha256"] == hashlib.sha256(data).hexdigest()
@@ -76,49 +76,49 @@ def test_layout_on_disk(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "bob").iterdir()) == ["000003.json", "000003.parquet"]
 
 
-def test_bytes_depend_on_the_records_alone(tmp_path: Path) -> None:
-    first = door(tmp_path / "a").publish(0, RECORDS, 0)
+def test_bytes_depend_only_on_the_records(tmp_path: Path) -> None:
+    first = open_exchange(tmp_path / "a").publish(0, RECORDS, 0)
     time.sleep(0.01)
-    second = door(tmp_path / "b", attempt=4).publish(0, RECORDS, 9)
+    second = open_exchange(tmp_path / "b", attempt=4).publish(0, RECORDS, 9)
     assert first.sha256 == second.sha256
 
 
-def test_publishing_again_is_a_no_op_and_other_content_is_a_new_attempt(tmp_path: Path) -> None:
-    door(tmp_path).publish(0, RECORDS, 0)
+def test_publishing_again_is_a_no_op_and_other_content_needs_a_new_attempt(tmp_path: Path) -> None:
+    open_exchange(tmp_path).publish(0, RECORDS, 0)
     before = (tmp_path / "bob" / "000000.json").stat().st_mtime_ns
-    door(tmp_path).publish(0, RECORDS, 0)
-    door(tmp_path, attempt=1).publish(0, RECORDS, 0)
+    open_exchange(tmp_path).publish(0, RECORDS, 0)
+    open_exchange(tmp_path, attempt=1).publish(0, RECORDS, 0)
     assert (tmp_path / "bob" / "000000.json").stat().st_mtime_ns == before
 
     other = [record(0, text="another")]
-    door(tmp_path, attempt=1).publish(0, other, 0)
-    shard = door(tmp_path, "ada").read("bob", 0)
+    open_exchange(tmp_path, attempt=1).publish(0, other, 0)
+    shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
     assert shard.marker.attempt == 1
     assert shard.column("y_text") == ["another"]
     with pytest.raises(FencedError, match="committed by attempt 1; this is attempt 0"):
-        door(tmp_path).publish(0, RECORDS, 0)
-    assert door(tmp_path, "ada").read("bob", 0).column("y_text") == ["another"]  # type: ignore[union-attr]
+        open_exchange(tmp_path).publish(0, RECORDS, 0)
+    assert open_exchange(tmp_path, "ada").read("bob", 0).column("y_text") == ["another"]  # type: ignore[union-attr]
 
 
-def test_parts_of_several_ranks_stand_under_one_marker(tmp_path: Path) -> None:
-    writer = door(tmp_path)
+def test_one_marker_covers_the_parts_of_several_ranks(tmp_path: Path) -> None:
+    writer = open_exchange(tmp_path)
     parts = [writer.write_part(0, RECORDS[:2], 0), writer.write_part(0, RECORDS[2:], 1)]
-    assert door(tmp_path, "ada").read("bob", 0) is None  # written, not committed
+    assert open_exchange(tmp_path, "ada").read("bob", 0) is None  # written, not committed
     marker = writer.commit(0, parts, 0)
     assert (marker.rows, marker.bytes) == (6, sum(p.bytes for p in parts))
-    shard = door(tmp_path, "ada").read("bob", 0)
+    shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
     assert shard.column("y_text") == [r.text for r in RECORDS]
     assert shard.texts([0, 5]) == ["text 0", "text 5"]
 
 
-def test_a_restart_that_changes_one_part_keeps_the_other(tmp_path: Path) -> None:
-    first = door(tmp_path)
+def test_restart_that_changes_one_part_keeps_the_other(tmp_path: Path) -> None:
+    first = open_exchange(tmp_path)
     first.commit(0, [first.write_part(0, RECORDS[:2], 0), first.write_part(0, RECORDS[2:4], 1)], 0)
-    second = door(tmp_path, attempt=1)
+    second = open_exchange(tmp_path, attempt=1)
     second.commit(0, [second.write_part(0, RECORDS[:2], 0), second.write_part(0, RECORDS[4:], 1)], 0)
-    shard = door(tmp_path, "ada").read("bob", 0)
+    shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
     assert shard.column("y_text") == ["text 0", "text 1", "text 4", "text 5"]
 
@@ -130,8 +130,8 @@ def stages() -> list[str]:
 
 
 @pytest.mark.parametrize("stage", stages())
-def test_a_publish_killed_at_any_stage_is_never_read(tmp_path: Path, stage: str) -> None:
-    """A real process is killed with SIGKILL at the stage; the reader sees nothing, or all when all was written."""
+def test_publish_killed_at_any_stage_is_read_completely_or_not_at_all(tmp_path: Path, stage: str) -> None:
+    """Kill a real process with SIGKILL at the stage; the reader sees nothing, or everything if all was written."""
     step, number = stage.split()
     code = f"""
 import os, signal, sys
@@ -181,56 +181,56 @@ Exchange(Path({str(tmp_path)!r}), "bob", {RUN!r}).publish(0, RECORDS, 0)
         "from mutualrl.records import Rollout\n"
         "RECORDS = [Rollout(f'prompt-{n // 2}', n % 2, float(n % 2), True, text=f'text {n}') for n in range(6)]\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60
     )
-    assert done.returncode == -9, "the stage was never reached"
-    shard = door(tmp_path, "ada").read("bob", 0)
+    assert result.returncode == -9, "the stage was never reached"
+    shard = open_exchange(tmp_path, "ada").read("bob", 0)
     committed = stage == "sync_directory 2"  # the marker was renamed: the round exists
     assert (shard is not None) == committed
     if shard is not None:
         assert shard.column("y_text") == [r.text for r in RECORDS]
-    door(tmp_path).publish(0, RECORDS, 0)  # the restarted writer publishes it after all
-    assert door(tmp_path, "ada").read("bob", 0).column("y_text") == [r.text for r in RECORDS]  # type: ignore[union-attr]
+    open_exchange(tmp_path).publish(0, RECORDS, 0)  # the restarted writer publishes it
+    assert open_exchange(tmp_path, "ada").read("bob", 0).column("y_text") == [r.text for r in RECORDS]  # type: ignore[union-attr]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_one_flipped_bit_is_always_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_single_flipped_bit_is_always_detected(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     root = tmp_path_factory.mktemp("exchange")
-    door(root).publish(0, RECORDS, 0)
+    open_exchange(root).publish(0, RECORDS, 0)
     path = root / "bob" / "000000.parquet"
     content = bytearray(path.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
     with pytest.raises(ExchangeDamagedError, match="according to its marker"):
-        door(root, "ada").read("bob", 0)
+        open_exchange(root, "ada").read("bob", 0)
 
 
-def damage_truncated(path: Path) -> None:
+def truncate_shard(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def damage_gone(path: Path) -> None:
+def remove_shard(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("damage", [damage_truncated, damage_gone])
-def test_a_truncated_or_missing_shard_is_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    door(tmp_path).publish(0, RECORDS, 0)
+@pytest.mark.parametrize("damage", [truncate_shard, remove_shard])
+def test_truncated_or_missing_shard_is_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    open_exchange(tmp_path).publish(0, RECORDS, 0)
     damage(tmp_path / "bob" / "000000.parquet")
     with pytest.raises(ExchangeDamagedError, match=r"000000\.parquet"):
-        door(tmp_path, "ada").read("bob", 0)
+        open_exchange(tmp_path, "ada").read("bob", 0)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"parts": []}', '{"parts": [{"file": "../x", "sha256": "", "bytes": 1, "rows": 1}]}']
 )
-def test_a_marker_that_is_none_is_named(tmp_path: Path, text: str) -> None:
-    door(tmp_path).publish(0, RECORDS, 0)
+def test_malformed_marker_is_named(tmp_path: Path, text: str) -> None:
+    open_exchange(tmp_path).publish(0, RECORDS, 0)
     (tmp_path / "bob" / "000000.json").write_text(text)
     with pytest.raises(ExchangeDamagedError, match=r"000000\.json"):
-        door(tmp_path, "ada").read("bob", 0)
+        open_exchange(tmp_path, "ada").read("bob", 0)
 
 
 def edit_marker(root: Path, **values: object) -> None:
@@ -238,40 +238,40 @@ def edit_marker(root: Path, **values: object) -> None:
     write_checksummed(path, {**{k: v for k, v in json.loads(path.read_text()).items() if k != CHECKSUM_KEY}, **values})
 
 
-def test_markers_of_another_run_schema_or_place_are_refused(tmp_path: Path) -> None:
-    door(tmp_path).publish(0, RECORDS, 0)
+def test_markers_of_another_run_schema_or_directory_are_rejected(tmp_path: Path) -> None:
+    open_exchange(tmp_path).publish(0, RECORDS, 0)
     marker = json.loads((tmp_path / "bob" / "000000.json").read_text())
     edit_marker(tmp_path, run_id="other")
     with pytest.raises(ExchangeDamagedError, match="written for run 'other'"):
-        door(tmp_path, "ada").read("bob", 0)
+        open_exchange(tmp_path, "ada").read("bob", 0)
     edit_marker(tmp_path, run_id=RUN, schema_version="3.0")
     with pytest.raises(ExchangeDamagedError, match=r"schema 3\.0, this version reads 2\.0"):
-        door(tmp_path, "ada").read("bob", 0)
+        open_exchange(tmp_path, "ada").read("bob", 0)
     for name in ("../bob/000000.parquet", "..", "", "/etc/passwd", "000000.json"):
         edit_marker(tmp_path, schema_version="2.0", parts=[{**marker["parts"][0], "file": name}])
         with pytest.raises(ExchangeDamagedError, match="outside its directory"):
-            door(tmp_path, "ada").read("bob", 0)
+            open_exchange(tmp_path, "ada").read("bob", 0)
 
 
-def test_an_attempt_that_has_committed_a_round_cannot_commit_another(tmp_path: Path) -> None:
-    """The same content again is the same round; other content means that two processes write as one attempt."""
-    first = door(tmp_path).publish(0, RECORDS, 0)
-    assert door(tmp_path).publish(0, RECORDS, 0) == first
+def test_attempt_cannot_commit_a_round_again_with_other_content(tmp_path: Path) -> None:
+    """Committing the same content again is a no-op; other content means that two processes write as one attempt."""
+    first = open_exchange(tmp_path).publish(0, RECORDS, 0)
+    assert open_exchange(tmp_path).publish(0, RECORDS, 0) == first
     with pytest.raises(FencedError, match="round 0 was committed by attempt 0; this is attempt 0 with other content"):
-        door(tmp_path).publish(0, RECORDS[:2], 0)
-    shard = door(tmp_path, "ada").read("bob", 0)
+        open_exchange(tmp_path).publish(0, RECORDS[:2], 0)
+    shard = open_exchange(tmp_path, "ada").read("bob", 0)
     assert shard is not None
     assert len(shard) == len(RECORDS)
 
 
-def test_a_newer_minor_schema_is_read(tmp_path: Path) -> None:
-    door(tmp_path).publish(0, RECORDS, 0)
+def test_newer_minor_schema_is_read(tmp_path: Path) -> None:
+    open_exchange(tmp_path).publish(0, RECORDS, 0)
     edit_marker(tmp_path, schema_version="2.7", a_new_field=1)
-    assert door(tmp_path, "ada").read("bob", 0) is not None
+    assert open_exchange(tmp_path, "ada").read("bob", 0) is not None
 
 
-def test_two_processes_over_one_directory(tmp_path: Path) -> None:
-    """Another process publishes ten rounds with pauses; this one waits for each and reads it whole."""
+def test_two_processes_exchange_over_one_directory(tmp_path: Path) -> None:
+    """Publish ten rounds with pauses in another process; wait for each and read it completely."""
     code = f"""
 import time
 from pathlib import Path
@@ -284,43 +284,43 @@ for r in range(10):
     exchange.publish(r, [Rollout(f"p{{i}}", 0, 1.0, True, text=f"{{r}}-{{i}}") for i in range(200)], r)
 """
     process = subprocess.Popen([sys.executable, "-c", code])
-    reader = door(tmp_path, "ada", timeouts=WaitTimeouts(PATIENCE, PATIENCE))
+    reader = open_exchange(tmp_path, "ada", timeouts=WaitTimeouts(PATIENCE, PATIENCE))
     for round_index in range(10):
         shard = reader.wait(["bob"], round_index)["bob"]
         assert shard.column("y_text") == [f"{round_index}-{i}" for i in range(200)]
     assert process.wait(PATIENCE) == 0
 
 
-def test_a_peer_without_a_heartbeat_is_lost_within_the_timeout(tmp_path: Path, clock: Clock) -> None:
-    reader = door(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=60, round_timeout=3600))
+def test_peer_without_a_heartbeat_is_lost_at_the_timeout(tmp_path: Path, clock: Clock) -> None:
+    reader = open_exchange(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=60, round_timeout=3600))
     began = clock.now
     with pytest.raises(PeerLostError, match=r"lost its peer 'bob'.*round 4.*policies/bob/logs"):
         reader.wait(["bob"], 4)
     assert 60 < clock.now - began < 62
 
 
-def test_a_peer_that_is_alive_but_late_runs_into_the_round_timeout(tmp_path: Path, clock: Clock) -> None:
+def test_live_but_late_peer_hits_the_round_timeout(tmp_path: Path, clock: Clock) -> None:
     clock.every(1, Heartbeat(tmp_path, "bob").beat)
-    reader = door(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=10, round_timeout=120))
+    reader = open_exchange(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=10, round_timeout=120))
     with pytest.raises(WaitTimeoutError, match=r"round 0 of bob.*round_timeout \(120 s\)"):
         reader.wait(["bob"], 0)
 
 
-def test_a_slow_peer_with_a_heartbeat_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+def test_reader_waits_for_a_slow_peer_with_a_heartbeat(tmp_path: Path, clock: Clock) -> None:
     heartbeat = Heartbeat(tmp_path, "bob")
     clock.every(1, heartbeat.beat)
-    clock.at(50, lambda: door(tmp_path).publish(0, RECORDS, 0))
+    clock.at(50, lambda: open_exchange(tmp_path).publish(0, RECORDS, 0))
     messages: list[str] = []
-    reader = door(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=10, round_timeout=120))
+    reader = open_exchange(tmp_path, "ada", timeouts=WaitTimeouts(peer_timeout=10, round_timeout=120))
     assert list(reader.wait(["bob"], 0, WaitCallbacks(waiting=messages.append))) == ["bob"]
     assert messages == ["waiting for round 0 of bob"]
 
 
-def test_a_heartbeat_beats_by_itself_until_it_is_stopped(tmp_path: Path) -> None:
+def test_heartbeat_repeats_until_stopped(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path, "bob", interval=0.01)
     heartbeat.start()
     path = tmp_path / "bob" / "heartbeat.json"
-    while json.loads(path.read_text())["counter"] < 5:  # pytest's own time-out ends a wait in vain
+    while json.loads(path.read_text())["counter"] < 5:  # pytest's time-out ends an endless wait
         time.sleep(0.01)
     heartbeat.stop("finished")
     state = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Nothing is deleted that somebody may still need; absences, attempts and standings are what they were."""
+"""Pruning deletes only rounds that no policy needs; absences, attempts and statuses are kept."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ ROWS = [Rollout("p", 0, 1.0, True, text="yes")]
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(0, 60), st.integers(1, 20))
-def test_what_goes_is_old_passed_and_not_among_the_newest(rounds: set[int], needed: int, keep: int) -> None:
-    gone = deletable(rounds, needed, keep)
-    stays = rounds - set(gone)
-    assert set(gone) <= rounds
-    assert all(round_index < needed for round_index in gone)
-    assert len(stays) >= min(keep, len(rounds))
-    assert not gone or max(gone) < min(stays)
-    assert all(r >= needed or len([s for s in rounds if s > r]) < keep for r in stays)  # and no more is kept than that
+def test_deletable_rounds_are_not_needed_and_not_among_the_newest(rounds: set[int], needed: int, keep: int) -> None:
+    deleted = deletable(rounds, needed, keep)
+    remaining = rounds - set(deleted)
+    assert set(deleted) <= rounds
+    assert all(round_index < needed for round_index in deleted)
+    assert len(remaining) >= min(keep, len(rounds))
+    assert not deleted or max(deleted) < min(remaining)
+    assert all(r >= needed or len([s for s in rounds if s > r]) < keep for r in remaining)  # and no other round is kept
 
 
-def test_collecting_takes_parts_of_all_ranks_and_attempts(tmp_path: Path) -> None:
+def test_pruning_deletes_parts_of_all_ranks_and_attempts(tmp_path: Path) -> None:
     writer = Exchange(tmp_path, "bob", "run")
     for round_index in range(6):
         writer.commit(round_index, [writer.write_part(round_index, ROWS, rank) for rank in (0, 1)], 0)
@@ -50,7 +50,7 @@ def test_collecting_takes_parts_of_all_ranks_and_attempts(tmp_path: Path) -> Non
     assert (result.rounds, result.pruned, result.gaps, result.damaged, result.orphaned) == ([4, 5], 4, [], [], [])
 
 
-def test_a_survey_names_gaps_damage_and_parts_that_nobody_committed(tmp_path: Path) -> None:
+def test_inspection_names_gaps_damage_and_uncommitted_parts(tmp_path: Path) -> None:
     writer = Exchange(tmp_path, "bob", "run")
     for round_index in (0, 1, 4):
         writer.publish(round_index, ROWS, 0)
@@ -63,7 +63,7 @@ def test_a_survey_names_gaps_damage_and_parts_that_nobody_committed(tmp_path: Pa
     assert inspect_policy(tmp_path, "run", "bob", verify=False).damaged == []
 
 
-def test_an_older_attempt_is_fenced_off_once_a_newer_one_has_claimed_the_policy(tmp_path: Path) -> None:
+def test_older_attempt_is_fenced_once_a_newer_one_has_claimed_the_policy(tmp_path: Path) -> None:
     old, new = (Exchange(tmp_path, "bob", "run", attempt=n) for n in (0, 1))
     old.claim()
     part = old.write_part(0, ROWS)
@@ -80,15 +80,15 @@ def test_an_older_attempt_is_fenced_off_once_a_newer_one_has_claimed_the_policy(
         new.publish(1, ROWS, 0)
 
 
-def test_absences_are_kept_and_end_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_absences_are_stored_and_end_when_the_run_resumes(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     first = MissingPeers(store, "ada")
     assert not first.is_missing("bob", 3)
     first.mark_missing("bob", 3)
-    again = MissingPeers(store, "ada")
-    assert [again.is_missing("bob", r) for r in (2, 3, 99)] == [False, True, True]
-    assert again.current() == {"bob": 3}
-    again.readmit_all(7)
+    second = MissingPeers(store, "ada")
+    assert [second.is_missing("bob", r) for r in (2, 3, 99)] == [False, True, True]
+    assert second.current() == {"bob": 3}
+    second.readmit_all(7)
     third = MissingPeers(store, "ada")
     assert [third.is_missing("bob", r) for r in (2, 3, 6, 7)] == [False, True, True, False]
     assert third.current() == {}
@@ -100,53 +100,51 @@ def reader(root: Path, status_reader: StatusReader | None = None, **timeouts: ob
     return Exchange(root / "exchange", "ada", "run", timeouts=WaitTimeouts(**timeouts), status_reader=status_reader)  # type: ignore[arg-type]
 
 
-def test_a_lost_peer_is_left_out_where_the_pool_may_go_on(tmp_path: Path, clock: Clock) -> None:
+def test_lost_peer_is_left_out_under_continue(tmp_path: Path, clock: Clock) -> None:
     Exchange(tmp_path / "exchange", "cyd", "run").publish(0, ROWS, 0)
     Exchange(tmp_path / "exchange", "bob", "run")
     Heartbeat(tmp_path / "exchange", "bob").beat()
     began = clock.now
-    got = reader(tmp_path, peer_timeout=60.0, on_peer_loss="continue").wait(["bob", "cyd"], 0)
-    assert list(got) == ["cyd"]
+    shards = reader(tmp_path, peer_timeout=60.0, on_peer_loss="continue").wait(["bob", "cyd"], 0)
+    assert list(shards) == ["cyd"]
     assert 60 < clock.now - began < 62
     with pytest.raises(PeerLostError, match="no heartbeat for"):
         reader(tmp_path, peer_timeout=60.0).wait(["bob", "cyd"], 0)
 
 
-def test_a_patient_reader_waits_beyond_the_peer_timeout(tmp_path: Path, clock: Clock) -> None:
+def test_reader_under_wait_waits_beyond_the_peer_timeout(tmp_path: Path, clock: Clock) -> None:
     began = clock.now
     with pytest.raises(WaitTimeoutError):
         reader(tmp_path, peer_timeout=6.0, round_timeout=120.0, on_peer_loss="wait").wait(["bob"], 0)
     assert 120 < clock.now - began < 122
 
 
-def test_the_status_of_a_living_supervisor_counts_and_a_dead_ones_does_not(tmp_path: Path, clock: Clock) -> None:
+def test_status_of_a_live_supervisor_counts_and_of_a_dead_one_does_not(tmp_path: Path, clock: Clock) -> None:
     status_writer = StatusWriter(tmp_path, session=0)
     status_writer.publish("bob", PolicyStatus("lost", 2))
     status_reader = StatusReader(tmp_path)
-    assert status_reader.of("bob") == PolicyStatus()  # nobody has seen it move: it may be of an earlier session
+    assert status_reader.of("bob") == PolicyStatus()  # no beat observed yet: it may be of an earlier session
     status_writer.publish("bob", PolicyStatus("restarting", 2))
     assert status_reader.of("bob") == PolicyStatus("restarting", 2)
     assert status_reader.of("zoe") == PolicyStatus()
-    door = reader(tmp_path, status_reader, peer_timeout=10.0)
+    exchange = reader(tmp_path, status_reader, peer_timeout=10.0)
     began = clock.now
     clock.every(0.5, status_writer.beat)
     clock.at(100, lambda: status_writer.publish("bob", PolicyStatus("lost", 2)))
     with pytest.raises(PeerLostError, match="its supervisor gave it up"):
-        door.wait(["bob"], 0)
-    assert 100 < clock.now - began < 102  # a policy that is being started again is waited for
+        exchange.wait(["bob"], 0)
+    assert 100 < clock.now - began < 102  # the reader waits for a restarting policy
     clock.sleep(60)
     status_reader.of("bob")
-    silent = StatusReader(tmp_path)
-    silent.of("bob")
+    second_reader = StatusReader(tmp_path)
+    second_reader.of("bob")
     clock.sleep(1)  # it beats
-    assert silent.of("bob").state == "lost"
+    assert second_reader.of("bob").state == "lost"
     clock.now += 60  # the supervisor died
-    assert silent.of("bob") == PolicyStatus()
+    assert second_reader.of("bob") == PolicyStatus()
 
 
-def test_a_policy_that_is_starting_under_a_supervisor_is_not_lost_for_having_no_heartbeat_yet(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_starting_policy_without_a_heartbeat_is_not_lost_under_a_supervisor(tmp_path: Path, clock: Clock) -> None:
     status_writer = StatusWriter(tmp_path, session=0)
     status_reader = StatusReader(tmp_path)
     status_writer.publish("bob", PolicyStatus("running", 1))
@@ -156,9 +154,7 @@ def test_a_policy_that_is_starting_under_a_supervisor_is_not_lost_for_having_no_
         reader(tmp_path, status_reader, peer_timeout=1.0, round_timeout=45.0).wait(["bob"], 0)
 
 
-def test_a_supervised_peer_has_three_seconds_more_so_that_its_supervisor_speaks_first(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_supervised_peer_gets_three_more_seconds_for_its_supervisor_to_report(tmp_path: Path, clock: Clock) -> None:
     Heartbeat(tmp_path / "exchange", "bob").beat()
     status_writer = StatusWriter(tmp_path, session=0)
     status_reader = StatusReader(tmp_path)
@@ -171,7 +167,7 @@ def test_a_supervised_peer_has_three_seconds_more_so_that_its_supervisor_speaks_
     assert 13 < clock.now - began < 15
 
 
-def test_a_wait_ends_when_the_run_is_asked_to_stop_and_tells_of_the_slow(tmp_path: Path, clock: Clock) -> None:
+def test_wait_ends_when_the_run_is_stopping_and_reports_slow_peers(tmp_path: Path, clock: Clock) -> None:
     beat = Heartbeat(tmp_path / "exchange", "bob")
     clock.every(1.0, beat.beat)
     messages: list[str] = []
@@ -187,16 +183,16 @@ def test_a_wait_ends_when_the_run_is_asked_to_stop_and_tells_of_the_slow(tmp_pat
     assert len(messages) == 2
 
 
-def test_each_peers_arrival_is_told_with_its_seconds(tmp_path: Path, clock: Clock) -> None:
+def test_arrival_of_each_peer_is_reported_with_its_seconds(tmp_path: Path, clock: Clock) -> None:
     Exchange(tmp_path / "exchange", "bob", "run").publish(0, ROWS, 0)
     clock.at(7, lambda: Exchange(tmp_path / "exchange", "cyd", "run").publish(0, ROWS, 0))
-    summaries: dict[str, float] = {}
-    reader(tmp_path).wait(["bob", "cyd"], 0, WaitCallbacks(arrived=summaries.__setitem__))
-    assert summaries["bob"] == 0
-    assert summaries["cyd"] == pytest.approx(7, abs=0.06)  # one pause between two looks
+    arrivals: dict[str, float] = {}
+    reader(tmp_path).wait(["bob", "cyd"], 0, WaitCallbacks(arrived=arrivals.__setitem__))
+    assert arrivals["bob"] == 0
+    assert arrivals["cyd"] == pytest.approx(7, abs=0.06)  # one polling interval
 
 
-def test_the_store_and_its_command_need_no_torch(tmp_path: Path) -> None:
+def test_store_and_its_commands_do_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from mutualrl.see import Exchange; from mutualrl.see.inspection import inspect_policy, export;"
         "import mutualrl.storage.checkpoints, mutualrl.cli.exchange, mutualrl.see.retention;"

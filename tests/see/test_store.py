@@ -1,4 +1,4 @@
-"""Contract of every store, on files and in memory; and a whole exchange over a store that is no directory."""
+"""The store contract, on files and in memory; a complete exchange over a store that is not a directory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mutualrl.errors import ExchangeDamagedError, ExchangeUnreachableError, Fenc
 from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore, open_store
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
 from mutualrl.see.liveness import HeartbeatMonitor, clear_heartbeats, last_beat
-from store_contract import ROWS, carries_an_exchange, keeps_objects
+from store_contract import ROWS, check_exchange, check_objects
 
 
 class MemoryStore:
-    """Objects in a dictionary, behind one lock."""
+    """Store of objects in a dictionary, behind one lock."""
 
     poll_seconds = (0.002, 0.05)
     liveness_seconds = 0.5
@@ -75,25 +75,25 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ExchangeStore:
 
 
 def test_objects_are_put_created_once_swapped_and_deleted(store: ExchangeStore) -> None:
-    keeps_objects(store)
+    check_objects(store)
 
 
-def test_of_many_creators_and_swappers_one_wins(store: ExchangeStore) -> None:
-    won: list[int] = []
+def test_one_of_many_creators_and_swappers_wins(store: ExchangeStore) -> None:
+    winners: list[int] = []
 
     def compete(number: int) -> None:
         if store.create("bob", "claim", b"%d" % number):
-            won.append(number)
+            winners.append(number)
 
     threads = [threading.Thread(target=compete, args=(number,)) for number in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(won) == 1
-    assert store.get("bob", "claim") == b"%d" % won[0]
+    assert len(winners) == 1
+    assert store.get("bob", "claim") == b"%d" % winners[0]
     swapped: list[int] = []
-    first = b"%d" % won[0]
+    first = b"%d" % winners[0]
     threads = [
         threading.Thread(
             target=lambda n=n: swapped.append(n) if store.swap("bob", "claim", first, b"s%d" % n) else None  # type: ignore[misc]
@@ -107,17 +107,17 @@ def test_of_many_creators_and_swappers_one_wins(store: ExchangeStore) -> None:
     assert len(swapped) == 1
 
 
-def test_a_whole_exchange_runs_over_any_store(store: ExchangeStore) -> None:
-    carries_an_exchange(store)
-    watch = HeartbeatMonitor(store)
+def test_exchange_runs_over_any_store(store: ExchangeStore) -> None:
+    check_exchange(store)
+    monitor = HeartbeatMonitor(store)
     Heartbeat(store, "bob").beat()
-    assert watch.seconds_since("bob") == (0.0, "starting")
+    assert monitor.seconds_since("bob") == (0.0, "starting")
     assert (last_beat(store, "bob") or {})["counter"] == 1
     clear_heartbeats(store, "bob")
     assert last_beat(store, "bob") is None
 
 
-def test_one_changed_byte_in_any_store_is_found(store: ExchangeStore) -> None:
+def test_changed_byte_in_any_store_is_detected(store: ExchangeStore) -> None:
     Exchange(store, "bob", "run").publish(0, ROWS, 0)
     data = store.get("bob", "000000.parquet")
     assert data is not None
@@ -127,7 +127,7 @@ def test_one_changed_byte_in_any_store_is_found(store: ExchangeStore) -> None:
 
 
 class CountingStore(MemoryStore):
-    """Memory that counts requests as a bucket would see them."""
+    """Memory store that counts requests as a bucket would."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class CountingStore(MemoryStore):
         super().put(policy, name, data, durable=durable)
 
 
-def test_requests_of_a_round_are_those_that_dry_run_says() -> None:
+def test_requests_of_a_round_match_the_dry_run() -> None:
     store = CountingStore()
     ada, bob = (Exchange(store, name, "run", attempt=1) for name in ("ada", "bob"))
     bob.claim()
@@ -172,17 +172,17 @@ def test_heartbeats_are_repeated_to_another_store(tmp_path: Path) -> None:
     assert len(seen) == 3
 
 
-def test_of_two_processes_with_one_attempt_one_is_fenced(store: ExchangeStore) -> None:
+def test_one_of_two_processes_with_the_same_attempt_is_fenced(store: ExchangeStore) -> None:
     first, second = (Exchange(store, "bob", "run", attempt=1) for _ in range(2))
     first.claim()
-    first.claim()  # its own
+    first.claim()  # its own claim
     with pytest.raises(FencedError, match="claimed by another process"):
         second.claim()
     Exchange(store, "bob", "run", attempt=2).claim()
 
 
-class AwayStore(MemoryStore):
-    """Memory that cannot be read for a time."""
+class UnreachableStore(MemoryStore):
+    """Memory store that is unreachable while `away`."""
 
     away = False
 
@@ -192,14 +192,14 @@ class AwayStore(MemoryStore):
         return super().get(policy, name)
 
 
-def test_time_in_which_a_reader_could_not_look_is_no_silence_of_its_peer(clock: Clock) -> None:
-    store = AwayStore()
+def test_time_during_which_a_reader_could_not_check_is_not_silence(clock: Clock) -> None:
+    store = UnreachableStore()
     heartbeat, monitor = Heartbeat(store, "bob"), HeartbeatMonitor(store, 15)
     heartbeat.beat()
     assert monitor.seconds_since("bob")[0] == 0
     clock.sleep(10)
     assert monitor.seconds_since("bob")[0] == 10
-    clock.sleep(100)  # a request that was made again and again, or a machine that slept
+    clock.sleep(100)  # a request that was retried, or a machine that slept
     assert monitor.seconds_since("bob")[0] == 10
     store.away = True
     clock.sleep(5)
@@ -209,7 +209,7 @@ def test_time_in_which_a_reader_could_not_look_is_no_silence_of_its_peer(clock: 
     assert monitor.seconds_since("bob")[0] == 0
 
 
-def test_a_shared_directory_is_probed_and_carries_files(tmp_path: Path) -> None:
+def test_shared_directory_is_probed_and_transfers_files(tmp_path: Path) -> None:
     from mutualrl.errors import MachineError
     from mutualrl.see.store import remote_store
 
@@ -228,7 +228,7 @@ def test_a_shared_directory_is_probed_and_carries_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["file://host/run", "file:///a/../b", "file:///", "file:///a?b"])
-def test_a_url_that_is_no_shared_directory_is_refused(url: str) -> None:
+def test_url_that_is_not_a_shared_directory_is_rejected(url: str) -> None:
     from mutualrl.storage.bucket_url import require_url
 
     with pytest.raises(ValueError, match="expected"):
