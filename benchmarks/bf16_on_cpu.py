@@ -22,7 +22,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from mutualrl.storage.rundir import versions
-from mutualrl.tiny import located
+from mutualrl.tiny import resolve_path
 
 RESULTS = Path(__file__).parent / "results"
 #: hidden size, layers, and number of steps
@@ -34,7 +34,7 @@ QUIET = ("run.validate_every=0", "run.validation_limit=1", "run.save_every=0")
 
 def make_model(directory: Path, hidden: int, layers: int) -> int:
     """Save a Llama model with random weights, and return their number."""
-    tokenizer = AutoTokenizer.from_pretrained(located("tiny:bob"))
+    tokenizer = AutoTokenizer.from_pretrained(resolve_path("tiny:bob"))
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

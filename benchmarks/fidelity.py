@@ -39,7 +39,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     from mutualrl.recipes.batch_plan import plan_batch
     from mutualrl.storage.files import write_json
     from mutualrl.tasks.rewards import load_rewards
-    from mutualrl.tiny import located
+    from mutualrl.tiny import resolve_path
     from mutualrl.training.build import seed_policy
     from mutualrl.training.callback import MetricsCallback
     from mutualrl.training.config import grpo_config
@@ -54,7 +54,7 @@ def plain(policy: str, recipe_file: Path, root: Path) -> None:
     files.mkdir(parents=True)
     args = grpo_config(recipe, policy, batch, "ddp", files / "trainer", cpu=True)
     trainer = GRPOTrainer(
-        model=located(recipe.policy(policy).model),
+        model=resolve_path(recipe.policy(policy).model),
         reward_funcs=load_rewards(recipe.task.reward),
         args=args,
         train_dataset=as_dataset(load_recipe_prompts(recipe, "train"), tokenizer),

@@ -557,13 +557,13 @@ def main() -> int:
     def save() -> None:
         file.write_text(json.dumps(result, indent=1) + "\n")
 
-    for kind, count, carry_out in (
+    for kind, count, run_sweep in (
         ("damages", args.damages, partial(run_damages, kinds=args.of)),
         ("schedules", args.schedules, run_schedules),
     ):
         missing = [number for number in range(count) if str(number) not in result[kind]]
         if missing:
-            carry_out(args.seed, missing, result[kind], save)
+            run_sweep(args.seed, missing, result[kind], save)
     text = markdown(result)
     save()
     (args.out / "fuzz.md").write_text(text + "\n")

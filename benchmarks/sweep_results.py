@@ -16,7 +16,7 @@ from mutualrl.reporting.run_reader import Point
 from mutualrl.reporting.series import mean_of
 from mutualrl.storage.files import JsonObject
 from mutualrl.storage.rundir import versions
-from mutualrl.study.claims import RegisteredClaims, claims_of, read_claims
+from mutualrl.study.claims import RegisteredClaims, parse_claims, read_claims
 from mutualrl.study.comparison import Compared, compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
 from mutualrl.study.sweep_directory import registered_claims, results, stored_grid
@@ -94,7 +94,7 @@ def of_results(name: str, claims: Path) -> tuple[JsonObject, Compared]:
 
 def _dated(claims: RegisteredClaims, changed: str) -> RegisteredClaims:
     """Return claims with their date at the start of the sweep, since a checkout changes the file's date."""
-    return claims_of(claims.text, claims.name, changed)
+    return parse_claims(claims.text, claims.name, changed)
 
 
 def _of_directory(content: Mapping[str, Any]) -> list[str]:

@@ -53,7 +53,7 @@ def compare(texts: list[str], source: Any, target: Any, repeats: int) -> dict[st
     from trl.experimental.gold.gold_trainer import ULDLoss
 
     from mutualrl.thl import align_batch, align_logprobs
-    from mutualrl.thl.offsets import place_tokens
+    from mutualrl.thl.offsets import locate_tokens
     from mutualrl.thl.table import table_of
     from mutualrl.thl.units import span_units
 
@@ -68,8 +68,8 @@ def compare(texts: list[str], source: Any, target: Any, repeats: int) -> dict[st
     def placed(i: list[int], j: list[int], text: str) -> Any:
         data = text.encode()
         return (
-            place_tokens(tables[0].check(i), tables[0], data),
-            place_tokens(tables[1].check(j), tables[1], data),
+            locate_tokens(tables[0].check(i), tables[0], data),
+            locate_tokens(tables[1].check(j), tables[1], data),
             len(data),
         )
 

@@ -37,7 +37,7 @@ def absolute_path(text: str) -> str:
     return f"{Path(match['module']).expanduser().resolve()}:{match['name']}"
 
 
-def without_directory(text: str) -> str:
+def portable_path(text: str) -> str:
     """Return an import path with its file, if any, reduced to its name: the same on every machine."""
     match = IMPORT_PATH.fullmatch(text)
     if match is None or not match["module"].endswith(".py"):
@@ -61,7 +61,7 @@ def load_object(path: str, what: str, error: type[UsageError] = UsageError, noun
     return getattr(module, match["name"])
 
 
-def require_there(path: str, what: str, noun: str = "object") -> None:
+def check_import_path(path: str, what: str, noun: str = "object") -> None:
     """Raise UsageError if the file, the package or the name of an import path does not exist. No code is executed;
     `load_object` raises the errors that only execution reveals."""
     match = IMPORT_PATH.fullmatch(path)

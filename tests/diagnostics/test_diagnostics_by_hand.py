@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import lines_run
-from mutualrl.diagnostics.channels import ROWS, decomposed, ratio_rows, usable_values
+from mutualrl.diagnostics.channels import ROWS, decomposed, ratio_rows, xgrpo_usable
 from mutualrl.diagnostics.complementarity import Thresholds, complementarity, gate_rate, observed_gate
 from mutualrl.diagnostics.cost import cost
 from mutualrl.diagnostics.model_pool import ModelPool
@@ -302,7 +302,7 @@ def test_shuffled_pool_equals_the_regimes_and_keeps_the_rewards_of_every_round(r
 @given(random_rollouts(binary=True), st.integers(0, 2**30))
 def test_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollouts, seed: int) -> None:
     learners = range(len(rollouts.policies))
-    xgrpo = np.stack([usable_values(rollouts, m, Scales()) for m in learners])
+    xgrpo = np.stack([xgrpo_usable(rollouts, m, Scales()) for m in learners])
     sgt = np.stack([observed_gate(rollouts, PAPER, m) for m in learners])
     assert not (sgt & ~xgrpo).any()
     rows = decomposed(np.random.default_rng(seed).random(sgt.shape) < 0.5, xgrpo, sgt)
@@ -313,7 +313,7 @@ def test_six_channel_rows_sum_to_one_and_sgt_implies_xgrpo(rollouts: Rollouts, s
 
 def test_open_gate_without_a_changed_advantage_is_a_seventh_row() -> None:
     rollouts = make_rollouts({"a": {"p": [0.0]}, "b": {"p": [1.0, -1.0]}})
-    sgt, xgrpo = observed_gate(rollouts, PAPER, 0)[None], usable_values(rollouts, 0, Scales())[None]
+    sgt, xgrpo = observed_gate(rollouts, PAPER, 0)[None], xgrpo_usable(rollouts, 0, Scales())[None]
     rows = decomposed(np.zeros_like(sgt), xgrpo, sgt)
     assert [row["units"] for row in rows] == [0] * 6 + [1]
     assert sum(row["share"] for row in rows) == 1

@@ -15,7 +15,7 @@ import pytest
 from conftest import Cli
 from made_runs import add_model, made_run, publish
 from mutualrl.distillation.distill import _examples, bars
-from mutualrl.distillation.settings import DistillSettings, settings_of
+from mutualrl.distillation.settings import DistillSettings, parse_settings
 from mutualrl.distillation.successes import (
     DistillationExample,
     SuccessSet,
@@ -30,7 +30,7 @@ from mutualrl.storage.files import read_checksummed
 
 
 def test_defaults_match_the_paper() -> None:
-    settings = settings_of("trained", 0, [])
+    settings = parse_settings("trained", 0, [])
     assert (settings.start, settings.learning_rate, settings.lr_scheduler_type) == ("trained", 2e-5, "cosine")
     assert (settings.warmup, settings.epochs) == (0.03, 1.0)
     assert settings.lora is not None
@@ -38,12 +38,12 @@ def test_defaults_match_the_paper() -> None:
 
 
 def test_settings_are_parsed_and_invalid_ones_rejected() -> None:
-    settings = settings_of("base", 3, ["learning_rate=1e-4", "lora.r=4", "trainer.weight_decay=0.1", "limit=5"])
+    settings = parse_settings("base", 3, ["learning_rate=1e-4", "lora.r=4", "trainer.weight_decay=0.1", "limit=5"])
     assert (settings.learning_rate, settings.limit, settings.seed) == (1e-4, 5, 3)
     assert settings.lora is not None
     assert (settings.lora.r, settings.lora.alpha) == (4, 32.0)
     assert settings.trainer == {"weight_decay": 0.1}
-    assert settings_of("base", 0, ["lora=null"]).lora is None
+    assert parse_settings("base", 0, ["lora=null"]).lora is None
     rejected = {
         "learning_rate": "expected key=value",
         "learning_rate=-1": "learning_rate",
@@ -59,9 +59,9 @@ def test_settings_are_parsed_and_invalid_ones_rejected() -> None:
     }
     for assignment, message in rejected.items():
         with pytest.raises(UsageError, match=message):
-            settings_of("trained", 0, [assignment])
+            parse_settings("trained", 0, [assignment])
     with pytest.raises(UsageError, match="start"):
-        settings_of("halfway", 0, [])
+        parse_settings("halfway", 0, [])
 
 
 def publish_rounds(root: Path, policy: str, rounds: Sequence[Sequence[Rollout]]) -> None:
@@ -181,7 +181,7 @@ def test_loss_is_sgts_mean_over_texts_of_token_means(tiny: dict[str, Path], tmp_
         {"input_ids": [h + t for h, t in rows], "completion_mask": [[0] * len(h) + [1] * len(t) for h, t in rows]}
     )
     for batch, accumulate in ((2, 1), (1, 2)):
-        settings = settings_of(
+        settings = parse_settings(
             "base", 0, [f"batch_size={batch}", f"trainer.gradient_accumulation_steps={accumulate}", "lora.dropout=0"]
         )
         details = fine_tune(str(tiny["ada"]), None, False, tokenizer, data, settings, tmp_path / str(batch))
@@ -190,7 +190,7 @@ def test_loss_is_sgts_mean_over_texts_of_token_means(tiny: dict[str, Path], tmp_
     for assignment in ("trainer.assistant_only_loss=true", "trainer.loss_type=foo", "lora.target_modules=[nosuch]"):
         with pytest.raises(UsageError, match="TRL refuses these settings"):
             fine_tune(
-                str(tiny["ada"]), None, False, tokenizer, data, settings_of("base", 0, [assignment]), tmp_path / "x"
+                str(tiny["ada"]), None, False, tokenizer, data, parse_settings("base", 0, [assignment]), tmp_path / "x"
             )
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mutualrl.engines import Sampling
-from mutualrl.engines.model_files import require_sound
+from mutualrl.engines.model_files import check_model_files
 from mutualrl.engines.scoring import completion_logprobs, context_length
 from mutualrl.engines.transformers_engine import TransformersEngine, load_tokenizer
 from mutualrl.errors import ModelError
@@ -96,7 +96,7 @@ def test_invalid_token_id_is_rejected_before_the_model_is_loaded(
     config = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**config, key: value}))
     with pytest.raises(ModelError, match=message):
-        require_sound(model)
+        check_model_files(model)
 
 
 def test_pipe_in_a_model_directory_is_rejected_without_blocking(model: Path) -> None:
@@ -104,7 +104,7 @@ def test_pipe_in_a_model_directory_is_rejected_without_blocking(model: Path) -> 
     with pytest.raises(ModelError, match=r"tokenizer_extra\.json: not a regular file"):
         load_tokenizer(str(model))
     with pytest.raises(ModelError, match=r"tokenizer_extra\.json: not a regular file"):
-        require_sound(model)
+        check_model_files(model)
 
 
 def test_non_finite_weights_are_rejected(model: Path) -> None:
@@ -114,7 +114,7 @@ def test_non_finite_weights_are_rejected(model: Path) -> None:
     tensors[name].view(-1)[0] = float("nan")
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelError, match=f"weight '{name}' is not finite"):
-        require_sound(model)
+        check_model_files(model)
 
 
 def test_failing_chat_template_is_rejected(model: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mutualrl.evaluation.accuracy import figures, k_values
-from mutualrl.evaluation.completion_store import folder_of
+from mutualrl.evaluation.completion_store import directory_name
 from mutualrl.evaluation.generate_rows import chunks
 from mutualrl.records import Prompt
 from mutualrl.tasks.scoring import pass_at_k, standard_error
@@ -109,6 +109,6 @@ def test_chunks_contain_every_prompt_once_and_fit_the_context(
 
 def test_no_two_models_share_a_folder() -> None:
     names = ["ada", "a/b", "a-b", "../x", "x", "ü", "a b", "A" * 200, "A" * 201, "."]
-    folders = [folder_of(name) for name in names]
+    folders = [directory_name(name) for name in names]
     assert len(set(folders)) == len(names)
     assert all(folder not in ("", ".", "..") and "/" not in folder for folder in folders)

@@ -9,7 +9,7 @@ import pytest
 
 import sweep_results as sweeps
 from conftest import REPOSITORY
-from mutualrl.study.claims import claims_of, read_claims
+from mutualrl.study.claims import parse_claims, read_claims
 from mutualrl.study.comparison import compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
 from mutualrl.study.sweep_file import Grid
@@ -80,7 +80,7 @@ def test_grid_run_in_parts_is_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     pieces_before = len(before["pieces"])
     pools, arms = (tuple(dict.fromkeys(piece[key] for piece in before["pieces"])) for key in ("pool", "arm"))
     monkeypatch.setattr(sweeps, "of_sweep", lambda runs: ({"versions": {}, "pieces": [rerun, new_piece]}, None))
-    later = claims_of(claims.text, claims.name, LATER)
+    later = parse_claims(claims.text, claims.name, LATER)
     monkeypatch.setattr(sweeps, "registered_claims", lambda runs: later)
     monkeypatch.setattr(sweeps, "stored_grid", lambda runs: Grid(pools, arms, (0, 99), "grpo"))
     value, comparison = sweeps.added_to("paper", tmp_path)
@@ -93,7 +93,7 @@ def test_grid_run_in_parts_is_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert f"{declared - len(value['pieces'])} of {declared} pieces are not there" in comparison.notes
     assert any("were made by an earlier part" in note for note in comparison.notes)
     assert value["comparison"]["registered"]["changed"] == before["comparison"]["registered"]["changed"] < LATER
-    other = claims_of(claims.text.replace("seeds: 10", "seeds: 9"), claims.name, claims.changed)
+    other = parse_claims(claims.text.replace("seeds: 10", "seeds: 9"), claims.name, claims.changed)
     monkeypatch.setattr(sweeps, "registered_claims", lambda runs: other)
     with pytest.raises(ValueError, match=r"are not those of paper\.json"):
         sweeps.added_to("paper", tmp_path)

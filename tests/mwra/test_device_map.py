@@ -7,7 +7,7 @@ import pytest
 from mutualrl.errors import MachineError, RecipeError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.device_map import DevicePin, read_device_map
-from mutualrl.mwra.memory import estimate, estimate_allocation, in_words, parameter_count
+from mutualrl.mwra.memory import estimate, estimate_allocation, format_estimate, parameter_count
 from mutualrl.mwra.placement import best_split, place
 from mutualrl.recipes import Recipe, Request, resolve
 
@@ -104,8 +104,8 @@ def test_memory_estimate_matches_a_hand_calculation() -> None:
     assert estimate(100, 4, "ddp", reference=True, vllm_share=0).bytes == 16 * 100 + 200
     adapter = estimate(1000, 1, "ddp", trained=10, reference=False, vllm_share=0)
     assert adapter.bytes == 2 * 1010 + 14 * 10
-    assert in_words(None) == "unknown"
-    assert in_words(sharded) == "6.29 GiB (weights 0.70, optimizer 4.89, reference 0.70) + vLLM 40% of the GPU"
+    assert format_estimate(None) == "unknown"
+    assert format_estimate(sharded) == "6.29 GiB (weights 0.70, optimizer 4.89, reference 0.70) + vLLM 40% of the GPU"
 
 
 def test_parameters_are_counted_from_the_configuration_and_unknown_without_it(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mutualrl.machine.devices import Machine
-from mutualrl.mwra.memory import GIB, Estimate, estimate, estimate_allocation, in_words, parameter_count
+from mutualrl.mwra.memory import GIB, Estimate, estimate, estimate_allocation, format_estimate, parameter_count
 from mutualrl.mwra.placement import place
 from mutualrl.recipes import Recipe, Request, resolve
 
@@ -78,7 +78,7 @@ def test_vllm_memory_is_divided_among_the_policies_of_a_gpu(tmp_path: Path) -> N
 def test_no_estimate_on_cpu_and_text_lists_all_parts(tmp_path: Path) -> None:
     resolved = recipe(tmp_path)
     assert estimate_allocation(resolved, place(resolved, Machine((), 2)).allocations[0]) is None
-    assert in_words(None) == "unknown"
-    text = in_words(Estimate(weights=GIB, optimizer=7 * GIB, reference=GIB, vllm_share=0.25))
+    assert format_estimate(None) == "unknown"
+    text = format_estimate(Estimate(weights=GIB, optimizer=7 * GIB, reference=GIB, vllm_share=0.25))
     assert text == "9.00 GiB (weights 1.00, optimizer 7.00, reference 1.00) + vLLM 25% of the GPU"
-    assert in_words(Estimate(GIB, GIB, 0, 0)) == "2.00 GiB (weights 1.00, optimizer 1.00)"
+    assert format_estimate(Estimate(GIB, GIB, 0, 0)) == "2.00 GiB (weights 1.00, optimizer 1.00)"

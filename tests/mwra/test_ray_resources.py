@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutualrl.machine.devices import Machine
-from mutualrl.machine.ray_cluster import machine_of, without_room
+from mutualrl.machine.ray_cluster import first_unplaceable, machine_of
 from mutualrl.mwra.ray_worker import ranks_on
 
 
@@ -24,9 +24,12 @@ def test_cores_of_a_cluster_are_those_of_its_gpu_nodes() -> None:
 
 
 def test_process_that_fits_on_no_node_is_found() -> None:
-    assert without_room([{"CPU": 2.0}, {"CPU": 2.0}], [{"CPU": 3.0}, {"CPU": 1.0}]) == {"CPU": 2.0}
-    assert without_room([{"CPU": 1.0}] * 4, [{"CPU": 3.0}, {"CPU": 1.0}]) is None
+    assert first_unplaceable([{"CPU": 2.0}, {"CPU": 2.0}], [{"CPU": 3.0}, {"CPU": 1.0}]) == {"CPU": 2.0}
+    assert first_unplaceable([{"CPU": 1.0}] * 4, [{"CPU": 3.0}, {"CPU": 1.0}]) is None
     halves = [{"CPU": 1.0, "GPU": 0.5}] * 4
-    assert without_room(halves, [{"CPU": 8.0}, {"CPU": 4.0, "GPU": 2.0}]) is None
-    assert without_room([*halves, {"CPU": 1.0, "GPU": 0.1}], [{"CPU": 8.0, "GPU": 2.0}]) == {"CPU": 1.0, "GPU": 0.1}
-    assert without_room([{"CPU": 1.0}, {"CPU": 2.0}], [{"CPU": 2.0}, {"CPU": 1.0}]) is None  # the largest fits
+    assert first_unplaceable(halves, [{"CPU": 8.0}, {"CPU": 4.0, "GPU": 2.0}]) is None
+    assert first_unplaceable([*halves, {"CPU": 1.0, "GPU": 0.1}], [{"CPU": 8.0, "GPU": 2.0}]) == {
+        "CPU": 1.0,
+        "GPU": 0.1,
+    }
+    assert first_unplaceable([{"CPU": 1.0}, {"CPU": 2.0}], [{"CPU": 2.0}, {"CPU": 1.0}]) is None  # the largest fits

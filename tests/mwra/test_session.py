@@ -12,14 +12,14 @@ from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.machine.devices import Machine
 from mutualrl.mwra.placement import place
 from mutualrl.mwra.session import (
-    HARMLESS,
+    MUTABLE_KEYS,
     Launch,
     accept_changes,
     counted,
     next_session,
-    resumable,
+    open_resumable_run,
+    require_same_plan,
     resume_run,
-    same_plan,
     start_run,
 )
 from mutualrl.recipes import Recipe, Request, load_run, resolve
@@ -73,7 +73,7 @@ def test_all_rejected_changes_are_named_together() -> None:
 )
 def test_resume_accepts_and_reports_settings_that_only_affect_upkeep(assignment: str) -> None:
     key = assignment.partition("=")[0]
-    assert key in HARMLESS
+    assert key in MUTABLE_KEYS
     (note,) = accept_changes(recipe(), recipe(assignment))
     assert note.startswith(f"{key} is now ")
     assert "(was " in note
@@ -134,18 +134,18 @@ def test_run_file_keeps_the_key_for_policies_per_gpu(tmp_path: Path) -> None:
 def test_resume_reports_other_devices_and_rejects_other_process_counts(tmp_path: Path) -> None:
     run, resolved = started_run(tmp_path / "r")
     plan = {"prompts": "x", "seed": 0}
-    assert same_plan(run.info(), place(resolved, TWO), plan, MODELS) == []
-    notes = same_plan(run.info(), place(resolved, Machine((), 8)), plan, MODELS)
+    assert require_same_plan(run.info(), place(resolved, TWO), plan, MODELS) == []
+    notes = require_same_plan(run.info(), place(resolved, Machine((), 8)), plan, MODELS)
     assert notes == [
         f"policy {name} runs on threads 4 (before: 1); sums may differ in the last digits" for name in ("ada", "bob")
     ]
     two_processes = recipe("launch.processes=2", "trainer.per_device_train_batch_size=16")
     with pytest.raises(UsageError, match=r"policy 'ada' ran with processes 1, here it would be 2.*launch.processes=N"):
-        same_plan(run.info(), place(two_processes, TWO), plan, MODELS)
+        require_same_plan(run.info(), place(two_processes, TWO), plan, MODELS)
     with pytest.raises(UsageError, match=r"--resume: .*seed: 1, the run has 0.*restore the run's data"):
-        same_plan(run.info(), place(resolved, TWO), {**plan, "seed": 1}, MODELS)
+        require_same_plan(run.info(), place(resolved, TWO), {**plan, "seed": 1}, MODELS)
     with pytest.raises(UsageError, match=r"--resume: policy 'bob': the files of its base model have changed"):
-        same_plan(run.info(), place(resolved, TWO), plan, {**MODELS, "bob": "sha256:other"})
+        require_same_plan(run.info(), place(resolved, TWO), plan, {**MODELS, "bob": "sha256:other"})
 
 
 def test_sessions_are_numbered_and_recorded(tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def test_run_that_cannot_be_resumed_is_rejected_with_the_reason_and_the_flag(
     tmp_path: Path, damage: Any, message: str
 ) -> None:
     run, _ = started_run(tmp_path / "r")
-    assert resumable(run.root).root == run.root
+    assert open_resumable_run(run.root).root == run.root
     damage(run)
     with pytest.raises(UsageError, match=message) as caught:
-        resumable(run.root)
+        open_resumable_run(run.root)
     assert any(flag in str(caught.value) for flag in ("--clean", "--run-dir"))
 
 
@@ -207,7 +207,7 @@ def test_changed_file_of_a_run_is_named_on_resume(tmp_path: Path, damage: Any, m
     run, _ = started_run(tmp_path / "r")
     damage(run)
     with pytest.raises(FileDamagedError, match=message):
-        resumable(run.root)
+        open_resumable_run(run.root)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -225,9 +225,9 @@ def test_kill_between_writing_the_two_files_of_a_session_is_repaired(tmp_path: P
     after = run.recipe.read_bytes()
     assert after != before
     run.recipe.write_bytes(before)
-    assert load_run(resumable(run.root)).run.max_restarts == 7
+    assert load_run(open_resumable_run(run.root)).run.max_restarts == 7
     run.recipe.unlink()
-    resume_run(resumable(run.root), changed, place(resolved, TWO), MODELS, Launch())
+    resume_run(open_resumable_run(run.root), changed, place(resolved, TWO), MODELS, Launch())
     assert run.recipe.read_bytes() == after
 
 
@@ -235,6 +235,6 @@ def test_link_and_missing_directory_cannot_be_resumed(tmp_path: Path) -> None:
     run, _ = started_run(tmp_path / "r")
     (tmp_path / "link").symlink_to(run.root)
     with pytest.raises(UsageError, match="symbolic link"):
-        resumable(tmp_path / "link")
+        open_resumable_run(tmp_path / "link")
     with pytest.raises(UsageError, match="there is no directory"):
-        resumable(tmp_path / "nowhere")
+        open_resumable_run(tmp_path / "nowhere")

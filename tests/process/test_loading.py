@@ -9,21 +9,21 @@ from importlib import metadata
 
 import pytest
 
-from mutualrl.process.loading import importing
+from mutualrl.process.loading import fast_imports
 
 
 def test_collection_is_disabled_in_the_block_and_enabled_after_it() -> None:
-    with importing():
+    with fast_imports():
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ImportError), importing():
+    with pytest.raises(ImportError), fast_imports():
         import no_such_module  # noqa: F401
     assert gc.isenabled()
 
 
 def test_records_of_installed_packages_are_read_once() -> None:
     before = metadata.packages_distributions
-    with importing():
+    with fast_imports():
         assert metadata.packages_distributions() is metadata.packages_distributions()
     assert metadata.packages_distributions is before
     assert metadata.packages_distributions() is not metadata.packages_distributions()
@@ -33,14 +33,14 @@ def test_first_imports_are_frozen_and_garbage_of_models_is_collected() -> None:
     lines = [
         "import gc, weakref",
         "from mutualrl.process.loading import importing",
-        "with importing():",
+        "with fast_imports():",
         "    import torch",
         "frozen = gc.get_freeze_count()",
         "assert frozen > 50_000, frozen",
         "class Model: pass",
         "model = Model(); model.itself = model",
         "seen = weakref.ref(model)",
-        "with importing():",
+        "with fast_imports():",
         "    del model",
         "gc.collect()",
         "assert seen() is None",

@@ -49,15 +49,15 @@ class TextTransfer:
 
 def view(rows: Sequence[tuple[str, float]], peers: dict[str, Peer] | None = None, **changes: Any) -> RoundView:
     """Build a learner's round. Texts are bytes; by default, advantages are within groups and lengths are 1."""
-    from mutualrl.regimes.advantages import by_prompt, in_rows, pool_advantages, standard_deviation
+    from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
 
     ids, rewards = [p for p, _ in rows], [r for _, r in rows]
     scale = changes.get("scale", "group")
     local = {
         p: pool_advantages(r, r, scale=scale, batch_standard_deviation=standard_deviation(rewards))
-        for p, r in by_prompt(ids, rewards).items()
+        for p, r in group_by_prompt(ids, rewards).items()
     }
-    advantages = changes.pop("advantages", in_rows(ids, local))
+    advantages = changes.pop("advantages", ungroup(ids, local))
     lengths = changes.pop("lengths", [1] * len(ids))
     rollouts = [
         Rollout(p, index, r, True, length=length, advantage=a, token_ids=tuple(b"own"))

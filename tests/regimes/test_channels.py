@@ -86,7 +86,7 @@ def test_settings_are_nested_by_regime_and_labels_show_non_defaults() -> None:
     both = get_regime("xgrpo+sgt")
     assert both.describe(both.settings()) == "xgrpo+sgt"
     assert both.describe(both.settings(sgt={"weight": 0.3})) == "xgrpo+sgt (sgt.weight=0.3)"
-    assert both.idle_settings(both.settings(sgt={"margin": 0.5}))[0][0] == "sgt.margin"
+    assert both.ineffective_settings(both.settings(sgt={"margin": 0.5}))[0][0] == "sgt.margin"
     assert not is_open("xgrpo+sgt")
     assert is_open("xgrpo+mine.py:SPEC")
     assert parts_of("xgrpo+/a/c++/own.py:SPEC+sgt") == ["xgrpo", "/a/c++/own.py:SPEC", "sgt"]

@@ -343,7 +343,7 @@ def test_scheduled_weight_decays_to_0(schedule: str, weights: list[float]) -> No
 
 def test_rows_carry_reduce_and_idle_settings_are_reported() -> None:
     assert plan(view(OWN, {"bob": TWICE}), SGTSettings(reduce="sum")).rows[0].reduce == "sum"
-    idle = dict(SPEC.idle_settings(SGTSettings(margin=0.5, memory=3, teacher="gold")))
+    idle = dict(SPEC.ineffective_settings(SGTSettings(margin=0.5, memory=3, teacher="gold")))
     assert set(idle) == {"margin", "memory"}
     assert "only with peer or own" in idle["memory"]
 

@@ -14,7 +14,7 @@ from fake_clock import Clock
 from mutualrl.errors import ExchangeDamagedError, ExchangeUnreachableError, FencedError
 from mutualrl.see import Exchange, ExchangeStore, Heartbeat, LocalStore, open_store
 from mutualrl.see.files import PUBLISH_REQUESTS, READ_REQUESTS
-from mutualrl.see.liveness import HeartbeatMonitor, clear_heartbeats, last_beat
+from mutualrl.see.liveness import HeartbeatMonitor, clear_heartbeats, last_heartbeat
 from store_contract import ROWS, check_exchange, check_objects
 
 
@@ -112,9 +112,9 @@ def test_exchange_runs_over_any_store(store: ExchangeStore) -> None:
     monitor = HeartbeatMonitor(store)
     Heartbeat(store, "bob").beat()
     assert monitor.seconds_since("bob") == (0.0, "starting")
-    assert (last_beat(store, "bob") or {})["counter"] == 1
+    assert (last_heartbeat(store, "bob") or {})["counter"] == 1
     clear_heartbeats(store, "bob")
-    assert last_beat(store, "bob") is None
+    assert last_heartbeat(store, "bob") is None
 
 
 def test_changed_byte_in_any_store_is_detected(store: ExchangeStore) -> None:
@@ -158,15 +158,15 @@ def test_heartbeats_are_repeated_to_another_store(tmp_path: Path) -> None:
     bucket = MemoryStore()
     heartbeat = Heartbeat(tmp_path, "bob", interval=0.02)
     heartbeat.start()
-    heartbeat.repeat_to(bucket, 0.02)
+    heartbeat.mirror_to(bucket, 0.02)
     seen = set()
     deadline = time.monotonic() + PATIENCE
     while len(seen) < 3 and time.monotonic() < deadline:
-        beat = last_beat(bucket, "bob")
+        beat = last_heartbeat(bucket, "bob")
         assert beat is not None
         seen.add(beat["counter"])
     heartbeat.stop("finished")
-    last = last_beat(bucket, "bob")
+    last = last_heartbeat(bucket, "bob")
     assert last is not None
     assert (last["phase"], last["policy"]) == ("finished", "bob")
     assert len(seen) == 3

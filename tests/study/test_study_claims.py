@@ -12,7 +12,7 @@ import pytest
 import sweep_results
 from conftest import REPOSITORY
 from mutualrl.errors import RecipeError
-from mutualrl.study.claims import ClaimFile, assess, read_claims
+from mutualrl.study.claims import ClaimFile, evaluate_claims, read_claims
 from mutualrl.study.outcomes import Outcome, Outcomes, PolicyOutcome
 
 STUDY = REPOSITORY / "benchmarks" / "results" / "study.json"
@@ -26,7 +26,7 @@ def test_intervals_and_verdicts_of_the_first_study_are_reproduced() -> None:
         pytest.skip("not in a source tree")
     outcomes, expected = sweep_results.outcomes_of(json.loads(STUDY.read_text())), json.loads(EXPECTED.read_text())
     file = read_claims(REPOSITORY / "benchmarks" / "sweeps" / "study-claims.yaml").file
-    lines = {(line.claim.text, line.pool): line for line in assess(outcomes, file)}
+    lines = {(line.claim.text, line.pool): line for line in evaluate_claims(outcomes, file)}
     assert len(expected) == len(lines) == 67
     for claim in expected:
         pool = "tiny" if claim["pool"] == "both" else claim["pool"]
@@ -77,7 +77,7 @@ FOUR = {"a": [0.50, 0.61, 0.55, 0.58], "b": [0.40, 0.50, 0.46, 0.46]}  # differe
     ],
 )
 def test_verdict_follows_from_the_interval_and_the_margin(change: dict[str, Any], verdict: str) -> None:
-    (line,) = assess(outcomes_of(FOUR), one_claim(**change))
+    (line,) = evaluate_claims(outcomes_of(FOUR), one_claim(**change))
     assert line.verdict == verdict
     assert line.seeds == 4
 
@@ -85,8 +85,8 @@ def test_verdict_follows_from_the_interval_and_the_margin(change: dict[str, Any]
 def test_holm_correction_over_the_family_can_undo_a_single_verdict() -> None:
     outcomes = outcomes_of({"a": [0.50, 0.60, 0.60, 0.60], "b": [0.40, 0.50, 0.54, 0.58]})
     claims = [{"text": str(n), "one": "a", "other": "b", "margin": n / 1000} for n in range(6)]
-    alone = assess(outcomes, ClaimFile.model_validate({"claims": claims, "correction": "none"}))
-    family = assess(outcomes, ClaimFile.model_validate({"claims": claims}))
+    alone = evaluate_claims(outcomes, ClaimFile.model_validate({"claims": claims, "correction": "none"}))
+    family = evaluate_claims(outcomes, ClaimFile.model_validate({"claims": claims}))
     assert alone[0].verdict == "held"
     assert family[0].verdict == "undecided"
     assert family[0].p == pytest.approx(6 * alone[0].p)
@@ -98,14 +98,14 @@ def test_claim_about_each_policy_holds_only_if_it_holds_for_each() -> None:
         Outcome("p", "a", s, {n: PolicyOutcome({"all": v}) for n, v in by.items()}) for s, by in enumerate(policies)
     ]
     outcomes += [Outcome("p", "b", s, {n: PolicyOutcome({"all": 0.5}) for n in ("ada", "bob")}) for s in range(3)]
-    (line,) = assess(Outcomes(outcomes), one_claim(who="each"))
+    (line,) = evaluate_claims(Outcomes(outcomes), one_claim(who="each"))
     assert line.verdict == "undecided"
     assert set(line.estimates) == {"ada", "bob"}
-    (ada,) = assess(Outcomes(outcomes), one_claim(who="ada"))
+    (ada,) = evaluate_claims(Outcomes(outcomes), one_claim(who="ada"))
     assert ada.verdict == "held"
-    (cyd,) = assess(Outcomes(outcomes), one_claim(who="cyd"))
+    (cyd,) = evaluate_claims(Outcomes(outcomes), one_claim(who="cyd"))
     assert (cyd.verdict, cyd.why) == ("undecided", "who: found cyd, expected one of ada, bob")
-    (weakest,) = assess(Outcomes(outcomes), one_claim(who="weakest"))
+    (weakest,) = evaluate_claims(Outcomes(outcomes), one_claim(who="weakest"))
     assert weakest.why == "b has no accuracy before training"
 
 
@@ -123,7 +123,7 @@ def test_claim_about_each_policy_holds_only_if_it_holds_for_each() -> None:
 def test_untestable_claim_is_undecided_with_a_reason(
     values: dict[str, list[float]], change: dict[str, Any], why: str
 ) -> None:
-    (line,) = assess(outcomes_of(values), one_claim(**change))
+    (line,) = evaluate_claims(outcomes_of(values), one_claim(**change))
     assert (line.verdict, line.why) == ("undecided", why)
 
 
@@ -150,7 +150,7 @@ def test_share_margin_is_computed_per_seed_and_from_the_magnitude() -> None:
     # exactly a quarter below in every seed, at any level: neither above nor below that margin
     levels = [0.3, 0.6, 0.45, 0.7, 0.52]
     outcomes = outcomes_of({"a": [0.75 * level for level in levels], "b": levels})
-    (line,) = assess(outcomes, one_claim(margin={"share": -0.25, "of": "b"}))
+    (line,) = evaluate_claims(outcomes, one_claim(margin={"share": -0.25, "of": "b"}))
     assert line.verdict == "undecided"
     gates = [{"a": -0.30, "b": -0.30}, {"a": -0.31, "b": -0.31}, {"a": -0.29, "b": -0.29}]
     falling = Outcomes(
@@ -161,7 +161,7 @@ def test_share_margin_is_computed_per_seed_and_from_the_magnitude() -> None:
         ]
     )
     claim = one_claim(measure="gate_change", says="within", margin={"share": 0.25, "of": "b"})
-    assert assess(falling, claim)[0].verdict == "held"
+    assert evaluate_claims(falling, claim)[0].verdict == "held"
 
 
 def test_no_interval_is_narrower_than_one_problem_or_one_validation() -> None:
@@ -177,8 +177,8 @@ def test_no_interval_is_narrower_than_one_problem_or_one_validation() -> None:
     assert all_outcomes.resolution("p", "steps_to/b") == 10
     assert all_outcomes.resolution("p", "kl") == 0
     assert all_outcomes.resolution("p", "accuracy", problems=10**6) == 1 / 512  # the value in the runs wins
-    (group,) = assess(all_outcomes, one_claim(measure="accuracy/rare"))
-    (earlier,) = assess(all_outcomes, one_claim(measure="steps_to/b", says="below"))
+    (group,) = evaluate_claims(all_outcomes, one_claim(measure="accuracy/rare"))
+    (earlier,) = evaluate_claims(all_outcomes, one_claim(measure="steps_to/b", says="below"))
     assert {group.verdict, earlier.verdict} == {"undecided"}
 
 
@@ -195,7 +195,7 @@ def test_run_that_never_reaches_the_target_counts_with_its_last_step() -> None:
 
 def test_runs_are_found_by_the_short_name_of_their_pool() -> None:
     outcomes = outcomes_of(FOUR, pool="arithmetic, pool tiny")
-    (line,) = assess(outcomes, one_claim(pools=["tiny"]))
+    (line,) = evaluate_claims(outcomes, one_claim(pools=["tiny"]))
     assert (line.verdict, line.pool) == ("held", "arithmetic, pool tiny")
-    (absent,) = assess(outcomes, one_claim(pools=["near"]))
+    (absent,) = evaluate_claims(outcomes, one_claim(pools=["near"]))
     assert absent.why == "near: no run of a, b"

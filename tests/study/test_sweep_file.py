@@ -13,7 +13,7 @@ from conftest import REPOSITORY
 from mutualrl.errors import RecipeError, UsageError
 from mutualrl.recipes.agreement import load_recipe_prompts, solutions
 from mutualrl.study.sweep_file import Piece, read_sweep
-from mutualrl.study.sweep_plan import planned, require_room
+from mutualrl.study.sweep_plan import planned, require_capacity
 from mutualrl.tasks.countdown import reached
 from mutualrl.tiny import path_of
 
@@ -122,8 +122,8 @@ def test_grid_beyond_the_budget_is_rejected_with_bytes(tmp_path: Path) -> None:
     sweep = read_sweep(write_sweep(tmp_path, f"{GOOD}\nbudget: {{gigabytes: 0.01}}"))
     plan = planned(sweep, tmp_path / "out", None)
     with pytest.raises(UsageError, match=r"needs about [0-9,]+ bytes for 12 pieces, 10,000,000 are left of the budget"):
-        require_room(plan, tmp_path / "out", sweep.file.budget.gigabytes)
-    require_room(plan, tmp_path / "out", None)
+        require_capacity(plan, tmp_path / "out", sweep.file.budget.gigabytes)
+    require_capacity(plan, tmp_path / "out", None)
 
 
 def test_example_sweep_is_valid() -> None:

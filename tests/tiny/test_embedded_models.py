@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mutualrl.errors import UsageError
 from mutualrl.tasks.arithmetic import OPERATIONS, split_problems
 from mutualrl.tasks.countdown import SIZES, STYLES, held_out
-from mutualrl.tiny import located, path_of
+from mutualrl.tiny import path_of, resolve_path
 from mutualrl.tiny.build import build_model, build_tokenizer
 from mutualrl.tiny.make import main
 from mutualrl.tiny.spec import POLICIES, Countdown
@@ -86,5 +86,5 @@ def test_script_reproduces_the_shipped_weights(tmp_path: Path) -> None:
 
 def test_unknown_embedded_model_is_rejected_with_the_known_names() -> None:
     with pytest.raises(UsageError, match="expected one of: ada, bob"):
-        located("tiny:zoe")
-    assert located("owner/name") == "owner/name"
+        resolve_path("tiny:zoe")
+    assert resolve_path("owner/name") == "owner/name"

@@ -43,11 +43,11 @@ def distill(
 
     Example: mutualrl distill runs/grpo --beside runs/sgt --out runs/distilled
     """
-    from mutualrl.distillation.settings import settings_of
+    from mutualrl.distillation.settings import parse_settings
     from mutualrl.engines.choice import check_engine
 
     check_engine(engine)
-    settings = settings_of(start, seed, assignments or [])
+    settings = parse_settings(start, seed, assignments or [])
 
     from mutualrl.distillation.distill import distill as run_distillation
     from mutualrl.distillation.distill import markdown

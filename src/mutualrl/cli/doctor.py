@@ -31,14 +31,14 @@ def doctor(
 
     from mutualrl.console.display import cell
     from mutualrl.errors import MachineError, UsageError
-    from mutualrl.machine.doctor import examine
+    from mutualrl.machine.doctor import run_checks
     from mutualrl.storage.files import user_path
 
     target = user_path(run_dir or Path())
     directory = next((p for p in (target, *target.parents) if p.exists()), Path("/"))
     if not directory.is_dir():
         raise UsageError(f"--run-dir {run_dir}: {directory} is a file")
-    rows = list(examine(directory, exchange))
+    rows = list(run_checks(directory, exchange))
     failed = [row.check for row in rows if row.status == "fail"]
     if as_json:
         emit({"ok": not failed, "checks": [asdict(row) for row in rows]})

@@ -14,7 +14,7 @@ from mutualrl.errors import DataError, ModelError, MutualRLError, RewardError
 from mutualrl.machine.devices import Machine, this_machine
 from mutualrl.machine.requirements import lacking
 from mutualrl.mwra.device_map import read_device_map
-from mutualrl.mwra.memory import Estimate, estimate_allocation, in_words
+from mutualrl.mwra.memory import Estimate, estimate_allocation, format_estimate
 from mutualrl.mwra.placement import Placement, place
 from mutualrl.mwra.session import Launch, counted, stored
 from mutualrl.recipes import Recipe, dump
@@ -115,7 +115,7 @@ def show_plan(plan: Plan) -> None:
         console.print(_trial_table(policy, recipe.task.reward, trials))
     if plan.untried:
         console.print(f"The reward function was not tried: {clean(plan.untried)}", markup=False, soft_wrap=True)
-    if (unset := left_to_trl(recipe)) is not None:
+    if (unset := unset_defaults(recipe)) is not None:
         console.print(unset, markup=False, highlight=False, soft_wrap=True)
     for line in plan.missing:
         console.print(f"This machine lacks: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -157,7 +157,7 @@ def _trial_table(policy: str, paths: Sequence[str], trials: Sequence[Trial]) -> 
     return table
 
 
-def left_to_trl(recipe: Recipe) -> str | None:
+def unset_defaults(recipe: Recipe) -> str | None:
     """Return the message with TRL's defaults of decisive keys that the recipe leaves unset."""
     settings = [recipe.trainer_settings(policy.name) for policy in recipe.policies]
     unset = [f"{key} {defaults()[key]:g}" for key in DECISIVE if any(key not in keys for keys in settings)]
@@ -260,6 +260,6 @@ def _placement_table(label: str, placement: Placement | str, memory: dict[str, E
             strategy,
             f"{plan.prompts} prompts x {plan.rollouts} rollouts = {plan.optimizer_steps} step(s)",
             f"{plan.micro_batches} x {plan.per_device} completions x {allocation.processes} device(s)",
-            in_words(memory.get(allocation.policy)) if allocation.gpus else "-",
+            format_estimate(memory.get(allocation.policy)) if allocation.gpus else "-",
         )
     return table

@@ -185,12 +185,12 @@ def evaluate(
 def _save(run: Path, results: dict[str, Any]) -> None:
     """Save the results in the run. They have been printed, so a failure to save is only reported."""
     from mutualrl.errors import DiskError
-    from mutualrl.evaluation.evaluate import keep_in_run
+    from mutualrl.evaluation.evaluate import store_in_run
     from mutualrl.storage.files import user_path
     from mutualrl.storage.rundir import RunDirectory
 
     try:
-        notify(f"saved as {keep_in_run(RunDirectory(user_path(run)), results)}; `mutualrl report` shows it")
+        notify(f"saved as {store_in_run(RunDirectory(user_path(run)), results)}; `mutualrl report` shows it")
     except (OSError, DiskError) as error:
         notify(f"not saved in the run, so `mutualrl report` will not show it: {error}")
 

@@ -64,7 +64,7 @@ def export(
     from mutualrl.recipes.published import missing_rounds
     from mutualrl.see.inspection import export as write
     from mutualrl.see.inspection import writers
-    from mutualrl.see.location import records_of
+    from mutualrl.see.location import record_store
     from mutualrl.storage.files import user_path
 
     directory, target = _open(run), user_path(out)
@@ -74,7 +74,7 @@ def export(
         raise UsageError(f"--out {out}: the file already exists; choose another name, or remove it")
     if not target.parent.is_dir():
         raise UsageError(f"--out {out}: no directory {target.parent}")
-    store = records_of(directory)
+    store = record_store(directory)
     known = writers(store)
     inspections = _inspections(directory)
     notes = missing_rounds(directory, {s.policy: s.rounds for s in inspections})
@@ -109,7 +109,7 @@ def gc(
     may read."""
     from mutualrl.recipes import load_run
     from mutualrl.see.inspection import writers
-    from mutualrl.see.location import records_of
+    from mutualrl.see.location import record_store
     from mutualrl.see.retention import prune_rounds
     from mutualrl.storage.checkpoints import oldest_needed
     from mutualrl.storage.rundir import hold
@@ -119,7 +119,7 @@ def gc(
     needed = oldest_needed([directory.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness)
     deleted: dict[str, Any] = {}
     with hold(directory.lock, str(directory.root)):
-        store = records_of(directory)
+        store = record_store(directory)
         for name in writers(store):
             rounds, size = prune_rounds(store, name, needed, keep_rounds, dry_run=dry_run)
             deleted[name] = {"rounds": len(rounds), "last": rounds[-1] if rounds else None, "bytes": size}
@@ -148,9 +148,9 @@ def _open(path: Path) -> RunDirectory:
 
 def _inspections(run: RunDirectory) -> list[PolicyInspection]:
     from mutualrl.see.inspection import inspect_policy, writers
-    from mutualrl.see.location import records_of
+    from mutualrl.see.location import record_store
 
-    run_id, store = run.info().run_id, records_of(run)
+    run_id, store = run.info().run_id, record_store(run)
     return [inspect_policy(store, run_id, policy, verify=False) for policy in writers(store)]
 
 

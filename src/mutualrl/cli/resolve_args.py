@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mutualrl.errors import UsageError
-from mutualrl.mwra.session import Launch, resumable
+from mutualrl.mwra.session import Launch, open_resumable_run
 from mutualrl.recipes import Recipe, Request, resolve, revise
 from mutualrl.storage.bucket_url import redacted, require_url
 from mutualrl.storage.files import try_read_json, user_path
@@ -31,7 +31,7 @@ def recipe_to_join(
     if exists and finished(path):
         return None, Launch(), [f"policy {policy} has finished: its results are in {path}"]
     launch = Launch(policy=policy, resume=exists, restart=restart)
-    recipe = revise(resumable(path), request) if exists else resolve(request)
+    recipe = revise(open_resumable_run(path), request) if exists else resolve(request)
     names = [p.name for p in recipe.policies]
     if policy not in names:
         raise UsageError(f"--policy {policy}: the recipe has {', '.join(names)}")
@@ -89,4 +89,4 @@ def recipe_of(request: Request, launch: Launch) -> Recipe:
     if request.run_dir is None:
         raise UsageError("--resume: give the run with --run-dir DIR (printed by the command that started it)")
     path = user_path(request.run_dir)
-    return revise(resumable(path), replace(request, run_dir=path))
+    return revise(open_resumable_run(path), replace(request, run_dir=path))

@@ -38,15 +38,15 @@ def sweep(
     """
     from mutualrl.console.display import clean
     from mutualrl.storage.files import user_path
-    from mutualrl.study.sweep import carry_out
+    from mutualrl.study.sweep import run_sweep
     from mutualrl.study.sweep_file import read_sweep
-    from mutualrl.study.sweep_plan import planned, require_room
+    from mutualrl.study.sweep_plan import planned, require_capacity
 
     planned_sweep = read_sweep(user_path(file))
     root = user_path(out or Path("runs") / user_path(file).stem).absolute()
     if dry_run:
         plan = planned(planned_sweep, root, jobs)
-        require_room(plan, root, planned_sweep.file.budget.gigabytes)
+        require_capacity(plan, root, planned_sweep.file.budget.gigabytes)
         if as_json:
             emit(plan.to_json())
             return
@@ -58,7 +58,7 @@ def sweep(
         for piece in plan.missing:
             typer.echo(clean(f"  {piece}"))
         return
-    end = carry_out(planned_sweep, root, jobs, prose())
+    end = run_sweep(planned_sweep, root, jobs, prose())
     remaining = [str(piece) for piece in end.left]
     if end.why:
         message = f"Note: {end.why}, for this call; remaining: {len(remaining)}"

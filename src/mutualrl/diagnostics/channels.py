@@ -35,10 +35,10 @@ ROWS = {
     (True, True, False): "PRP and XGRPO, not SGT",
     (True, True, True): "all three",
 }
-SEVENTH = "SGT without XGRPO (graded rewards of equal means)"
+SGT_WITHOUT_XGRPO = "SGT without XGRPO (graded rewards of equal means)"
 
 
-def usable_values(rollouts: Rollouts, learner: int, scales: Scales) -> Bools:
+def xgrpo_usable(rollouts: Rollouts, learner: int, scales: Scales) -> Bools:
     """Return whether pooling changes an advantage of the learner, shape (P,)."""
     local, pooled = advantages(rollouts, learner, rollouts.peer_rewards(learner), scales)
     return np.asarray((np.abs(pooled - local) > CHANGED).any(axis=1))
@@ -51,7 +51,7 @@ def decomposed(prp_M_P: Bools, xgrpo_M_P: Bools, sgt_M_P: Bools) -> list[Channel
         units = int(((prp_M_P == prp) & (xgrpo_M_P == xgrpo) & (sgt_M_P == sgt)).sum())
         rows.append({"usable": name, "units": units, "share": units / prp_M_P.size})
     if units := int((sgt_M_P & ~xgrpo_M_P).sum()):
-        rows.append({"usable": SEVENTH, "units": units, "share": units / prp_M_P.size})
+        rows.append({"usable": SGT_WITHOUT_XGRPO, "units": units, "share": units / prp_M_P.size})
     return rows
 
 
@@ -70,7 +70,7 @@ def channels(
     prp = np.zeros(shape, dtype=bool)
     for (learner, unit), log_ratios in ratios.items():
         prp[learner, unit] = any(LOW <= ratio <= HIGH for ratio in log_ratios)
-    xgrpo = np.stack([usable_values(rollouts, m, scales) for m in policies])
+    xgrpo = np.stack([xgrpo_usable(rollouts, m, scales) for m in policies])
     sgt = np.stack([observed_gate(rollouts, thresholds, m) for m in policies])
     learners: list[dict[str, Any]] = []
     for m, name in enumerate(rollouts.policies):

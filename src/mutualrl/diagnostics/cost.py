@@ -55,7 +55,7 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int)
     policy_tokens = lengths.sum(axis=(1, 2))
     total = int(policy_tokens.sum())
     texts: dict[tuple[int, int, int], tuple[str, bool]] | None = None
-    if counted_by_learner(rollouts, pool):
+    if can_count_learner_tokens(rollouts, pool):
         texts = {}
         for successes in list_successes(rollouts, thresholds, pool).values():
             texts |= {(s.policy, s.unit, s.place): (s.text, s.ended) for s in successes}
@@ -89,7 +89,7 @@ def cost(rollouts: Rollouts, thresholds: Thresholds, pool: ModelPool, seed: int)
     }
 
 
-def counted_by_learner(rollouts: Rollouts, pool: ModelPool) -> bool:
+def can_count_learner_tokens(rollouts: Rollouts, pool: ModelPool) -> bool:
     """Return whether teachers can be counted in the learner's tokens: all models and the texts are known."""
     return not pool.missing() and rollouts.has_texts
 

@@ -20,7 +20,7 @@ from mutualrl.diagnostics.rollout_reader import TYPES, read_rollouts
 from mutualrl.diagnostics.rollouts import Rollouts, to_arrays
 from mutualrl.engines.base import Sampling
 from mutualrl.errors import DataError, MutualRLError, UsageError
-from mutualrl.process.loading import importing
+from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.published import missing_rounds
 from mutualrl.records import Prompt
 from mutualrl.seeds import policy_seed
@@ -82,10 +82,10 @@ def load_rollouts(request: DiagnosticRequest, bars: ProgressBars) -> tuple[Rollo
 
 def _from_run(recorded: Recorded, origin: str) -> Rollouts:
     from mutualrl.see.inspection import Reader, tables
-    from mutualrl.see.location import records_of
+    from mutualrl.see.location import record_store
 
     run, policies = recorded.run, [p.name for p in recorded.recipe.policies]
-    rounds = list(tables(records_of(run), run.info().run_id, policies, recorded.rounds))
+    rounds = list(tables(record_store(run), run.info().run_id, policies, recorded.rounds))
     writers = {str(table["policy"][0]) for table in rounds if len(table)}
     if missing := [name for name in policies if name not in writers]:
         requested = "" if recorded.rounds is None else " in these rounds"
@@ -93,7 +93,7 @@ def _from_run(recorded: Recorded, origin: str) -> Rollouts:
             f"the exchange of {origin} has no records of {', '.join(missing)}{requested}; regimes that read no peer "
             "publish nothing: train with --exchange full, or sample the models with --pool"
         )
-    reader = Reader(records_of(run), run.info().run_id)
+    reader = Reader(record_store(run), run.info().run_id)
     absent = missing_rounds(run, {name: reader.rounds(name) for name in policies}) if recorded.rounds is None else []
     if absent:
         raise DataError(
@@ -127,12 +127,12 @@ class _TaskPrompts(dict[str, Content]):
 
 def _sample(request: DiagnosticRequest, sampled: Sampled, bars: ProgressBars) -> Rollouts:
     """Sample all models on the prompts. A prompt that leaves any of them no room for a response is dropped for all."""
-    with importing():
+    with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
-    from mutualrl.tiny import located
+    from mutualrl.tiny import resolve_path
 
     names = [p.name for p in sampled.recipe.policies]
-    paths = {name: located(request.ends[name].path) for name in names}
+    paths = {name: resolve_path(request.ends[name].path) for name in names}
     ids: dict[str, list[list[int]]] = {}
     tokenizers: dict[str, Any] = {}
     fits = np.ones(len(sampled.prompts), dtype=bool)

@@ -17,7 +17,7 @@ import numpy as np
 from mutualrl.errors import MutualRLError
 from mutualrl.records import Prompt, PublishSchema, Rollout
 from mutualrl.regimes import Answers, Needs, Plan, RegimeSettings, RegimeSpec, RoundView, check_plan, plain_state
-from mutualrl.regimes.advantages import by_prompt, in_rows, pool_advantages
+from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, ungroup
 from mutualrl.regimes.round import ExtraRow
 from mutualrl.see.schema import FIELD_OF
 from mutualrl.tasks import TaskSource, get_task
@@ -70,15 +70,15 @@ def recorded_rollouts(policy: str, round_index: int, tokenizer: PreTrainedTokeni
     for prompt in prompts[round_index * PROMPTS : (round_index + 1) * PROMPTS]:
         for index in range(ROLLOUTS):
             rollouts.append(_recorded(policy, prompt, index, tokenizer))
-    groups = by_prompt([r.prompt_id for r in rollouts], [r.reward for r in rollouts])
+    groups = group_by_prompt([r.prompt_id for r in rollouts], [r.reward for r in rollouts])
     group_advantages = {key: pool_advantages(rewards, rewards, scale="group") for key, rewards in groups.items()}
-    advantages = in_rows([r.prompt_id for r in rollouts], group_advantages)
+    advantages = ungroup([r.prompt_id for r in rollouts], group_advantages)
     return [replace(r, advantage=a) for r, a in zip(rollouts, advantages, strict=True)]
 
 
 def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: PreTrainedTokenizerBase) -> Rollout:
     draw = hashlib.sha256(f"{policy}/{prompt.id}/{index}".encode()).digest()
-    always_fails = policy == LEARNER and draw_of(prompt) < 128
+    always_fails = policy == LEARNER and prompt_hash(prompt) < 128
     solved = draw[0] % 3 == 0 and not always_fails
     text = str(prompt.solution) if solved else f" {draw[1]} \\boxed{{{draw[1]}}}"
     ended = draw[2] % 8 != 0
@@ -90,7 +90,7 @@ def _recorded(policy: str, prompt: Prompt, index: int, tokenizer: PreTrainedToke
     )
 
 
-def draw_of(prompt: Prompt) -> int:
+def prompt_hash(prompt: Prompt) -> int:
     """Return a number from 0 to 255 that decides whether the learner always fails on a prompt."""
     return hashlib.sha256(prompt.id.encode()).digest()[0]
 

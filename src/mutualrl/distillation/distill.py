@@ -13,16 +13,16 @@ from mutualrl.console.display import clean
 from mutualrl.distillation.settings import DistillSettings, open_directory
 from mutualrl.distillation.sources import SourceRun, require_same_prompts, sources
 from mutualrl.distillation.successes import DistillationExample, SuccessSet, collect_successes, distillation_examples
-from mutualrl.engines.model_files import require_sound
+from mutualrl.engines.model_files import check_model_files
 from mutualrl.errors import DataError, UsageError
 from mutualrl.evaluation.eval_request import EvalFlags, EvalRequest, ModelRequest
 from mutualrl.evaluation.evaluate import evaluate_models
-from mutualrl.process.loading import importing
+from mutualrl.process.loading import fast_imports
 from mutualrl.records import Prompt
 from mutualrl.regimes import baseline
 from mutualrl.reporting.report import read_runs
 from mutualrl.reporting.run_reader import part
-from mutualrl.see.location import records_of
+from mutualrl.see.location import record_store
 from mutualrl.storage.files import JsonObject, user_path, write_checksummed
 from mutualrl.storage.rundir import RunDirectory, command_line, versions
 from mutualrl.storage.trained_model import has_trained_model, trained_model
@@ -50,7 +50,7 @@ def distill(
     source_runs = sources(runs, alone=settings.teacher != "peer")
     other_runs = _other_runs(beside, source_runs, console)
     success_sets = {
-        name: collect_successes(records_of(s.run), s.info.run_id, name, settings.success_above, s.rounds)
+        name: collect_successes(record_store(s.run), s.info.run_id, name, settings.success_above, s.rounds)
         for name, s in source_runs.items()
     }
     prompts = {name: source.prompts for name, source in source_runs.items()}
@@ -165,15 +165,15 @@ def _train(
     out: Path,
     console: Console,
 ) -> dict[str, object]:
-    with importing():
+    with fast_imports():
         from mutualrl.distillation.sft import examples, fine_tune, finished
         from mutualrl.engines.transformers_engine import load_tokenizer
-    from mutualrl.tiny import located
+    from mutualrl.tiny import resolve_path
 
     policy = source.recipe.policy(source.policy)
     trained = settings.start == "trained"
-    start = str(trained_model(source.run, policy.name)) if trained else located(policy.model)
-    require_sound(Path(start))
+    start = str(trained_model(source.run, policy.name)) if trained else resolve_path(policy.model)
+    check_model_files(Path(start))
     revision = None if trained else policy.revision
     tokenizer = load_tokenizer(start, revision=revision, trust_remote_code=policy.trust_remote_code)
     dataset = examples(selected, prompts, tokenizer, source.template, settings.limit)

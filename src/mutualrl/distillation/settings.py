@@ -70,7 +70,7 @@ class DistillSettings(Section):
     trainer: dict[str, Any] = Field({}, description="further keys of TRL's SFTConfig")
 
 
-def settings_of(start: str, seed: int, assignments: Sequence[str]) -> DistillSettings:
+def parse_settings(start: str, seed: int, assignments: Sequence[str]) -> DistillSettings:
     """Return the settings of a command: `--start`, `--seed`, and `--set KEY=VALUE` for the rest
     (`learning_rate=1e-4`, `lora=null`, `lora.r=8`, `trainer.gradient_accumulation_steps=4`). Raises RecipeError,
     UsageError."""

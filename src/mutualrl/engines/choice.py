@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mutualrl.engines.base import Engine, ScoringEngine
-from mutualrl.engines.model_files import require_sound
+from mutualrl.engines.model_files import check_model_files
 from mutualrl.engines.vllm_engine import VLLMEngine, installed, vllm_problem
 from mutualrl.errors import MachineError, UsageError
 
@@ -44,7 +44,7 @@ def load_engine(
 ) -> Engine:
     """Load a model into the named engine, for sequences of at most `longest` tokens. Raises ModelError, and
     FileDamagedError for a trained model that differs from what its run wrote."""
-    require_sound(Path(path))
+    check_model_files(Path(path))
     if name == "vllm":
         return VLLMEngine.load(path, longest=longest, revision=revision, trust_remote_code=trust_remote_code)
     from mutualrl.engines.transformers_engine import TransformersEngine
@@ -54,13 +54,13 @@ def load_engine(
 
 def load_scoring_engine(path: str, *, revision: str | None, trust_remote_code: bool) -> ScoringEngine:
     """Load a model into the engine that returns log-probs. Raises the same errors as `load_engine`."""
-    require_sound(Path(path))
+    check_model_files(Path(path))
     from mutualrl.engines.transformers_engine import TransformersEngine
 
     return TransformersEngine.load(path, revision=revision, trust_remote_code=trust_remote_code)
 
 
-def engine_over(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int) -> Engine:
+def engine_from_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int) -> Engine:
     """Return an engine for a model that is already loaded, e.g. one in training."""
     from mutualrl.engines.transformers_engine import TransformersEngine
 

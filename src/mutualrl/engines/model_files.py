@@ -68,7 +68,7 @@ def cached_commit(model: str, revision: str | None = None) -> str | None:
     return Path(path).parent.name if isinstance(path, str) else None
 
 
-def require_sound(directory: Path) -> None:
+def check_model_files(directory: Path) -> None:
     """Raise if a model must not be loaded: ModelError for files that are not regular, invalid token ids or weights that
     are not finite, FileDamagedError if a trained model differs from what its run wrote. A hub model, which is not a
     local directory, passes."""

@@ -146,7 +146,7 @@ class Store:
 
     def _path(self, part: Part) -> Path:
         assert self._directory is not None
-        return self._directory / COMPLETIONS / folder_of(part.model) / f"{part.task}.{part.number:05d}.parquet"
+        return self._directory / COMPLETIONS / directory_name(part.model) / f"{part.task}.{part.number:05d}.parquet"
 
 
 def _marker(path: Path) -> Path:
@@ -184,7 +184,7 @@ def _rows(path: Path, part: Part) -> list[JsonObject] | None:
     return rows
 
 
-def folder_of(model: str) -> str:
+def directory_name(model: str) -> str:
     """Return a directory name for a model: its own name if valid, else one with a hash, so that no two models share
     a directory."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[-80:]

@@ -14,12 +14,12 @@ from mutualrl.console.display import cell, clean
 from mutualrl.engines.base import Engine
 from mutualrl.engines.vllm_engine import installed_version
 from mutualrl.evaluation.accuracy import Row, figures
-from mutualrl.evaluation.completion_store import Store, folder_of, identity
+from mutualrl.evaluation.completion_store import Store, directory_name, identity
 from mutualrl.evaluation.eval_request import EvalRequest, ModelRequest, TaskRequest
 from mutualrl.evaluation.eval_tables import markdown
 from mutualrl.evaluation.generate_rows import PART, chunks, generate_rows
 from mutualrl.evaluation.verify import verified
-from mutualrl.process.loading import importing
+from mutualrl.process.loading import fast_imports
 from mutualrl.records import content_digest
 from mutualrl.storage.files import write_checksummed
 from mutualrl.storage.rundir import RunDirectory
@@ -34,13 +34,13 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
     Raises ModelError, UsageError or DataError.
     """
     from mutualrl.engines.choice import chosen_engine
-    from mutualrl.tiny import located
+    from mutualrl.tiny import resolve_path
 
     for task in request.tasks:
         if task.dropped:
             line = f"{task.name}: left out {len(task.dropped)} rows of {task.origin}: {'; '.join(task.dropped[:5])}"
             console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
-    paths = {m.name: located(m.path) for m in request.models}
+    paths = {m.name: resolve_path(m.path) for m in request.models}
     engines = {
         m.name: chosen_engine(request.engine, paths[m.name], revision=m.revision, trust_remote_code=m.trust_remote_code)
         for m in request.models
@@ -76,9 +76,9 @@ def evaluate_models(request: EvalRequest, console: Console, out: Path | None = N
     return result
 
 
-def keep_in_run(run: RunDirectory, result: Row) -> Path:
+def store_in_run(run: RunDirectory, result: Row) -> Path:
     """Write an evaluation of a run's models into the run, replacing an earlier one of that suite; return its path."""
-    path = run.evaluations / f"{folder_of(result['suite'])}.json"
+    path = run.evaluations / f"{directory_name(result['suite'])}.json"
     path.parent.mkdir(exist_ok=True)
     write_checksummed(path, result, root=run.root)
     return path
@@ -95,7 +95,7 @@ class ModelSource(NamedTuple):
 def _evaluate(request: EvalRequest, model: ModelRequest, source: ModelSource, store: Store, bars: Progress) -> Row:
     from mutualrl.engines.choice import load_engine
 
-    with importing():
+    with fast_imports():
         from mutualrl.engines.transformers_engine import context_of, load_tokenizer
     from mutualrl.tasks.prompting import prompt_ids
 

@@ -44,7 +44,7 @@ class CheckResult:
     advice: str = ""
 
 
-def examine(directory: Path, exchange: str | None = None) -> Iterator[CheckResult]:
+def run_checks(directory: Path, exchange: str | None = None) -> Iterator[CheckResult]:
     """Yield all rows. The probed file system is that of `directory`, which must exist. `exchange`: URL of a bucket to
     probe."""
     yield _python()

@@ -54,7 +54,7 @@ def machine_of(nodes: Sequence[Resources]) -> Machine:
     return Machine(tuple(str(index) for index in range(gpus)), int(cores))
 
 
-def require_room(processes: Sequence[Resources]) -> None:
+def require_capacity(processes: Sequence[Resources]) -> None:
     """Raise MachineError if the nodes of the joined cluster have no room for all processes: Ray would wait forever."""
     nodes = nodes_of_cluster()
     requested, available = _total(processes), _total(nodes)
@@ -65,7 +65,7 @@ def require_room(processes: Sequence[Resources]) -> None:
     ]
     if shortages:
         raise MachineError(f"the Ray cluster is too small for the pool: {', '.join(shortages)} (nodes: {len(nodes)})")
-    if (unplaced := without_room(processes, nodes)) is not None:
+    if (unplaced := first_unplaceable(processes, nodes)) is not None:
         listed = "; ".join(map(_described, nodes))
         raise MachineError(
             f"no node of the Ray cluster has room for one more process of {_described(unplaced)}; "
@@ -73,7 +73,7 @@ def require_room(processes: Sequence[Resources]) -> None:
         )
 
 
-def without_room(processes: Sequence[Resources], nodes: Sequence[Resources]) -> Resources | None:
+def first_unplaceable(processes: Sequence[Resources], nodes: Sequence[Resources]) -> Resources | None:
     """Return the first process that fits on no node, placing the largest first; None if all fit."""
     free = [dict.fromkeys(KINDS, 0.0) | node for node in nodes]
     for process in sorted(processes, key=lambda needs: (needs.get("GPU", 0), needs["CPU"]), reverse=True):

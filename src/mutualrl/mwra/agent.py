@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from mutualrl.process.parent_watch import adopt_orphans, end_children, watch_parent
+from mutualrl.process.parent_watch import become_subreaper, end_children, watch_parent
 from mutualrl.process.ports import free_port
 
 LOOPBACK = "127.0.0.1"
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(arguments)
     watch_parent(args.parent)
-    adopt_orphans()
+    become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM):  # a batch system signals every process; the workers handle it
         signal.signal(number, signal.SIG_IGN)
 

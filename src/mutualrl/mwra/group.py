@@ -17,7 +17,7 @@ import psutil
 from mutualrl.mwra.placement import Allocation
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.liveness import clear_heartbeats
-from mutualrl.see.location import records_of
+from mutualrl.see.location import record_store
 from mutualrl.storage.files import remove_temporaries, try_read_json
 from mutualrl.storage.rundir import RunDirectory
 
@@ -86,7 +86,7 @@ def next_attempt(run: RunDirectory, policy: str) -> int:
     """Return the number of a policy's next attempt, over all sessions: one after the newest with a log or a claim."""
     names = (re.match(r"attempt-([0-9]+)\.", p.name) for p in run.policy(policy).logs.glob("attempt-*"))
     logs = max((int(match[1]) for match in names if match), default=-1)
-    claim = claimed_attempt(records_of(run), policy)
+    claim = claimed_attempt(record_store(run), policy)
     return max(logs, -1 if claim is None else claim) + 1
 
 
@@ -181,7 +181,7 @@ def back_off(restarts: int) -> float:
     return min(BACK_OFF_SECONDS * 2.0 ** min(restarts, 10), LONGEST_BACK_OFF_SECONDS)
 
 
-def how_it_died(run: RunDirectory, policy: str, code: int) -> str:
+def describe_death(run: RunDirectory, policy: str, code: int) -> str:
     """Return how a policy's process ended, for a message: its exit code and its own error, if any."""
     failure = failure_of(run, policy)
     cause = ", no error recorded" if failure is None else f": {failure[1]}"

@@ -19,8 +19,8 @@ from mutualrl.see import MissingPeers
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import Staged, forget, has_copy, stage
 from mutualrl.see.files import committed_rounds
-from mutualrl.see.liveness import last_beat
-from mutualrl.see.location import records_of
+from mutualrl.see.liveness import last_heartbeat
+from mutualrl.see.location import record_store
 from mutualrl.see.manifest import Manifest, read_manifest, write_manifest
 from mutualrl.see.store import remote_store
 from mutualrl.storage.checkpoints import Checkpoints
@@ -45,7 +45,7 @@ def claim_exchange(recipe: Recipe, plan: Fingerprint, launch: Launch, console: C
         )
     if policy is not None:
         require_same_run(store.url, manifest, recipe, plan, policy)
-        require_alone(recipe.bucket, policy, console)
+        require_not_running(recipe.bucket, policy, console)
         if launch.restart:
             forget(store, policy)
         elif (rounds := committed_rounds(store, policy)) and not has_copy(store, policy):
@@ -78,7 +78,7 @@ def fetch_checkpoint(
 def install_checkpoint(staged: Staged, run: RunDirectory) -> str:
     """Install a fetched checkpoint in a run directory, readmit lost peers, and return a note for the user."""
     staged.install(run)
-    MissingPeers(records_of(run), staged.marker.policy).readmit_all(staged.marker.round)
+    MissingPeers(record_store(run), staged.marker.policy).readmit_all(staged.marker.round)
     return f"policy {staged.marker.policy} resumes from its checkpoint of step {staged.marker.step} in the bucket"
 
 
@@ -110,14 +110,14 @@ def require_run(bucket: Bucket, run_id: str, policy: str | None, console: Consol
         found = "no run" if manifest is None else f"run {manifest.run_id[:8]}"
         raise ExchangeDamagedError(f"{store.url}: holds {found}, expected the resumed run {run_id[:8]}")
     if policy is not None:
-        require_alone(bucket, policy, console)
+        require_not_running(bucket, policy, console)
 
 
-def require_alone(bucket: Bucket, policy: str, console: Console) -> None:
+def require_not_running(bucket: Bucket, policy: str, console: Console) -> None:
     """Raise UsageError if another process of a policy writes heartbeats to the bucket. Watch for one and a half
     intervals, unless the policy has not started or has finished."""
     store = remote_store(bucket.url, PROBE_SECONDS)
-    before = last_beat(store, policy)
+    before = last_heartbeat(store, policy)
     if before is None or before.get("phase") == FINISHED:
         return
     seconds = 1.5 * bucket.heartbeat_seconds
@@ -125,7 +125,7 @@ def require_alone(bucket: Bucket, policy: str, console: Console) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(min(1.0, bucket.heartbeat_seconds))
-        now = last_beat(store, policy)
+        now = last_heartbeat(store, policy)
         if now is not None and now.get("counter") != before.get("counter"):
             raise UsageError(
                 f"policy {policy!r} is already running: its heartbeat in {store.url} is live (process "

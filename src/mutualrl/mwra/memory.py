@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mutualrl.mwra.placement import Allocation
 from mutualrl.recipes.schema import LoraSection, Policy, Recipe
 from mutualrl.storage.hub import hub_problem
-from mutualrl.tiny import located
+from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -118,7 +118,7 @@ def _empty_model(policy: Policy) -> PreTrainedModel | None:
     import torch
     import transformers
 
-    source, local = located(policy.model), True
+    source, local = resolve_path(policy.model), True
     if not Path(source).is_dir():
         local = hub_problem() is not None
     logger = logging.getLogger("huggingface_hub")
@@ -142,7 +142,7 @@ def _empty_model(policy: Policy) -> PreTrainedModel | None:
     return model
 
 
-def in_words(result: Estimate | None) -> str:
+def format_estimate(result: Estimate | None) -> str:
     """Return an estimate as text for a table cell."""
     if result is None:
         return "unknown"

@@ -16,9 +16,9 @@ from mutualrl.mwra.group import (
     agent,
     back_off,
     clear_attempt,
+    describe_death,
     end,
     failure_of,
-    how_it_died,
     next_attempt,
     tail,
 )
@@ -140,7 +140,7 @@ class PolicySupervisor:
         elif code == 0:  # e.g. a reward function that calls os._exit(0)
             self._ended(managed, "died (exit code 0, before its result was written)")
         elif code is not None:
-            self._ended(managed, how_it_died(self.run, managed.name, code))
+            self._ended(managed, describe_death(self.run, managed.name, code))
         elif silent is not None:
             self._ended(managed, f"is frozen: no heartbeat for {silent}")
         elif stalled is not None:

@@ -19,7 +19,7 @@ from mutualrl.mwra.group import CONSEQUENCES, failure_of
 from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.mwra.ray_worker import PolicyDiedError, PolicyTask, in_bundle, train_policy
 from mutualrl.mwra.session import Launch
-from mutualrl.mwra.stop import StopSignals, ask_to_stop, stopped
+from mutualrl.mwra.stop import StopSignals, request_stop, stopped
 from mutualrl.process.status import PolicyStatus, StatusWriter
 from mutualrl.recipes import Recipe
 from mutualrl.reporting.progress import Progress
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 POLL_SECONDS = 0.2
-ROOM_SECONDS = 30.0  # without training, before the policy's placement group is checked
+RESOURCE_WAIT_SECONDS = 30.0  # without training, before the policy's placement group is checked
 SILENT_SECONDS = 5.0  # without a heartbeat: Ray is restarting the policy, or its watch is about to end it
 
 
@@ -61,7 +61,7 @@ def run_on_cluster(
             while running:
                 if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
-                    ask_to_stop(run, console)
+                    request_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     break
                 if (news := head.news()) is not None:
@@ -192,9 +192,9 @@ def _check_absent(
 
     for policy in list(running):
         absent = status.absent_for(policy.name)
-        if absent < ROOM_SECONDS:
+        if absent < RESOURCE_WAIT_SECONDS:
             status.waiting_for_resources.discard(policy.name)
-        if absent < (1.0 if stopping else ROOM_SECONDS):
+        if absent < (1.0 if stopping else RESOURCE_WAIT_SECONDS):
             continue
         state = ray.util.placement_group_table(policy.group)["state"]
         if state != "CREATED" and stopping:

@@ -22,13 +22,13 @@ from mutualrl.mwra.group import (
     ProcessTag,
     back_off,
     clear_attempt,
+    describe_death,
     environment,
     failure_of,
-    how_it_died,
     next_attempt,
 )
 from mutualrl.mwra.watch import Watch
-from mutualrl.process.parent_watch import adopt_orphans, end_children
+from mutualrl.process.parent_watch import become_subreaper, end_children
 from mutualrl.process.ports import free_port
 from mutualrl.recipes import load_run
 from mutualrl.storage.rundir import RunDirectory
@@ -81,7 +81,7 @@ def train_policy(task: PolicyTask, group: PlacementGroup, resources: Resources) 
     """
     import ray
 
-    adopt_orphans()
+    become_subreaper()
     _require_shared(task.run)
     if task.run.policy(task.policy).result.exists():
         return
@@ -118,7 +118,7 @@ def _train_ranks(task: PolicyTask, attempt: int, group: PlacementGroup, resource
 
 def train_rank(task: PolicyTask, attempt: int, variables: dict[str, str]) -> None:
     """Train a further rank of a policy. Raises PolicyDiedError if it died."""
-    adopt_orphans()
+    become_subreaper()
     _require_shared(task.run)
     process = _start_rank(task, attempt, variables)
     try:
@@ -197,7 +197,7 @@ def _wait_for(process: subprocess.Popen[bytes], task: PolicyTask, siblings: list
             return f"is alive but hangs: {stalled}"
     if code == 0 and (task.run.policy(task.policy).result.exists() or task.run.stop_file.exists()):
         return None
-    return how_it_died(task.run, task.policy, code)
+    return describe_death(task.run, task.policy, code)
 
 
 def _failed(ended: list[ray.ObjectRef[None]]) -> bool:

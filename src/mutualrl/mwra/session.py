@@ -19,11 +19,11 @@ from mutualrl.mwra.placement import Allocation, Placement
 from mutualrl.recipes import Recipe, dump
 from mutualrl.recipes.agreement import compare, compare_models
 from mutualrl.recipes.batch_plan import BatchPlan
-from mutualrl.recipes.differences import HARMLESS, by_dotted_key, changed_keys, differing
+from mutualrl.recipes.differences import MUTABLE_KEYS, by_dotted_key, changed_keys, differing
 from mutualrl.recipes.yaml_file import parse
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.see import MissingPeers
-from mutualrl.see.location import records_of
+from mutualrl.see.location import record_store
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import (
     read_checksummed,
@@ -61,7 +61,9 @@ def accept_changes(old: Recipe, new: Recipe) -> list[str]:
     if new.run.epochs is not None:  # compared once the epochs are converted to steps
         changed = {key: values for key, values in changed.items() if key not in ("run.steps", "run.epochs")}
     refused = [
-        f"{key}: {after!r}, the run has {before!r}" for key, (before, after) in changed.items() if key not in HARMLESS
+        f"{key}: {after!r}, the run has {before!r}"
+        for key, (before, after) in changed.items()
+        if key not in MUTABLE_KEYS
     ]
     if refused:
         raise UsageError(
@@ -71,7 +73,7 @@ def accept_changes(old: Recipe, new: Recipe) -> list[str]:
     return [f"{key} is now {after!r} (was {before!r})" for key, (before, after) in changed.items()]
 
 
-def same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, models: Mapping[str, str]) -> list[str]:
+def require_same_plan(info: RunInfo, placement: Placement, plan: Fingerprint, models: Mapping[str, str]) -> list[str]:
     """Return messages about harmless differences between sessions. Raises UsageError if the data, the user's code, the
     base models, the batch or a policy's number of processes differ from the run's."""
     try:
@@ -181,7 +183,7 @@ def _claim(recipe: Recipe, info: RunInfo, held: ExitStack) -> RunDirectory:
                 raise
 
 
-def resumable(path: Path) -> RunDirectory:
+def open_resumable_run(path: Path) -> RunDirectory:
     """Return the run in `path` if it can be resumed. Raises UsageError with the reason otherwise."""
     run = RunDirectory(path)
     if path.is_symlink():
@@ -199,7 +201,7 @@ def resumable(path: Path) -> RunDirectory:
         )
     if (holder := holder_of(run.lock)) is not None:
         raise RunDirectoryError(f"--resume: the run in {path} is running now ({holder}); wait for it, or stop it there")
-    require_recipe(run, info)
+    verify_recipe(run, info)
     if run.summary.exists() and not (read_checksummed(run.summary, root=run.root) or {}).get("lost"):
         raise UsageError(
             f"--resume: nothing to resume, the run in {path} is finished (its results: {run.summary}); start another "
@@ -208,7 +210,7 @@ def resumable(path: Path) -> RunDirectory:
     return run
 
 
-def require_recipe(run: RunDirectory, info: RunInfo) -> None:
+def verify_recipe(run: RunDirectory, info: RunInfo) -> None:
     """Raise FileDamagedError if recipe.yaml was changed. The session rewrites a missing one, and one from before the
     newest session: a kill came between the writes of run.json and recipe.yaml."""
     try:
@@ -235,7 +237,7 @@ def _changes(text: str, data: bytes) -> str:
     return f" ({'; '.join(lines[:5])})" if lines else ""
 
 
-def require_intact(run: RunDirectory, recipe: Recipe) -> None:
+def verify_finished_policies(run: RunDirectory, recipe: Recipe) -> None:
     """Raise FileDamagedError if a finished policy's result or model was changed."""
     for policy in recipe.policies:
         if policy_result(run.policy(policy.name).result, run.root) is not None:
@@ -252,7 +254,7 @@ def resume_run(
     run.summary.unlink(missing_ok=True)
     for allocation in placement.allocations:
         cursor = Checkpoints(run.policy(allocation.policy).root).newest_cursor()
-        MissingPeers(records_of(run), allocation.policy).readmit_all(cursor)
+        MissingPeers(record_store(run), allocation.policy).readmit_all(cursor)
     info, text = run.info(), recipe_text(recipe)
     changes = {
         "placement": _by_policy(placement),

@@ -56,7 +56,7 @@ def write_stop_request(run: RunDirectory) -> None:
     write_json(run.stop_file, {"at": time.time()}, durable=False)
 
 
-def ask_to_stop(run: RunDirectory, console: Console) -> None:
+def request_stop(run: RunDirectory, console: Console) -> None:
     """Request every worker to save a checkpoint and exit."""
     write_stop_request(run)
     console.print("Stopping: each policy finishes its step and saves a checkpoint (again to stop immediately)")

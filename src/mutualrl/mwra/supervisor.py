@@ -14,7 +14,7 @@ from mutualrl.console.display import clean
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import MutualRLError, RunInterruptedError, UsageError
 from mutualrl.machine.devices import Machine, this_machine
-from mutualrl.machine.ray_cluster import join_cluster, require_room
+from mutualrl.machine.ray_cluster import join_cluster, require_capacity
 from mutualrl.machine.requirements import require
 from mutualrl.mwra.device_map import read_device_map
 from mutualrl.mwra.group import GRACE_SECONDS, ProcessTag, end
@@ -27,13 +27,13 @@ from mutualrl.mwra.session import (
     accept_changes,
     counted,
     next_session,
-    require_intact,
-    resumable,
+    open_resumable_run,
+    require_same_plan,
     resume_run,
-    same_plan,
     start_run,
+    verify_finished_policies,
 )
-from mutualrl.mwra.stop import StopSignals, ask_to_stop, stop_signals, stopped
+from mutualrl.mwra.stop import StopSignals, request_stop, stop_signals, stopped
 from mutualrl.process.status import StatusWriter
 from mutualrl.recipes import Recipe, load_run
 from mutualrl.recipes.agreement import fingerprint, load_recipe_prompts, require_enough, solutions
@@ -43,7 +43,7 @@ from mutualrl.storage.run_info import Fingerprint, policy_result
 from mutualrl.storage.rundir import RunDirectory, check_free, clean_run, hold
 from mutualrl.tasks.rewards import require_rewards
 from mutualrl.tasks.turns import require_turns
-from mutualrl.tiny import located
+from mutualrl.tiny import resolve_path
 
 POLL_SECONDS = 0.2
 
@@ -100,13 +100,13 @@ def _reopen(
 ) -> tuple[RunDirectory, Placement, list[str]]:
     if path is None:
         raise UsageError("--resume: name the run with --run-dir DIR (the command that began it printed the directory)")
-    run = resumable(path)
+    run = open_resumable_run(path)
     stored = load_run(run, run_code=True)
     accept_changes(stored, recipe)  # before the data are loaded: another task may have others
     recipe, placement, plan = planned(recipe, machine, launch)
     models = model_digests(only(recipe, launch.policies(recipe)))
-    notes = [*placement.notes, *accept_changes(stored, recipe), *same_plan(run.info(), placement, plan, models)]
-    require_intact(run, recipe)
+    notes = [*placement.notes, *accept_changes(stored, recipe), *require_same_plan(run.info(), placement, plan, models)]
+    verify_finished_policies(run, recipe)
     if recipe.bucket is not None:
         require_run(recipe.bucket, run.info().run_id, launch.policy, console)
     held.enter_context(hold(run.lock, str(run.root)))
@@ -132,7 +132,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
     pins = None if launch.device_map is None else read_device_map(launch.device_map)
     placement = place(only(recipe, launch.policies(recipe)), machine, pins)
     if launch.ray is not None:
-        require_room(bundles(placement))
+        require_capacity(bundles(placement))
     require_rewards(recipe.task.reward)
     require_turns(recipe.task.environment, recipe.task.tools)
     prompts, validation = load_recipe_prompts(recipe, "train"), load_recipe_prompts(recipe, "validation")
@@ -146,7 +146,7 @@ def planned(recipe: Recipe, machine: Machine, launch: Launch) -> tuple[Recipe, P
 
 def model_digests(recipe: Recipe) -> dict[str, str]:
     """Return the digest of each policy's base model. Raises ModelError if a file cannot be read."""
-    models = {p.name: (located(p.model), p.revision) for p in recipe.policies}
+    models = {p.name: (resolve_path(p.model), p.revision) for p in recipe.policies}
     digests = {key: model_digest(*key) for key in set(models.values())}
     return {name: digests[key] for name, key in models.items()}
 
@@ -174,7 +174,7 @@ def run_policies(
                 if deadline is None and (request.received or run.stop_file.exists()):
                     deadline = time.monotonic() + recipe.run.round_timeout
                     policy_supervisor.stopping = True
-                    ask_to_stop(run, console)
+                    request_stop(run, console)
                 if len(request.received) > 1 or (deadline is not None and time.monotonic() > deadline):
                     kill_immediately = True
                     break

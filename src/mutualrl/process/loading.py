@@ -11,7 +11,7 @@ from importlib import metadata
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def fast_imports() -> Iterator[None]:
     """Import without garbage collection, and exclude the imported objects from later collections.
 
     torch, transformers and TRL create about a million objects that live as long as the process; scanning them

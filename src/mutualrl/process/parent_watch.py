@@ -17,7 +17,7 @@ PARENT = "MUTUALRL_PARENT"
 ORPHANED = 4  # exit code of a process whose parent has ended; no process reads it
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Make this process the subreaper of its descendants (Linux only; a no-op elsewhere), so that an engine whose
     worker was killed becomes its child and ends with it."""
     if sys.platform == "linux":

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from mutualrl.errors import DataError, PlanMismatchError
-from mutualrl.plugins import entry_points, is_import_path, source_digest, without_directory
+from mutualrl.plugins import entry_points, is_import_path, portable_path, source_digest
 from mutualrl.recipes.batch_plan import BatchPlan
 from mutualrl.recipes.schema import Recipe
 from mutualrl.records import Prompt, content_digest
@@ -18,7 +18,7 @@ from mutualrl.tasks.boxed import boxed_score
 from mutualrl.tasks.mixture import sample_evenly_by_task
 
 logger = logging.getLogger(__name__)
-MOST_WITHOUT = 0.1  # fraction of the prompts that may lack a solution under `teacher: gold`
+MAX_MISSING_FRACTION = 0.1  # fraction of the prompts that may lack a solution under `teacher: gold`
 
 
 def load_recipe_prompts(recipe: Recipe, split: Split) -> list[Prompt]:
@@ -65,7 +65,7 @@ def solutions(recipe: Recipe, policy: str, prompts: Sequence[Prompt]) -> dict[st
         f"{recipe.task.name!r}, {len(prompts) - len(texts)} have none and {len(texts) - len(correct)} have one that "
         f"does not earn the reward, e.g. {missing[0]!r}"
     )
-    if not correct or (column == "solution" and len(missing) > MOST_WITHOUT * len(prompts)):
+    if not correct or (column == "solution" and len(missing) > MAX_MISSING_FRACTION * len(prompts)):
         raise DataError(f"{problems}; expected a field {column!r} that ends in \\boxed{{answer}} (tasks math, dataset)")
     logger.warning("%s; these prompts yield no pair", problems)
     return correct
@@ -93,14 +93,14 @@ def fingerprint(
             code[f"{key}_sha256"] = source_digest(group[name].value if name in group else name)
     environment = [] if recipe.task.environment is None else [("environment", recipe.task.environment)]
     for key, path in (*environment, *(("tool", path) for path in recipe.task.tools)):
-        code[f"{key} {without_directory(path)}"] = source_digest(path)
+        code[f"{key} {portable_path(path)}"] = source_digest(path)
     for number, path in enumerate(recipe.task.reward):
         if is_import_path(path):
             suffix = f" {number}" if len(recipe.task.reward) > 1 else ""
-            code[f"reward{suffix} {without_directory(path)}"] = source_digest(path)
+            code[f"reward{suffix} {portable_path(path)}"] = source_digest(path)
     return {
         **code,
-        "task": without_directory(recipe.task.name),
+        "task": portable_path(recipe.task.name),
         "data_sha256": content_digest(prompts),
         "validation_sha256": content_digest(validation),
         "prompts": len(prompts),

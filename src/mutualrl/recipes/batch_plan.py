@@ -9,7 +9,7 @@ from mutualrl.errors import RecipeError
 from mutualrl.recipes.schema import Recipe
 
 #: TRL's keys for the size of a round
-OWN_BATCHING = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
+TRL_BATCHING_KEYS = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size")
 TRL_DEFAULT_BATCH = 8  # per_device_train_batch_size of TRL and transformers
 
 
@@ -44,7 +44,7 @@ def plan_batch(recipe: Recipe, policy: str, processes: int) -> BatchPlan:
     rollouts = int(trainer.get("num_generations", 8))
     if recipe.round.prompts is None:
         return _from_trl_keys(trainer, policy, rollouts, processes)
-    conflicting = [key for key in OWN_BATCHING if key in trainer]
+    conflicting = [key for key in TRL_BATCHING_KEYS if key in trainer]
     if conflicting:
         raise RecipeError(
             [

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mutualrl.plugins import without_directory
+from mutualrl.plugins import portable_path
 from mutualrl.recipes import Recipe
 from mutualrl.regimes import SEPARATOR
 
 #: keys that may change between two sessions: they affect storage and supervision, not what the run computes
-HARMLESS = frozenset(
+MUTABLE_KEYS = frozenset(
     {
         "run.max_restarts",
         "run.peer_timeout",
@@ -68,9 +68,9 @@ def decisive(recipe: Recipe) -> dict[str, Any]:
     code is not compared: its content is in the fingerprint."""
     values = by_dotted_key(recipe.model_dump(mode="json"))
     code = {"task.name": recipe.task.name, "regime.name": recipe.regime_name}
-    values |= {key: SEPARATOR.join(map(without_directory, name.split(SEPARATOR))) for key, name in code.items()}
-    values["task.reward"] = [without_directory(path) for path in recipe.task.reward]
-    values["task.tools"] = [without_directory(path) for path in recipe.task.tools]
+    values |= {key: SEPARATOR.join(map(portable_path, name.split(SEPARATOR))) for key, name in code.items()}
+    values["task.reward"] = [portable_path(path) for path in recipe.task.reward]
+    values["task.tools"] = [portable_path(path) for path in recipe.task.tools]
     if recipe.task.environment is not None:
-        values["task.environment"] = without_directory(recipe.task.environment)
+        values["task.environment"] = portable_path(recipe.task.environment)
     return {key: value for key, value in values.items() if not _PER_MACHINE.fullmatch(key)}

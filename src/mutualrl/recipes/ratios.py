@@ -15,7 +15,7 @@ DEFAULT_SAMPLING: dict[str, tuple[Any, ...]] = {
 
 
 #: keys of `generation_kwargs` that do not affect the token distribution.
-HARMLESS = frozenset(
+MUTABLE_KEYS = frozenset(
     ("max_new_tokens", "max_tokens", "use_cache", "cache_implementation", "disable_compile", "stop", "stop_strings")
 ) | {"stop_token_ids", "pad_token_id", "bos_token_id", "eos_token_id"}
 
@@ -28,7 +28,7 @@ def non_default_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in sampling.items()
-        if key not in HARMLESS and value not in DEFAULT_SAMPLING.get(key, ())
+        if key not in MUTABLE_KEYS and value not in DEFAULT_SAMPLING.get(key, ())
     }
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from mutualrl.errors import RecipeError, RegimeError, TaskError
 from mutualrl.plugins import absolute_path, entry_points, is_import_path
 from mutualrl.recipes import yaml_file
-from mutualrl.recipes.batch_plan import OWN_BATCHING
+from mutualrl.recipes.batch_plan import TRL_BATCHING_KEYS
 from mutualrl.recipes.layers import Layer, Layers, anchor_code, find, recipe_file, shipped, with_name_keys
 from mutualrl.recipes.ratios import aggregation_problem, ratio_problems, server_problems
 from mutualrl.recipes.schema import (
@@ -28,7 +28,7 @@ from mutualrl.recipes.schema import (
     RunSection,
     TaskSection,
 )
-from mutualrl.recipes.trainer_keys import problem_with
+from mutualrl.recipes.trainer_keys import validate_trainer_key
 from mutualrl.regimes import (
     SEPARATOR,
     RegimeSettings,
@@ -206,7 +206,7 @@ def validate(layers: Layers, *, run_code: bool = True) -> Recipe:
         _key_user_regimes_by_name(value["regime"])
     for path, settings in _trainer_sections(value):
         for key, setting in settings.items():
-            if (problem := problem_with(key, setting)) is not None:
+            if (problem := validate_trainer_key(key, setting)) is not None:
                 problems.append(_line(layers, (*path, key), problem))
     recipe = None
     try:
@@ -262,7 +262,7 @@ def _conflicts(recipe: Recipe, layers: Layers) -> list[str]:
         problems = ratio_problems(settings, traced=traced)
         problems += aggregation_problem(settings, moves_advantages=spec.moves_advantages)
         problems += spec.check(recipe.regime_settings(policy.name), settings)
-        for key, problem in spec.idle_settings(recipe.regime_settings(policy.name)):
+        for key, problem in spec.ineffective_settings(recipe.regime_settings(policy.name)):
             overridden = key in flat(policy.regime or {})
             section = ("policies", str(index), "regime") if overridden else ("regime",)
             lines.append(_line(layers, (*section, *key.split(".")), problem))
@@ -330,7 +330,7 @@ def _with_round(value: Layer) -> Layer:
     trainer, round_section = value.get("trainer"), value.get("round", {})
     if not isinstance(trainer, dict) or not isinstance(round_section, dict) or round_section.get("prompts") is not None:
         return value
-    if any(key in settings for _, settings in _trainer_sections(value) for key in OWN_BATCHING):
+    if any(key in settings for _, settings in _trainer_sections(value) for key in TRL_BATCHING_KEYS):
         return value
     return {**value, "round": {**round_section, "prompts": DEFAULT_PROMPTS}}
 

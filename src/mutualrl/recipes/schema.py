@@ -315,12 +315,12 @@ class Recipe(Section):
         """Return the regime. Raises RegimeError for one that cannot be imported."""
         return get_regime(self.regime_name)
 
-    def with_steps(self, prompts: int, prompts_a_round: int, steps_a_round: int) -> Recipe:
-        """Return the recipe with `run.epochs` converted: `run.steps = epochs * (prompts // prompts_a_round) *
-        steps_a_round`. A recipe without epochs is returned unchanged."""
+    def with_steps(self, prompts: int, prompts_per_round: int, steps_per_round: int) -> Recipe:
+        """Return the recipe with `run.epochs` converted: `run.steps = epochs * (prompts // prompts_per_round) *
+        steps_per_round`. A recipe without epochs is returned unchanged."""
         if self.run.epochs is None:
             return self
-        steps = self.run.epochs * (prompts // prompts_a_round) * steps_a_round
+        steps = self.run.epochs * (prompts // prompts_per_round) * steps_per_round
         return self.model_copy(update={"run": self.run.model_copy(update={"steps": max(steps, 1), "epochs": None})})
 
     def policy(self, name: str) -> Policy:

@@ -83,7 +83,7 @@ def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def problem_with(key: str, value: Any) -> str | None:
+def validate_trainer_key(key: str, value: Any) -> str | None:
     """Return the problem with `trainer.<key>: <value>` and the expected value, or None."""
     table = fields()
     if key in RESERVED:

@@ -61,14 +61,14 @@ def standard_deviation(rewards: npt.ArrayLike) -> float:
     return float(values.std(ddof=1)) if values.size > 1 else 0.0
 
 
-def success_share(rewards: npt.ArrayLike) -> float | None:
+def success_rate(rewards: npt.ArrayLike) -> float | None:
     """Return the fraction of the non-NaN rewards that are above 0; None without any."""
     values = np.asarray(rewards, dtype=np.float64)
     values = values[~np.isnan(values)]
     return float((values > 0).mean()) if values.size else None
 
 
-def by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, list[float]]:
+def group_by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, list[float]]:
     """Return values grouped by prompt, in their order."""
     groups: dict[str, list[float]] = {}
     for prompt_id, value in zip(prompt_ids, values, strict=True):
@@ -76,8 +76,8 @@ def by_prompt(prompt_ids: Sequence[str], values: Sequence[float]) -> dict[str, l
     return groups
 
 
-def in_rows(prompt_ids: Sequence[str], groups: Mapping[str, npt.ArrayLike]) -> tuple[float, ...]:
-    """Invert `by_prompt`: return the groups' values in row order."""
+def ungroup(prompt_ids: Sequence[str], groups: Mapping[str, npt.ArrayLike]) -> tuple[float, ...]:
+    """Invert `group_by_prompt`: return the groups' values in row order."""
     values = {prompt_id: np.asarray(group, dtype=np.float64).tolist() for prompt_id, group in groups.items()}
     used = dict.fromkeys(groups, 0)
     rows = []

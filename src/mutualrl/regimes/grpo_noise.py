@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mutualrl.regimes.advantages import by_prompt, in_rows, pool_advantages, standard_deviation
+from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.round import Plan, RoundView
 from mutualrl.regimes.spec import RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
 from mutualrl.seeds import seeded
@@ -46,9 +46,9 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
             exempt_equal=settings.equal_groups == "exempt" or settings.noise == 0,
             shift=settings.noise * float(seeded(view.run_seed, view.round, prompt_id, view.learner).normal()),
         )
-        for prompt_id, rewards in by_prompt(view.prompt_ids, view.rewards).items()
+        for prompt_id, rewards in group_by_prompt(view.prompt_ids, view.rewards).items()
     }
-    advantages = in_rows(view.prompt_ids, groups)
+    advantages = ungroup(view.prompt_ids, groups)
     return Plan(advantages=advantages, metrics=advantage_metrics("noise", view.advantages, advantages))
 
 

@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 
 from mutualrl.errors import DataError
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.advantages import Floats, by_prompt, in_rows, standard_deviation, success_share
+from mutualrl.regimes.advantages import Floats, group_by_prompt, standard_deviation, success_rate, ungroup
 from mutualrl.regimes.round import ExtraRow, PeerRound, Plan, RoundView, RowSource, RowStatistics, Stepwise
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
 
@@ -116,7 +116,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
 
     own_advantages: dict[str, Floats] = {}
     rows: list[ExtraRow] = []
-    for prompt_id, own_rewards in by_prompt(view.prompt_ids, view.rewards).items():
+    for prompt_id, own_rewards in group_by_prompt(view.prompt_ids, view.rewards).items():
         peer_entries = rows_of[prompt_id]
         count = len(own_rewards)
         rewards = np.array([*own_rewards, *[reward for _, reward in peer_entries]], dtype=np.float64)
@@ -126,7 +126,7 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
         for (row, _), value in zip(peer_entries, values[count:].tolist(), strict=True):
             rows.append(replace(row, advantage=value))
     return Plan(
-        advantages=in_rows(view.prompt_ids, own_advantages),
+        advantages=ungroup(view.prompt_ids, own_advantages),
         rows=tuple(rows),
         metrics={
             "hacpo/rows": float(len(rows)),
@@ -160,7 +160,7 @@ def _success_rates(view: RoundView, settings: HACPOSettings) -> dict[str, list[f
     rewards = {view.learner: view.rewards, **{name: peer.column("reward") for name, peer in view.peers.items()}}
     rates = {name: list(values) for name, values in before.items()}
     for name in sorted(rewards):
-        rate = success_share(rewards[name])
+        rate = success_rate(rewards[name])
         if rate is not None:
             rates.setdefault(name, []).append(rate)
         rates[name] = rates.get(name, [])[-settings.window :]

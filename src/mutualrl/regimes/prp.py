@@ -17,7 +17,7 @@ from pydantic import Field
 
 from mutualrl.errors import DataError
 from mutualrl.records import PublishSchema
-from mutualrl.regimes.advantages import Floats, by_prompt, in_rows, pool_advantages, standard_deviation
+from mutualrl.regimes.advantages import Floats, group_by_prompt, pool_advantages, standard_deviation, ungroup
 from mutualrl.regimes.round import (
     PPO,
     Band,
@@ -212,11 +212,11 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     if not graded:
         return Plan(metrics={**counts, "prp/rows": 0.0})
     graded = without_truncated(view, graded)
-    own, rows = pool(by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
+    own, rows = pool(group_by_prompt(view.prompt_ids, view.rewards), graded, view.scale)
     tokens = sum(len(row.token_ids) for row in rows)
     covered = sum(int(row.covered.sum()) for row in rows)
     return Plan(
-        advantages=in_rows(view.prompt_ids, own),
+        advantages=ungroup(view.prompt_ids, own),
         rows=tuple(rows),
         metrics={
             **counts,

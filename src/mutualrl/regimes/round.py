@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mutualrl.errors import RegimeError, UsageError
 from mutualrl.records import Rollout
-from mutualrl.regimes.advantages import Scale, by_prompt
+from mutualrl.regimes.advantages import Scale, group_by_prompt
 
 
 class Aligned(NamedTuple):
@@ -73,7 +73,7 @@ class Transfer(Protocol):
         ...
 
 
-class NoTransfer:
+class UnavailableTransfer:
     """Transfer for a view whose regime reads no text."""
 
     def to_learner_ids(self, text: str, ended: bool) -> tuple[int, ...] | None:
@@ -160,7 +160,7 @@ class RoundView:
     run_seed: int
     rollouts: Sequence[Rollout]
     peers: Mapping[str, PeerRound]
-    transfer: Transfer = field(default_factory=NoTransfer)
+    transfer: Transfer = field(default_factory=UnavailableTransfer)
     state: Mapping[str, Any] = field(default_factory=dict)
     scale: Scale = "group"
     mask_truncated: bool = False
@@ -192,7 +192,7 @@ class RoundView:
 
     def own_groups(self) -> dict[str, list[float]]:
         """Return own rewards by prompt."""
-        return by_prompt(self.prompt_ids, self.rewards)
+        return group_by_prompt(self.prompt_ids, self.rewards)
 
 
 # ---- extra rows

@@ -267,7 +267,7 @@ Remembered = list[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class AvailableSuccesses:
     """Successes available to a learner in a round, by prompt: of this round and remembered ones, with the rewards that
     open the gate."""
 
@@ -304,7 +304,7 @@ def memory_after(view: RoundView, settings: SGTSettings) -> dict[str, list[Remem
     return memory
 
 
-def supply(view: RoundView, settings: SGTSettings) -> Supply:
+def supply(view: RoundView, settings: SGTSettings) -> AvailableSuccesses:
     """Return the peers' successes of this round, and the remembered ones."""
     rewards: dict[str, list[float]] = {}
     rows: dict[str, dict[str, list[int]]] = {}
@@ -326,7 +326,7 @@ def supply(view: RoundView, settings: SGTSettings) -> Supply:
                 result.append(Candidate(name, rollout, text, ended, round_index))
         return result
 
-    return Supply(rewards, candidates)
+    return AvailableSuccesses(rewards, candidates)
 
 
 def _successes(name: str, peer: PeerRound, rows: Sequence[int], above: float) -> list[Candidate]:

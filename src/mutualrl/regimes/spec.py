@@ -137,7 +137,7 @@ class RegimeSpec:
         changed = changed_settings(settings.model_dump(), self.settings().model_dump(), self.acts_when)
         return f"{self.name} ({', '.join(changed)})" if changed else self.name
 
-    def idle_settings(self, settings: RegimeSettings) -> list[Problem]:
+    def ineffective_settings(self, settings: RegimeSettings) -> list[Problem]:
         """Return (key, problem) of the non-default settings that have no effect."""
         values, defaults = flat(settings.model_dump()), flat(self.settings().model_dump())
         problems = []

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from mutualrl.errors import DataError
 from mutualrl.records import PublishSchema, Rollout
-from mutualrl.regimes.advantages import by_prompt, pool_advantages, standard_deviation
+from mutualrl.regimes.advantages import group_by_prompt, pool_advantages, standard_deviation
 from mutualrl.regimes.round import PPO, ExtraRow, Needs, Plan, RoundView, RowSource, Trace
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec
 from mutualrl.seeds import seeded
@@ -137,7 +137,7 @@ def verified(groups: Sequence[Group], rewards: Sequence[float]) -> list[Group]:
 def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     """Return the batch of a round: the kept own groups and the drawn peer groups."""
     assert isinstance(settings, SwarmSettings)
-    own = by_prompt(view.prompt_ids, view.rewards)
+    own = group_by_prompt(view.prompt_ids, view.rewards)
     kept = _drawn(view, "local", sorted(p for p, rewards in own.items() if has_variance(rewards)), settings.local)
     groups = external_groups(view, settings) if settings.external != 0 else []
     varied = len(groups)

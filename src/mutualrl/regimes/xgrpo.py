@@ -16,7 +16,15 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from mutualrl.regimes.advantages import Baseline, Floats, Scale, by_prompt, in_rows, pool_advantages, standard_deviation
+from mutualrl.regimes.advantages import (
+    Baseline,
+    Floats,
+    Scale,
+    group_by_prompt,
+    pool_advantages,
+    standard_deviation,
+    ungroup,
+)
 from mutualrl.regimes.round import PeerRound, Plan, RoundView
 from mutualrl.regimes.spec import Metric, Problem, RegimeSettings, RegimeSpec, advantage_metric_table, advantage_metrics
 from mutualrl.seeds import seeded
@@ -73,7 +81,7 @@ def peer_bags(peers: Mapping[str, PeerRound]) -> dict[str, list[float]]:
     """Return all peers' rewards by prompt, the peers sorted by name."""
     bags: dict[str, list[float]] = {}
     for _, peer in sorted(peers.items()):
-        for prompt, rewards in by_prompt(peer.column("prompt_id"), peer.column("reward")).items():
+        for prompt, rewards in group_by_prompt(peer.column("prompt_id"), peer.column("reward")).items():
             bags.setdefault(prompt, []).extend(rewards)
     return bags
 
@@ -84,14 +92,14 @@ def plan(view: RoundView, settings: RegimeSettings) -> Plan:
     bags: Mapping[str, Sequence[float]] = peer_bags(view.peers)
     if settings.pool == "shuffled":
         bags = shuffled(bags, seeded(view.run_seed, view.round, "shuffled pool", view.learner))
-    local = by_prompt(view.prompt_ids, view.advantages)
-    lengths = by_prompt(view.prompt_ids, view.lengths)
+    local = group_by_prompt(view.prompt_ids, view.advantages)
+    lengths = group_by_prompt(view.prompt_ids, view.lengths)
     pool = pooled(view.own_groups(), bags, settings.scale or view.scale, settings.baseline)
     groups = {
         prompt: effective_advantages(np.array(local[prompt]), pool[prompt], np.array(lengths[prompt]), settings)
         for prompt in local
     }
-    advantages = in_rows(view.prompt_ids, groups)
+    advantages = ungroup(view.prompt_ids, groups)
     metrics = advantage_metrics("xgrpo", view.advantages, advantages)
     margin = variance_margin(view.own_groups(), bags, lengths)
     return Plan(advantages=advantages, metrics=metrics if margin is None else {**metrics, MARGIN: margin})

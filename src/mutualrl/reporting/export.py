@@ -18,7 +18,7 @@ from mutualrl.reporting.run_reader import policies_in, read_run
 from mutualrl.storage.artifacts import relative_files, sha256_of
 from mutualrl.storage.rundir import FORMAT, RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
-from mutualrl.tiny import located
+from mutualrl.tiny import resolve_path
 
 SUMS = "SHA256SUMS"
 LICENSES = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)", re.IGNORECASE)
@@ -123,7 +123,7 @@ def license_files(base: str, revision: str | None = None) -> list[Path]:
     """Return a base model's licence files, from its directory or the hub cache; empty if neither exists."""
     if not base:
         return []
-    directory = Path(located(base))
+    directory = Path(resolve_path(base))
     if not directory.is_dir():
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError

@@ -15,7 +15,7 @@ from mutualrl.errors import FileDamagedError
 from mutualrl.reporting.pace import WAIT
 from mutualrl.reporting.run_reader import Point, validation_of
 from mutualrl.see import open_store
-from mutualrl.see.liveness import last_beat
+from mutualrl.see.liveness import last_heartbeat
 from mutualrl.storage.files import JsonObject, finite_number, open_regular, parse_or_none, read_checksummed
 from mutualrl.storage.rundir import RunDirectory
 
@@ -128,7 +128,7 @@ class LivePolicy:
 
     def update(self) -> None:
         """Read new metrics, rescues and the heartbeat of the policy."""
-        state = last_beat(open_store(self._run.exchange), self.name)
+        state = last_heartbeat(open_store(self._run.exchange), self.name)
         if state is not None:
             self.phase = clean(str(state.get("phase", self.phase)), LONGEST_PHASE)
         if self._before is None:

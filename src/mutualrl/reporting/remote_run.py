@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.process.status import ELSEWHERE, status_file
 from mutualrl.see.bucket import PROBE_SECONDS
-from mutualrl.see.liveness import HEARTBEAT, last_beat
+from mutualrl.see.liveness import HEARTBEAT, last_heartbeat
 from mutualrl.see.manifest import read_manifest
 from mutualrl.see.mirror import RUN_JSON, mirrored, policy_files
 from mutualrl.see.store import RemoteStore, remote_store
@@ -61,7 +61,7 @@ def fetch_run(url: str, root: Path) -> RunDirectory:
         for name, path in policy_files(files).items():
             if (data := mirrored(store, policy, name)) is not None:
                 _bring_up_to_date(path, data)
-        if (beat := last_beat(store, policy)) is not None:
+        if (beat := last_heartbeat(store, policy)) is not None:
             (run.exchange / policy).mkdir(parents=True, exist_ok=True)
             write_json(run.exchange / policy / HEARTBEAT, beat, durable=False)
     if not infos:

@@ -17,7 +17,7 @@ from mutualrl.recipes import yaml_file
 from mutualrl.records import POLICY_NAME
 from mutualrl.regimes.info import RegimeInfo
 from mutualrl.regimes.spec import SUCCESS_ABOVE, flat
-from mutualrl.storage.artifacts import FileSum
+from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.files import (
     JsonObject,
     finite_number,
@@ -30,7 +30,7 @@ from mutualrl.storage.files import (
     try_read_json,
     user_path,
 )
-from mutualrl.storage.run_logs import recorded_sums, require_log
+from mutualrl.storage.run_logs import recorded_sums, verify_log
 from mutualrl.storage.rundir import FORMAT, RunDirectory, holder_of, read_run_json
 
 Row = JsonObject
@@ -300,7 +300,7 @@ def read_overview(path: Path) -> Overview:
         metrics = files.metrics
         try:
             if (recorded := recorded_sums(files).get(metrics)) is not None:
-                require_log(metrics, recorded)
+                verify_log(metrics, recorded)
         except (FileDamagedError, OSError) as error:
             notes.append(f"{metrics.relative_to(run.root)} is left out: {_short(error, metrics)}")
             policies[name] = PolicyOverview(0, None, policy.final)
@@ -436,7 +436,7 @@ def _recipe(run: RunDirectory, info: Row, notes: list[str]) -> Row:
         return {}
 
 
-def _lines(path: Path, recorded: FileSum | None, notes: list[str], root: Path) -> tuple[Row, ...]:
+def _lines(path: Path, recorded: FileDigest | None, notes: list[str], root: Path) -> tuple[Row, ...]:
     """Return the rows of a JSON Lines file that have a step; none if the recorded prefix fails its checksum. An
     unterminated last line is still being written, or was torn."""
     where = path.relative_to(root)

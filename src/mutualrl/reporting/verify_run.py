@@ -10,14 +10,14 @@ from mutualrl.errors import CheckpointDamagedError, ExchangeDamagedError, FileDa
 from mutualrl.recipes.published import missing_rounds
 from mutualrl.see.exchange import claimed_attempt
 from mutualrl.see.inspection import PolicyInspection, inspect_policy, writers
-from mutualrl.see.location import records_of
+from mutualrl.see.location import record_store
 from mutualrl.see.missing_peers import MissingPeers
 from mutualrl.see.read_log import ReadLog
 from mutualrl.see.store import ExchangeStore
 from mutualrl.storage.artifacts import verify_directory
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import read_checksummed, read_regular
-from mutualrl.storage.run_logs import recorded_sums, require_log
+from mutualrl.storage.run_logs import recorded_sums, verify_log
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 from mutualrl.storage.trained_model import has_trained_model, trained_model
 
@@ -87,7 +87,7 @@ def _verify_policy(run: RunDirectory, files: PolicyFiles, result: Verification) 
         if path.exists():
             result.look(path.name, partial(read_checksummed, path, root=run.root))
     for path, expected in recorded_sums(files).items():
-        result.look(path.name, partial(require_log, path, expected))
+        result.look(path.name, partial(verify_log, path, expected))
     if files.result.exists() or has_trained_model(run, name):
         result.look("model", lambda: trained_model(run, name, verify=True))
     if files.adapter.exists():
@@ -120,7 +120,7 @@ def _checkpoint(checkpoints: Checkpoints, step: int) -> None:
 def verify_exchange(run: RunDirectory, result: Verification) -> None:
     """Verify the exchange against its commit markers, decode it, and check for missing rounds."""
     run_id = run.info().run_id
-    store = records_of(run)
+    store = record_store(run)
     for policy in writers(store):
         inspection = inspect_policy(store, run_id, policy, verify=True)
         result.exchange.append(inspection)

@@ -58,7 +58,7 @@ class Heartbeat:
         self.beat()
         self._thread.start()
 
-    def repeat_to(self, store: ExchangeStore, interval: float) -> None:
+    def mirror_to(self, store: ExchangeStore, interval: float) -> None:
         """Also write the newest heartbeat to another store, every `interval` seconds from a separate thread: a bucket
         that does not respond must not delay the heartbeats that the run's supervisor watches."""
         subject = f"the heartbeat of {self._policy!r} in the bucket"
@@ -210,7 +210,7 @@ def heartbeats(store: ExchangeStore, policy: str) -> list[str]:
     return [name for name in store.names(policy) if name.startswith("heartbeat") and name.endswith(".json")]
 
 
-def last_beat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> JsonObject | None:
+def last_heartbeat(store: ExchangeStore, policy: str, name: str = HEARTBEAT) -> JsonObject | None:
     """Return a policy's newest heartbeat (`phase`, `step`, `counter`), or None if it cannot be read."""
     try:
         return parse_or_none(store.get(policy, name))

@@ -6,7 +6,7 @@ from mutualrl.see.store import ExchangeStore, open_store
 from mutualrl.storage.rundir import RunDirectory
 
 
-def records_of(run: RunDirectory) -> ExchangeStore:
+def record_store(run: RunDirectory) -> ExchangeStore:
     """Return the store of a run's records. Heartbeats for the run's supervisor are always in its directory.
 
     Raises as `RunDirectory.info` does, UsageError for an invalid URL, MachineError if the store cannot be opened.

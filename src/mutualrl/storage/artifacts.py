@@ -22,22 +22,22 @@ _SHA256_CACHE: dict[tuple[str, int, int, int], str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class FileSum:
+class FileDigest:
     """Size in bytes and sha256 of a file."""
 
     bytes: int
     sha256: str
 
 
-def file_sum(path: Path) -> FileSum:
+def file_sum(path: Path) -> FileDigest:
     """Sync a file to disk and return its size and sha256."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileSum(file.tell(), digest)
+        return FileDigest(file.tell(), digest)
 
 
-def prefix_sum(path: Path, length: int | None = None) -> FileSum:
+def prefix_digest(path: Path, length: int | None = None) -> FileDigest:
     """Return size and sha256 of a file's first `length` bytes (fewer if it is shorter), or of the whole file."""
     digest, remaining, size = hashlib.sha256(), length, 0
     with path.open("rb") as file:
@@ -45,7 +45,7 @@ def prefix_sum(path: Path, length: int | None = None) -> FileSum:
             digest.update(block)
             size += len(block)
             remaining = None if remaining is None else remaining - len(block)
-    return FileSum(size, digest.hexdigest())
+    return FileDigest(size, digest.hexdigest())
 
 
 def sha256_of(path: Path) -> str:
@@ -91,11 +91,11 @@ def verify_directory(directory: Path) -> JsonObject:
     files = marker.get("files")
     if marker.get("format") != FORMAT or not isinstance(files, dict):
         raise FileDamagedError(f"{path}: format {marker.get('format')!r}, this version reads {FORMAT}")
-    compare_files(directory, {name: FileSum(**entry) for name, entry in files.items()})
+    compare_files(directory, {name: FileDigest(**entry) for name, entry in files.items()})
     return marker
 
 
-def compare_files(directory: Path, expected: Mapping[str, FileSum]) -> None:
+def compare_files(directory: Path, expected: Mapping[str, FileDigest]) -> None:
     """Raise FileDamagedError naming a file below `directory` that is missing, changed or unexpected."""
     names = set(relative_files(directory)) - {CARD}
     for name in sorted(names ^ (set(expected) - {CARD})):

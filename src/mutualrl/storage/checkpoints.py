@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import CheckpointDamagedError, DiskError, FileDamagedError
-from mutualrl.storage.artifacts import MARKER, FileSum, compare_files
+from mutualrl.storage.artifacts import MARKER, FileDigest, compare_files
 from mutualrl.storage.files import read_checksummed, sync_directory, write_checksummed, write_json
 
 FORMAT = 1
@@ -35,14 +35,14 @@ class CheckpointMarker:
     round: int
     attempt: int
     ranks: int
-    files: dict[str, FileSum]
+    files: dict[str, FileDigest]
     progress: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> CheckpointMarker:
         """Parse a marker. Raises KeyError, TypeError or ValueError when it is not one."""
-        return cls(**{**value, "files": {name: FileSum(**entry) for name, entry in value["files"].items()}})
+        return cls(**{**value, "files": {name: FileDigest(**entry) for name, entry in value["files"].items()}})
 
 
 class Checkpoints:

@@ -241,7 +241,7 @@ def write_json(path: Path, value: object, *, durable: bool = True) -> None:
 CHECKSUM_KEY = "seal"  # key on disk: sha256 of the rest of the file
 
 
-PLACE_KEY = "relative_path"  # key on disk: the file's path relative to its root
+PATH_KEY = "relative_path"  # key on disk: the file's path relative to its root
 
 
 def write_checksummed(path: Path, value: JsonObject, *, root: Path | None = None) -> None:
@@ -250,9 +250,9 @@ def write_checksummed(path: Path, value: JsonObject, *, root: Path | None = None
     detected."""
     if root is not None:
         relative = path.relative_to(root).as_posix()
-        if value.get(PLACE_KEY, relative) != relative:
-            raise ValueError(f"{PLACE_KEY}: found {value[PLACE_KEY]!r}, expected {relative!r}")
-        value = {**value, PLACE_KEY: relative}
+        if value.get(PATH_KEY, relative) != relative:
+            raise ValueError(f"{PATH_KEY}: found {value[PATH_KEY]!r}, expected {relative!r}")
+        value = {**value, PATH_KEY: relative}
     write_atomic(path, checksummed_bytes(value))
 
 
@@ -266,7 +266,7 @@ def read_checksummed(path: Path, *, root: Path | None = None) -> JsonObject | No
         return None
     value = parse_checksummed(data, str(path))
     if root is not None:
-        stored, expected = value.pop(PLACE_KEY, "another path"), path.relative_to(root).as_posix()
+        stored, expected = value.pop(PATH_KEY, "another path"), path.relative_to(root).as_posix()
         if stored != expected:
             raise FileDamagedError(f"{path}: written for {str(stored)!r:.80}, expected {expected!r}")
     return value

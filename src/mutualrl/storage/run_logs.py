@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mutualrl.errors import CheckpointDamagedError, FileDamagedError
-from mutualrl.storage.artifacts import FileSum, prefix_sum
+from mutualrl.storage.artifacts import FileDigest, prefix_digest
 from mutualrl.storage.checkpoints import Checkpoints
 from mutualrl.storage.files import JsonObject, read_checksummed
 from mutualrl.storage.rundir import PolicyFiles
@@ -23,14 +23,14 @@ def log_paths(files: PolicyFiles) -> tuple[Path, ...]:
 
 def current_sums(files: PolicyFiles) -> JsonObject:
     """Return the current size and sha256 of the existing logs, by name."""
-    return {path.name: asdict(prefix_sum(path)) for path in log_paths(files) if path.is_file()}
+    return {path.name: asdict(prefix_digest(path)) for path in log_paths(files) if path.is_file()}
 
 
-def recorded_sums(files: PolicyFiles) -> dict[Path, FileSum]:
+def recorded_sums(files: PolicyFiles) -> dict[Path, FileDigest]:
     """Return the recorded sums of a policy's logs, from its result or else its newest intact checkpoint. A damaged
     record is skipped: it is checked elsewhere."""
     recorded = _recorded(files)
-    return {path: FileSum(**recorded[path.name]) for path in log_paths(files) if path.name in recorded}
+    return {path: FileDigest(**recorded[path.name]) for path in log_paths(files) if path.name in recorded}
 
 
 def _recorded(files: PolicyFiles) -> JsonObject:
@@ -49,9 +49,9 @@ def _recorded(files: PolicyFiles) -> JsonObject:
     return {}
 
 
-def require_log(path: Path, expected: FileSum) -> None:
+def verify_log(path: Path, expected: FileDigest) -> None:
     """Raise FileDamagedError if a log does not begin with the recorded content."""
     if not path.is_file():
         raise FileDamagedError(f"{path}: missing")
-    if prefix_sum(path, expected.bytes) != expected:
+    if prefix_digest(path, expected.bytes) != expected:
         raise FileDamagedError(f"{path}: its first {expected.bytes:,} bytes are not what the policy wrote")

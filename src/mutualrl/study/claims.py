@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import yaml_file
 from mutualrl.study.outcomes import MEASURES, Outcomes
-from mutualrl.study.statistics import ALPHA, FEWEST, Estimate, holm, paired
+from mutualrl.study.statistics import ALPHA, MIN_VALUES, Estimate, holm, paired
 
 Verdict = Literal["held", "refuted", "undecided"]
 
@@ -94,7 +94,7 @@ class ClaimFile(_Section):
     """Claim file: one family of tests."""
 
     claims: tuple[Claim, ...] = Field(min_length=1)
-    seeds: Annotated[int, Field(ge=FEWEST)] = FEWEST
+    seeds: Annotated[int, Field(ge=MIN_VALUES)] = MIN_VALUES
     correction: Literal["holm", "none"] = "holm"
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = ALPHA
     problems: Annotated[int, Field(ge=1)] | None = None
@@ -115,11 +115,11 @@ class RegisteredClaims:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def to_json(self) -> dict[str, str]:
-        """Return the arguments of `claims_of`."""
+        """Return the arguments of `parse_claims`."""
         return {"name": self.name, "text": self.text, "changed": self.changed}
 
 
-def claims_of(text: str, name: str, changed: str) -> RegisteredClaims:
+def parse_claims(text: str, name: str, changed: str) -> RegisteredClaims:
     """Parse the claims in a YAML text. Raises RecipeError listing every problem."""
     try:
         file = ClaimFile.model_validate(yaml_file.parse_mapping(text, name))
@@ -134,7 +134,7 @@ def read_claims(path: Path) -> RegisteredClaims:
     """Read the claims in a YAML file. Raises RecipeError listing every problem."""
     yaml_file.read(path)  # raises for a file that is missing, too large, or not a mapping
     changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
-    return claims_of(path.read_text(encoding="utf-8"), str(path), changed)
+    return parse_claims(path.read_text(encoding="utf-8"), str(path), changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class ClaimResult:
         }
 
 
-def assess(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
+def evaluate_claims(outcomes: Outcomes, file: ClaimFile) -> list[ClaimResult]:
     """Test each claim on each pool, corrected over the family.
 
     A claim enters with the smaller of its two p-values, held and refuted: the family-wise error rate is at most
@@ -248,8 +248,8 @@ def _seeds(outcomes: Outcomes, claim: Claim, pool: str) -> list[int]:
             raise _UntestableError(f"{name}: no run of {', '.join(absent)}")
         common = set(outcomes.seeds(name, *claim.named_arms))
         seeds = common if seeds is None else seeds & common
-    if seeds is None or len(seeds) < FEWEST:
-        raise _UntestableError(f"{len(seeds or ())} seeds, at least {FEWEST} are needed")
+    if seeds is None or len(seeds) < MIN_VALUES:
+        raise _UntestableError(f"{len(seeds or ())} seeds, at least {MIN_VALUES} are needed")
     return sorted(seeds)
 
 

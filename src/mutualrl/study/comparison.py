@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mutualrl.storage.files import JsonObject
-from mutualrl.study.claims import ClaimResult, RegisteredClaims, assess, difference, verdict_counts
+from mutualrl.study.claims import ClaimResult, RegisteredClaims, difference, evaluate_claims, verdict_counts
 from mutualrl.study.outcomes import ALL, Outcomes
-from mutualrl.study.statistics import FEWEST, Estimate
+from mutualrl.study.statistics import MIN_VALUES, Estimate
 
 SIGNALS = ("entropy", "kl")
 #: costs of an arm, and their column titles
@@ -76,7 +76,7 @@ def compare(
         beside={pool: _levels(outcomes, pool, _other_columns(outcomes, pool)) for pool in outcomes.pools},
         differences={pool: _differences(outcomes, pool, references[pool]) for pool in outcomes.pools},
         budget={pool: _budget(outcomes, pool, references[pool]) for pool in outcomes.pools},
-        claims=() if registered is None else assess(outcomes, registered.file),
+        claims=() if registered is None else evaluate_claims(outcomes, registered.file),
         registered=registered,
         notes=all_notes,
     )
@@ -89,7 +89,7 @@ def _reference(outcomes: Outcomes, pool: str, requested: str | None) -> str:
 
 def _few_seeds(outcomes: Outcomes, registered: RegisteredClaims | None) -> Iterator[str]:
     """Yield a note on arms with fewer seeds than the claims declare, or than an interval needs."""
-    declared = FEWEST if registered is None else registered.file.seeds
+    declared = MIN_VALUES if registered is None else registered.file.seeds
     reason = "declared" if registered is not None else "needed for an interval to decide"
     for pool in outcomes.pools:
         by_count: dict[int, list[str]] = {}
@@ -259,7 +259,7 @@ def _claim_table(compared: Compared) -> str:
 def _level(estimate: Estimate | None) -> str:
     if estimate is None:
         return ""
-    if estimate.n < FEWEST:
+    if estimate.n < MIN_VALUES:
         return f"{estimate.mean:.3f}"
     return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 

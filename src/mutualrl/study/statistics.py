@@ -14,7 +14,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 ALPHA = 0.025  # per one-sided test: two-sided 95 % intervals
-FEWEST = 3  # values per test; with fewer, p = 1
+MIN_VALUES = 3  # values per test; with fewer, p = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Estimate:
 
     def p_above(self, bound: float = 0.0) -> float:
         """Return the p-value against "the mean is at most `bound`"; 1 for fewer than three values."""
-        if self.n < FEWEST:
+        if self.n < MIN_VALUES:
             return 1.0
         if self.standard_error == 0.0:
             return 0.0 if self.mean > bound else 1.0
@@ -66,7 +66,7 @@ class Estimate:
 
     def p_below(self, bound: float = 0.0) -> float:
         """Return the p-value against "the mean is at least `bound`"; 1 for fewer than three values."""
-        if self.n < FEWEST:
+        if self.n < MIN_VALUES:
             return 1.0
         if self.standard_error == 0.0:
             return 0.0 if self.mean < bound else 1.0
@@ -86,7 +86,7 @@ class Estimate:
         """Return Hedges' g of paired differences, (g, low, high): mean / sd, times the small-sample correction (gamma
         form); its interval inverts the noncentral t. None for fewer than three values, and if they are so nearly equal
         that scipy has no interval."""
-        if self.n < FEWEST or not self.standard_deviation > 0.0:
+        if self.n < MIN_VALUES or not self.standard_deviation > 0.0:
             return None
         df = self.n - 1
         correction = math.exp(special.gammaln(df / 2) - special.gammaln((df - 1) / 2)) / math.sqrt(df / 2)

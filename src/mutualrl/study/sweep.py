@@ -30,7 +30,15 @@ from mutualrl.study.comparison import Compared
 from mutualrl.study.outcomes import of_distillation, of_run
 from mutualrl.study.sweep_directory import SWEEP, beside, outcome_file, stored_grid, write_results
 from mutualrl.study.sweep_file import Piece, Sweep
-from mutualrl.study.sweep_plan import Plan, cores_of, identity, minutes_of, most_jobs, planned, require_room
+from mutualrl.study.sweep_plan import (
+    Plan,
+    cores_needed,
+    estimate_minutes,
+    identity,
+    max_jobs,
+    planned,
+    require_capacity,
+)
 
 LOCK = ".sweep.lock"
 _POLL_SECONDS = 0.1
@@ -57,14 +65,14 @@ class SweepEnd:
     why: str = field(default="")
 
 
-def carry_out(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> SweepEnd:
+def run_sweep(sweep: Sweep, root: Path, jobs: int | None, console: Console) -> SweepEnd:
     """Run the missing pieces, then write the results. A signal stops the pieces; the same command resumes the sweep.
 
     Raises UsageError (directory of another sweep, no disk space), RunDirectoryError (a sweep is running in it),
     RunInterruptedError.
     """
     plan = planned(sweep, root, jobs)
-    require_room(plan, root, sweep.file.budget.gigabytes)
+    require_capacity(plan, root, sweep.file.budget.gigabytes)
     root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(hold(root / LOCK, f"{root} (a sweep)"))
@@ -110,7 +118,7 @@ class _Scheduler:
         self.failed: dict[str, str] = {}
         self.seconds = dict(plan.seconds)
         self.owners = Counter[int](dict.fromkeys(_cores(), 0))
-        self.limit = plan.jobs or most_jobs(sweep)
+        self.limit = plan.jobs or max_jobs(sweep)
         self.announced: set[Piece] = set()
 
     def run(self, request: StopSignals) -> str:
@@ -134,7 +142,7 @@ class _Scheduler:
         the waiting pieces."""
         held_elsewhere = False
         for piece in list(self.waiting):
-            need = cores_of(self.sweep, piece)
+            need = cores_needed(self.sweep, piece)
             if len(self.running) >= self.limit or not (self._has_room(need) or self.plan.jobs):
                 break
             if not all(other in self.done for other in _sources(self.sweep, piece)):
@@ -175,7 +183,13 @@ class _Scheduler:
         else:
             self.failed[str(ended.piece)] = problem
         count = f"{len(self.done) + len(self.failed)}/{len(self.sweep.pieces)}"
-        _report(self.console, ended, problem, count, minutes_of(self.sweep, self.waiting, self.seconds, self.plan.jobs))
+        _report(
+            self.console,
+            ended,
+            problem,
+            count,
+            estimate_minutes(self.sweep, self.waiting, self.seconds, self.plan.jobs),
+        )
 
     def _stop(self, request: StopSignals) -> None:
         """Terminate the pieces and wait while each saves a checkpoint. A further signal is forwarded and ends them

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mutualrl.errors import FileDamagedError, UsageError
 from mutualrl.storage.files import JsonObject, read_checksummed, write_atomic, write_json
-from mutualrl.study.claims import RegisteredClaims, claims_of
+from mutualrl.study.claims import RegisteredClaims, parse_claims
 from mutualrl.study.comparison import Compared, compare, markdown
 from mutualrl.study.outcomes import Outcome, Outcomes
 from mutualrl.study.sweep_file import Grid, Piece, Sweep
@@ -55,7 +55,7 @@ def stored_grid(root: Path) -> Grid:
 def registered_claims(root: Path) -> RegisteredClaims | None:
     """Return the claims that the sweep in a directory began with; None if there were none."""
     stored = (read_checksummed(root / SWEEP, root=root) or {}).get("claims")
-    return None if stored is None else claims_of(stored["text"], stored["name"], stored["changed"])
+    return None if stored is None else parse_claims(stored["text"], stored["name"], stored["changed"])
 
 
 def compared(root: Path, claims: RegisteredClaims | None = None, reference: str | None = None) -> Compared:

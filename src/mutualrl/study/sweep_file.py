@@ -29,13 +29,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mutualrl.distillation.settings import settings_of
+from mutualrl.distillation.settings import parse_settings
 from mutualrl.errors import RecipeError
 from mutualrl.recipes import Recipe, Request, resolve, yaml_file
 from mutualrl.recipes.differences import changed_keys
 from mutualrl.regimes import baseline
 from mutualrl.study.claims import RegisteredClaims, read_claims
-from mutualrl.tiny import located
+from mutualrl.tiny import resolve_path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,+_'-]{0,63}")
 SEEDS = 1000  # at most
@@ -118,7 +118,7 @@ class SweepFile(_Section):
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
     @property
-    def compared_with(self) -> str:
+    def reference_arm(self) -> str:
         """Return the reference arm: the first if none is named."""
         return self.reference or next(iter(self.arms))
 
@@ -195,7 +195,7 @@ class Sweep:
     @property
     def grid(self) -> Grid:
         """Return the grid of pools, arms and seeds."""
-        return Grid(self.file.pools, tuple(self.file.arms), self.file.seed_list, self.file.compared_with)
+        return Grid(self.file.pools, tuple(self.file.arms), self.file.seed_list, self.file.reference_arm)
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -228,7 +228,7 @@ def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
     for name, arm in file.arms.items():
         try:
             if arm.distill is not None:
-                settings_of("trained", 0, _assignments(arm.settings))
+                parse_settings("trained", 0, _assignments(arm.settings))
                 continue
             for pool in file.pools:
                 assignments = tuple(_assignments({**file.settings, **arm.settings}))
@@ -237,7 +237,7 @@ def _resolved(file: SweepFile, path: Path) -> dict[tuple[str, str], Recipe]:
             problems += [f"{path}: arm {name!r}: {problem}" for problem in error.problems]
     if problems:
         raise RecipeError(problems)
-    reference = file.arms[file.compared_with].distill or file.compared_with
+    reference = file.arms[file.reference_arm].distill or file.reference_arm
     for (pool, name), recipe in recipes.items():
         problems += _beyond_the_factor(file, name, recipe, recipes[pool, reference])
         problems += _not_to_distill(file, name, recipe)
@@ -271,7 +271,7 @@ def _beyond_the_factor(file: SweepFile, name: str, recipe: Recipe, reference: Re
     if not changed:
         return []
     return [
-        f"arm {name!r} differs from {file.compared_with!r} in more than its regime: {', '.join(changed)}; "
+        f"arm {name!r} differs from {file.reference_arm!r} in more than its regime: {', '.join(changed)}; "
         f"if this is intended, write differs: [{', '.join(changed)}] under the arm"
     ]
 
@@ -324,6 +324,6 @@ def weights_of(recipe: Recipe) -> int | None:
 
 
 def _weights(model: str) -> int | None:
-    directory = Path(located(model))
+    directory = Path(resolve_path(model))
     sizes = [path.stat().st_size for path in directory.glob("*.safetensors")] if directory.is_dir() else []
     return sum(sizes) or None

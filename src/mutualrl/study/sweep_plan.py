@@ -56,8 +56,8 @@ def planned(sweep: Sweep, root: Path, jobs: int | None) -> Plan:
             missing.append(piece)
         else:
             seconds[piece] = float(value["seconds"])
-    size = _bytes(sweep, root, list(seconds), missing, jobs or most_jobs(sweep))
-    return Plan(seconds, tuple(missing), jobs, minutes_of(sweep, missing, seconds, jobs), size)
+    size = _bytes(sweep, root, list(seconds), missing, jobs or max_jobs(sweep))
+    return Plan(seconds, tuple(missing), jobs, estimate_minutes(sweep, missing, seconds, jobs), size)
 
 
 def identity(sweep: Sweep, piece: Piece) -> list[str]:
@@ -65,7 +65,7 @@ def identity(sweep: Sweep, piece: Piece) -> list[str]:
     return [*sweep.command(piece, Path()), *sweep.evaluation(piece, Path())]
 
 
-def cores_of(sweep: Sweep, piece: Piece) -> int:
+def cores_needed(sweep: Sweep, piece: Piece) -> int:
     """Return the number of single-threaded processes of a piece."""
     if sweep.file.arms[piece.arm].distill is not None:
         return 1
@@ -73,16 +73,16 @@ def cores_of(sweep: Sweep, piece: Piece) -> int:
     return len(recipe.policies) * (recipe.launch.processes or 1)
 
 
-def most_jobs(sweep: Sweep) -> int:
+def max_jobs(sweep: Sweep) -> int:
     """Return the maximum number of pieces in parallel: one with GPUs, which a run divides among its policies; else as
     many of the smallest piece as the cores allow."""
     machine = this_machine()
     if machine.gpus:
         return 1
-    return max(1, machine.cores // min(cores_of(sweep, piece) for piece in sweep.pieces))
+    return max(1, machine.cores // min(cores_needed(sweep, piece) for piece in sweep.pieces))
 
 
-def minutes_of(
+def estimate_minutes(
     sweep: Sweep, missing: Sequence[Piece], seconds: Mapping[Piece, float], jobs: int | None
 ) -> float | None:
     """Estimate the minutes of the missing pieces: each takes the median of its pool and arm, else of all pieces."""
@@ -92,7 +92,7 @@ def minutes_of(
     total = 0.0
     for piece in missing:
         similar = [each for other, each in seconds.items() if (other.pool, other.arm) == (piece.pool, piece.arm)]
-        fraction = 1 / jobs if jobs else min(1.0, cores_of(sweep, piece) / cores)
+        fraction = 1 / jobs if jobs else min(1.0, cores_needed(sweep, piece) / cores)
         total += fraction * statistics.median(similar or seconds.values())
     return total / 60
 
@@ -117,7 +117,7 @@ def _size(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def require_room(plan: Plan, root: Path, gigabytes: float | None) -> None:
+def require_capacity(plan: Plan, root: Path, gigabytes: float | None) -> None:
     """Raise UsageError if the missing pieces do not fit on the disk, or all pieces in the budget."""
     if plan.bytes is None:
         return

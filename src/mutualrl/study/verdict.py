@@ -12,7 +12,7 @@ from mutualrl.regimes import at_level, baseline
 from mutualrl.reporting.comparability import Comparison
 from mutualrl.reporting.page import Verdict
 from mutualrl.reporting.run_reader import Run, part, policies_in
-from mutualrl.study.statistics import FEWEST, paired
+from mutualrl.study.statistics import MIN_VALUES, paired
 
 RUNNING = "running"
 FINISHED = "finished"
@@ -62,7 +62,7 @@ def _of_one(run: Run) -> Verdict:
     if commands:
         commands = (*commands, f"mutualrl report {_quoted(run)} {shlex.quote(directory)}")
     return Verdict(
-        answer, (f"One seed has no interval: {FEWEST} or more per arm show how certain a gain is.",), commands
+        answer, (f"One seed has no interval: {MIN_VALUES} or more per arm show how certain a gain is.",), commands
     )
 
 
@@ -99,9 +99,11 @@ def _difference(comparison: Comparison, arm: str, finals: dict[int, float], plai
     cautions = []
     if any(note.startswith("not matched") for note in comparison.notes):
         cautions.append("The arms differ in more than the regime: see the notes in the section below.")
-    decided = estimate.n >= FEWEST and not estimate.low <= 0 <= estimate.high
-    if estimate.n < FEWEST:
-        answer = f"{arm} minus {baseline().name}: {change}, seeds: {estimate.n}; {FEWEST} are needed for an interval."
+    decided = estimate.n >= MIN_VALUES and not estimate.low <= 0 <= estimate.high
+    if estimate.n < MIN_VALUES:
+        answer = (
+            f"{arm} minus {baseline().name}: {change}, seeds: {estimate.n}; {MIN_VALUES} are needed for an interval."
+        )
     else:
         result = "not decided"
         if decided:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mutualrl.errors import RewardError, UsageError
-from mutualrl.plugins import is_import_path, load_object, require_there
+from mutualrl.plugins import check_import_path, is_import_path, load_object
 from mutualrl.process.limits import time_limit
 from mutualrl.tasks.boxed import boxed_reward
 
@@ -40,7 +40,7 @@ def load_reward(path: str) -> Reward:
 def require_rewards(paths: str | Sequence[str]) -> None:
     """Raise UsageError if a reward function does not exist, as far as can be checked without running code."""
     for path in [paths] if isinstance(paths, str) else paths:
-        require_there(path, "task.reward", noun="function")
+        check_import_path(path, "task.reward", noun="function")
 
 
 def load_rewards(paths: str | Sequence[str]) -> list[Reward]:
@@ -56,7 +56,7 @@ def wrap_errors(function: Reward, name: str, on_call: Callable[[str], None] = la
         @functools.wraps(function)
         async def later(*args: object, **kwargs: object) -> Any:
             on_call(name)
-            with naming(f"reward function {name}"):
+            with named_errors(f"reward function {name}"):
                 return await function(*args, **kwargs)
 
         return later
@@ -64,7 +64,7 @@ def wrap_errors(function: Reward, name: str, on_call: Callable[[str], None] = la
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
         on_call(name)
-        with naming(f"reward function {name}"):
+        with named_errors(f"reward function {name}"):
             return function(*args, **kwargs)
 
     return call
@@ -78,7 +78,7 @@ def is_async(function: Reward) -> bool:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def named_errors(what: str) -> Iterator[None]:
     """Convert an exception of the user's code to a RewardError that names the function and the line."""
     try:
         yield

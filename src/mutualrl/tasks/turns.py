@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mutualrl.errors import UsageError
-from mutualrl.plugins import load_object, require_there
-from mutualrl.tasks.rewards import naming
+from mutualrl.plugins import check_import_path, load_object
+from mutualrl.tasks.rewards import named_errors
 
 #: why a regime that shares texts does not support rollouts of several turns
 NOT_SHARED = (
@@ -23,9 +23,9 @@ Tool = Callable[..., Any]
 def require_turns(environment: str | None, tools: Sequence[str]) -> None:
     """Raise UsageError if an environment or a tool does not exist, as far as can be checked without running code."""
     if environment is not None:
-        require_there(environment, "task.environment", noun="class")
+        check_import_path(environment, "task.environment", noun="class")
     for path in tools:
-        require_there(path, "task.tools", noun="function")
+        check_import_path(path, "task.tools", noun="function")
 
 
 def require_one_turn(environment: str | None, tools: Sequence[str], command: str) -> None:
@@ -78,7 +78,7 @@ def load_tools(paths: Sequence[str]) -> list[Tool]:
     return tools
 
 
-def told_tools(tools: Sequence[Tool], environment: Environment | None) -> list[Tool]:
+def visible_tools(tools: Sequence[Tool], environment: Environment | None) -> list[Tool]:
     """Return the tools described to a model: the functions, and the public methods of an environment except `reset`
     and `get_reward`, as TRL finds them."""
     if environment is None:
@@ -95,7 +95,7 @@ def _with_named_errors(environment: type) -> type:
     """Return a subclass whose `reset` raises RewardErrors that name the environment."""
 
     def reset(self: Any, **row: Any) -> Any:
-        with naming(f"environment {environment.__name__}"):
+        with named_errors(f"environment {environment.__name__}"):
             return environment.reset(self, **row)  # type: ignore[attr-defined]
 
     return type(environment.__name__, (environment,), {"reset": reset, "__module__": environment.__module__})

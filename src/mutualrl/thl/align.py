@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mutualrl.errors import AlignmentError, TextMismatchError, TraceError
-from mutualrl.thl.offsets import Bools, TokenSpans, place_any, place_tokens, utf8
-from mutualrl.thl.paper import paper_units, straddles
+from mutualrl.thl.offsets import Bools, TokenSpans, locate_any, locate_tokens, utf8
+from mutualrl.thl.paper import has_straddling_tokens, paper_units
 from mutualrl.thl.table import Ints, TokenTable, table_of
 from mutualrl.thl.text import encode_in_context, end_id
 from mutualrl.thl.transfer import AlignedValues, transfer
@@ -136,7 +136,11 @@ def align_logprobs(
     _check_choices(anchor, unit, bound)
     rule: Anchor = anchor
     if anchor == "paper-fallback":
-        rule = "word" if straddles(text, source_tokenizer) or straddles(text, target_tokenizer) else "paper"
+        rule = (
+            "word"
+            if has_straddling_tokens(text, source_tokenizer) or has_straddling_tokens(text, target_tokenizer)
+            else "paper"
+        )
     data = utf8(text)
     source = _side(source_ids, table_of(source_tokenizer), data, _eos_ids(source_tokenizer, source_eos_ids))
     ids = source.ids
@@ -187,8 +191,8 @@ def _side(token_ids: Sequence[int], table: TokenTable, data: bytes, eos_ids: Col
     """Place ids on the text that they decode to. A final EOS is not text, whatever its token type."""
     ids = table.check(token_ids)
     if not len(ids) or int(ids[-1]) not in eos_ids:
-        return _Side(ids, table, place_tokens(ids, table, data), False)
-    return _Side(ids, table, _with_eos(place_tokens(ids[:-1], table, data)), True)
+        return _Side(ids, table, locate_tokens(ids, table, data), False)
+    return _Side(ids, table, _with_eos(locate_tokens(ids[:-1], table, data)), True)
 
 
 def _with_eos(placed: TokenSpans) -> TokenSpans:
@@ -223,7 +227,7 @@ def _target(
         encoded, _ = encode_in_context(text, tokenizer)
         last = np.array([end_id(tokenizer)] if ended else [], dtype=np.int64)
     body = np.array(encoded, dtype=np.int64)
-    placed = place_any(body, table, data)
+    placed = locate_any(body, table, data)
     return _Side(np.concatenate((body, last)), table, _with_eos(placed) if ended else placed, ended)
 
 

@@ -71,11 +71,11 @@ def token_offsets(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, text: 
     table = table_of(tokenizer)
     array = table.check(ids)
     data = table.read(array)[0] if text is None else utf8(text)
-    placed = place_tokens(array, table, data)
+    placed = locate_tokens(array, table, data)
     return np.stack((placed.starts, placed.ends), axis=1)
 
 
-def place_tokens(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
+def locate_tokens(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
     """Place tokens on the text `data` that they decode to, with or without the space that some decoders strip.
 
     Raises TextMismatchError when they decode to another text.
@@ -113,15 +113,15 @@ def _difference(decoded: bytes, data: bytes) -> str:
     )
 
 
-def place_any(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
+def locate_any(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
     """Place a tokenizer's tokens of the text `data`, whether or not they encode it exactly."""
     try:
-        return place_tokens(ids, table, data)
+        return locate_tokens(ids, table, data)
     except TextMismatchError:
-        return place_changed(ids, table, data)
+        return locate_changed(ids, table, data)
 
 
-def place_changed(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
+def locate_changed(ids: Ints, table: TokenTable, data: bytes) -> TokenSpans:
     """Place the tokens of a tokenizer that changed the text: unchanged bytes keep their position, others are marked.
 
     A token is `changed` unless all its bytes are in the text; a byte of the text is `lost` unless a token has it.

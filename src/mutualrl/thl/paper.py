@@ -42,7 +42,7 @@ def word_map(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], 
     return full_ids, words
 
 
-def straddles(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+def has_straddling_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a token of the whole text belongs to two words, so that the text encoded word by word, as in
     the map, differs from the text encoded as a whole (paper, Appendix "THL pseudocode", first paragraph)."""
     ends = [0, *(end for _, end in word_spans(text, "word"))]

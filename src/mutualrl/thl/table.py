@@ -157,7 +157,7 @@ def table_of(tokenizer: PreTrainedTokenizerBase) -> TokenTable:
     return cached.table
 
 
-def known_table(tokenizer: PreTrainedTokenizerBase) -> TokenTable | None:
+def find_table(tokenizer: PreTrainedTokenizerBase) -> TokenTable | None:
     """Return the table of a tokenizer, or None when it is slow or has an unknown decoder."""
     try:
         return table_of(tokenizer)

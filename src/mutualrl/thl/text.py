@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mutualrl.errors import TokenizerError
 from mutualrl.thl.offsets import utf8
-from mutualrl.thl.table import control_ids, known_table
+from mutualrl.thl.table import control_ids, find_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ def decode_completion(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBa
     The ids are decoded after an anchor: alone, a SentencePiece completion would lose its first space.
     Invalid byte sequences become U+FFFD, as in transformers.
     """
-    table = known_table(tokenizer)
+    table = find_table(tokenizer)
     special = control_ids(tokenizer) if table is None else table.names.keys()
     ids = [i for i in token_ids if i not in special]
     anchor, alone = _anchor(tokenizer, _ANCHORS[0])
@@ -142,7 +142,7 @@ def _encode_after_anchors(text: str, tokenizer: PreTrainedTokenizerBase) -> Iter
 def _split_controls(text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Split `text` after the first character of every spelled-out control token that `ids` contain as a control
     token."""
-    table = known_table(tokenizer)
+    table = find_table(tokenizer)
     names = set() if table is None else {table.names[i] for i in ids if i in table.names and len(table.names[i]) > 1}
     cuts = [0]
     if names:
@@ -153,7 +153,7 @@ def _split_controls(text: str, ids: Sequence[int], tokenizer: PreTrainedTokenize
 
 def _is_exact(ids: list[int], text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether `decode_completion` of `ids` equals `text`, by the token table or, without one, the decoder."""
-    table = known_table(tokenizer)
+    table = find_table(tokenizer)
     if table is None:
         return decode_completion(ids, tokenizer) == text
     return table.raw(ids) == text.encode()

@@ -17,6 +17,6 @@ def path_of(name: str) -> Path:
     return Path(__file__).parent / "models" / name
 
 
-def located(model: str) -> str:
+def resolve_path(model: str) -> str:
     """Return what transformers loads for `model`: a directory of the package for `tiny:NAME`, else `model` itself."""
     return str(path_of(model.removeprefix(PREFIX))) if model.startswith(PREFIX) else model

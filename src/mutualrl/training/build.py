@@ -33,19 +33,19 @@ from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.rundir import RunDirectory
 from mutualrl.tasks.prompting import prompt_ids
 from mutualrl.tasks.rewards import load_rewards
-from mutualrl.tasks.turns import load_environment, load_tools, told_tools
-from mutualrl.tiny import located
+from mutualrl.tasks.turns import load_environment, load_tools, visible_tools
+from mutualrl.tiny import resolve_path
 from mutualrl.training.adapters import lora_config
 from mutualrl.training.config import grpo_config
 from mutualrl.training.data import as_dataset, within_limit
 from mutualrl.training.models import load_tokenizers
 from mutualrl.training.peers import PeerLink
 from mutualrl.training.rescues import RescueLog
-from mutualrl.training.safe_deepspeed import keep_loads_safe
+from mutualrl.training.safe_deepspeed import enforce_weights_only_load
 from mutualrl.training.sharing import Sharing, publish_schema
 from mutualrl.training.trackers import tracker_keys
 from mutualrl.training.trainer import MutualGRPOTrainer
-from mutualrl.training.vllm_generation import engine_turn, hear_steps, prepare_vllm
+from mutualrl.training.vllm_generation import engine_turn, on_engine_step, prepare_vllm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,7 +91,7 @@ def build_trainer(
         trackers=tracker_keys(recipe, run, policy),
     )
     if allocation.strategy != "ddp":
-        keep_loads_safe()
+        enforce_weights_only_load()
     prepare_vllm(recipe.trainer_settings(policy), cpu=cpu)
     spec = get_regime(recipe.regime_name)
     sharing = Sharing(
@@ -113,7 +113,7 @@ def build_trainer(
         solutions=solutions(recipe, policy, prompts),
         rescues=RescueLog(run.policy(policy).rescues),
     )
-    model = located(recipe.policy(policy).model)
+    model = resolve_path(recipe.policy(policy).model)
     start_in_turn = engine_turn(
         recipe.trainer_settings(policy),
         run.root / "supervisor" / "engines.lock",
@@ -137,7 +137,7 @@ def build_trainer(
     rows = prompt_ids([p.content for p in prompts], tokenizers[policy], trainer.chat_template_kwargs)
     check_vocabulary(trainer.model, max(max(row) for row in rows))
     _warn_context_length(policy, trainer, max(map(len, rows)))
-    hear_steps(trainer, sharing.link.advance)
+    on_engine_step(trainer, sharing.link.advance)
     trainer.remove_callback(PrinterCallback)  # metrics.jsonl has every step
     return BuiltTrainer(trainer, sharing, validation)
 
@@ -201,7 +201,7 @@ def _fitting(
     """Return the training and validation prompts within the token limit for every policy, with the tool descriptions
     counted."""
     limit = recipe.task.max_prompt_tokens
-    tools = {"tools": told_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
+    tools = {"tools": visible_tools(turns["tools"], turns.get("environment_factory"))} if turns else {}
     readers = []
     for name, tokenizer in tokenizers.items():
         template = recipe.trainer_settings(name).get("chat_template_kwargs") or {}

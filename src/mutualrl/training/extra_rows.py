@@ -34,12 +34,12 @@ from mutualrl.training.trl_compat import (
     has_trl_loss,
     log_value,
     mini_batch_of_round,
+    no_grad_sync,
     policy_loss,
     position_in_round,
-    surrogate_alone,
+    surrogate_only,
     token_logps,
     tokenizer_of,
-    unsynchronised,
 )
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class ExtraRows:
         values = []
         for term in self._terms:
             for chunk in self._chunks(term, step, micro):
-                with unsynchronised(self._trainer.accelerator, model):
+                with no_grad_sync(self._trainer.accelerator, model):
                     loss = self._chunk_loss(model, term, chunk, step, micro, inputs)
                     backward(self._trainer.accelerator, loss)
                 values.append(loss.detach())
@@ -244,7 +244,7 @@ class ExtraRows:
         batch["advantages"] *= self._pool_factors(step, micro, inputs, chunk).extra
         items = inputs["num_items_in_batch"] + self._tokens(self._pooled_rows())
         if isinstance(term.bound, PPO):
-            with surrogate_alone(self._trainer, term.bound.delta):
+            with surrogate_only(self._trainer, term.bound.delta):
                 loss = policy_loss(self._trainer, model, {**batch, "num_items_in_batch": items})
         else:
             loss = self._bounded_loss(model, term.bound, batch, items, mini_batch_of_round(self._trainer))

@@ -59,7 +59,7 @@ class PeerLink:
         newest = self._newest(round_index, before)
         late: dict[int, dict[str, Shard]] = {}
         for peer, last in newest.items():
-            for number in range(max(0, self.first_wanted(peer, round_index)), last + 1):
+            for number in range(max(0, self.first_needed(peer, round_index)), last + 1):
                 late.setdefault(number, {})[peer] = self._reread(peer, number)
         current = late.pop(round_index, {})
         lags = {peer: round_index - last for peer, last in newest.items()}
@@ -70,7 +70,7 @@ class PeerLink:
         read = self.reads.newest(peer, round_index - 1)
         return round_index - 1 if read is None else read
 
-    def first_wanted(self, peer: str, round_index: int) -> int:
+    def first_needed(self, peer: str, round_index: int) -> int:
         """Return the first round of a peer to be read by a policy that resumes with this round."""
         return max(self.last_read(peer, round_index) + 1, round_index - self.staleness)
 

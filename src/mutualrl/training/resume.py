@@ -13,12 +13,12 @@ from mutualrl.console.lines import notify
 from mutualrl.errors import ExchangeDamagedError, FileDamagedError, PlanMismatchError
 from mutualrl.recipes import Recipe
 from mutualrl.see import retention
-from mutualrl.see.location import records_of
-from mutualrl.storage.artifacts import FileSum
+from mutualrl.see.location import record_store
+from mutualrl.storage.artifacts import FileDigest
 from mutualrl.storage.checkpoints import CheckpointMarker, Checkpoints, oldest_needed
 from mutualrl.storage.files import write_atomic
 from mutualrl.storage.run_info import PolicyResult, Validation
-from mutualrl.storage.run_logs import LOGS, current_sums, log_paths, require_log
+from mutualrl.storage.run_logs import LOGS, current_sums, log_paths, verify_log
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
 from mutualrl.training.checkpointing import Checkpointer
 from mutualrl.training.sharing import Sharing
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer
 
 
-NOTHING = FileSum(0, hashlib.sha256().hexdigest())
+NOTHING = FileDigest(0, hashlib.sha256().hexdigest())
 
 
 class PolicyProgress:
@@ -52,7 +52,7 @@ class PolicyProgress:
                 needed = oldest_needed(
                     [self.run.policy(p.name).root for p in recipe.policies], recipe.exchange.staleness
                 )
-                retention.prune_rounds(records_of(self.run), self.policy, needed, recipe.run.keep_rounds)
+                retention.prune_rounds(record_store(self.run), self.policy, needed, recipe.run.keep_rounds)
 
         return Checkpointer(
             store=Checkpoints(self.run.policy(self.policy).root),
@@ -147,9 +147,9 @@ def cut_logs(files: PolicyFiles, marker: CheckpointMarker | None) -> None:
             if path.name in sums:
                 notify(f"{path} is missing: it restarts after step {0 if marker is None else marker.step}")
             continue
-        expected = FileSum(**sums.get(path.name, asdict(NOTHING)))
+        expected = FileDigest(**sums.get(path.name, asdict(NOTHING)))
         try:
-            require_log(path, expected)
+            verify_log(path, expected)
         except FileDamagedError as error:
             raise FileDamagedError(f"{error}; restore it, or delete it and lose these lines") from None
         with path.open("rb") as file:
@@ -161,7 +161,7 @@ def _require_rounds(sharing: Sharing, cursor: int) -> None:
     """Raise ExchangeDamagedError if a peer's rounds that a policy at round `cursor` needs were deleted."""
     link = sharing.link
     for peer in link.peers if sharing.spec.reads_peers else ():
-        rounds, wanted = link.exchange.rounds(peer), link.first_wanted(peer, cursor)
+        rounds, wanted = link.exchange.rounds(peer), link.first_needed(peer, cursor)
         if rounds and rounds[0] > wanted and not link.missing_peers.is_missing(peer, cursor):
             raise ExchangeDamagedError(
                 f"policy {link.policy!r} resumes from round {cursor} and needs rounds of {peer!r} from {wanted} on; "

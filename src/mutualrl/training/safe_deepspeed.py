@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def keep_loads_safe() -> None:
+def enforce_weights_only_load() -> None:
     """Replace `TorchCheckpointEngine.load` with `weights_only=True` loading that allows DeepSpeed's few classes."""
     import torch
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine

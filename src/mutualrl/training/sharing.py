@@ -27,7 +27,7 @@ from mutualrl.regimes import (
     get_regime,
     plain_state,
 )
-from mutualrl.regimes.advantages import success_share
+from mutualrl.regimes.advantages import success_rate
 from mutualrl.regimes.spec import needs_nothing
 from mutualrl.see import Exchange, Heartbeat, ReadLog, Shard
 from mutualrl.training.peers import PeerLink, PeerRounds
@@ -356,7 +356,7 @@ def capabilities(view: RoundView) -> dict[str, float]:
     own = [rollout.reward for rollout in view.rollouts if not rollout.prefix]
     peers = {} if len(own) < len(view.rollouts) else view.peers
     rewards = {view.learner: own, **{name: peer.column("reward") for name, peer in sorted(peers.items())}}
-    fractions = {name: success_share(values) for name, values in rewards.items()}
+    fractions = {name: success_rate(values) for name, values in rewards.items()}
     return {f"capability/{name}": fraction for name, fraction in fractions.items() if fraction is not None}
 
 

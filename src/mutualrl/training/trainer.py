@@ -111,7 +111,7 @@ class MutualGRPOTrainer(HookedGRPOTrainer):
         problems += [f"{key}: {problem}" for key, problem in spec.check(sharing.settings, settings)]
         if (stale := spec.staleness_problem(sharing.settings, sharing.link.staleness)) is not None:
             problems.append(f"staleness: {stale}")
-        problems += [f"regime.{key}: {problem}" for key, problem in spec.idle_settings(sharing.settings)]
+        problems += [f"regime.{key}: {problem}" for key, problem in spec.ineffective_settings(sharing.settings)]
         if spec.reads_peers and args.steps_per_generation % args.gradient_accumulation_steps:
             problems.append(
                 f"steps_per_generation ({args.steps_per_generation}) must be a multiple of "

@@ -362,7 +362,7 @@ def policy_loss(trainer: GRPOTrainer, model: Any, inputs: Inputs) -> torch.Tenso
 
 
 @contextmanager
-def surrogate_alone(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
+def surrogate_only(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
     """Temporarily reduce `policy_loss` to the two-sided surrogate: no KL, entropy or router term, no metrics. `delta`:
     its dual clip."""
     disabled = {
@@ -376,7 +376,7 @@ def surrogate_alone(trainer: GRPOTrainer, delta: float) -> Iterator[None]:
 
 
 @contextmanager
-def unsynchronised(accelerator: Accelerator, model: Any) -> Iterator[None]:
+def no_grad_sync(accelerator: Accelerator, model: Any) -> Iterator[None]:
     """Run forward and backward without synchronising gradients, as in all micro-batches of a step but the last."""
     state, before = accelerator.gradient_state, accelerator.sync_gradients
     state._set_sync_gradients(False)

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from mutualrl.engines.base import Sampling
-from mutualrl.engines.choice import engine_over
+from mutualrl.engines.choice import engine_from_model
 from mutualrl.records import Completion, Prompt
 from mutualrl.storage.run_info import Validation
 from mutualrl.tasks.boxed import boxed_reward
@@ -103,7 +103,7 @@ class Validator:
                 gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
             ) as model,
         ):
-            engine = engine_over(model, tokenizer_of(trainer), self._batch_size)
+            engine = engine_from_model(model, tokenizer_of(trainer), self._batch_size)
             ids = prompt_ids([p.content for p in prompts], tokenizer_of(trainer), trainer.chat_template_kwargs)
             groups = engine.generate_ids(ids, Sampling(max_new_tokens=trainer.max_completion_length))
         return [group[0] for group in groups]

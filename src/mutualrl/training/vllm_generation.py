@@ -20,7 +20,7 @@ from mutualrl.training.trl_compat import load_weights_into_engine, replaced, tok
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
-DEFAULT_MEMORY_SHARE = 0.3  # TRL's default
+DEFAULT_MEMORY_FRACTION = 0.3  # TRL's default
 GIB = 2**30
 
 
@@ -35,7 +35,7 @@ def vllm_keys(settings: Mapping[str, Any], policies_per_gpu: int, memory: float 
         return {}
     if settings.get("vllm_mode", "colocate") == "server":
         return {} if "vllm_group_port" in settings else {"vllm_group_port": free_port()}
-    share = float(settings.get("vllm_gpu_memory_utilization", DEFAULT_MEMORY_SHARE))
+    share = float(settings.get("vllm_gpu_memory_utilization", DEFAULT_MEMORY_FRACTION))
     return {"vllm_gpu_memory_utilization": share * memory if memory is not None else share / policies_per_gpu}
 
 
@@ -95,7 +95,7 @@ def keep_weights_loadable() -> None:
     utils.dispatch_cpu_unquantized_gemm = dispatch
 
 
-def hear_steps(trainer: GRPOTrainer, on_step: Callable[[], None]) -> None:
+def on_engine_step(trainer: GRPOTrainer, on_step: Callable[[], None]) -> None:
     """Call `on_step` before each step of the policy's engine: a long generation is progress."""
     if not trainer.use_vllm or trainer.vllm_mode != "colocate":
         return

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mutualrl.console.lines import notify
 from mutualrl.engines.model_files import model_digest
 from mutualrl.errors import DiskError, MutualRLError, RoundAbortedError, RunInterruptedError, exit_code_of
-from mutualrl.process.loading import importing
+from mutualrl.process.loading import fast_imports
 from mutualrl.process.parent_watch import watch_parent
 from mutualrl.process.repeating import Repeater
 from mutualrl.process.status import StatusReader
@@ -30,14 +30,14 @@ from mutualrl.see import Exchange, Heartbeat, WaitTimeouts
 from mutualrl.see.bucket import PROBE_SECONDS
 from mutualrl.see.checkpoint_copies import CheckpointCopies
 from mutualrl.see.liveness import LOADING
-from mutualrl.see.location import records_of
+from mutualrl.see.location import record_store
 from mutualrl.see.mirror import BEATS, Mirror
 from mutualrl.see.store import remote_store
 from mutualrl.storage.files import is_disk_failure, write_checksummed
 from mutualrl.storage.run_info import RunInfo
 from mutualrl.storage.run_logs import LOGS, current_sums
 from mutualrl.storage.rundir import PolicyFiles, RunDirectory
-from mutualrl.tiny import located
+from mutualrl.tiny import resolve_path
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -90,7 +90,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     rank = int(os.environ.get("RANK", "0"))
     if elsewhere and info.models.get(policy):
         base = recipe.policy(policy)
-        compare_models({policy: model_digest(located(base.model), base.revision)}, info.models)
+        compare_models({policy: model_digest(resolve_path(base.model), base.revision)}, info.models)
     if _is_alone(info, policy):
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)  # else accelerate wraps the model in DDP over one process
@@ -101,7 +101,7 @@ def work(run: RunDirectory, policy: str, attempt: int, stop: StopRequest, *, els
     heartbeat.set(LOADING)
     heartbeat.start()
     if recipe.bucket is not None and rank == 0:
-        heartbeat.repeat_to(exchange.store, recipe.bucket.heartbeat_seconds)
+        heartbeat.mirror_to(exchange.store, recipe.bucket.heartbeat_seconds)
     mirroring = _mirroring(run, recipe, info, exchange) if rank == 0 else None
     try:
         trainer = _build_and_train(run, recipe, policy, attempt, stop, info, exchange, heartbeat)
@@ -142,7 +142,7 @@ def _build_and_train(
 ) -> GRPOTrainer:
     """Build the trainer, train, and save model and result. Return the trainer, to shut down its process group."""
     rank = heartbeat.rank
-    with importing():
+    with fast_imports():
         from mutualrl.training.adapters import save_model
         from mutualrl.training.build import build_trainer, seed_policy
         from mutualrl.training.callback import MetricsCallback, StopCallback
@@ -207,7 +207,7 @@ def _exchange(run: RunDirectory, recipe: Recipe, info: RunInfo, policy: str, att
     timeouts = WaitTimeouts(section.peer_timeout, section.round_timeout, section.on_peer_loss, late_start=alone)
     status_reader = StatusReader(run.root)
     return Exchange(
-        records_of(run), policy, info.run_id, attempt=attempt, timeouts=timeouts, status_reader=status_reader
+        record_store(run), policy, info.run_id, attempt=attempt, timeouts=timeouts, status_reader=status_reader
     )
 
 

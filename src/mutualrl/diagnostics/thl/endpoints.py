@@ -8,7 +8,7 @@ from typing import Any
 
 from mutualrl.engines.base import ScoringEngine
 from mutualrl.errors import UsageError
-from mutualrl.process.loading import importing
+from mutualrl.process.loading import fast_imports
 from mutualrl.recipes.schema import HUB_ID, known_model
 from mutualrl.storage.files import user_path
 from mutualrl.tiny import PREFIX
@@ -51,18 +51,20 @@ class Endpoint:
 
     def tokenizer(self) -> Any:
         """Load the tokenizer. Raises ModelError when that fails."""
-        with importing():
+        with fast_imports():
             from mutualrl.engines.transformers_engine import load_tokenizer
-        from mutualrl.tiny import located
+        from mutualrl.tiny import resolve_path
 
-        return load_tokenizer(located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
+        return load_tokenizer(resolve_path(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
 
     def engine(self) -> ScoringEngine:
         """Load model and tokenizer. Raises ModelError when that fails."""
         from mutualrl.engines.choice import load_scoring_engine
-        from mutualrl.tiny import located
+        from mutualrl.tiny import resolve_path
 
-        return load_scoring_engine(located(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code)
+        return load_scoring_engine(
+            resolve_path(self.path), revision=self.revision, trust_remote_code=self.trust_remote_code
+        )
 
 
 def _has_weights(path: Path) -> bool:

@@ -18,7 +18,7 @@ from mutualrl.diagnostics.thl.endpoints import Endpoint
 from mutualrl.engines.base import ScoringEngine
 from mutualrl.errors import DataError, TextMismatchError
 from mutualrl.thl import Anchor, align_logprobs, has_cjk, retokenize
-from mutualrl.thl.offsets import TokenSpans, place_tokens, utf8
+from mutualrl.thl.offsets import TokenSpans, locate_tokens, utf8
 from mutualrl.thl.paper import tokenize
 from mutualrl.thl.table import table_of
 from mutualrl.thl.transfer import gather_units
@@ -60,7 +60,7 @@ class LazyModel:
         for encode in (tokenize, lambda text, tokenizer: list(retokenize(text, tokenizer).ids)):
             ids: list[int] = encode(text, self.tokenizer)
             try:
-                place_tokens(table.check(ids), table, utf8(text))
+                locate_tokens(table.check(ids), table, utf8(text))
             except TextMismatchError:
                 continue
             return ids
@@ -137,7 +137,7 @@ def unit_mass(
     data = utf8(text)
     table = table_of(tokenizer)
     edges = byte_positions(text, data, segment_ends(text, unit))
-    side = place_tokens(table.check(ids), table, data)
+    side = locate_tokens(table.check(ids), table, data)
     touch = segment_units(side, _NOTHING, edges, character_positions(data)).source
     return gather_units(touch, values, len(edges))
 

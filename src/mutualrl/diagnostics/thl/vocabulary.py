@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 #: a pair is unsafe when more than this fraction of either side's tokens cannot be placed
-UNSAFE_SHARE = 0.005
+MAX_UNPLACED_FRACTION = 0.005
 
 
 @dataclass
@@ -65,7 +65,7 @@ def check_vocabularies(
     """Return the check of one ordered pair: figures, `safe`, and the `reasons` when it is not.
 
     A pair is unsafe when a tokenizer is of an unsupported kind or has no end-of-sequence token, or when more than
-    `UNSAFE_SHARE` of either side's tokens cannot be placed on these texts.
+    `MAX_UNPLACED_FRACTION` of either side's tokens cannot be placed on these texts.
     """
     reasons = []
     for role, tokenizer in (("source", source), ("target", target)):
@@ -84,10 +84,10 @@ def check_vocabularies(
         on_text(1)
     for role, side in (("source", counts.source), ("target", counts.target)):
         fraction = _fraction(side.unplaced, side.tokens)
-        if fraction > UNSAFE_SHARE:
+        if fraction > MAX_UNPLACED_FRACTION:
             reasons.append(
                 f"{side.unplaced} of the {role}'s {side.tokens} tokens ({fraction:.1%}, expected at most "
-                f"{UNSAFE_SHARE:.1%}) cannot be placed: the target's tokenizer changes "
+                f"{MAX_UNPLACED_FRACTION:.1%}) cannot be placed: the target's tokenizer changes "
                 f"{counts.texts - counts.target.exact_texts} of these {counts.texts} texts"
             )
     return {"safe": not reasons, "reasons": reasons, "figures": _figures(counts, source, target)}
