@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,23 @@ def zero_ready() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@contextmanager
+def on_core(number: int) -> Iterator[None]:
+    """Start the processes of a block on one core, counted modulo the cores of this process. A policy has a thread per
+    core; threads of several processes on the same cores would wait for each other in busy loops."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(cores)[number % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def xdist_number() -> int:
+    """Return the number of this process of pytest-xdist."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -162,16 +180,17 @@ def cli_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Return a function that runs the command line in an empty directory: exit code, stdout and stderr."""
+    """Return a function that runs the command line in an empty directory, on one core: exit code, stdout, stderr."""
 
     def run(*arguments: str | Path, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "mutualrl", *map(str, arguments)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, "COLUMNS": "200", **environment},
-        )
+        with on_core(xdist_number()):
+            return subprocess.run(
+                [sys.executable, "-m", "mutualrl", *map(str, arguments)],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                env={**os.environ, "COLUMNS": "200", **environment},
+            )
 
     return run

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from buckets import answers, binary, free_port
-from conftest import PATIENCE, REPOSITORY
-from runs import SHORT, FinishedRun, on_core, wait_until
+from conftest import PATIENCE, REPOSITORY, on_core
+from runs import SHORT, FinishedRun, wait_until
 
 DOCKERFILE = REPOSITORY / "Dockerfile"
 COMPOSE = REPOSITORY / "compose.yaml"

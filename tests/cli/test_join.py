@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from buckets import Server, reachable, serving
-from conftest import PATIENCE, Cli
+from conftest import PATIENCE, Cli, on_core
 from mutualrl.recipes import templates
 from mutualrl.see import open_store
-from runs import SHORT, FinishedRun, Run, members, on_core, wait_until
+from runs import SHORT, FinishedRun, Run, members, wait_until
 
 SGT = ("--regime", "sgt", "--pool", "tiny")
 

@@ -103,17 +103,6 @@ class Run(FinishedRun):
 
 
 @contextmanager
-def on_core(number: int) -> Iterator[None]:
-    """Start the processes of a block on one core, counted round those that this process may use."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {sorted(before)[number % len(before)]})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@contextmanager
 def mounted(place: Path, options: str) -> Iterator[Path]:
     """Mount a small file system for as long as the block lasts; skip the test where that may not be done."""
     place.mkdir()

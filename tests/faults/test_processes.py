@@ -259,16 +259,15 @@ def test_a_stop_in_the_wait_leaves_no_trace(unbroken: FinishedRun, tmp_path: Pat
         started.end()
 
 
+def bob_on_two_ranks(directory: Path) -> tuple[str, ...]:
+    (directory / "devices.yaml").write_text("policies: {ada: {processes: 1}, bob: {processes: 2}}\n")
+    devices = str(directory / "devices.yaml")
+    return ("--device-map", devices, "--set", "trainer.per_device_train_batch_size=16")
+
+
 @pytest.mark.extended
-def test_a_frozen_rank_is_found_out_whichever_it_is(run: Callable[..., Run]) -> None:
-    started = run(
-        "--set",
-        "launch.processes=2",
-        "--set",
-        "run.peer_timeout=10.0",
-        "--set",
-        "trainer.per_device_train_batch_size=16",
-    )
+def test_a_frozen_rank_is_found_out_whichever_it_is(run: Callable[..., Run], tmp_path: Path) -> None:
+    started = run(*bob_on_two_ranks(tmp_path), "--set", "run.peer_timeout=10.0")
     started.until_training()
     workers = [p for p in members(started.path) if "mutualrl.training.worker" in p.cmdline()]
     (second,) = [p for p in workers if "--policy=bob" in p.cmdline() and p.environ()["RANK"] == "1"]
@@ -314,8 +313,16 @@ def test_what_a_worker_started_ends_with_it(run: Callable[..., Run], tmp_path: P
 def test_a_final_save_longer_than_the_time_out_is_no_frozen_policy(tmp_path: Path) -> None:
     """Of two ranks: the one that has nothing to write waits for the other, and goes on beating."""
     slow = {"PYTHONPATH": hooked(), "FAULT_SAVE": "15"}
-    sizes = ("--set", "launch.processes=2", "--set", "trainer.per_device_train_batch_size=16")
-    run = Run(tmp_path, *SHORT, *sizes, "--set", "run.peer_timeout=5.0", "--set", "run.max_restarts=0", **slow)
+    run = Run(
+        tmp_path,
+        *SHORT,
+        *bob_on_two_ranks(tmp_path),
+        "--set",
+        "run.peer_timeout=5.0",
+        "--set",
+        "run.max_restarts=0",
+        **slow,
+    )
     try:
         assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
         assert "frozen" not in run.errors.read_text()

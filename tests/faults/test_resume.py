@@ -34,16 +34,17 @@ TWICE = (
     "--set",
     "trainer.num_iterations=2",
 )
-DDP = ("--steps", "4", "--set", "round.prompts=16", "--set", "round.optimizer_steps=2", "--set", "launch.processes=2")
+DDP = ("--steps", "4", "--set", "round.prompts=16", "--set", "round.optimizer_steps=2", "--device-map", "DEVICES")
+DEVICES = "policies: {ada: {processes: 2}, bob: {processes: 1}}\n"
 
 #: what the run is, and the steps that its policies resume from
 CASES = {
     "within a generation batch, used twice, in the third epoch": ((*TWICE, "--data"), {"ada": 9, "bob": 6}),
-    "two ranks with adapters, naive pooling within a batch": (
-        (*DDP, "--set", "regime={name: prp, denominator: snapshot}", "--set", "lora.r=4", "--set", "lora.dropout=0.0"),
+    "two ranks and one, with adapters, naive pooling within a batch": (
+        ("--set", "regime={name: prp, denominator: snapshot}", "--set", "lora.r=4", "--set", "lora.dropout=0.0", *DDP),
         {"ada": 3, "bob": 1},
     ),
-    "ZeRO-3": ((*DDP, "--set", "launch.strategy=zero3"), {"ada": 3, "bob": 2}),
+    "ZeRO-3, two ranks and one": (("--set", "launch.strategy=zero3", *DDP), {"ada": 3, "bob": 2}),
     "adapters with dropout under xgrpo, one policy from its start": (
         (
             "--steps",
@@ -97,10 +98,13 @@ def test_a_resumed_run_is_the_unbroken_run(tiny: dict[str, Path], tmp_path: Path
             "--set",
             f"task.validation_data={own_data(tmp_path)}",
         )
+    (tmp_path / "devices.yaml").write_text(DEVICES)
+    arguments = tuple(str(tmp_path / "devices.yaml") if each == "DEVICES" else each for each in arguments)
+    devices = arguments[-2:] if "--device-map" in arguments else ()
     run = Run(tmp_path, *BASE, *arguments)
     assert run.process.wait(PATIENCE) == 0, run.errors.read_text()
     copy = rolled_back(run.path, tmp_path / "copy", steps)
-    done = cli("train", "--resume", "--run-dir", copy, "--json", timeout=PATIENCE)
+    done = cli("train", "--resume", "--run-dir", copy, "--json", *devices, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert {name: p["resumed_from"] for name, p in summary["policies"].items()} == {
